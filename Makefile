@@ -1,0 +1,45 @@
+# Two commands do everything: `make demo` and `make test`. Both set up what they need in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test check format bench docs clean
+
+demo: $(VENV)/.demo
+	@$(BIN)/warpwatch demo $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# One JSON object; each figure with the limit or the peer measured in the same run.
+bench: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m warpwatch.telemetry.catalogue > docs/metrics.md
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV)
+
+# The set-up speaks on standard error: `make demo ARGS=--json` prints nothing but JSON.
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	@$(BIN)/pip install --quiet --editable '.[demo]' --constraint constraints.txt >&2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@$(BIN)/pip install --quiet --editable '.[demo,dev]' --constraint constraints.txt >&2
+	@touch $@

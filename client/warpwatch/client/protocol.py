@@ -1,0 +1,258 @@
+"""The rendezvous protocol, version 1: layouts of ring and command file, and their codecs.
+
+Everything is little-endian. docs/protocol.md describes the same for shims in other languages.
+Both sides import this file, so it depends on nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from typing import Any, NamedTuple, Optional
+
+PROTOCOL_VERSION = 1
+
+# --- the ring: a header, then fixed-size records ------------------------------------------------
+
+RING_MAGIC = b"WWRING01"
+HEADER_SIZE = 4096
+RECORD_SIZE = 256
+RECORD_COUNT = 2048
+RING_SIZE = HEADER_SIZE + RECORD_SIZE * RECORD_COUNT
+MAX_RING_BYTES = 1 << 20
+MAX_PHASES = 16
+# "Not known" in a field that could also be 0.
+ABSENT = (1 << 64) - 1
+
+# magic, header size, record size, record count, pid, boot id, process start (ticks since boot),
+# created (wall ns), created (monotonic ns)
+IDENTITY = struct.Struct("<8sIIII16sQQQ")
+
+# Words that change; each is one aligned 8-byte store. Indices into the header as u64 words.
+WORD_HEARTBEAT = 8  # monotonic ns
+WORD_STEP_BEGUN = 9  # the step now begun on the CPU, plus 1; 0 before the first
+WORD_STEP_BEGUN_AT = 10  # monotonic ns
+WORD_RECORDS = 11  # records written so far; the newest has this sequence number
+WORD_ENDED = 12  # 1 after an exit in order
+WORDS = struct.Struct("<QQQQQ")
+
+# Two slots are written in turn, so that one is whole whenever the writer dies.
+# sequence, steps, newest step + 1, samples, tokens, step ns, ns of each phase; then the CRC.
+TOTALS = struct.Struct("<" + "Q" * (6 + MAX_PHASES))
+TOTALS_OFFSETS = (128, 320)
+CRC = struct.Struct("<I")
+# sequence, length, CRC of sequence, length and text; then the text: JSON, UTF-8.
+META = struct.Struct("<QII")
+META_OFFSETS = (512, 2304)
+META_SLOT_SIZE = 1792
+META_MAX_TEXT = META_SLOT_SIZE - META.size
+
+# sequence (from 1), type, flags, payload length, wall ns; payload; CRC of all before it.
+RECORD = struct.Struct("<QHHIQ")
+RECORD_MAX_PAYLOAD = RECORD_SIZE - RECORD.size - CRC.size
+RECORD_STEP = 1
+RECORD_PHASE = 2
+RECORD_EVENT = 3
+RECORD_MEMORY = 4
+FLAG_PROFILED = 1
+
+# step, duration ns, GPU ns, allocated bytes, samples, tokens; then ns of each phase by index
+STEP = struct.Struct("<QQQQQQ")
+PHASE = struct.Struct("<Q")
+# allocated, reserved, peak allocated (bytes), allocation retries, out-of-memory errors
+MEMORY = struct.Struct("<QQQQQ")
+
+# --- the command file ---------------------------------------------------------------------------
+
+COMMAND_MAGIC = b"WWCMD001"
+COMMAND_SIZE = 4096
+# magic, sequence, length, CRC of sequence and text; then the text: JSON, UTF-8.
+COMMAND = struct.Struct("<8sQII")
+COMMAND_SEQUENCE_OFFSET = 8
+COMMAND_MAX_TEXT = COMMAND_SIZE - COMMAND.size
+
+
+class ProtocolError(ValueError):
+    """Bytes that are not what the protocol says. ``reason`` is a short closed-set word."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Identity(NamedTuple):
+    pid: int
+    boot_id: bytes
+    process_start: int
+    created_wall_ns: int
+    created_monotonic_ns: int
+    record_count: int
+
+
+class Totals(NamedTuple):
+    sequence: int
+    steps: int
+    newest_step: Optional[int]
+    samples: int
+    tokens: int
+    duration_ns: int
+    phases_ns: tuple[int, ...]
+
+
+class Header(NamedTuple):
+    """A ring's header as read at one time. ``metadata_text`` is None before the first write."""
+
+    identity: Identity
+    heartbeat_ns: int
+    step_begun: Optional[int]
+    step_begun_ns: int
+    records: int
+    ended: bool
+    totals: Totals
+    metadata_sequence: int
+    metadata_text: Optional[bytes]
+
+
+class RecordHead(NamedTuple):
+    sequence: int
+    type: int
+    flags: int
+    wall_ns: int
+    payload: bytes
+
+
+def encode_identity(identity: Identity) -> bytes:
+    return IDENTITY.pack(
+        RING_MAGIC,
+        HEADER_SIZE,
+        RECORD_SIZE,
+        identity.record_count,
+        identity.pid,
+        identity.boot_id,
+        identity.process_start,
+        identity.created_wall_ns,
+        identity.created_monotonic_ns,
+    )
+
+
+def encode_totals(
+    sequence: int, steps: int, newest: int, samples: int, tokens: int, ns: int, phases: list[int]
+) -> bytes:
+    """``newest`` is the newest step plus 1 (0: none); ``phases`` has MAX_PHASES entries."""
+    body = TOTALS.pack(sequence, steps, newest, samples, tokens, ns, *phases)
+    return body + CRC.pack(zlib.crc32(body))
+
+
+def encode_metadata(sequence: int, metadata: dict[str, Any]) -> bytes:
+    """One metadata slot. Raises ProtocolError("metadata_size") when it does not fit."""
+    text = json.dumps(metadata, separators=(",", ":")).encode()
+    if len(text) > META_MAX_TEXT:
+        raise ProtocolError("metadata_size", f"metadata of {len(text)} bytes, at most {META_MAX_TEXT}")
+    crc = zlib.crc32(text, zlib.crc32(struct.pack("<QI", sequence, len(text))))
+    return META.pack(sequence, len(text), crc) + text
+
+
+def decode_header(data: bytes, size: int) -> Header:
+    """The header in the first HEADER_SIZE bytes of a ring of ``size`` bytes.
+
+    Raises ProtocolError with reason wrong_size, bad_magic or bad_header.
+    """
+    if len(data) < HEADER_SIZE:
+        raise ProtocolError("wrong_size", f"{len(data)} bytes are no header")
+    magic, header_size, record_size, count, *rest = IDENTITY.unpack_from(data)
+    if magic != RING_MAGIC:
+        raise ProtocolError("bad_magic", "not a ring of protocol version 1")
+    if header_size != HEADER_SIZE or record_size != RECORD_SIZE or not 0 < count <= 1 << 16:
+        raise ProtocolError("bad_header", f"sizes {header_size}, {record_size}, {count}")
+    if size != HEADER_SIZE + RECORD_SIZE * count or size > MAX_RING_BYTES:
+        raise ProtocolError("wrong_size", f"{size} bytes for {count} records")
+    heartbeat, begun, begun_ns, records, ended = WORDS.unpack_from(data, 8 * WORD_HEARTBEAT)
+    sequence, text = _newest_metadata(data)
+    return Header(
+        identity=Identity(rest[0], rest[1], rest[2], rest[3], rest[4], count),
+        heartbeat_ns=heartbeat,
+        step_begun=begun - 1 if begun else None,
+        step_begun_ns=begun_ns,
+        records=records,
+        ended=ended == 1,
+        totals=_newest_totals(data),
+        metadata_sequence=sequence,
+        metadata_text=text,
+    )
+
+
+def _newest_totals(data: bytes) -> Totals:
+    best: tuple[int, ...] = (0,) * (6 + MAX_PHASES)
+    for offset in TOTALS_OFFSETS:
+        end = offset + TOTALS.size
+        if zlib.crc32(data[offset:end]) == CRC.unpack_from(data, end)[0]:
+            best = max(best, TOTALS.unpack_from(data, offset))
+    newest = best[2] - 1 if best[2] else None
+    return Totals(best[0], best[1], newest, best[3], best[4], best[5], best[6:])
+
+
+def _newest_metadata(data: bytes) -> tuple[int, Optional[bytes]]:
+    best: tuple[int, Optional[bytes]] = (0, None)
+    for offset in META_OFFSETS:
+        sequence, length, crc = META.unpack_from(data, offset)
+        if sequence <= best[0] or length > META_MAX_TEXT:
+            continue
+        text = data[offset + META.size : offset + META.size + length]
+        if zlib.crc32(text, zlib.crc32(struct.pack("<QI", sequence, length))) == crc:
+            best = (sequence, text)
+    return best
+
+
+def record_offset(sequence: int, record_count: int = RECORD_COUNT) -> int:
+    """Where the record with this sequence number (from 1) lies in the file."""
+    return HEADER_SIZE + RECORD_SIZE * ((sequence - 1) % record_count)
+
+
+def encode_record(sequence: int, kind: int, flags: int, wall_ns: int, payload: bytes) -> bytes:
+    body = RECORD.pack(sequence, kind, flags, len(payload), wall_ns) + payload
+    return body + CRC.pack(zlib.crc32(body))
+
+
+def decode_record(data: bytes) -> RecordHead:
+    """One record of RECORD_SIZE bytes. Raises ProtocolError("bad_record") when it is torn."""
+    sequence, kind, flags, length, wall_ns = RECORD.unpack_from(data)
+    end = RECORD.size + length
+    if length > RECORD_MAX_PAYLOAD or zlib.crc32(data[:end]) != CRC.unpack_from(data, end)[0]:
+        raise ProtocolError("bad_record", f"record {sequence} has a wrong checksum")
+    return RecordHead(sequence, kind, flags, wall_ns, data[RECORD.size : end])
+
+
+def encode_event(event: str, fields: dict[str, Any]) -> bytes:
+    """An event's payload. A ``detail`` text that is too long is cut, nothing else ever is."""
+    fields = {"event": event, **fields}
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    while len(text) > RECORD_MAX_PAYLOAD and fields.get("detail"):
+        # ASCII-escaped JSON: one character can take up to 12 bytes, so cut and look again.
+        excess = len(text) - RECORD_MAX_PAYLOAD
+        fields["detail"] = fields["detail"][: -max(1, excess // 12)]
+        text = json.dumps(fields, separators=(",", ":")).encode()
+    return text[:RECORD_MAX_PAYLOAD]
+
+
+def encode_command(sequence: int, command: dict[str, Any]) -> bytes:
+    """A whole command file. Raises ProtocolError("command_size") when it does not fit."""
+    text = json.dumps(command, separators=(",", ":")).encode()
+    if len(text) > COMMAND_MAX_TEXT:
+        raise ProtocolError("command_size", f"command of {len(text)} bytes")
+    crc = zlib.crc32(text, zlib.crc32(struct.pack("<Q", sequence)))
+    return (COMMAND.pack(COMMAND_MAGIC, sequence, len(text), crc) + text).ljust(COMMAND_SIZE, b"\0")
+
+
+def decode_command(data: bytes) -> tuple[int, dict[str, Any]]:
+    """(sequence, command). Raises ProtocolError when it is torn or no command file."""
+    if len(data) != COMMAND_SIZE or data[:8] != COMMAND_MAGIC:
+        raise ProtocolError("bad_magic", "not a command file of protocol version 1")
+    _, sequence, length, crc = COMMAND.unpack_from(data)
+    text = data[COMMAND.size : COMMAND.size + min(length, COMMAND_MAX_TEXT)]
+    if zlib.crc32(text, zlib.crc32(struct.pack("<Q", sequence))) != crc:
+        raise ProtocolError("bad_command", "the checksum is wrong")
+    command = json.loads(text) if text else {}
+    if not isinstance(command, dict):
+        raise ProtocolError("bad_command", "the command is no object")
+    return sequence, command

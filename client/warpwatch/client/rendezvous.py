@@ -1,0 +1,81 @@
+"""Where shims and daemon meet: the folders, and who holds a lock.
+
+Only the daemon creates folders; a shim uses the first one whose ``daemon.lock`` is held by a
+daemon that it may trust.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+LOCK_FILE = "daemon.lock"
+RANKS = "ranks"
+COMMANDS = "commands"
+KINETO = "kineto"
+SYSTEM_DIR = "/run/warpwatch"
+SYSTEM_INBOX = "/var/lib/warpwatch/inbox"
+
+# struct flock of 64-bit Linux: type, whence, start, length, pid
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+class Folder(NamedTuple):
+    """A candidate folder. ``explicit``: named by WARPWATCH_DIR, so any owner's daemon will do."""
+
+    path: str
+    explicit: bool
+
+
+def candidates(environ: Mapping[str, str], uid: int) -> list[Folder]:
+    """The rendezvous folders in the order in which they are looked at."""
+    named = environ.get("WARPWATCH_DIR")
+    if named:
+        return [Folder(named, True)]
+    folders = [Folder(SYSTEM_DIR, False)]
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        folders.append(Folder(os.path.join(runtime, "warpwatch"), False))
+    folders.append(Folder(private_dir(uid), False))
+    return folders
+
+
+def private_dir(uid: int) -> str:
+    """The last resort: a folder of the user's own, mode 0700."""
+    return f"/tmp/warpwatch-{uid}"  # a fixed name by contract; ownership is checked
+
+
+def inbox(folder: Folder, environ: Mapping[str, str], uid: int) -> str:
+    """Where capture files go: traces are large and must never land in a memory file system."""
+    named = environ.get("WARPWATCH_INBOX")
+    if named:
+        return named
+    if os.path.isdir(SYSTEM_INBOX):
+        return SYSTEM_INBOX
+    if folder.explicit:
+        return os.path.join(folder.path, "inbox")
+    if folder.path == SYSTEM_DIR:
+        return SYSTEM_INBOX
+    return os.path.join(private_dir(uid), "inbox")
+
+
+def lock_holder(fd: int) -> Optional[int]:
+    """Pid of the process that holds byte 0 of the open file, None if nobody does.
+
+    Works on read-only descriptors; a holder in another PID namespace has pid 0.
+    """
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    return None if answer[0] == fcntl.F_UNLCK else answer[4]
+
+
+def take_lock(fd: int) -> bool:
+    """Lock byte 0 for as long as this process lives or closes any descriptor of the file."""
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+    except OSError:
+        return False
+    return True

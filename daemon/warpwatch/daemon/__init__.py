@@ -1,0 +1,1 @@
+"""The agent: sources → state → detectors → captures → HTTP, and the command line."""

@@ -1,0 +1,204 @@
+"""The composition root: builds the daemon from its configuration and runs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from warpwatch.client._version import __version__
+from warpwatch.daemon import config as configuration
+from warpwatch.daemon.captures.coordinator import Coordinator
+from warpwatch.daemon.captures.policy import Policy
+from warpwatch.daemon.captures.store import Store
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.http.server import Server
+from warpwatch.daemon.hub import Hub
+from warpwatch.daemon.load import RankLoad
+from warpwatch.daemon.pipeline import Pipeline
+from warpwatch.daemon.rendezvous.folder import RendezvousFolder, resolve
+from warpwatch.daemon.sources import enabled_sources
+from warpwatch.daemon.sources.ranks import RanksSource
+from warpwatch.daemon.sources.simulated import simulated_uuid
+from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch.exporters.jsonl import JsonlWriter
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch.telemetry.samples import SourceHealth
+from warpwatch.telemetry.state import State
+
+logger = logging.getLogger(__name__)
+
+# How often the pipeline looks while a capture runs: a rank answers within a step.
+HURRY_INTERVAL_S = 0.02
+RETENTION_INTERVAL_S = 60.0
+FINISH_INTERVAL_S = 0.1
+SELF_INTERVAL_S = 5.0
+# Sections that a reload swaps; every other change needs a restart.
+RELOADABLE = frozenset({"triggers"})
+
+
+class Daemon:
+    """Implements ``http.backend.Backend``."""
+
+    def __init__(
+        self, config: Config, config_path: Path | None, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._config = config
+        self._config_path = config_path
+        self._environ = environ
+        self._reload_asked = False
+        self.supervisor = Supervisor()
+        self.hub = Hub(stale_after_s=_stale_after_s(config))
+        self.server = Server(self, config.http)
+        self.server.bind()
+        path, inbox = resolve(config.rendezvous, environ, os.getuid())
+        self.folder = RendezvousFolder(path, inbox, __version__)
+        self.store = Store(config.store)
+        self.ranks = RanksSource(
+            self.folder,
+            config.detectors.hang.stopped_after_s,
+            lambda reason: self.hub.count("rendezvous_rejected_total", reason),
+        )
+        self.policy = Policy(config.triggers, self.store.path)
+        self.coordinator = Coordinator(
+            self.policy, self.store, self.folder, self.ranks, self.hub, self._hurry
+        )
+        self.pipeline = Pipeline(
+            self.hub,
+            self.ranks,
+            Detection(config),
+            self.coordinator,
+            config.triggers.recipes,
+            _telemetry_log(config),
+        )
+        load = RankLoad(self.hub, simulated_uuid)
+        self.sources = enabled_sources(config.sources, load)
+        self._pipeline_loop: Loop | None = None
+
+    # --- running ---
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        self._start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.server.stop())
+        signal.signal(signal.SIGHUP, lambda *_: self._ask_reload())
+        host, port = self.server.address
+        logger.info("listening on %s:%d, rendezvous %s", host, port, self.folder.path)
+        try:
+            self.server.run()
+        finally:
+            self._close()
+
+    def _start(self) -> None:
+        every = self.supervisor.every
+        self.hub.publish_health(SourceHealth("ranks", up=True))
+        self._pipeline_loop = every(
+            "pipeline", self._config.rendezvous.poll_interval_s, self.pipeline.step
+        )
+        every("captures", FINISH_INTERVAL_S, self.coordinator.finish)
+        every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
+        every("self", SELF_INTERVAL_S, self._observe_self)
+        for source in self.sources:
+            source.start(self.supervisor, self.hub)
+
+    def _close(self) -> None:
+        self.supervisor.stop()
+        for source in self.sources:
+            source.close()
+        self.ranks.close()
+        self.folder.close()
+
+    def _hurry(self, busy: bool) -> None:
+        loop = self._pipeline_loop
+        if loop is None:
+            return
+        calm_s = self._config.rendezvous.poll_interval_s
+        interval_s = HURRY_INTERVAL_S if busy else calm_s
+        if loop.interval_s != interval_s:
+            loop.interval_s = interval_s
+            if busy:
+                loop.wake()
+
+    def _observe_self(self) -> None:
+        """The agent's own series; also where a reload is carried out, off the signal handler."""
+        if self._reload_asked:
+            self._reload_asked = False
+            self._reload()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        self.hub.gauge("agent_resident_memory_bytes", pages * resource.getpagesize())
+        self.hub.gauge("agent_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
+        for loop in self.supervisor.loops:
+            self.hub.gauge("loop_failures_total", loop.failures, loop.name)
+            self.hub.gauge("loop_duration_seconds", loop.last_duration_s, loop.name)
+
+    # --- reload: validate, then swap ---
+
+    def _ask_reload(self) -> None:
+        self._reload_asked = True
+        for loop in self.supervisor.loops:
+            if loop.name == "self":
+                loop.wake()
+
+    def _reload(self) -> None:
+        try:
+            new = configuration.load(self._config_path, self._environ)
+        except UsageError as error:
+            self.hub.count("config_reloads_total", "failed")
+            logger.error("the configuration stays as it was: %s", error)
+            return
+        changed = [
+            name
+            for name in Config.model_fields
+            if getattr(new, name) != getattr(self._config, name)
+        ]
+        fixed = [name for name in changed if name not in RELOADABLE]
+        if fixed:
+            logger.warning("changes of %s need a restart", ", ".join(fixed))
+        self.policy.config = new.triggers
+        self.pipeline.recipes = new.triggers.recipes
+        self._config = self._config.model_copy(update={"triggers": new.triggers})
+        self.hub.count("config_reloads_total", "ok")
+        logger.info("configuration reloaded")
+
+    # --- what HTTP asks ---
+
+    def state(self) -> State:
+        return self.hub.state()
+
+    def missing(self) -> tuple[str, ...]:
+        down = [health for health in self.hub.health() if not health.up]
+        return tuple(f"{health.name}: {health.reason}" for health in down)
+
+    def request_capture(self, request: CaptureRequest) -> Capture:
+        return self.coordinator.request(request)
+
+    def capture_file(self, capture_id: str, name: str) -> Path | None:
+        return self.coordinator.file(capture_id, name)
+
+    def count_request(self, code: int) -> None:
+        self.hub.count("http_requests_total", str(code))
+
+
+def _stale_after_s(config: Config) -> float:
+    sources = config.sources
+    intervals = [sources.nvml.interval_s, sources.simulated.interval_s, sources.host.interval_s]
+    return 3 * max(intervals) + 1.0
+
+
+def _telemetry_log(config: Config) -> JsonlWriter | None:
+    path = config.exporters.jsonl.path
+    if path is None:
+        return None
+    try:
+        return JsonlWriter(path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the telemetry log {path}: {error.strerror}; set exporters.jsonl.path"
+        ) from error

@@ -1,0 +1,103 @@
+"""The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
+
+Run as ``python -m warpwatch.daemon.captures.child LIMIT_BYTES KIND FOLDER FILE…``: writes
+``diagnosis.json`` and ``report.html`` into the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# A diagnosis that has less than this is not begun.
+MIN_MEMORY_BYTES = 192 << 20
+MAX_MEMORY_BYTES = 4 << 30
+# What must stay for the daemon when the child takes all that it may.
+RESERVE_BYTES = 32 << 20
+TIMEOUT_S = 180.0
+EXIT_NO_MEMORY = 5
+# What a diagnosis leaves beside the traces.
+FILES = ("diagnosis.json", "report.html")
+
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+
+
+def diagnose(kind: str, folder: Path, files: Sequence[str]) -> str:
+    """Diagnose the files of a stored capture; blocks until it is done.
+
+    Answers ``ok``, ``no_memory``, ``timeout`` or one line that says what is wrong.
+    """
+    limit = memory_left()
+    if limit < MIN_MEMORY_BYTES:
+        return "no_memory"
+    command = [sys.executable, "-m", __name__, str(limit), kind, str(folder), *files]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    if done.returncode == 0:
+        return "ok"
+    if done.returncode in (EXIT_NO_MEMORY, -9):
+        return "no_memory"
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return lines[-1][:500]
+
+
+def memory_left() -> int:
+    """Bytes that the container leaves beside the daemon, at most MAX_MEMORY_BYTES."""
+    for limit_file, usage_file in _CGROUP_FILES:
+        try:
+            limit = int(Path(limit_file).read_text())
+            usage = int(Path(usage_file).read_text())
+        except (OSError, ValueError):
+            continue
+        return max(0, min(MAX_MEMORY_BYTES, limit - usage - RESERVE_BYTES))
+    return MAX_MEMORY_BYTES
+
+
+def main(arguments: Sequence[str]) -> int:
+    import resource
+
+    limit, kind, folder, *files = arguments
+    resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
+    os.nice(10)
+    try:
+        return _diagnose_here(kind, Path(folder), [Path(folder) / name for name in files])
+    except MemoryError:
+        return EXIT_NO_MEMORY
+
+
+def _diagnose_here(kind: str, folder: Path, paths: list[Path]) -> int:
+    from warpwatch.diagnosis.diagnosis import diagnose as diagnose_traces
+    from warpwatch.diagnosis.html import render_html
+    from warpwatch.diagnosis.reader import TraceError
+    from warpwatch.diagnosis.stacks import diagnose_stacks
+
+    try:
+        if kind == "stacks":
+            content = diagnose_stacks(paths)
+        else:
+            diagnosis = diagnose_traces(paths)
+            content = diagnosis.to_json()
+            (folder / "report.html").write_text(render_html(diagnosis), encoding="utf-8")
+    except TraceError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    part = folder / "diagnosis.part"
+    part.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    part.replace(folder / "diagnosis.json")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""The capture store: ``<store>/<YYYY>/<MM>/<DD>/<capture-id>/`` with retention."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from warpwatch.daemon.config import StoreConfig
+from warpwatch.daemon.errors import UsageError
+from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
+
+logger = logging.getLogger(__name__)
+
+RECORD = "capture.json"
+SCHEMA = 1
+
+
+class Store:
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self.path = Path(unquote(urlparse(config.url).path))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / ".writable"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            # A full store is not fatal: captures are refused until there is space again.
+            if not self.path.is_dir() or not os.access(self.path, os.W_OK):
+                raise UsageError(
+                    f"cannot write captures to {self.path}: {error.strerror}; set store.url"
+                ) from error
+            logger.warning("the capture store %s: %s", self.path, error.strerror)
+
+    def folder(self, capture_id: str, now: float) -> Path:
+        """Make the folder of a new capture. Raises OSError when there is no space."""
+        day = time.strftime("%Y/%m/%d", time.gmtime(now))
+        path = self.path / day / capture_id
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def save(self, capture: Capture) -> None:
+        """Write capture.json in one go. Raises OSError when there is no space."""
+        assert capture.folder is not None
+        path = Path(capture.folder) / RECORD
+        content = {"schema": SCHEMA, **asdict(capture)}
+        del content["folder"], content["diagnosis"]
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(content, indent=1))
+        part.replace(path)
+
+    def load(self) -> list[Capture]:
+        """The stored captures, oldest first; unreadable ones are passed over and logged."""
+        found = []
+        for path in sorted(self.path.glob(f"[0-9]*/[0-9]*/[0-9]*/*/{RECORD}")):
+            try:
+                found.append(_parse(path))
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                logger.warning("cannot read %s: %s", path, error)
+        return sorted(found, key=lambda capture: capture.time)
+
+    def retain(self, captures: list[Capture], now: float) -> tuple[list[Capture], int]:
+        """Remove the oldest beyond age, count and bytes: (those that stay, their bytes)."""
+        kept: list[Capture] = []
+        total = 0
+        for capture in sorted(captures, key=lambda capture: capture.time, reverse=True):
+            if capture.outcome is None or capture.folder is None:
+                kept.append(capture)
+                continue
+            size = _size(Path(capture.folder))
+            old = now - capture.time > self.config.max_age
+            full = total + size > self.config.max_bytes or len(kept) >= self.config.max_captures
+            # The newest stays even when it alone is over the quota: it was just asked for.
+            if old or (full and kept):
+                shutil.rmtree(capture.folder, ignore_errors=True)
+                logger.info("removed capture %s (%d bytes): retention", capture.id, size)
+                continue
+            total += size
+            kept.append(capture)
+        kept.reverse()
+        return kept, total
+
+
+def read_diagnosis(folder: Path) -> Mapping[str, Any] | None:
+    try:
+        content = json.loads((folder / "diagnosis.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _parse(path: Path) -> Capture:
+    content = json.loads(path.read_bytes())
+    if content.pop("schema") != SCHEMA:
+        raise ValueError("another schema")
+    content["request"]["ranks"] = _tuple(content["request"]["ranks"])
+    content["request"] = CaptureRequest(**content["request"])
+    content["ranks"] = tuple(RankCapture(**rank) for rank in content["ranks"])
+    content["files"] = tuple(content["files"])
+    known = {field.name for field in fields(Capture)}
+    content = {key: value for key, value in content.items() if key in known}
+    folder = path.parent
+    return Capture(**content, folder=str(folder), diagnosis=read_diagnosis(folder))
+
+
+def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _size(folder: Path) -> int:
+    try:
+        return sum(entry.stat().st_size for entry in os.scandir(folder))
+    except OSError:
+        return 0

@@ -1,0 +1,45 @@
+"""`warpwatch config`: check a file, or show what would be in force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from warpwatch.daemon import config as configuration
+from warpwatch.daemon.cli import parsing
+from warpwatch.daemon.errors import UsageError
+
+
+def main(argv: Sequence[str]) -> int:
+    command = parsing.parser(
+        "config",
+        "check FILE: exit 1 and one line when the file is wrong.\n"
+        "show [FILE]: the configuration in force, with the environment on top.",
+        "warpwatch config check /etc/warpwatch/warpwatch.yaml",
+    )
+    command.add_argument("action", choices=["check", "show"])
+    command.add_argument("file", nargs="?", type=Path)
+    parsing.add_json(command)
+    arguments = command.parse_args(argv)
+    if arguments.action == "check":
+        return _check(arguments.file, arguments.json)
+    tree = configuration.load(arguments.file).model_dump(mode="json")
+    print(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
+    return 0
+
+
+def _check(file: Path | None, as_json: bool) -> int:
+    if file is None:
+        raise UsageError("config check needs a FILE")
+    if not file.is_file():
+        raise UsageError(f"{file}: there is no such file")
+    try:
+        configuration.load(file)
+    except UsageError as error:
+        print(json.dumps({"valid": False, "error": str(error)}) if as_json else str(error))
+        return 1
+    print(json.dumps({"valid": True}) if as_json else f"{file}: valid")
+    return 0

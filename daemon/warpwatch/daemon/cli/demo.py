@@ -1,0 +1,73 @@
+"""`warpwatch demo`: the whole loop without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from warpwatch.daemon.cli import parsing
+from warpwatch.daemon.demo.faults import FAULTS, Fault
+from warpwatch.daemon.demo.processes import Processes
+from warpwatch.daemon.demo.story import Ending, Story
+from warpwatch.daemon.errors import WarpwatchError
+
+
+def main(argv: Sequence[str]) -> int:
+    command = parsing.parser(
+        "demo",
+        "Eight simulated GPUs, a real two-rank training on the CPU, a fault switched on while it\n"
+        "runs: watch it being found, captured and diagnosed. Exit 1 when the loop did not close.",
+        "warpwatch demo --fault data_stall",
+    )
+    command.add_argument(
+        "--fault", choices=[*FAULTS], help="only this fault; without it one after another"
+    )
+    command.add_argument("--once", action="store_true", help="end after the last fault")
+    command.add_argument(
+        "--listen", default="127.0.0.1:9400", help="web page (default %(default)s); port 0: any"
+    )
+    command.add_argument("--store", type=Path, help="keep the captures in this folder")
+    parsing.add_json(command)
+    arguments = command.parse_args(argv)
+    if importlib.util.find_spec("torch") is None:
+        raise WarpwatchError("the demo trains with torch: pip install 'warpwatch[demo]'")
+    faults = [FAULTS[arguments.fault]] if arguments.fault else list(FAULTS.values())
+    with Processes(arguments.listen, arguments.store) as processes:
+        endings = _tell(processes, faults)
+        if arguments.json:
+            print(json.dumps(_json(endings, arguments.fault is not None)), flush=True)
+        if not arguments.once:
+            _stay(processes)
+    return 0 if all(ending.closed for ending in endings) else 1
+
+
+def _tell(processes: Processes, faults: list[Fault]) -> list[Ending]:
+    begun = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    processes.start_daemon()
+    say(f"daemon with simulated GPUs: {processes.url}/")
+    endings = []
+    for fault in faults:
+        processes.start_training()
+        endings.append(Story(processes, say).tell(fault))
+        if fault is not faults[-1]:
+            processes.stop_training()
+    return endings
+
+
+def _json(endings: list[Ending], single: bool) -> object:
+    return endings[0].to_json() if single else {"runs": [e.to_json() for e in endings]}
+
+
+def _stay(processes: Processes) -> None:
+    print(f"the page stays open at {processes.url}/ until Ctrl-C", file=sys.stderr)
+    while True:
+        processes.check_training()
+        time.sleep(1)

@@ -1,0 +1,27 @@
+"""`warpwatch metrics`: the metric catalogue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from warpwatch.daemon.cli import parsing
+from warpwatch.telemetry.catalogue import CATALOGUE
+
+
+def main(argv: Sequence[str]) -> int:
+    command = parsing.parser(
+        "metrics", "List every metric that can be exported.", "warpwatch metrics nvlink"
+    )
+    command.add_argument("pattern", nargs="?", default="", help="only names that contain this")
+    parsing.add_json(command)
+    arguments = command.parse_args(argv)
+    rows = [row for row in CATALOGUE.values() if arguments.pattern in row.full_name]
+    if arguments.json:
+        print(json.dumps([asdict(row) | {"name": row.full_name} for row in rows], indent=1))
+        return 0
+    for row in rows:
+        labels = f"{{{','.join(row.all_labels)}}}" if row.all_labels else ""
+        print(f"{row.full_name}{labels}\n    {row.kind}: {row.help}")
+    return 0

@@ -1,0 +1,44 @@
+"""What the commands' parsers have in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from warpwatch.daemon.api_client import DEFAULT_URL, ApiClient
+
+
+def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        f"warpwatch {name}",
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_config(command: argparse.ArgumentParser) -> None:
+    default = os.environ.get("WARPWATCH_CONFIG")
+    command.add_argument(
+        "--config",
+        type=Path,
+        default=Path(default) if default else None,
+        metavar="FILE",
+        help="YAML file; without it (or WARPWATCH_CONFIG) the defaults hold",
+    )
+
+
+def add_daemon(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", default=DEFAULT_URL, help="the daemon (default %(default)s)")
+    command.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="bearer token, where the daemon wants one"
+    )
+
+
+def api(arguments: argparse.Namespace) -> ApiClient:
+    return ApiClient(arguments.url, arguments.token_file)

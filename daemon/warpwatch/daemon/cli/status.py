@@ -1,0 +1,47 @@
+"""`warpwatch status`: what a running daemon sees, on one screen."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from warpwatch.daemon.cli import parsing
+
+PARTS = ("devices", "jobs", "ranks", "anomalies", "captures")
+
+
+def main(argv: Sequence[str]) -> int:
+    command = parsing.parser(
+        "status",
+        "Devices, ranks, anomalies and captures of a running daemon. Exit 1 when an anomaly is "
+        "active.",
+        "warpwatch status --url http://127.0.0.1:9400",
+    )
+    parsing.add_daemon(command)
+    parsing.add_json(command)
+    arguments = command.parse_args(argv)
+    api = parsing.api(arguments)
+    status: dict[str, Any] = {part: api.get(f"/api/v1/{part}")[part] for part in PARTS}
+    active = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is None]
+    if arguments.json:
+        print(json.dumps(status, indent=1))
+    else:
+        print("\n".join(_lines(status, active)))
+    return 1 if active else 0
+
+
+def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
+    up = sum(1 for device in status["devices"] if device["up"])
+    yield f"{up} of {len(status['devices'])} devices up, {len(status['ranks'])} ranks"
+    for rank in status["ranks"]:
+        step_s = statistics.median(rank["recent_s"]) if rank["recent_s"] else None
+        pace = f"{step_s * 1000:.1f} ms a step" if step_s else "no step yet"
+        yield f"  {rank['job']} rank {rank['rank']}: {rank['status']}, step {rank['step']}, {pace}"
+    for anomaly in active:
+        yield f"! {anomaly['kind']}: {anomaly['summary']}"
+    for capture in status["captures"][-5:]:
+        diagnosis = capture["diagnosis"] or {}
+        verdict = diagnosis.get("verdict", "no diagnosis")
+        yield f"  capture {capture['id']}: {capture['outcome'] or 'running'}, {verdict}"

@@ -1,0 +1,84 @@
+"""The faults that the demo switches on while it trains, and what the loop must answer to each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+NONE = "none"
+# The rank that is slow or that hangs.
+CULPRIT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """``anomaly`` None: nothing may be found. ``rank`` None: any rank or none may be named."""
+
+    name: str
+    story: str
+    anomaly: str | None = None
+    rank: int | None = None
+    capture: str = "torch"
+    verdicts: tuple[str, ...] = ()
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault(
+            "data_stall",
+            "every sample now takes 5 ms to read, as from a slow disk",
+            "data_stall",
+            verdicts=("data_loading",),
+        ),
+        Fault(
+            "slow_rank",
+            f"rank {CULPRIT} now does 40 ms of Python work in its forward pass",
+            "straggler",
+            CULPRIT,
+            verdicts=("host_bound", "straggler"),
+        ),
+        Fault(
+            "regression",
+            "all ranks now check every gradient in Python after the backward pass",
+            "step_regression",
+            verdicts=("host_bound",),
+        ),
+        Fault(
+            "hang",
+            f"rank {CULPRIT} now waits for a lock that is never released",
+            "hang",
+            capture="stacks",
+            verdicts=("inconclusive",),
+        ),
+        Fault(NONE, "nothing is wrong; nothing may be found"),
+    )
+}
+
+
+class Switch:
+    """A file that says which fault is on; every rank looks at it once a step."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def set(self, fault: str) -> None:
+        part = self._path.with_suffix(".part")
+        part.write_text(fault)
+        part.replace(self._path)
+
+    def get(self) -> str:
+        try:
+            return self._path.read_text()
+        except OSError:
+            return NONE
+
+
+def python_work(seconds: float) -> int:
+    """Keep one core busy with Python for ``seconds``, as per-sample code in a model does."""
+    deadline = time.perf_counter() + seconds
+    rounds = 0
+    while time.perf_counter() < deadline:
+        rounds += 1
+    return rounds

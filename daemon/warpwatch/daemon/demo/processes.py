@@ -1,0 +1,162 @@
+"""The demo's processes: one daemon and the ranks, in a folder of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from warpwatch.daemon.api_client import ApiClient
+from warpwatch.daemon.demo.faults import NONE, Switch
+from warpwatch.daemon.errors import UsageError, WarpwatchError
+from warpwatch.daemon.sources.simulated import simulated_uuid
+
+DEVICES = 8
+RANKS = 2
+JOB = "demo"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+# Long enough for a noisy machine, short enough to watch.
+HANG_TIMEOUT_S = 8.0
+
+
+class Processes:
+    """A context: whatever was started is stopped at its end."""
+
+    def __init__(self, listen: str, store: Path | None) -> None:
+        host, _, port = listen.rpartition(":")
+        self.listen = f"{host}:{port if port != '0' else free_port()}"
+        self.url = f"http://{self.listen}"
+        self.api = ApiClient(self.url)
+        self.work = Path(tempfile.mkdtemp(prefix="warpwatch-demo-"))
+        self.store = store or self.work / "captures"
+        self.switch = Switch(self.work / "fault")
+        self._keep_work = store is None
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._ranks: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop_training()
+        if self._daemon is not None:
+            stop([self._daemon], signal.SIGTERM)
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    # --- the daemon ---
+
+    def start_daemon(self) -> None:
+        config = self.work / "warpwatch.yaml"
+        config.write_text(yaml.safe_dump(self._config()))
+        self._daemon = self._start(["warpwatch.daemon", "daemon", "--config", str(config)], {})
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._daemon.poll() is not None:
+                raise UsageError(self.log_tail("daemon"))
+            with contextlib.suppress(WarpwatchError):
+                self.api.get("/healthz")
+                return
+            time.sleep(0.1)
+        raise WarpwatchError(f"the daemon did not start: {self.log_tail('daemon')}")
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "http": {"listen": self.listen},
+            "rendezvous": {"dir": str(self.work / "run"), "inbox": str(self.work / "inbox")},
+            "sources": {
+                "nvml": {"enabled": False},
+                "simulated": {"enabled": True, "devices": DEVICES},
+            },
+            "detectors": {"hang": {"timeout_s": HANG_TIMEOUT_S}},
+            "triggers": {"cooldown_s": 0, "captures_per_hour": 1000},
+            "store": {"url": self.store.absolute().as_uri()},
+        }
+
+    # --- the training ---
+
+    def start_training(self) -> None:
+        self.switch.set(NONE)
+        (self.work / "stop").unlink(missing_ok=True)
+        meeting = self.work / f"gloo-{time.monotonic_ns()}"
+        for rank in range(RANKS):
+            environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(RANKS),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "WARPWATCH_DIR": str(self.work / "run"),
+                "WARPWATCH_INBOX": str(self.work / "inbox"),
+                "WARPWATCH_JOB": JOB,
+                "WARPWATCH_GPU_UUID": simulated_uuid(rank),
+                "WARPWATCH_DEMO_SWITCH": str(self.work / "fault"),
+                "WARPWATCH_DEMO_STOP": str(self.work / "stop"),
+                "WARPWATCH_DEMO_RENDEZVOUS": str(meeting),
+            }
+            self._ranks.append(self._start(["warpwatch.daemon.demo.training"], environment, rank))
+
+    def stop_training(self) -> None:
+        self.switch.set(NONE)
+        (self.work / "stop").touch()
+        stop(self._ranks, None)
+        self._ranks = []
+
+    def check_training(self) -> None:
+        """Raises WarpwatchError when a rank has ended by itself."""
+        for rank, process in enumerate(self._ranks):
+            if process.poll() is not None:
+                raise WarpwatchError(
+                    f"rank {rank} ended with {process.returncode}: {self.log_tail(f'rank{rank}')}"
+                )
+
+    # --- both ---
+
+    def _start(
+        self, module: list[str], environment: dict[str, str], rank: int | None = None
+    ) -> subprocess.Popen[bytes]:
+        name = "daemon" if rank is None else f"rank{rank}"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
+        with (self.work / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *module],
+                env={**kept, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def log_tail(self, name: str) -> str:
+        text = (self.work / f"{name}.log").read_text(errors="replace").strip()
+        return text.splitlines()[-1] if text else "it said nothing"
+
+
+def stop(processes: list[subprocess.Popen[bytes]], number: int | None) -> None:
+    """Wait for the processes to end, after a signal if one is given; kill those that do not."""
+    for process in processes:
+        if number is not None and process.poll() is None:
+            process.send_signal(number)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

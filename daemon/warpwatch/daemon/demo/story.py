@@ -1,0 +1,154 @@
+"""One fault from the first step to the verdict, told as it happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from warpwatch.daemon.demo.faults import NONE, Fault
+from warpwatch.daemon.demo.processes import JOB, RANKS, Processes
+from warpwatch.daemon.errors import WarpwatchError
+
+# Steps that every rank trains before the fault comes: warm-up and a baseline.
+BASELINE_STEPS = 150
+# How long nothing may be found when nothing is wrong.
+QUIET_S = 30.0
+START_TIMEOUT_S = 120.0
+FOUND_TIMEOUT_S = 60.0
+CAPTURE_TIMEOUT_S = 90.0
+POLL_S = 0.25
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the loop answered; ``closed``: as the fault demands."""
+
+    fault: str
+    anomaly: Any = None
+    capture: Any = None
+    diagnosis: Any = None
+    closed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fault": self.fault,
+            "anomaly": self.anomaly,
+            "capture": self.capture,
+            "diagnosis": self.diagnosis,
+        }
+
+
+class Story:
+    def __init__(self, processes: Processes, say: Say) -> None:
+        self._processes = processes
+        self._api = processes.api
+        self._say = say
+        self._begun_at = time.time()
+
+    def tell(self, fault: Fault) -> Ending:
+        self._say(f"training: {RANKS} ranks, waiting for {BASELINE_STEPS} healthy steps")
+        self.wait_for_steps()
+        self._begun_at = time.time()
+        self._say(f"fault {fault.name}: {fault.story}")
+        self._processes.switch.set(fault.name)
+        try:
+            return self._quiet(fault) if fault.name == NONE else self._loop(fault)
+        finally:
+            self._processes.switch.set(NONE)
+
+    def _quiet(self, fault: Fault) -> Ending:
+        deadline = time.monotonic() + QUIET_S
+        while time.monotonic() < deadline:
+            found = self._anomalies()
+            if found:
+                self._say(f"found although nothing is wrong: {found[0]['summary']}")
+                return Ending(fault.name, anomaly=found[0])
+            self._pause()
+        self._say(f"nothing was found in {QUIET_S:.0f} s, as it should be")
+        return Ending(fault.name, closed=True)
+
+    def _loop(self, fault: Fault) -> Ending:
+        anomaly = self._poll(lambda: self._found(fault), FOUND_TIMEOUT_S)
+        if anomaly is None:
+            self._say(f"not found within {FOUND_TIMEOUT_S:.0f} s")
+            return Ending(fault.name)
+        after_s = anomaly["time"] - self._begun_at
+        self._say(f"found after {after_s:.1f} s: {anomaly['kind']}: {anomaly['summary']}")
+        capture = self._poll(lambda: self._captured(anomaly), CAPTURE_TIMEOUT_S)
+        if capture is None:
+            self._say("no capture was completed")
+            return Ending(fault.name, anomaly)
+        written = sum(1 for rank in capture["ranks"] if rank["state"] == "written")
+        self._say(
+            f"captured {capture['id']}: {capture['outcome']} {written}/{len(capture['ranks'])}"
+        )
+        short = {
+            "id": capture["id"],
+            "kind": capture["request"]["kind"],
+            "outcome": capture["outcome"],
+            "ranks": written,
+        }
+        diagnosis = self._verdict(capture)
+        closed = (
+            capture["outcome"] == "complete"
+            and written == RANKS
+            and short["kind"] == fault.capture
+            and diagnosis is not None
+            and diagnosis["verdict"] in fault.verdicts
+            and fault.rank in (None, anomaly["rank"])
+        )
+        return Ending(fault.name, anomaly, short, diagnosis, closed)
+
+    def _verdict(self, capture: Any) -> Any:
+        full = capture["diagnosis"]
+        if full is None:
+            self._say(f"no diagnosis: {capture['diagnosis_outcome']}")
+            return None
+        self._say(f"verdict: {full['verdict']}: {full.get('summary', '')}")
+        for finding in full["findings"][:1]:
+            self._say(f"advice: {finding['advice']}")
+        where = f"{self._processes.url}/api/v1/captures/{capture['id']}"
+        name = "report.html" if "report.html" in capture["files"] else "diagnosis.json"
+        self._say(f"report: {where}/{name}")
+        return {key: full.get(key) for key in ("verdict", "findings", "summary")}
+
+    # --- what the daemon says ---
+
+    def wait_for_steps(self) -> None:
+        def ready() -> Any:
+            ranks = self._api.get("/api/v1/ranks")["ranks"]
+            mine = [rank for rank in ranks if rank["job"] == JOB and rank["status"] == "running"]
+            enough = [rank for rank in mine if (rank["step"] or 0) >= BASELINE_STEPS]
+            return len(enough) == RANKS or None
+
+        if self._poll(ready, START_TIMEOUT_S) is None:
+            raise WarpwatchError(f"the ranks did not train: {self._processes.log_tail('rank0')}")
+
+    def _anomalies(self) -> list[Any]:
+        anomalies = self._api.get("/api/v1/anomalies")["anomalies"]
+        return [anomaly for anomaly in anomalies if anomaly["time"] >= self._begun_at]
+
+    def _found(self, fault: Fault) -> Any:
+        return next((a for a in self._anomalies() if a["kind"] == fault.anomaly), None)
+
+    def _captured(self, anomaly: Any) -> Any:
+        captures = self._api.get("/api/v1/captures")["captures"]
+        ended = [capture for capture in captures if capture["outcome"] is not None]
+        return next((c for c in ended if c["request"]["anomaly_id"] == anomaly["id"]), None)
+
+    def _poll(self, ask: Callable[[], Any], timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            answer = ask()
+            if answer is not None:
+                return answer
+            self._pause()
+        return None
+
+    def _pause(self) -> None:
+        self._processes.check_training()
+        time.sleep(POLL_S)

@@ -1,0 +1,185 @@
+"""The JSON API: what is known, and asking for a capture."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from warpwatch.daemon.errors import Refused
+from warpwatch.daemon.http import documents
+from warpwatch.daemon.http.access import Access
+from warpwatch.daemon.http.answers import ApiError, json_answer
+from warpwatch.daemon.http.backend import Backend
+from warpwatch.daemon.http.guard import MAX_BODY_BYTES, too_large
+from warpwatch.telemetry.captures import Capture, CaptureKind, CaptureRequest
+
+BODY_TIMEOUT_S = 10.0
+# The status of a refusal by its reason; what is not here is a conflict with what goes on.
+_REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
+_CONFLICT = 409
+
+
+class CaptureBody(BaseModel):
+    """The body of ``POST /api/v1/captures``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    job: str = Field(min_length=1, max_length=512)
+    kind: CaptureKind = "torch"
+    ranks: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)]
+        | None
+    ) = None
+    steps: int = Field(5, ge=1, le=100)
+    reason: str = Field("", max_length=500)
+
+
+class Api:
+    """One method a route. Answers are documents of the newest state."""
+
+    def __init__(self, backend: Backend, access: Access) -> None:
+        self._backend = backend
+        self._access = access
+
+    async def healthz(self, request: Request) -> Response:
+        return json_answer({"status": "ok", "version": self._backend.state().version})
+
+    async def readyz(self, request: Request) -> Response:
+        missing = self._backend.missing()
+        document = {
+            "ready": not missing,
+            "missing": list(missing),
+            "sources": documents.plain(self._backend.state().sources),
+        }
+        return json_answer(document, 503 if missing else 200)
+
+    async def devices(self, request: Request) -> Response:
+        _filters(request)
+        samples = self._backend.state().devices
+        return json_answer({"devices": [documents.device(sample) for sample in samples]})
+
+    async def ranks(self, request: Request) -> Response:
+        job = _filters(request, "job").get("job")
+        ranks = [rank for rank in self._backend.state().ranks if job in (None, rank.job)]
+        return json_answer({"ranks": documents.plain(ranks)})
+
+    async def jobs(self, request: Request) -> Response:
+        name = _filters(request, "job").get("job")
+        jobs = [job for job in self._backend.state().jobs if name in (None, job.name)]
+        return json_answer({"jobs": documents.plain(jobs)})
+
+    async def anomalies(self, request: Request) -> Response:
+        filters = _filters(request, "job", "kind", "active")
+        active = _boolean("active", filters.get("active"))
+        anomalies = [
+            anomaly
+            for anomaly in self._backend.state().anomalies
+            if filters.get("job") in (None, anomaly.job)
+            and filters.get("kind") in (None, anomaly.kind)
+            and active in (None, anomaly.end_time is None)
+        ]
+        return json_answer({"anomalies": documents.plain(anomalies)})
+
+    async def captures(self, request: Request) -> Response:
+        filters = _filters(request, "job", "kind", "active")
+        active = _boolean("active", filters.get("active"))
+        captures = [
+            capture
+            for capture in self._of(filters)
+            if active in (None, capture.outcome is None)
+        ]
+        return json_answer({"captures": documents.plain(captures)})
+
+    async def diagnoses(self, request: Request) -> Response:
+        diagnosed = [
+            capture
+            for capture in self._of(_filters(request, "job", "kind"))
+            if capture.diagnosis is not None
+        ]
+        return json_answer({"diagnoses": [documents.diagnosis(item) for item in diagnosed]})
+
+    async def capture(self, request: Request) -> Response:
+        for capture in self._backend.state().captures:
+            if capture.id == request.path_params["id"]:
+                return json_answer(documents.plain(capture))
+        raise ApiError(404, "not_found", "there is no such capture")
+
+    async def request_capture(self, request: Request) -> Response:
+        self._access.check_change(request)
+        body = await _capture_body(request)
+        asked = CaptureRequest(
+            job=body.job,
+            kind=body.kind,
+            trigger="manual",
+            ranks=None if body.ranks is None else tuple(sorted(set(body.ranks))),
+            steps=body.steps,
+            reason=body.reason,
+        )
+        try:
+            capture = self._backend.request_capture(asked)
+        except Refused as error:
+            status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
+            raise ApiError(status, error.reason, str(error)) from error
+        location = {"Location": f"/api/v1/captures/{capture.id}"}
+        return json_answer(documents.plain(capture), 202, location)
+
+    def _of(self, filters: dict[str, str]) -> Iterable[Capture]:
+        """Captures of the job and kind that are asked for."""
+        return (
+            capture
+            for capture in self._backend.state().captures
+            if filters.get("job") in (None, capture.request.job)
+            and filters.get("kind") in (None, capture.request.kind)
+        )
+
+
+def _filters(request: Request, *known: str) -> dict[str, str]:
+    """The query's parameters. Raises ApiError for one that means nothing here."""
+    for name in request.query_params:
+        if name not in known:
+            names = f"; known: {', '.join(known)}" if known else ""
+            raise ApiError(400, "bad_request", f"unknown parameter {name[:50]!r}{names}")
+    return dict(request.query_params)
+
+
+def _boolean(name: str, text: str | None) -> bool | None:
+    if text not in (None, "true", "false"):
+        raise ApiError(400, "bad_request", f"{name} is true or false")
+    return None if text is None else text == "true"
+
+
+async def _capture_body(request: Request) -> CaptureBody:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(415, "not_json", "the body must be JSON: Content-Type: application/json")
+    try:
+        return CaptureBody.model_validate(json.loads(await _read(request)))
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "bad_request", _explain(error)) from error
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise too_large()
+    except (TimeoutError, ClientDisconnect) as error:
+        raise ApiError(408, "timeout", "the body did not arrive in time") from error
+    return bytes(body)
+
+
+def _explain(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return "the body is no JSON"
+    first: Any = error.errors(include_url=False)[0]
+    path = ".".join(str(part)[:50] for part in first["loc"])
+    return f"{path}: {first['msg']}" if path else str(first["msg"])

@@ -1,0 +1,86 @@
+"""The routes."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from warpwatch.daemon.config import HttpConfig
+from warpwatch.daemon.http.access import Access
+from warpwatch.daemon.http.answers import ApiError, json_answer
+from warpwatch.daemon.http.api import Api
+from warpwatch.daemon.http.backend import Backend
+from warpwatch.daemon.http.basic_auth import BasicAuth
+from warpwatch.daemon.http.capture_files import CaptureFiles
+from warpwatch.daemon.http.guard import Guard
+from warpwatch.daemon.http.limits import PeerLimit
+from warpwatch.daemon.http.metrics import MetricsEndpoint
+from warpwatch.daemon.http.openapi import openapi
+from warpwatch.daemon.http.page.endpoint import PageEndpoint
+
+_REASONS = {404: "not_found", 405: "method_not_allowed"}
+
+
+def create_app(
+    backend: Backend,
+    config: HttpConfig,
+    *,
+    loopback: bool,
+    basic_auth: BasicAuth | None = None,
+    limit: PeerLimit | None = None,
+) -> Starlette:
+    """``loopback``: whether the daemon listens on a loopback address.
+
+    Raises UsageError when the token file cannot be used.
+    """
+    access = Access(config, loopback=loopback)
+    guard = Middleware(
+        Guard,
+        count=backend.count_request,
+        limit=limit or PeerLimit(),
+        access=access,
+        basic_auth=basic_auth,
+    )
+    app = Starlette(
+        routes=_routes(backend, access),
+        middleware=[guard],
+        exception_handlers={HTTPException: _http_error},
+    )
+    # A redirect would be sent to whatever the Host header says.
+    app.router.redirect_slashes = False
+    return app
+
+
+def _routes(backend: Backend, access: Access) -> list[Route]:
+    api = Api(backend, access)
+
+    async def describe(request: Request) -> Response:
+        return json_answer(openapi(backend.state().version))
+
+    return [
+        Route("/", PageEndpoint(backend, access).show),
+        Route("/metrics", MetricsEndpoint(backend).scrape),
+        Route("/healthz", api.healthz),
+        Route("/readyz", api.readyz),
+        Route("/openapi.json", describe),
+        Route("/api/v1/devices", api.devices),
+        Route("/api/v1/jobs", api.jobs),
+        Route("/api/v1/ranks", api.ranks),
+        Route("/api/v1/anomalies", api.anomalies),
+        Route("/api/v1/captures", api.captures, methods=["GET"]),
+        Route("/api/v1/captures", api.request_capture, methods=["POST"]),
+        Route("/api/v1/captures/{id}", api.capture),
+        Route("/api/v1/captures/{id}/{file}", CaptureFiles(backend, access).send),
+        Route("/api/v1/diagnoses", api.diagnoses),
+    ]
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)
+    reason = _REASONS.get(error.status_code, "refused")
+    return ApiError(error.status_code, reason, str(error.detail), error.headers).answer()

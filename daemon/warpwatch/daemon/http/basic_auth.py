@@ -1,0 +1,91 @@
+"""Basic authentication with bcrypt hashes, as exporter-toolkit has it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+
+from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.http.answers import ApiError
+
+# bcrypt itself looks at no more.
+MAX_PASSWORD_BYTES = 72
+MAX_REMEMBERED = 100
+# Compared with when the user is unknown, so that the time does not tell which users exist.
+_NOBODY = "$2b$10$CwTycUXWue0Thq9StjUM0uJ8t0nL7X7Ej1yX8q1wH0kqQm3oS0e8K"
+
+
+class BasicAuth:
+    """``users``: bcrypt hashes by name. Raises UsageError when a hash is none or bcrypt missing."""
+
+    def __init__(self, users: Mapping[str, str]) -> None:
+        self._bcrypt = _import_bcrypt()
+        self._users = dict(users)
+        # A hash takes 50 ms and more; what was right once is remembered, salted by the hash.
+        self._right: set[bytes] = set()
+        self._turn = asyncio.Lock()
+        for name, hashed in users.items():
+            self._refuse_bad_hash(name, hashed)
+
+    async def check(self, header: str) -> None:
+        """Raises ApiError unless ``header`` (Authorization) holds a user's name and password."""
+        credentials = _credentials(header)
+        if credentials is None or not await self._matches(*credentials):
+            raise ApiError(
+                401,
+                "unauthorized",
+                "this daemon asks for a user and a password",
+                {"WWW-Authenticate": 'Basic realm="warpwatch"'},
+            )
+
+    async def _matches(self, name: str, password: bytes) -> bool:
+        hashed = self._users.get(name, _NOBODY)
+        digest = hashlib.sha256(hashed.encode() + password).digest()
+        if digest in self._right:
+            return True
+        # One at a time: guessing passwords must not take every core from the training job.
+        async with self._turn:
+            right = await asyncio.to_thread(self._compare, password, hashed)
+        if not right or name not in self._users:
+            return False
+        if len(self._right) >= MAX_REMEMBERED:
+            self._right.clear()
+        self._right.add(digest)
+        return True
+
+    def _compare(self, password: bytes, hashed: str) -> bool:
+        return bool(self._bcrypt.checkpw(password[:MAX_PASSWORD_BYTES], hashed.encode()))
+
+    def _refuse_bad_hash(self, name: str, hashed: str) -> None:
+        try:
+            self._compare(b"", hashed)
+        except ValueError as error:
+            raise UsageError(
+                f"http.web_config: the password of user {name!r} is no bcrypt hash; "
+                "make one with `htpasswd -nBC 10 ''`"
+            ) from error
+
+
+def _import_bcrypt() -> ModuleType:
+    try:
+        return importlib.import_module("bcrypt")
+    except ImportError as error:
+        raise UsageError(
+            "http.web_config: basic_auth_users needs bcrypt: pip install 'warpwatch[auth]'"
+        ) from error
+
+
+def _credentials(header: str) -> tuple[str, bytes] | None:
+    scheme, _, encoded = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        name, colon, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
+        return (name.decode(), password) if colon else None
+    except (binascii.Error, UnicodeDecodeError):
+        return None

@@ -1,0 +1,108 @@
+"""What every request passes: limits, basic auth, security headers, counting, errors in one line."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from warpwatch.daemon.http.access import Access
+from warpwatch.daemon.http.answers import ApiError
+from warpwatch.daemon.http.basic_auth import BasicAuth
+from warpwatch.daemon.http.limits import PeerLimit
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 2**20
+# A fault that every scrape meets is logged once in this time.
+ERROR_LOG_INTERVAL_S = 60.0
+
+# For every answer that does not say otherwise itself.
+SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """ASGI middleware around all routes; ``count`` is told the status of every answer."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        count: Callable[[int], None],
+        limit: PeerLimit,
+        access: Access,
+        basic_auth: BasicAuth | None,
+    ) -> None:
+        self._app = app
+        self._count = count
+        self._limit = limit
+        self._access = access
+        self._basic_auth = basic_auth
+        self._logged_at = -math.inf
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = _Answer(send, self._count)
+        try:
+            await self._admit(HTTPConnection(scope))
+            await self._app(scope, receive, answer.send)
+        except ApiError as error:
+            await error.answer()(scope, receive, answer.send)
+        except Exception:
+            self._log(scope["path"])
+            if not answer.begun:
+                error = ApiError(500, "internal", "the daemon failed; its log says how")
+                await error.answer()(scope, receive, answer.send)
+
+    async def _admit(self, request: HTTPConnection) -> None:
+        wait_s = self._limit.wait_s(request.client.host if request.client else "")
+        if wait_s > 0:
+            retry = {"Retry-After": str(math.ceil(wait_s))}
+            raise ApiError(429, "too_many_requests", "too many requests from this address", retry)
+        length = request.headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
+            raise too_large()
+        # The bearer token takes the place of the basic credentials: there is one such header.
+        if self._basic_auth is not None and not self._access.has_token(request):
+            await self._basic_auth.check(request.headers.get("authorization", ""))
+
+    def _log(self, path: str) -> None:
+        now = time.monotonic()
+        if now - self._logged_at >= ERROR_LOG_INTERVAL_S:
+            self._logged_at = now
+            logger.error("a request for %.200r failed", path, exc_info=True)
+
+
+def too_large() -> ApiError:
+    return ApiError(413, "too_large", f"a body may have {MAX_BODY_BYTES} bytes at most")
+
+
+class _Answer:
+    """Watches one answer go out."""
+
+    def __init__(self, send: Send, count: Callable[[int], None]) -> None:
+        self._send = send
+        self._count = count
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+            self._count(message["status"])
+        await self._send(message)

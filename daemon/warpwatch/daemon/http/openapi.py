@@ -1,0 +1,137 @@
+"""The API as an OpenAPI document. A test compares it with the routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warpwatch.telemetry.anomalies import KINDS
+from warpwatch.telemetry.captures import CAPTURE_KINDS
+
+Schema = dict[str, Any]
+
+_ERROR = {"$ref": "#/components/schemas/Error"}
+
+
+def openapi(version: str) -> Schema:
+    """``version``: of the daemon."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Warpwatch",
+            "version": version,
+            "description": "The GPUs of a node, the training jobs on them, and what is wrong.",
+        },
+        "paths": _PATHS,
+        "components": {
+            "schemas": {"Error": _ERROR_SCHEMA, "CaptureRequest": _CAPTURE_REQUEST},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _get(summary: str, *parameters: Schema, kind: str = "application/json", **more: str) -> Schema:
+    """``more``: descriptions of further answers by status, as ``_404``."""
+    answers: Schema = {"200": {"description": "OK", "content": {kind: {}}}}
+    for status, description in more.items():
+        answers[status.lstrip("_")] = _error(description)
+    operation: Schema = {"summary": summary, "responses": answers}
+    if parameters:
+        operation["parameters"] = list(parameters)
+    return operation
+
+
+def _error(description: str) -> Schema:
+    return {"description": description, "content": {"application/json": {"schema": _ERROR}}}
+
+
+def _parameter(name: str, place: str, schema: Schema) -> Schema:
+    return {"name": name, "in": place, "required": place == "path", "schema": schema}
+
+
+_JOB = _parameter("job", "query", {"type": "string"})
+_ANOMALY_KIND = _parameter("kind", "query", {"type": "string", "enum": list(KINDS)})
+_CAPTURE_KIND = _parameter("kind", "query", {"type": "string", "enum": list(CAPTURE_KINDS)})
+_ACTIVE = _parameter("active", "query", {"type": "boolean"})
+_ID = _parameter("id", "path", {"type": "string"})
+_FILE = _parameter("file", "path", {"type": "string"})
+
+_ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"reason": {"type": "string"}, "detail": {"type": "string"}},
+            "required": ["reason", "detail"],
+        }
+    },
+    "required": ["error"],
+}
+_CAPTURE_REQUEST = {
+    "type": "object",
+    "properties": {
+        "job": {"type": "string", "minLength": 1, "maxLength": 512},
+        "kind": {"type": "string", "enum": list(CAPTURE_KINDS), "default": "torch"},
+        "ranks": {
+            "type": ["array", "null"],
+            "items": {"type": "integer", "minimum": 0},
+            "minItems": 1,
+            "maxItems": 1024,
+            "description": "null: all ranks of the job that this daemon sees",
+        },
+        "steps": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5},
+        "reason": {"type": "string", "maxLength": 500},
+    },
+    "required": ["job"],
+    "additionalProperties": False,
+}
+_REQUEST_CAPTURE = {
+    "summary": "Ask for a capture. On loopback, or with the token.",
+    "security": [{"token": []}, {}],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/CaptureRequest"}}
+        },
+    },
+    "responses": {
+        "202": {"description": "Begun", "content": {"application/json": {}}},
+        "400": _error("The body is not what is asked for"),
+        "401": _error("The token is missing or wrong"),
+        "403": _error("Not from this machine, and no token is configured"),
+        "404": _error("No such job or rank runs here"),
+        "409": _error("A rank is busy, or the policy says no"),
+        "413": _error("The body is too large"),
+        "415": _error("The body is not declared as JSON"),
+        "503": _error("No space"),
+    },
+}
+
+_PATHS: Schema = {
+    "/": {"get": _get("The web page", kind="text/html")},
+    "/metrics": {
+        "get": _get("Prometheus text format or OpenMetrics, by Accept", kind="text/plain")
+    },
+    "/healthz": {"get": _get("Whether the process lives")},
+    "/readyz": {"get": _get("Whether every source can be read", _503="Something is missing")},
+    "/openapi.json": {"get": _get("This document")},
+    "/api/v1/devices": {"get": _get("Devices with their newest values")},
+    "/api/v1/jobs": {"get": _get("Jobs", _JOB)},
+    "/api/v1/ranks": {"get": _get("Ranks with their newest steps", _JOB)},
+    "/api/v1/anomalies": {"get": _get("Anomalies", _JOB, _ANOMALY_KIND, _ACTIVE)},
+    "/api/v1/captures": {
+        "get": _get("Captures", _JOB, _CAPTURE_KIND, _ACTIVE),
+        "post": _REQUEST_CAPTURE,
+    },
+    "/api/v1/captures/{id}": {"get": _get("One capture", _ID, _404="No such capture")},
+    "/api/v1/captures/{id}/{file}": {
+        "get": _get(
+            "A file of a capture. On loopback, or with the token.",
+            *(_ID, _FILE),
+            kind="application/octet-stream",
+            _401="The token is missing or wrong",
+            _403="Not from this machine, and no token is configured",
+            _404="No such capture or file",
+        )
+    },
+    "/api/v1/diagnoses": {"get": _get("What the captures' traces say", _JOB, _CAPTURE_KIND)},
+}

@@ -1,0 +1,12 @@
+"""The web page: server-rendered, one screen, no build step.
+
+- endpoint: the answer to ``GET /`` and its content security policy
+- verdict: the one line on top
+- findings, jobs, devices, captures: what each section shows
+- charts: step times and phases as drawings
+- quantities: numbers with units for readers
+- templates: one file a section, with the style and the script that goes on refreshing
+
+Everything that a training process says of itself is hostile: texts are cut, lists are bounded and
+the templates escape.
+"""

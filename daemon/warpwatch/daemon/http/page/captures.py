@@ -1,0 +1,160 @@
+"""Captures: what they brought, what they cost, and where their files are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from warpwatch.daemon.http.page.quantities import (
+    NO_VALUE,
+    ago,
+    percent,
+    plural,
+    seconds,
+    text,
+    timestamp,
+)
+from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.state import State
+
+MAX_CAPTURES = 20
+MAX_FILES = 16
+REPORT = "report.html"
+# Shown as links of their own, or of no use to a reader.
+_NOT_LISTED = (REPORT, "capture.json")
+
+
+@dataclass(frozen=True, slots=True)
+class FileLink:
+    name: str
+    href: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureView:
+    """``tone``: good, bad or open (it runs)."""
+
+    id: str
+    kind: str
+    job: str
+    trigger: str
+    reason: str
+    when: str
+    timestamp: str
+    outcome: str
+    tone: str
+    detail: str
+    verdict: str
+    explanation: str
+    advice: str
+    price: str
+    report: FileLink | None
+    files: tuple[FileLink, ...]
+    more_files: int
+
+
+def capture_views(state: State) -> tuple[CaptureView, ...]:
+    """The newest first."""
+    newest = sorted(state.captures, key=lambda capture: -capture.time)[:MAX_CAPTURES]
+    return tuple(_view(capture, state.time) for capture in newest)
+
+
+def _view(capture: Capture, now: float) -> CaptureView:
+    request = capture.request
+    listed = [name for name in capture.files if name not in _NOT_LISTED]
+    verdict, explanation, advice = describe(capture)
+    return CaptureView(
+        id=text(capture.id),
+        kind=request.kind,
+        job=text(request.job),
+        trigger=text(request.trigger, 24),
+        reason=text(request.reason, 200),
+        when=ago(capture.time, now),
+        timestamp=timestamp(capture.time),
+        outcome=outcome(capture),
+        tone=_tone(capture),
+        detail=text(capture.detail, 200) or _rank_details(capture),
+        verdict=verdict,
+        explanation=explanation,
+        advice=advice,
+        price=price(capture.step_s),
+        report=_link(capture, REPORT) if REPORT in capture.files else None,
+        files=tuple(_link(capture, name) for name in listed[:MAX_FILES]),
+        more_files=max(0, len(listed) - MAX_FILES),
+    )
+
+
+def outcome(capture: Capture) -> str:
+    """``complete 2/2``: the ranks that brought their file of those that this daemon asked."""
+    written = sum(1 for rank in capture.ranks if rank.state == "written")
+    count = f" {written}/{len(capture.ranks)}" if capture.ranks else ""
+    if capture.outcome is not None:
+        elsewhere = capture.world_size - len(capture.ranks)
+        world = f" (world size {capture.world_size})" if capture.ranks and elsewhere > 0 else ""
+        return f"{capture.outcome.replace('_', ' ')}{count}{world}"
+    states = Counter(rank.state for rank in capture.ranks).most_common(1)
+    return f"{states[0][0] if states else 'begun'}{count}"
+
+
+def price(step_s: Mapping[str, float]) -> str:
+    """What a step cost while it was recorded; empty when it is not known."""
+    before, during = step_s.get("before"), step_s.get("during")
+    if not before or not during:
+        return ""
+    after = step_s.get("after")
+    back = f", {seconds(after)} after" if after else ""
+    return f"{seconds(before)} → {seconds(during)} ({_signed(during / before - 1)}){back}"
+
+
+def describe(capture: Capture) -> tuple[str, str, str]:
+    """Verdict, the sentence behind it, and the advice. The diagnosis is read with care: its texts
+    come from traces that a training process wrote."""
+    diagnosis = capture.diagnosis
+    if diagnosis is None:
+        failed = capture.diagnosis_outcome
+        return (f"no diagnosis: {text(failed)}" if failed else "", "", "")
+    verdict = text(diagnosis.get("verdict", NO_VALUE), 40).replace("_", " ")
+    finding = _first_finding(diagnosis)
+    share = finding.get("share")
+    explains = (
+        f"{percent(share)} of the step window"
+        if isinstance(share, int | float) and share > 0 and finding.get("kind") != "healthy"
+        else ""
+    )
+    summary = text(diagnosis.get("summary") or explains, 200)
+    return verdict, summary, text(finding.get("advice") or "", 300)
+
+
+def _first_finding(diagnosis: Mapping[str, Any]) -> Mapping[str, Any]:
+    findings = diagnosis.get("findings")
+    first = findings[0] if isinstance(findings, list | tuple) and findings else {}
+    return first if isinstance(first, Mapping) else {}
+
+
+def _rank_details(capture: Capture) -> str:
+    """Why ranks brought nothing."""
+    failed = [rank for rank in capture.ranks if rank.state in ("late", "failed", "missing")]
+    if not failed or capture.outcome is None:
+        return ""
+    first = f"rank {failed[0].rank} {failed[0].state}"
+    why = f": {text(failed[0].detail)}" if failed[0].detail else ""
+    more = f", and {plural(len(failed) - 1, 'more rank')}" if len(failed) > 1 else ""
+    return f"{first}{why}{more}"
+
+
+def _tone(capture: Capture) -> str:
+    if capture.outcome is None:
+        return "open"
+    return "good" if capture.outcome == "complete" else "bad"
+
+
+def _link(capture: Capture, name: str) -> FileLink:
+    href = f"/api/v1/captures/{quote(capture.id, safe='')}/{quote(name, safe='')}"
+    return FileLink(text(name, 60), href)
+
+
+def _signed(ratio: float) -> str:
+    return f"{ratio * 100:+.0f} %".replace("-", "\N{MINUS SIGN}")

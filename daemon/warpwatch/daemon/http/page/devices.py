@@ -1,0 +1,133 @@
+"""Devices with their live values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from warpwatch.daemon.http.page.quantities import (
+    NO_VALUE,
+    gibibytes,
+    percent,
+    text,
+)
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import DeviceSample
+from warpwatch.telemetry.state import State
+
+MAX_DEVICES = 64
+# Reasons for lower clocks that are no trouble: nothing to do, or somebody asked for it.
+_HARMLESS = frozenset({"idle", "application_clocks", "display_clocks"})
+_REASONS = {
+    "sw_power_cap": "power cap",
+    "hw_slowdown": "hardware slowdown",
+    "sync_boost": "sync boost",
+    "sw_thermal": "heat (driver)",
+    "hw_thermal": "heat (hardware)",
+    "hw_power_brake": "power brake",
+}
+
+Values = Mapping[SeriesKey, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """``filled``: per cent of the bar, None where there is no bar."""
+
+    shown: str
+    detail: str = ""
+    filled: float | None = None
+    hot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    index: int
+    name: str
+    simulated: bool
+    up: bool
+    reason: str
+    workload: str
+    utilization: Gauge
+    memory: Gauge
+    power: Gauge
+    temperature: Gauge
+    clock: Gauge
+    throttling: Gauge
+
+
+def device_views(state: State) -> tuple[DeviceView, ...]:
+    users: dict[str, list[str]] = {}
+    for rank in state.ranks:
+        if rank.device and rank.status in ("running", "stopped"):
+            users.setdefault(rank.device, []).append(f"{text(rank.job, 40)} rank {rank.name}")
+    return tuple(
+        _view(sample, users.get(sample.device.uuid, [])) for sample in state.devices[:MAX_DEVICES]
+    )
+
+
+def _view(sample: DeviceSample, users: Sequence[str]) -> DeviceView:
+    device, values = sample.device, sample.values
+    simulated = device.info.get("simulated") == "true"
+    name = device.name.removesuffix(" (simulated)") if simulated else device.name
+    more = f" and {len(users) - 2} more" if len(users) > 2 else ""
+    utilization = values.get(("device_utilization_ratio", ()))
+    return DeviceView(
+        index=device.index,
+        name=text(f"{name} {device.profile}".strip(), 48),
+        simulated=simulated,
+        up=sample.up,
+        reason=text(sample.reason) or "unknown",
+        workload=", ".join(users[:2]) + more,
+        utilization=Gauge(percent(utilization), filled=_filled(utilization, 1.0)),
+        memory=_memory(values),
+        power=_power(values),
+        temperature=_temperature(values),
+        clock=_clock(values),
+        throttling=_throttling(values),
+    )
+
+
+def _memory(values: Values) -> Gauge:
+    used = values.get(("device_memory_used_bytes", ()))
+    total = values.get(("device_memory_total_bytes", ()))
+    filled = _filled(used, total)
+    of = f"of {gibibytes(total)}" if total else ""
+    return Gauge(gibibytes(used), of, filled, hot=filled is not None and filled > 95)
+
+
+def _power(values: Values) -> Gauge:
+    watts = values.get(("device_power_watts", ()))
+    limit = values.get(("device_power_limit_watts", ()))
+    shown = NO_VALUE if watts is None else f"{watts:.0f} W"
+    return Gauge(shown, f"of {limit:.0f} W" if limit else "", _filled(watts, limit))
+
+
+def _temperature(values: Values) -> Gauge:
+    celsius = values.get(("device_temperature_celsius", ("gpu",)))
+    slowdown = values.get(("device_temperature_threshold_celsius", ("slowdown",)))
+    hot = celsius is not None and celsius >= (slowdown or 90.0) - 3
+    return Gauge(NO_VALUE if celsius is None else f"{celsius:.0f} °C", hot=hot)
+
+
+def _clock(values: Values) -> Gauge:
+    hertz = values.get(("device_clock_hertz", ("sm",)))
+    top = values.get(("device_clock_max_hertz", ("sm",)))
+    shown = NO_VALUE if hertz is None else f"{hertz / 1e6:.0f} MHz"
+    return Gauge(shown, f"of {top / 1e6:.0f}" if top else "")
+
+
+def _throttling(values: Values) -> Gauge:
+    known = {key[1][0]: on for key, on in values.items() if key[0] == "device_throttle_active"}
+    active = [reason for reason, on in known.items() if on and reason not in _HARMLESS]
+    if not known:
+        return Gauge(NO_VALUE)
+    if not active:
+        return Gauge("none")
+    return Gauge(", ".join(_REASONS.get(reason, text(reason)) for reason in active), hot=True)
+
+
+def _filled(value: float | None, total: float | None) -> float | None:
+    if value is None or not total:
+        return None
+    return round(100 * min(1.0, max(0.0, value / total)), 1)

@@ -1,0 +1,137 @@
+"""Jobs and their ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from warpwatch.daemon.http.page.charts import (
+    PhaseShare,
+    StepChart,
+    ceiling_s,
+    phase_shares,
+    phases_label,
+    step_chart,
+)
+from warpwatch.daemon.http.page.quantities import NO_VALUE, plural, seconds, si, text
+from warpwatch.telemetry.state import JobState, RankState, State
+
+MAX_JOBS = 20
+MAX_RANKS = 32
+# What the numbers beside a chart are taken of: the newest steps.
+RECENT_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    name: str
+    status: str
+    where: str
+    step: str
+    newest: str
+    median: str
+    chart: StepChart | None
+    phases: tuple[PhaseShare, ...]
+    phases_label: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    name: str
+    facts: tuple[str, ...]
+    ranks: tuple[RankView, ...]
+    more_ranks: int
+    legend: tuple[PhaseShare, ...]
+
+
+def job_views(state: State) -> tuple[JobView, ...]:
+    """The first MAX_JOBS jobs: those that run come first."""
+    members: dict[str, list[RankState]] = {}
+    for rank in state.ranks:
+        members.setdefault(rank.job, []).append(rank)
+    places = {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
+    jobs = sorted(state.jobs, key=lambda job: not _runs(members.get(job.name, [])))
+    return tuple(
+        _job_view(job, members.get(job.name, []), places, _marks(state, job.name))
+        for job in jobs[:MAX_JOBS]
+    )
+
+
+def _job_view(
+    job: JobState, ranks: Sequence[RankState], places: Mapping[str, str], marks: Sequence[int]
+) -> JobView:
+    shown = ranks[:MAX_RANKS]
+    top_s = ceiling_s([rank.recent_s for rank in shown])
+    views = tuple(_rank_view(rank, places, top_s, marks) for rank in shown)
+    legend = {share.name: share for view in views for share in view.phases}
+    return JobView(
+        name=text(job.name),
+        facts=_facts(job, ranks),
+        ranks=views,
+        more_ranks=len(ranks) - len(shown),
+        legend=tuple(sorted(legend.values(), key=lambda share: share.colour)),
+    )
+
+
+def _rank_view(
+    rank: RankState, places: Mapping[str, str], top_s: float, marks: Sequence[int]
+) -> RankView:
+    recent = rank.recent_s[-RECENT_STEPS:]
+    phases = phase_shares(rank.phases_s, rank.durations.sum)
+    place = places.get(rank.device or "")
+    return RankView(
+        name=text(rank.name, 24),
+        status=text(rank.status, 24),
+        where=" · ".join(part for part in (place, text(rank.host, 40)) if part),
+        step=NO_VALUE if rank.step is None else str(rank.step),
+        newest=seconds(recent[-1] if recent else None),
+        median=seconds(statistics.median(recent) if recent else None),
+        chart=step_chart(rank.recent_s, top_s, newest_step=rank.step, marks=marks),
+        phases=phases,
+        phases_label=phases_label(phases),
+    )
+
+
+def _facts(job: JobState, ranks: Sequence[RankState]) -> tuple[str, ...]:
+    running = [rank for rank in ranks if rank.status == "running" and rank.recent_s]
+    facts = [
+        plural(len(ranks), "rank") + (f" of {job.world_size}" if job.world_size > len(ranks) else "")
+    ]
+    if running:
+        # Ranks step together, so a job is as fast as one of them, and its input adds up.
+        steps_per_s = statistics.median(_steps_per_s(rank) for rank in running)
+        facts.append(f"{si(steps_per_s, 'steps/s')}")
+        facts.extend(_input_rate(running, "samples"))
+        facts.extend(_input_rate(running, "tokens"))
+    if job.energy_j:
+        facts.append(si(job.energy_j, "J"))
+    return tuple(facts)
+
+
+def _steps_per_s(rank: RankState) -> float:
+    step_s = statistics.fmean(rank.recent_s[-RECENT_STEPS:])
+    return 1 / step_s if step_s > 0 else 0.0
+
+
+def _input_rate(ranks: Sequence[RankState], what: str) -> list[str]:
+    """All ranks together; what a step takes is the rank's average since it began."""
+    rate = sum(
+        getattr(rank, f"{what}_total") / rank.steps_total * _steps_per_s(rank)
+        for rank in ranks
+        if rank.steps_total
+    )
+    return [si(rate, f"{what}/s")] if rate else []
+
+
+def _marks(state: State, job: str) -> list[int]:
+    """The steps since which something is wrong."""
+    return [
+        anomaly.begin_step
+        for anomaly in state.anomalies
+        if anomaly.job == job and anomaly.end_time is None and anomaly.begin_step is not None
+    ]
+
+
+def _runs(ranks: Sequence[RankState]) -> bool:
+    return any(rank.status == "running" for rank in ranks)

@@ -1,0 +1,78 @@
+"""Numbers with units, the way people read them."""
+
+from __future__ import annotations
+
+import math
+import time
+
+NO_VALUE = "–"
+MAX_TEXT = 120
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def text(value: object, limit: int = MAX_TEXT) -> str:
+    """One line of at most ``limit`` characters, all of them printable."""
+    line = "".join(char if char.isprintable() else " " for char in str(value)[: limit + 1])
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with three digits: 0.21234 is ``212 ms``."""
+    if value is None or not math.isfinite(value):
+        return NO_VALUE
+    if abs(value) < 0.0009995:
+        return f"{_three_digits(value * 1e6)} µs"
+    if abs(value) < 0.9995:
+        return f"{_three_digits(value * 1e3)} ms"
+    if value < 120:
+        return f"{_three_digits(value)} s"
+    return _long(value)
+
+
+def gibibytes(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{_three_digits(value / 2**30)} GiB"
+
+
+def percent(ratio: float | None) -> str:
+    return NO_VALUE if ratio is None or not math.isfinite(ratio) else f"{ratio * 100:.0f} %"
+
+
+def si(value: float, unit: str) -> str:
+    """12345 J is ``12.3 kJ``."""
+    steps = 0
+    while abs(value) >= 999.5 and steps < len(_PREFIXES) - 1:
+        value /= 1000
+        steps += 1
+    return f"{_three_digits(value)} {_PREFIXES[steps]}{unit}"
+
+
+def ago(then: float, now: float) -> str:
+    """Both wall clock in seconds."""
+    passed = now - then
+    return "now" if passed < 2 else f"{_long(passed)} ago"
+
+
+def timestamp(value: float) -> str:
+    """ISO 8601 in UTC, for ``<time datetime>``. Raises nothing: a time that is none is empty."""
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(value))
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def plural(count: int, word: str, words: str = "") -> str:
+    return f"{count} {word if count == 1 else words or word + 's'}"
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    digits = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+    shown = f"{value:.{digits}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
+def _long(value: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if value >= 2 * size:
+            return f"{int(value // size)} {unit}"
+    return f"{int(value)} s"

@@ -1,0 +1,88 @@
+"""The one line on top of the page: is all well, and if not, what is the worst of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from warpwatch.daemon.http.page.quantities import plural, text
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.samples import DeviceSample
+from warpwatch.telemetry.state import RankState, State
+
+Level = Literal["well", "idle", "info", "warning", "critical"]
+
+SEVERITIES = ("critical", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``notes``: what else to know, one sentence each."""
+
+    level: Level
+    sentence: str
+    notes: tuple[str, ...] = ()
+
+
+def verdict(state: State) -> Verdict:
+    notes = tuple(
+        f"{text(source.name)} cannot be read: {text(source.reason) or 'no reason known'}"
+        for source in state.sources
+        if not source.up
+    )
+    active = worst_first(state)
+    if active:
+        return Verdict(active[0].severity, _sentence(active), notes)
+    down = [sample for sample in state.devices if not sample.up]
+    if down:
+        return Verdict("critical", _down(down), notes)
+    dead = [rank for rank in state.ranks if rank.status not in ("running", "exited")]
+    if dead:
+        return Verdict("warning", _dead(dead), notes)
+    return _calm(state, notes)
+
+
+def worst_first(state: State) -> list[Anomaly]:
+    """The active anomalies, of one severity the newest first."""
+    active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
+    return sorted(
+        active, key=lambda anomaly: (SEVERITIES.index(anomaly.severity), -anomaly.time)
+    )
+
+
+def _sentence(active: list[Anomaly]) -> str:
+    count = plural(len(active), "anomaly", "anomalies")
+    return f"{count}: {text(active[0].summary, 200)}"
+
+
+def _down(down: list[DeviceSample]) -> str:
+    names = ", ".join(str(sample.device.index) for sample in down[:8])
+    reasons = ", ".join(sorted({text(sample.reason) or "unknown" for sample in down}))
+    return f"GPU {names} cannot be read: {reasons}"
+
+
+def _dead(dead: list[RankState]) -> str:
+    first = dead[0]
+    what = {"died": "died", "stopped": "is stopped"}.get(first.status, text(first.status))
+    more = f", and {len(dead) - 1} more" if len(dead) > 1 else ""
+    return f"rank {text(first.name)} of job {text(first.job)} {what}{more}"
+
+
+def _calm(state: State, notes: tuple[str, ...]) -> Verdict:
+    devices = plural(len(state.devices), "GPU")
+    running = [rank for rank in state.ranks if rank.status == "running"]
+    jobs = sorted({rank.job for rank in running})
+    if not running:
+        return _idle(state, devices, notes)
+    whose = f"job {text(jobs[0])}" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    ranks = f"{plural(len(running), 'rank')} of {whose}"
+    sentence = f"{devices}, {ranks}" if state.devices else ranks
+    return Verdict("well", f"All well: {sentence}", notes)
+
+
+def _idle(state: State, devices: str, notes: tuple[str, ...]) -> Verdict:
+    if not state.devices and not state.ranks:
+        return Verdict("idle", "Nothing to watch yet: no GPU and no training process", notes)
+    what = "every training process has ended" if state.ranks else "no training process yet"
+    sentence = f"{devices}, {what}" if state.devices else what
+    return Verdict("idle", f"All well: {sentence}", notes)

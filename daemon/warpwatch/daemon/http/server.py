@@ -1,0 +1,174 @@
+"""Listening: sockets, TLS, and uvicorn with what a small daemon needs of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from warpwatch.daemon.config import HttpConfig
+from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.http import web_config
+from warpwatch.daemon.http.access import is_loopback
+from warpwatch.daemon.http.app import create_app
+from warpwatch.daemon.http.backend import Backend
+from warpwatch.daemon.http.basic_auth import BasicAuth
+from warpwatch.daemon.http.web_config import Tls, WebConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 128
+KEEP_ALIVE_S = 5
+# A connection that did not send the head of a request by then is closed.
+HEAD_TIMEOUT_S = 10.0
+SHUTDOWN_TIMEOUT_S = 2
+CERTIFICATE_INTERVAL_S = 10
+
+
+class Server:
+    """``bind``, then ``run`` in the main thread until ``stop`` is called from anywhere."""
+
+    def __init__(self, backend: Backend, config: HttpConfig) -> None:
+        """Raises UsageError when web_config or what it names cannot be used."""
+        self._backend = backend
+        self._config = config
+        web = web_config.load(config.web_config) if config.web_config else WebConfig()
+        self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
+        self._basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
+        self._socket: socket.socket | None = None
+        self._uvicorn: _Uvicorn | None = None
+
+    def bind(self) -> None:
+        """Take the address. Raises UsageError that names http.listen."""
+        listener = _listen(self._config.listen)
+        self._socket = listener
+        loopback = is_loopback(str(listener.getsockname()[0]))
+        try:
+            app = create_app(
+                self._backend, self._config, loopback=loopback, basic_auth=self._basic_auth
+            )
+        except UsageError:
+            listener.close()
+            raise
+        self._uvicorn = _Uvicorn(_uvicorn_config(app, self._refresh_certificate))
+        self._uvicorn.config.load()
+        # Not by file name: the context is ours, so that a renewed certificate gets into it.
+        self._uvicorn.config.ssl = self._tls.context if self._tls else None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that were bound."""
+        assert self._socket is not None, "bind first"
+        host, port = self._socket.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """Where the page is, as seen from this machine."""
+        host, port = self.address
+        scheme = "https" if self._tls else "http"
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"{scheme}://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"
+
+    def run(self) -> None:
+        """Serve until ``stop``; signals are the caller's."""
+        assert self._uvicorn is not None and self._socket is not None, "bind first"
+        asyncio.run(self._uvicorn.serve(sockets=[self._socket]))
+
+    def stop(self) -> None:
+        """End ``run``; from any thread or a signal handler, also before ``run``."""
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+
+    async def _refresh_certificate(self) -> None:
+        if self._tls is None:
+            return
+        try:
+            if self._tls.refresh():
+                logger.info("took up the renewed certificate %s", self._tls.config.cert_file)
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("the certificate stays as it was: %s", error)
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the daemon."""
+        yield
+
+
+class _Connection(H11Protocol):
+    """Closes a peer that does not send a request: uvicorn alone would wait for ever."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect_request()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect_request()
+
+    def _expect_request(self) -> None:
+        self.loop.call_later(HEAD_TIMEOUT_S, self._give_up, self.cycle)
+
+    def _give_up(self, last: RequestResponseCycle | None) -> None:
+        if self.cycle is last:
+            self.transport.close()
+
+
+def _uvicorn_config(app: Any, notify: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=_Connection,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        # A peer is who connects, whatever X-Forwarded-For says.
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
+        callback_notify=notify,
+        timeout_notify=CERTIFICATE_INTERVAL_S,
+    )
+
+
+def _listen(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    if int(port) > 65535:
+        raise UsageError(f"http.listen {listen!r}: a port is at most 65535")
+    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    name = host.strip("[]") or everywhere
+    try:
+        found = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
+        # localhost may be both; IPv4 sorts first.
+        family, _, _, _, address = min(found, key=lambda info: info[0])
+        return socket.create_server(
+            (str(address[0]), int(port)), family=family, dualstack_ipv6=name == "::"
+        )
+    except OSError as error:
+        raise UsageError(f"http.listen {listen!r}: {_explain(error, port)}") from error
+
+
+def _explain(error: OSError, port: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        who = "; 9400 is also dcgm-exporter's own" if port == "9400" else ""
+        return (
+            f"the port is taken by another process{who}; "
+            "set http.listen (WARPWATCH_HTTP__LISTEN) to a free one, e.g. 127.0.0.1:9401"
+        )
+    if error.errno == errno.EACCES:
+        return "this port needs privileges; take one above 1023"
+    return f"{error.strerror or error}; name an address of this machine, e.g. 127.0.0.1:9400"

@@ -1,0 +1,149 @@
+"""The one state: sources put their part in, everybody else takes a snapshot."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from warpwatch.client._version import __version__
+from warpwatch.daemon.job_energy import JobEnergy
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.records import DeviceReading, Record
+from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch.telemetry.state import JobState, RankState, State
+
+
+class Hub:
+    """Implements ``sources.base.Sink``. Every method may be called from any thread."""
+
+    def __init__(self, stale_after_s: float, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._stale_after_s = stale_after_s
+        self._lock = threading.Lock()
+        self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
+        self._devices: dict[str, DeviceSample] = {}
+        self._host: HostSample | None = None
+        self._health: dict[str, SourceHealth] = {}
+        self._ranks: tuple[RankState, ...] = ()
+        self._energy = JobEnergy()
+        self._anomalies: tuple[Anomaly, ...] = ()
+        self._captures: tuple[Capture, ...] = ()
+        self._agent: dict[SeriesKey, float] = {
+            ("build_info", (__version__,)): 1.0,
+        }
+        self._hostname = socket.gethostname()
+
+    # --- what sources publish ---
+
+    def publish_device(self, sample: DeviceSample) -> None:
+        with self._lock:
+            self._devices[sample.device.uuid] = sample
+            self._energy.add(sample)
+        self._records.put(
+            DeviceReading(sample.time, sample.device.uuid, sample.values, sample.up, sample.reason)
+        )
+
+    def forget_device(self, uuid: str) -> None:
+        with self._lock:
+            self._devices.pop(uuid, None)
+
+    def publish_host(self, sample: HostSample) -> None:
+        with self._lock:
+            self._host = sample
+
+    def publish_health(self, health: SourceHealth) -> None:
+        with self._lock:
+            self._health[health.name] = health
+
+    def publish_record(self, record: Record) -> None:
+        self._records.put(record)
+
+    # --- what the daemon's own parts publish ---
+
+    def publish_ranks(self, ranks: tuple[RankState, ...]) -> None:
+        with self._lock:
+            self._ranks = ranks
+            self._energy.follow(ranks)
+
+    def publish_anomalies(self, anomalies: tuple[Anomaly, ...]) -> None:
+        with self._lock:
+            self._anomalies = anomalies
+
+    def publish_captures(self, captures: tuple[Capture, ...]) -> None:
+        with self._lock:
+            self._captures = captures
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        """Add to one of the agent's own counters (catalogue scope ``agent``)."""
+        with self._lock:
+            key = (name, labels)
+            self._agent[key] = self._agent.get(key, 0.0) + by
+
+    def gauge(self, name: str, value: float, *labels: str) -> None:
+        with self._lock:
+            self._agent[(name, labels)] = value
+
+    # --- what everybody reads ---
+
+    def take_records(self) -> list[Record]:
+        """What was published since the last call; for the pipeline alone."""
+        records = []
+        while True:
+            try:
+                records.append(self._records.get_nowait())
+            except queue.Empty:
+                return records
+
+    def health(self) -> tuple[SourceHealth, ...]:
+        with self._lock:
+            return tuple(self._health.values())
+
+    def ranks(self) -> tuple[RankState, ...]:
+        with self._lock:
+            return self._ranks
+
+    def state(self) -> State:
+        now = self._clock()
+        with self._lock:
+            host = self._host
+            if host is not None and now - host.time > self._stale_after_s:
+                host = None
+            devices = sorted(self._devices.values(), key=lambda sample: sample.device.index)
+            return State(
+                time=now,
+                version=__version__,
+                hostname=self._hostname,
+                devices=tuple(self._fresh(sample, now) for sample in devices),
+                host=host,
+                sources=tuple(self._health.values()),
+                ranks=self._ranks,
+                jobs=self._jobs(),
+                anomalies=self._anomalies,
+                captures=self._captures,
+                agent=dict(self._agent),
+            )
+
+    def _fresh(self, sample: DeviceSample, now: float) -> DeviceSample:
+        """Never stale: values that were not read again are gone, the device stays, down."""
+        if not sample.up or now - sample.time <= self._stale_after_s:
+            return sample
+        return DeviceSample(sample.device, sample.time, up=False, reason="stale")
+
+    def _jobs(self) -> tuple[JobState, ...]:
+        members: dict[str, list[RankState]] = {}
+        for rank in self._ranks:
+            members.setdefault(rank.job, []).append(rank)
+        return tuple(
+            JobState(
+                name=job,
+                world_size=max(rank.world_size for rank in ranks),
+                ranks=tuple(rank.name for rank in ranks),
+                energy_j=self._energy.joules(job),
+            )
+            for job, ranks in sorted(members.items())
+        )

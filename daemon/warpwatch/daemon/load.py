@@ -1,0 +1,40 @@
+"""How busy the ranks keep each device: what the simulated devices follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from warpwatch.daemon.hub import Hub
+from warpwatch.telemetry.state import RankState
+
+# A rank that finished no step for this long does not load its device.
+IDLE_AFTER_S = 3.0
+
+
+class RankLoad:
+    """``uuid_of``: the device's UUID by its index."""
+
+    def __init__(self, hub: Hub, uuid_of: Callable[[int], str]) -> None:
+        self._hub = hub
+        self._uuid_of = uuid_of
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def __call__(self, index: int) -> float | None:
+        """Share of time in 0..1 that the device computes, None without a rank on it."""
+        uuid = self._uuid_of(index)
+        ranks = [rank for rank in self._hub.ranks() if rank.device == uuid]
+        return max((self._share(rank) for rank in ranks), default=None)
+
+    def _share(self, rank: RankState) -> float:
+        """One minus the share of the newest steps that the rank waited."""
+        if rank.last_step_time is None or time.time() - rank.last_step_time > IDLE_AFTER_S:
+            return 0.0
+        waited_s = sum(rank.phases_s.get(name, 0.0) for name in ("data_wait", "comm"))
+        key = f"{rank.job}/{rank.rank}"
+        before_s, before_time = self._seen.get(key, (waited_s, 0.0))
+        if rank.last_step_time <= before_time:
+            return 0.9
+        self._seen[key] = (waited_s, rank.last_step_time)
+        elapsed_s = rank.last_step_time - before_time
+        return min(0.97, max(0.05, 0.97 * (1 - (waited_s - before_s) / elapsed_s)))

@@ -1,0 +1,11 @@
+"""The daemon's side of the rendezvous: everything that a shim writes is untrusted input.
+
+- folder: the daemon's own folder and its lock
+- ring: reading one ring file without ever mapping it
+- table: which files are accepted as rings, and which are refused and why
+- claims: what a ring says of itself, bounded
+- rank: one rank, accumulated over the rings of its processes
+- saved: positions and counts that survive a restart
+- commands: the file that a process reads
+- inbox: taking over what a process wrote for a capture
+"""

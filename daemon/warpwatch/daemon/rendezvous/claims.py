@@ -1,0 +1,101 @@
+"""What a ring says of itself, bounded: texts cut, numbers checked, everything else refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from warpwatch.client.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
+
+MAX_TEXT = 128
+MAX_WORLD_SIZE = 1 << 20
+# A longer step than this is no step (12 days).
+MAX_DURATION_S = 1e6
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """The metadata of a ring after validation."""
+
+    job: str
+    rank: int
+    local_rank: int
+    world_size: int
+    device: str | None
+    host: str
+    pod_uid: str | None
+    framework: str
+    phases: tuple[str, ...]
+
+
+def parse(text: bytes | None) -> Claims:
+    """Raises ProtocolError("bad_metadata") when the text is not what the protocol says."""
+    try:
+        raw = json.loads(text or b"")
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("bad_metadata", "the metadata is not JSON") from error
+    if not isinstance(raw, dict):
+        raise ProtocolError("bad_metadata", "the metadata is no object")
+    world_size = max(1, _integer(raw, "world_size", 1, MAX_WORLD_SIZE))
+    return Claims(
+        job=_text(raw, "job") or "unnamed",
+        rank=_integer(raw, "rank", 0, MAX_WORLD_SIZE),
+        local_rank=_integer(raw, "local_rank", 0, MAX_WORLD_SIZE),
+        world_size=world_size,
+        device=_text(raw, "device") or None,
+        host=_text(raw, "hostname"),
+        pod_uid=_text(raw, "pod_uid") or None,
+        framework=_text(raw, "torch"),
+        phases=_phases(raw.get("phases", [])),
+    )
+
+
+def parse_event(payload: bytes) -> dict[str, Any]:
+    """An event's fields, flat and bounded. Raises ProtocolError("bad_event")."""
+    try:
+        raw = json.loads(payload[:RECORD_MAX_PAYLOAD])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("bad_event", "the event is not JSON") from error
+    if not isinstance(raw, dict) or not isinstance(raw.get("event"), str):
+        raise ProtocolError("bad_event", "the event has no name")
+    return {
+        clean(key): clean(value) if isinstance(value, str) else value
+        for key, value in raw.items()
+        if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    }
+
+
+def clean(text: str) -> str:
+    """One line of at most MAX_TEXT characters."""
+    return _CONTROL.sub(" ", text)[:MAX_TEXT].strip()
+
+
+def _text(raw: dict[str, Any], key: str) -> str:
+    value = raw.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ProtocolError("bad_metadata", f"{key} is no text")
+    return clean(value)
+
+
+def _integer(raw: dict[str, Any], key: str, default: int, limit: int) -> int:
+    value = raw.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
+        raise ProtocolError("bad_metadata", f"{key} is no number from 0 to {limit}")
+    return value
+
+
+def _phases(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, list) or len(raw) > MAX_PHASES:
+        raise ProtocolError("bad_metadata", f"phases is no list of at most {MAX_PHASES}")
+    for name in raw:
+        if not isinstance(name, str) or not _PHASE.fullmatch(name):
+            raise ProtocolError("bad_metadata", "a phase's name is not a word")
+    return tuple(raw)

@@ -1,0 +1,116 @@
+"""The rendezvous folder: created, owned and locked by the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from warpwatch.client import rendezvous
+from warpwatch.client.protocol import PROTOCOL_VERSION
+from warpwatch.daemon.config import RendezvousConfig
+from warpwatch.daemon.errors import UsageError
+
+STICKY = 0o1777
+OWNED = 0o755
+
+
+def resolve(config: RendezvousConfig, environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
+    """(folder, inbox) that this daemon would use."""
+    environ = dict(environ)
+    if config.dir != "auto":
+        environ["WARPWATCH_DIR"] = config.dir
+    if config.inbox != "auto":
+        environ["WARPWATCH_INBOX"] = config.inbox
+    chosen = _choose(environ, uid)
+    return Path(chosen.path), Path(rendezvous.inbox(chosen, environ, uid))
+
+
+def _choose(environ: Mapping[str, str], uid: int) -> rendezvous.Folder:
+    folders = rendezvous.candidates(environ, uid)
+    for folder in folders:
+        if folder.explicit or uid == 0 or _is_own(folder.path, uid):
+            return folder
+    own = [folder for folder in folders if folder.path != rendezvous.SYSTEM_DIR]
+    return own[0]
+
+
+def _is_own(path: str, uid: int) -> bool:
+    try:
+        return os.lstat(path).st_uid == uid
+    except OSError:
+        return False
+
+
+class RendezvousFolder:
+    """Held for as long as the daemon lives; a second daemon on it is refused."""
+
+    def __init__(self, path: Path, inbox: Path, version: str) -> None:
+        self.path = path
+        self.inbox = inbox
+        self.ranks = path / rendezvous.RANKS
+        self.commands = path / rendezvous.COMMANDS
+        self._create()
+        self._lock_fd = self._lock(version)
+
+    def _create(self) -> None:
+        private = str(self.path) == rendezvous.private_dir(os.getuid())
+        _make(self.path, 0o700 if private else OWNED)
+        _make(self.commands, OWNED)
+        for folder in (self.ranks, self.path / rendezvous.KINETO, self.inbox):
+            _make(folder, STICKY)
+
+    def _lock(self, version: str) -> int:
+        path = self.path / rendezvous.LOCK_FILE
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        if not rendezvous.take_lock(fd):
+            holder = _describe(os.pread(fd, 4096, 0))
+            os.close(fd)
+            raise UsageError(
+                f"{self.path} is already served by {holder}; stop it or set rendezvous.dir"
+            )
+        about = {
+            "version": version,
+            "uid": os.getuid(),
+            "pid": os.getpid(),
+            "protocol": PROTOCOL_VERSION,
+            "inbox": str(self.inbox),
+        }
+        os.fchmod(fd, 0o644)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(about).encode(), 0)
+        return fd
+
+    def close(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+
+def _make(path: Path, mode: int) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise UsageError(f"{path} is not a folder; remove it or set rendezvous.dir")
+        if found.st_uid != os.getuid():
+            raise UsageError(
+                f"{path} belongs to uid {found.st_uid}, not to this daemon's {os.getuid()}; "
+                "remove it or set rendezvous.dir and rendezvous.inbox"
+            )
+        path.chmod(mode)
+    except OSError as error:
+        raise UsageError(
+            f"cannot create {path}: {error.strerror}; set rendezvous.dir and rendezvous.inbox "
+            "(or WARPWATCH_DIR and WARPWATCH_INBOX) to folders that this user may write"
+        ) from error
+
+
+def _describe(content: bytes) -> str:
+    try:
+        about = json.loads(content)
+        return f"warpwatch {about['version']} (pid {about['pid']}, uid {about['uid']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,172 @@
+"""The ranks source: follows every ring of the rendezvous and publishes what happened."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from warpwatch.client.protocol import ProtocolError
+from warpwatch.daemon.rendezvous import saved
+from warpwatch.daemon.rendezvous.commands import CommandFiles
+from warpwatch.daemon.rendezvous.folder import RendezvousFolder
+from warpwatch.daemon.rendezvous.rank import Rank
+from warpwatch.daemon.rendezvous.table import OpenRing, RingTable
+from warpwatch.telemetry.records import RankSeen, Record
+from warpwatch.telemetry.state import RankState
+
+logger = logging.getLogger(__name__)
+
+# How long the series of an ended rank stay, and its ring after that.
+SERIES_AFTER_END_S = 300.0
+RING_AFTER_END_S = 600.0
+SAVE_INTERVAL_S = 1.0
+
+
+class RanksSource:
+    """Polled by the pipeline. ``targets`` and ``step_begun`` may be called from any thread."""
+
+    def __init__(
+        self, folder: RendezvousFolder, stopped_after_s: float, reject: Callable[[str], None]
+    ) -> None:
+        self._folder = folder
+        self._stopped_after_s = stopped_after_s
+        self._reject = reject
+        self._commands = CommandFiles(folder.commands)
+        self._table = RingTable(folder.ranks, reject)
+        self._saved = saved.load(folder.path)
+        self._saved_at = 0.0
+        self._boot_id = boot_id()
+        self._lock = threading.Lock()
+        self._ranks: list[Rank] = []
+
+    # --- the pipeline's side ---
+
+    def poll(self, now: float) -> list[Record]:
+        """Everything that happened since the last call, in order of time."""
+        with self._lock:
+            records: list[Record] = []
+            # The living first: a successor finds the place of one that has just died free.
+            for rank in list(self._ranks):
+                if rank.live:
+                    records.extend(self._update(rank, now))
+            records.extend(self._adopt(now))
+            self._expire(now)
+            if now - self._saved_at >= SAVE_INTERVAL_S:
+                self._saved_at = now
+                self._save()
+        records.sort(key=lambda record: record.time)
+        return records
+
+    def states(self, now: float) -> tuple[RankState, ...]:
+        with self._lock:
+            return tuple(
+                rank.state()
+                for rank in self._ranks
+                if rank.ended_at is None or now - rank.ended_at < SERIES_AFTER_END_S
+            )
+
+    def close(self) -> None:
+        with self._lock:
+            self._save()
+
+    # --- the captures' side ---
+
+    def targets(self, job: str) -> dict[int, Rank]:
+        """The live ranks of a job by number."""
+        with self._lock:
+            return {rank.rank: rank for rank in self._ranks if rank.live and rank.job == job}
+
+    def step_begun(self, rank: Rank) -> int | None:
+        """The step that the rank has begun, read from its ring now."""
+        with self._lock:
+            if rank.ring is None or not rank.live:
+                return None
+            return rank.ring.reader.step_begun()
+
+    # --- inside ---
+
+    def _adopt(self, now: float) -> Iterator[Record]:
+        for ring in sorted(self._table.scan(), key=lambda ring: ring.created_time):
+            self._commands.prepare(ring.name)
+            rank = self._place(ring, now)
+            said = ring.claims
+            # Before its first step, whenever this daemon came to see it.
+            time = min(now, ring.created_time)
+            yield RankSeen(time, rank.job, rank.rank, said.world_size, said.device)
+            yield from self._update(rank, now)
+
+    def _place(self, ring: OpenRing, now: float) -> Rank:
+        """The rank that this ring continues, or a new one."""
+        said = ring.claims
+        for number in range(1, len(self._ranks) + 2):
+            job = said.job if number == 1 else f"{said.job}#{number}"
+            members = [rank for rank in self._ranks if rank.job == job]
+            if any(not _same_job(rank, ring) for rank in members):
+                continue
+            same = [rank for rank in members if rank.rank == said.rank]
+            if any(rank.live for rank in same):
+                continue
+            return self._continue(same[0], ring, now) if same else self._begin(job, ring, now)
+        raise AssertionError("one number more than there are ranks is always free")
+
+    def _continue(self, rank: Rank, ring: OpenRing, now: float) -> Rank:
+        before = rank.ring
+        rank.adopt(ring, now)
+        # The old ring goes only once its counts are saved with the new one.
+        self._save()
+        if before is not None:
+            self._forget(before)
+        return rank
+
+    def _begin(self, job: str, ring: OpenRing, now: float) -> Rank:
+        rank = Rank(job, ring, now)
+        entry = self._saved.pop(ring.name, None)
+        if entry is not None:
+            try:
+                rank.restore(entry)
+            except (KeyError, TypeError, ValueError) as error:
+                logger.warning("saved counts of %s are unusable: %s", ring.name, error)
+        self._ranks.append(rank)
+        return rank
+
+    def _update(self, rank: Rank, now: float) -> Iterator[Record]:
+        assert rank.ring is not None
+        try:
+            yield from rank.update(now, self._stopped_after_s, self._boot_id)
+        except ProtocolError as error:
+            self._table.refuse(rank.ring, error)
+            rank.ring = None
+            self._ranks.remove(rank)
+
+    def _expire(self, now: float) -> None:
+        for rank in list(self._ranks):
+            if rank.ended_at is not None and now - rank.ended_at >= RING_AFTER_END_S:
+                if rank.ring is not None:
+                    self._forget(rank.ring)
+                self._ranks.remove(rank)
+
+    def _forget(self, ring: OpenRing) -> None:
+        self._table.forget(ring, remove=True)
+        self._commands.remove(ring.name)
+
+    def _save(self) -> None:
+        try:
+            saved.save(self._folder.path, [rank for rank in self._ranks if rank.ring is not None])
+        except OSError as error:
+            self._reject("not_saved")
+            logger.warning("cannot save positions: %s", error)
+
+
+def _same_job(rank: Rank, ring: OpenRing) -> bool:
+    return rank.claims.world_size == ring.claims.world_size and rank.owner_uid == ring.owner_uid
+
+
+def boot_id() -> bytes:
+    """The kernel's boot id as 16 bytes; zeros where it cannot be read."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return bytes.fromhex(text.strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)

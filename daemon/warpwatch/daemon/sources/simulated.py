@@ -1,0 +1,41 @@
+"""Simulated devices: the whole daemon without a GPU. They say what they are in name and labels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from warpwatch.daemon.config import SimulatedConfig
+from warpwatch.daemon.sources.base import Sink
+from warpwatch.daemon.sources.simulated_device import PROFILES, SimulatedDevice, simulated_uuid
+from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.samples import SourceHealth
+
+__all__ = ["SimulatedSource", "simulated_uuid"]
+
+
+class SimulatedSource:
+    """``load_of(index)`` says how busy a device is: 0 to 1, None when nobody uses it."""
+
+    name = "simulated"
+
+    def __init__(self, config: SimulatedConfig, load_of: Callable[[int], float | None]) -> None:
+        self._config = config
+        self._load_of = load_of
+        profile = PROFILES[config.profile]
+        self._devices = [SimulatedDevice(index, profile) for index in range(config.devices)]
+        self._read_at: float | None = None
+
+    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+        supervisor.every("simulated", self._config.interval_s, lambda: self._read(sink))
+
+    def close(self) -> None:
+        pass
+
+    def _read(self, sink: Sink) -> None:
+        now, begun = time.time(), time.monotonic()
+        elapsed_s = 0.0 if self._read_at is None else begun - self._read_at
+        self._read_at = begun
+        for index, device in enumerate(self._devices):
+            sink.publish_device(device.advance(now, elapsed_s, self._load_of(index)))
+        sink.publish_health(SourceHealth(self.name, True, duration_s=time.monotonic() - begun))

@@ -1,0 +1,362 @@
+"""A GPU that exists only as physics: what it would report while it follows a given load.
+
+Power follows the load, temperature follows power with a delay, energy is power over time, clocks
+fall with load, power and heat. All counters rise only.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warpwatch.telemetry.device_metrics import (
+    CLOCK_DOMAINS,
+    THROTTLE_REASONS,
+    TIMED_THROTTLE_REASONS,
+    VIOLATION_POLICIES,
+)
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.reliability_metrics import (
+    ECC_LOCATIONS,
+    NVLINK_ERRORS,
+    PCIE_ERRORS,
+    REMAP_AVAILABILITIES,
+)
+from warpwatch.telemetry.samples import Device, DeviceProcess, DeviceSample
+
+_GIB = 2**30
+_NAMESPACE = uuid.UUID("a3c1b0f2-6f6e-4d0e-9f4b-2b0a57a7c001")
+
+# Time constants: the driver's power reading is a mean of about a second; a heat sink takes longer.
+POWER_TIME_S = 1.0
+THERMAL_TIME_S = 25.0
+AMBIENT_C = 27.0
+FULL_LOAD_C = 66.0
+POWER_CAP_SHARE = 0.98
+# A process sees a little less than what the driver reports as used.
+CONTEXT_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a model of GPU can do, from NVIDIA's data sheets; rates in bytes per second."""
+
+    name: str
+    architecture: str
+    memory_bytes: int
+    idle_w: float
+    limit_w: float
+    limit_min_w: float
+    graphics_hz: float
+    memory_hz: float
+    slowdown_c: float
+    pcie_generation: int
+    pcie_rate: float
+    nvlinks: int
+    nvlink_rate: float
+
+
+PROFILES: Mapping[str, Profile] = {
+    "h100": Profile(
+        name="NVIDIA H100 80GB HBM3",
+        architecture="Hopper",
+        memory_bytes=80 * _GIB,
+        idle_w=70.0,
+        limit_w=700.0,
+        limit_min_w=200.0,
+        graphics_hz=1.98e9,
+        memory_hz=2.619e9,
+        slowdown_c=87.0,
+        pcie_generation=5,
+        pcie_rate=63e9,
+        nvlinks=18,
+        nvlink_rate=450e9,
+    ),
+    "a100": Profile(
+        name="NVIDIA A100-SXM4-80GB",
+        architecture="Ampere",
+        memory_bytes=80 * _GIB,
+        idle_w=55.0,
+        limit_w=400.0,
+        limit_min_w=100.0,
+        graphics_hz=1.41e9,
+        memory_hz=1.593e9,
+        slowdown_c=88.0,
+        pcie_generation=4,
+        pcie_rate=31.5e9,
+        nvlinks=12,
+        nvlink_rate=300e9,
+    ),
+    "l4": Profile(
+        name="NVIDIA L4",
+        architecture="Ada",
+        memory_bytes=24 * _GIB,
+        idle_w=16.0,
+        limit_w=72.0,
+        limit_min_w=40.0,
+        graphics_hz=2.04e9,
+        memory_hz=6.251e9,
+        slowdown_c=92.0,
+        pcie_generation=4,
+        pcie_rate=31.5e9,
+        nvlinks=0,
+        nvlink_rate=0.0,
+    ),
+}
+
+
+def simulated_uuid(index: int) -> str:
+    """The UUID of simulated device ``index``: the same in every run."""
+    return f"GPU-{uuid.uuid5(_NAMESPACE, str(index))}"
+
+
+class SimulatedDevice:
+    """One device; ``advance`` lets time pass and reads it."""
+
+    def __init__(self, index: int, profile: Profile) -> None:
+        self._profile = profile
+        self._random = random.Random(index)
+        self._temperature_c = AMBIENT_C + 4 + index % 4
+        self._power_w = profile.idle_w
+        self._energy_j = 0.0
+        self._busy_s = 0.0
+        self._moved = dict.fromkeys(("pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"), 0.0)
+        self._throttled_s = dict.fromkeys(THROTTLE_REASONS, 0.0)
+        self.device = Device(
+            uuid=simulated_uuid(index),
+            index=index,
+            name=f"{profile.name} (simulated)",
+            info={
+                "simulated": "true",
+                "driver_version": "simulated",
+                "architecture": profile.architecture,
+                "pci_bus_id": f"00000000:{0x18 + index:02X}:00.0",
+                "vbios_version": "simulated",
+                "serial": f"{index:013d}",
+            },
+        )
+
+    def advance(self, time: float, elapsed_s: float, load: float | None) -> DeviceSample:
+        """Read after ``elapsed_s`` under ``load`` (0 to 1, None: nobody uses the device)."""
+        activity = 0.0 if load is None else min(1.0, max(0.0, load))
+        if activity:
+            activity = min(1.0, max(0.0, activity + self._random.uniform(-0.02, 0.02)))
+        self._heat(elapsed_s, activity)
+        reasons = self._throttling(activity)
+        self._count(elapsed_s, activity, reasons)
+        used = 0 if load is None else int(self._profile.memory_bytes * 0.6)
+        values: dict[SeriesKey, float] = {}
+        for part in (
+            self._activity(activity),
+            self._memory(used),
+            self._power(),
+            self._clocks(activity, reasons),
+            self._links(load is not None),
+            _MODES,
+            _NO_ERRORS,
+        ):
+            values |= part
+        processes: tuple[DeviceProcess, ...] = ()
+        if load is not None:
+            # No process has PID 0, so nothing can be mistaken for this one.
+            processes = (DeviceProcess(0, "simulated", used - CONTEXT_BYTES),)
+            workload = ("simulated", f"simulated-{self.device.index}", "trainer")
+            values["device_workload_info", workload] = 1
+            values["process_gpu_utilization_ratio", ("0", "simulated")] = round(activity, 3)
+        return DeviceSample(self.device, time, values, processes=processes)
+
+    def _heat(self, elapsed_s: float, activity: float) -> None:
+        profile = self._profile
+        span_w = profile.limit_w - profile.idle_w
+        # Power rises steeply with the first load and flattens: activity is time, not intensity.
+        wanted_w = profile.idle_w + span_w * activity**0.7 * 0.97
+        before_w = self._power_w
+        self._power_w += (wanted_w - before_w) * (1 - math.exp(-elapsed_s / POWER_TIME_S))
+        self._energy_j += (before_w + self._power_w) / 2 * elapsed_s
+        share = self._power_w / profile.limit_w
+        wanted_c = AMBIENT_C + (FULL_LOAD_C - AMBIENT_C) * share + self.device.index % 4
+        self._temperature_c += (wanted_c - self._temperature_c) * (
+            1 - math.exp(-elapsed_s / THERMAL_TIME_S)
+        )
+
+    def _throttling(self, activity: float) -> frozenset[str]:
+        reasons = set()
+        if not activity:
+            reasons.add("idle")
+        if self._power_w >= POWER_CAP_SHARE * self._profile.limit_w:
+            reasons.add("sw_power_cap")
+        if self._temperature_c >= self._profile.slowdown_c:
+            reasons.add("sw_thermal")
+        return frozenset(reasons)
+
+    def _count(self, elapsed_s: float, activity: float, reasons: frozenset[str]) -> None:
+        self._busy_s += activity * elapsed_s
+        for reason in reasons:
+            self._throttled_s[reason] += elapsed_s
+        pcie = self._profile.pcie_rate * elapsed_s * activity
+        nvlink = self._profile.nvlink_rate * elapsed_s * activity
+        self._moved["pcie_rx"] += 0.06 * pcie
+        self._moved["pcie_tx"] += 0.02 * pcie
+        self._moved["nvlink_rx"] += 0.3 * nvlink
+        self._moved["nvlink_tx"] += 0.3 * nvlink
+
+    def _activity(self, activity: float) -> dict[SeriesKey, float]:
+        shares = {
+            "utilization": activity,
+            "memory_utilization": 0.6 * activity,
+            "encoder_utilization": 0.0,
+            "decoder_utilization": 0.0,
+            "jpeg_utilization": 0.0,
+            "ofa_utilization": 0.0,
+            "graphics_active": activity,
+            "sm_active": 0.85 * activity,
+            "sm_occupancy": 0.42 * activity,
+            "tensor_active": 0.38 * activity,
+            "dram_active": 0.45 * activity,
+        }
+        own = {
+            "tensor_type_active": {"dfma": 0.0, "hmma": 0.38 * activity, "imma": 0.0},
+            "pipe_active": {
+                "fp64": 0.0,
+                "fp32": 0.2 * activity,
+                "fp16": 0.05 * activity,
+                "integer": 0.15 * activity,
+            },
+        }
+        values: dict[SeriesKey, float] = {
+            (f"device_{name}_ratio", ()): round(share, 3) for name, share in shares.items()
+        }
+        for name, by_label in own.items():
+            for label, share in by_label.items():
+                values[f"device_{name}_ratio", (label,)] = round(share, 3)
+        values["device_busy_seconds_total", ()] = round(self._busy_s, 3)
+        return values
+
+    def _memory(self, used: int) -> dict[SeriesKey, float]:
+        total = self._profile.memory_bytes
+        reserved = total // 128
+        bar1 = {"total": total * 2, "used": 2 * 2**20}
+        return {
+            ("device_memory_total_bytes", ()): total,
+            ("device_memory_reserved_bytes", ()): reserved,
+            ("device_memory_used_bytes", ()): used,
+            ("device_memory_free_bytes", ()): total - reserved - used,
+            ("device_bar1_memory_total_bytes", ()): bar1["total"],
+            ("device_bar1_memory_used_bytes", ()): bar1["used"],
+            ("device_bar1_memory_free_bytes", ()): bar1["total"] - bar1["used"],
+        }
+
+    def _power(self) -> dict[SeriesKey, float]:
+        profile = self._profile
+        power_w = round(self._power_w, 3)
+        temperature_c = round(self._temperature_c)
+        thresholds = {
+            "shutdown": profile.slowdown_c + 5,
+            "slowdown": profile.slowdown_c,
+            "memory_max": profile.slowdown_c + 8,
+            "gpu_max": profile.slowdown_c - 2,
+        }
+        values: dict[SeriesKey, float] = {
+            ("device_power_watts", ()): power_w,
+            ("device_power_instant_watts", ()): power_w,
+            ("device_power_limit_watts", ()): profile.limit_w,
+            ("device_power_limit_default_watts", ()): profile.limit_w,
+            ("device_power_limit_min_watts", ()): profile.limit_min_w,
+            ("device_power_limit_max_watts", ()): profile.limit_w,
+            ("device_energy_joules_total", ()): round(self._energy_j, 3),
+            ("device_temperature_celsius", ("gpu",)): temperature_c,
+            ("device_temperature_celsius", ("memory",)): temperature_c + 6,
+            ("device_temperature_margin_celsius", ()): profile.slowdown_c - temperature_c,
+            ("device_fan_speed_ratio", ("0",)): round(min(1.0, temperature_c / 100), 2),
+        }
+        for name, value in thresholds.items():
+            values["device_temperature_threshold_celsius", (name,)] = value
+        return values
+
+    def _clocks(self, activity: float, reasons: frozenset[str]) -> dict[SeriesKey, float]:
+        profile = self._profile
+        slowed = 0.85 if reasons - {"idle"} else 1.0
+        graphics_hz = profile.graphics_hz * (slowed - 0.06 * activity) if activity else 345e6
+        now = (graphics_hz, graphics_hz, profile.memory_hz, graphics_hz * 0.9)
+        highest = (profile.graphics_hz,) * 2 + (profile.memory_hz, profile.graphics_hz * 0.9)
+        values: dict[SeriesKey, float] = {}
+        for domain, clock_hz, max_hz in zip(CLOCK_DOMAINS, now, highest, strict=True):
+            # Clocks move in steps of 15 MHz.
+            values["device_clock_hertz", (domain,)] = round(clock_hz / 15e6) * 15_000_000
+            values["device_clock_max_hertz", (domain,)] = round(max_hz / 15e6) * 15_000_000
+        for reason in THROTTLE_REASONS:
+            values["device_throttle_active", (reason,)] = int(reason in reasons)
+        for reason in TIMED_THROTTLE_REASONS:
+            values["device_throttle_seconds_total", (reason,)] = round(self._throttled_s[reason], 3)
+        policies = dict.fromkeys(VIOLATION_POLICIES, 0.0)
+        policies["power"] = self._throttled_s["sw_power_cap"]
+        policies["thermal"] = self._throttled_s["sw_thermal"]
+        for policy, seconds in policies.items():
+            values["device_violation_seconds_total", (policy,)] = round(seconds, 3)
+        values["device_performance_state", ()] = 0 if activity else 8
+        return values
+
+    def _links(self, in_use: bool) -> dict[SeriesKey, float]:
+        highest = self._profile.pcie_generation
+        values: dict[SeriesKey, float] = {
+            ("device_pcie_receive_bytes_total", ()): int(self._moved["pcie_rx"]),
+            ("device_pcie_transmit_bytes_total", ()): int(self._moved["pcie_tx"]),
+            # An idle link drops to the slowest generation to save power.
+            ("device_pcie_link_generation", ()): highest if in_use else 1,
+            ("device_pcie_link_generation_max", ()): highest,
+            ("device_pcie_link_width_lanes", ()): 16,
+            ("device_pcie_link_width_max_lanes", ()): 16,
+            ("device_pcie_replay_total", ()): 0,
+        }
+        for error in PCIE_ERRORS:
+            values["device_pcie_errors_total", (error,)] = 0
+        if self._profile.nvlinks:
+            values["device_nvlink_receive_bytes_total", ()] = int(self._moved["nvlink_rx"])
+            values["device_nvlink_transmit_bytes_total", ()] = int(self._moved["nvlink_tx"])
+            for error in NVLINK_ERRORS:
+                values["device_nvlink_errors_total", (error,)] = 0
+        for link in range(self._profile.nvlinks):
+            values["device_nvlink_link_up", (str(link),)] = 1
+        return values
+
+
+_MODES: Mapping[SeriesKey, float] = {
+    ("device_recovery_action", ()): 0,
+    ("device_persistence_mode", ()): 1,
+    ("device_ecc_mode", ()): 1,
+    ("device_mig_mode", ()): 0,
+    ("device_compute_mode", ()): 0,
+}
+
+
+def _no_errors() -> Mapping[SeriesKey, float]:
+    names = (
+        *("ecc_errors_total", "ecc_aggregate_errors_total"),
+        *("remapped_rows", "retired_pages", "xid_errors_total", "xid_last_timestamp_seconds"),
+    )
+    kinds = {
+        "remapped_rows": ("correctable", "uncorrectable"),
+        "retired_pages": ("single_bit", "double_bit"),
+        "xid_errors_total": ("79",),
+        "xid_last_timestamp_seconds": ("79",),
+    }
+    values: dict[SeriesKey, float] = {
+        (f"device_{name}", (kind,)): 0
+        for name in names
+        for kind in kinds.get(name, ("corrected", "uncorrected"))
+    }
+    for kind in ("corrected", "uncorrected"):
+        for location in ECC_LOCATIONS:
+            values["device_ecc_location_errors_total", (kind, location)] = 0
+    for availability in REMAP_AVAILABILITIES:
+        spare = 640 if availability == "max" else 0
+        values["device_row_remap_banks", (availability,)] = spare
+    for flag in ("row_remap_pending", "row_remap_failure", "retired_pages_pending"):
+        values[f"device_{flag}", ()] = 0
+    return values
+
+
+_NO_ERRORS = _no_errors()

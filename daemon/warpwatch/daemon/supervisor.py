@@ -1,0 +1,116 @@
+"""One owner of all loops: every periodic piece of work runs here and nowhere else.
+
+A loop that raises is logged and counted and goes on; a loop that does not return is seen by
+its ``busy_s`` and costs nobody else anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+# The same error of the same loop is logged once in this time.
+ERROR_LOG_INTERVAL_S = 60.0
+
+
+class Loop:
+    """``step`` in its own thread, once each ``interval_s``, without drift."""
+
+    def __init__(self, name: str, interval_s: float, step: Callable[[], None]) -> None:
+        self.name = name
+        self.interval_s = interval_s
+        self.runs = 0
+        self.failures = 0
+        self.last_duration_s = 0.0
+        self._step = step
+        self._begun: float | None = None
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._logged: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._run, name=f"ww-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Run the next round now instead of at its time."""
+        self._wake.set()
+
+    def stop(self, timeout_s: float = 0.0) -> None:
+        self._stop.set()
+        self._wake.set()
+        if timeout_s and self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the running round has taken so far; 0 between rounds."""
+        begun = self._begun
+        return 0.0 if begun is None else time.monotonic() - begun
+
+    def _run(self) -> None:
+        deadline = time.monotonic()
+        while not self._stop.is_set():
+            self._begun = time.monotonic()
+            self._round()
+            ended = time.monotonic()
+            self.last_duration_s = ended - self._begun
+            self._begun = None
+            deadline = max(deadline + self.interval_s, ended)
+            if self._wake.wait(max(0.0, deadline - time.monotonic())):
+                self._wake.clear()
+                deadline = time.monotonic()
+
+    def _round(self) -> None:
+        try:
+            self._step()
+        except Exception as error:
+            self.failures += 1
+            self._log(error)
+        self.runs += 1
+
+    def _log(self, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        now = time.monotonic()
+        if now - self._logged.get(text, -ERROR_LOG_INTERVAL_S) >= ERROR_LOG_INTERVAL_S:
+            if len(self._logged) > 100:
+                self._logged.clear()
+            self._logged[text] = now
+            logger.error("loop %s failed: %s", self.name, text, exc_info=True)
+
+
+class Supervisor:
+    """Starts loops, knows them, and stops them together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loops: list[Loop] = []
+
+    def every(self, name: str, interval_s: float, step: Callable[[], None]) -> Loop:
+        loop = Loop(name, interval_s, step)
+        with self._lock:
+            self._loops = [other for other in self._loops if other.alive] + [loop]
+            loop.start()
+        return loop
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        with self._lock:
+            return tuple(self._loops)
+
+    def stop(self, timeout_s: float = 3.0) -> None:
+        """Ask every loop to end and wait ``timeout_s`` for all of them together."""
+        loops = self.loops
+        for loop in loops:
+            loop.stop()
+        deadline = time.monotonic() + timeout_s
+        for loop in loops:
+            loop.stop(max(0.01, deadline - time.monotonic()))

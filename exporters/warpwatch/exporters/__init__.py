@@ -1,0 +1,20 @@
+"""One file per way out; each turns what is known into somebody else's format.
+
+- base: what a way out is
+- series: every series of a state, for the formats that are made of series
+- prometheus: text exposition and OpenMetrics
+- jsonl: the telemetry log
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from warpwatch.exporters.base import Renderer, Writer
+from warpwatch.exporters.jsonl import JsonlWriter
+from warpwatch.exporters.prometheus import render
+
+# The ways out by their section in the configuration.
+RENDERERS: Mapping[str, Renderer] = {"prometheus": render}
+WRITERS: Mapping[str, Callable[[Path], Writer]] = {"jsonl": JsonlWriter}

@@ -1,0 +1,27 @@
+"""What the ways out have in common: an exporter turns what is known into somebody else's format.
+
+There are two kinds, by what they are given: a renderer gets the newest state when somebody asks for
+it, a writer gets every record once, in order of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from warpwatch.telemetry.records import Record
+from warpwatch.telemetry.state import State
+
+
+class Renderer(Protocol):
+    """Called on the scrape path: no disk, no network, no lock."""
+
+    def __call__(self, state: State, *, openmetrics: bool = False) -> bytes: ...
+
+
+class Writer(Protocol):
+    """``write`` takes records and says how many it wrote; raises OSError when it cannot."""
+
+    def write(self, records: Iterable[Record]) -> int: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,136 @@
+"""Every series of a state, as the identity and the values that the catalogue's rows describe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import DeviceSample
+from warpwatch.telemetry.state import JobState, RankState, State
+
+# More ranks than this are counted, not exported.
+MAX_RANKS = 1000
+
+# The values of a scope's IDENTITY_LABELS.
+Identity = tuple[str, ...]
+Values = Mapping[SeriesKey, float]
+
+_DESCRIPTIONS = ("driver_version", "pci_bus_id", "vbios_version", "serial", "architecture")
+
+
+def series_of(state: State) -> Iterator[tuple[Identity, Values]]:
+    """Everything but the histograms, which ranks carry as they are. No series comes twice."""
+    for sample in state.devices:
+        yield from _device(sample)
+    for rank in exported_ranks(state):
+        yield (rank.job, rank.name), _rank(rank)
+    shares = _diagnosis_shares(state)
+    jobs = {job.name: _job(job) for job in state.jobs}
+    for name in jobs | shares:
+        yield (name,), jobs.get(name, {}) | shares.get(name, {})
+    host = state.host.values if state.host is not None else {}
+    yield (), {**host, **_agent(state)}
+
+
+def exported_ranks(state: State) -> Iterable[RankState]:
+    """The ranks whose series are exported: at most MAX_RANKS, and one of each name.
+
+    Ranks of different owners may claim the same job and rank; the same series twice would make
+    Prometheus refuse the whole scrape.
+    """
+    by_name: dict[Identity, RankState] = {}
+    for rank in state.ranks:
+        if len(by_name) < MAX_RANKS:
+            by_name.setdefault((rank.job, rank.name), rank)
+    return by_name.values()
+
+
+def _device(sample: DeviceSample) -> Iterator[tuple[Identity, Values]]:
+    device = sample.device
+    identity = (str(device.index), device.uuid, device.gpu_instance, device.profile)
+    yield identity, _device_facts(sample)
+    if sample.up:
+        yield identity, sample.values
+
+
+def _device_facts(sample: DeviceSample) -> Values:
+    device = sample.device
+    descriptions = tuple(device.info.get(name, "") for name in _DESCRIPTIONS)
+    info = (device.name, *descriptions, device.info.get("simulated", ""))
+    facts: dict[SeriesKey, float] = {
+        ("device_up", (sample.reason,)): int(sample.up),
+        ("device_info", info): 1,
+    }
+    if sample.up:
+        facts["device_sample_timestamp_seconds", ()] = round(sample.time, 3)
+        for process in sample.processes:
+            key = ("process_gpu_memory_bytes", (str(process.pid), process.name))
+            facts[key] = process.memory_bytes
+    return facts
+
+
+def _rank(rank: RankState) -> Values:
+    pid, local_rank, world_size = str(rank.pid), str(rank.local_rank), str(rank.world_size)
+    place = (rank.host, str(rank.owner_uid), pid, local_rank, world_size)
+    info = (*place, rank.device or "", rank.pod_uid or "", rank.framework)
+    values: dict[SeriesKey, float | None] = {
+        ("rank_info", info): 1,
+        ("rank_up", ()): int(rank.status == "running"),
+        ("rank_step", ()): rank.step,
+        ("rank_step_begun", ()): rank.step_begun,
+        ("rank_last_step_timestamp_seconds", ()): rank.last_step_time,
+        ("rank_memory_allocated_bytes", ()): rank.memory_allocated_bytes,
+        ("rank_memory_reserved_bytes", ()): rank.memory_reserved_bytes,
+        ("records_lost_total", ()): rank.lost_records,
+        ("steps_total", ()): rank.steps_total,
+        ("samples_total", ()): rank.samples_total,
+        ("tokens_total", ()): rank.tokens_total,
+    }
+    known = {key: value for key, value in values.items() if value is not None}
+    phases = {("phase_seconds_total", (name,)): s for name, s in rank.phases_s.items()}
+    return known | phases
+
+
+def _job(job: JobState) -> dict[SeriesKey, float]:
+    values: dict[SeriesKey, float] = {
+        ("job_ranks", ()): len(job.ranks),
+        ("job_world_size", ()): job.world_size,
+    }
+    if job.energy_j is not None:
+        values["job_energy_joules_total", ()] = job.energy_j
+    return values
+
+
+def _diagnosis_shares(state: State) -> dict[str, dict[SeriesKey, float]]:
+    """By job, the share of each finding in the newest diagnosis; ranks give their largest."""
+    newest: dict[str, tuple[float, Mapping[str, Any]]] = {}
+    for capture in state.captures:
+        job = capture.request.job
+        if capture.diagnosis is not None and capture.time >= newest.get(job, (0.0, {}))[0]:
+            newest[job] = (capture.time, capture.diagnosis)
+    return {job: _findings(diagnosis) for job, (_, diagnosis) in newest.items()}
+
+
+def _findings(diagnosis: Mapping[str, Any]) -> dict[SeriesKey, float]:
+    shares: dict[SeriesKey, float] = {}
+    for finding in diagnosis.get("findings") or ():
+        share = finding.get("share")
+        if isinstance(share, int | float):
+            key = ("diagnosis_share_ratio", (str(finding.get("kind", "")),))
+            shares[key] = max(share, shares.get(key, 0.0))
+    return shares
+
+
+def _agent(state: State) -> Values:
+    values: dict[SeriesKey, float] = {("build_info", (state.version,)): 1}
+    for source in state.sources:
+        values["source_up", (source.name,)] = int(source.up)
+        values["source_duration_seconds", (source.name,)] = round(source.duration_s, 6)
+        values["source_errors_total", (source.name,)] = source.errors
+    active = Counter(a.kind for a in state.anomalies if a.end_time is None)
+    for kind, count in active.items():
+        values["anomaly_active", (kind,)] = count
+    values["ranks_unexported", ()] = len(state.ranks) - len(list(exported_ranks(state)))
+    return values | dict(state.agent)

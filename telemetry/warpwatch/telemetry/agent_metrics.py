@@ -1,0 +1,92 @@
+"""Every metric of the daemon itself: one row each. Every decision that it takes is visible here."""
+
+from __future__ import annotations
+
+from warpwatch.telemetry.metric import Kind, Metric
+
+
+def _row(
+    name: str, kind: Kind, help: str, *labels: str, unit: str = "", origin: str = "daemon"
+) -> Metric:
+    return Metric(name, kind, help, "agent", labels=labels, unit=unit, origin=origin)
+
+
+_FINDINGS = (
+    _row("anomalies_total", "counter", "Anomalies raised.", "kind", "severity"),
+    _row("anomaly_active", "gauge", "Anomalies that are active now.", "kind"),
+    _row(
+        "captures_total",
+        "counter",
+        "Captures asked for, also those not taken: the outcome says why.",
+        *("kind", "trigger", "outcome"),
+    ),
+    _row("store_captures", "gauge", "Captures in the store."),
+    _row("store_bytes", "gauge", "Size of the store.", unit="bytes"),
+)
+
+_INPUT = (
+    _row("source_up", "gauge", "Whether a source can be read.", "source"),
+    _row(
+        "source_duration_seconds",
+        "gauge",
+        "How long the newest reading of a source took.",
+        "source",
+        unit="seconds",
+    ),
+    _row("source_errors_total", "counter", "Readings of a source that failed.", "source"),
+    _row(
+        "rendezvous_rejected_total",
+        "counter",
+        "Input from training processes that was refused, by reason.",
+        "reason",
+        origin="rendezvous",
+    ),
+    _row("ranks_dropped_total", "counter", "Ranks refused because there are too many."),
+    _row("ranks_unexported", "gauge", "Ranks beyond the 1,000 whose series are exported."),
+)
+
+_SELF = (
+    _row("build_info", "gauge", "The version that runs; always 1.", "version"),
+    _row("loop_failures_total", "counter", "Rounds of a loop that failed.", "loop"),
+    _row(
+        "loop_duration_seconds",
+        "gauge",
+        "How long the newest round of a loop took.",
+        "loop",
+        unit="seconds",
+    ),
+    _row("http_requests_total", "counter", "HTTP requests by status code.", "code"),
+    _row(
+        "config_reloads_total",
+        "counter",
+        "Reloads of the configuration by result (ok, failed).",
+        "result",
+    ),
+    _row("jsonl_records_total", "counter", "Records written to the telemetry log."),
+    _row("jsonl_errors_total", "counter", "Records that could not be written, by full disk or so."),
+    _row(
+        "agent_resident_memory_bytes",
+        "gauge",
+        "Memory of the daemon.",
+        unit="bytes",
+        origin="/proc/self",
+    ),
+    _row(
+        "agent_cpu_seconds_total",
+        "counter",
+        "Processor time of the daemon.",
+        unit="seconds",
+        origin="/proc/self",
+    ),
+    _row("agent_open_files", "gauge", "Open file descriptors.", origin="/proc/self"),
+    _row("agent_threads", "gauge", "Threads of the daemon.", origin="/proc/self"),
+    _row(
+        "agent_start_timestamp_seconds",
+        "gauge",
+        "When the daemon was started (wall clock).",
+        unit="seconds",
+        origin="/proc/self",
+    ),
+)
+
+AGENT_METRICS = _FINDINGS + _INPUT + _SELF

@@ -1,0 +1,90 @@
+"""One profiling request and what it brought: traces of one or more ranks, or stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CaptureKind = Literal["torch", "memory", "stacks", "nsys"]
+CAPTURE_KINDS: tuple[CaptureKind, ...] = ("torch", "memory", "stacks", "nsys")
+
+# Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
+TRIGGERS = ("anomaly", "manual", "alert", "code")
+
+# How a capture ended: every targeted rank brought its file, some did, none did, or it was never
+# begun and why (the reasons of the policy and of safety).
+OUTCOMES = (
+    "complete",
+    "partial",
+    "failed",
+    "no_memory",
+    "refused_cooldown",
+    "refused_budget",
+    "refused_busy",
+    "refused_disk",
+    "refused_dry_run",
+    "refused_disabled",
+    "refused_no_rank",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """What was asked for. ``ranks`` None means all ranks of the job that this daemon sees.
+
+    ``reason`` is for people; an automatic request also carries the anomaly that asked.
+    """
+
+    job: str
+    kind: CaptureKind
+    trigger: str
+    ranks: tuple[int, ...] | None = None
+    steps: int = 5
+    reason: str = ""
+    anomaly_id: str | None = None
+    anomaly_kind: str | None = None
+
+
+# What a rank does with a capture, in order; the last four are ends. ``exported``: its file lies in
+# the inbox; ``written``: the file is in the store.
+RANK_STATES = ("asked", "armed", "recording", "exported", "written", "late", "failed", "missing")
+RANK_ENDS = frozenset({"written", "late", "failed", "missing"})
+
+
+@dataclass(frozen=True, slots=True)
+class RankCapture:
+    """How far one rank came, and why not further."""
+
+    rank: int
+    state: str = "asked"
+    detail: str = ""
+    file: str | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A capture from request to diagnosis. Times are wall clock in seconds.
+
+    outcome: one of OUTCOMES, None while it runs.
+    step_s: median step seconds of the job ``before``, ``during`` and ``after``: what it cost.
+    diagnosis: the JSON of the diagnosis (docs/diagnosis.md), None until there is one.
+    """
+
+    id: str
+    request: CaptureRequest
+    time: float
+    ranks: tuple[RankCapture, ...] = ()
+    world_size: int = 1
+    start_step: int | None = None
+    recording_time: float | None = None
+    end_time: float | None = None
+    outcome: str | None = None
+    detail: str = ""
+    folder: str | None = None
+    files: tuple[str, ...] = ()
+    step_s: Mapping[str, float] = field(default_factory=dict)
+    diagnosis: Mapping[str, Any] | None = None
+    diagnosis_outcome: str | None = None

@@ -1,0 +1,50 @@
+"""What a row of the metric catalogue says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PREFIX = "warpwatch_"
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+# The identity labels that come before a metric's own, by what it describes.
+IDENTITY_LABELS: dict[str, tuple[str, ...]] = {
+    "device": ("gpu", "uuid", "gpu_instance", "profile"),
+    "rank": ("training_job", "rank"),
+    "job": ("training_job",),
+    "host": (),
+    "agent": (),
+}
+
+# A metric's name without prefix, and the values of its own labels in the catalogue's order.
+SeriesKey = tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One exported metric.
+
+    name: without the prefix ``warpwatch_``, with base unit and ``_total`` where it belongs.
+    scope: key of IDENTITY_LABELS; those labels precede ``labels``.
+    origin: where the value is read: an NVML call or field, /proc, the rendezvous.
+    dcgm: the dcgm-exporter name with the same meaning, and the factor from our unit to theirs.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    scope: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    origin: str = ""
+    dcgm: tuple[str, float] | None = None
+
+    @property
+    def full_name(self) -> str:
+        return PREFIX + self.name
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        return IDENTITY_LABELS[self.scope] + self.labels

@@ -1,0 +1,173 @@
+"""Every metric of a device's links and of its errors: one row each."""
+
+from __future__ import annotations
+
+from warpwatch.telemetry.metric import Kind, Metric
+
+PCIE_ERRORS = (
+    "correctable",
+    "naks_received",
+    "receiver",
+    "bad_tlp",
+    "naks_sent",
+    "bad_dllp",
+    "non_fatal",
+    "fatal",
+    "unsupported_request",
+    "lcrc",
+    "lane",
+)
+NVLINK_ERRORS = ("crc_flit", "crc_data", "replay", "recovery")
+ECC_LOCATIONS = ("l1_cache", "l2_cache", "dram", "register_file", "texture")
+# nvmlRowRemapperHistogramValues_t: banks by how many spare rows they have left.
+REMAP_AVAILABILITIES = ("max", "high", "partial", "low", "none")
+
+
+def _row(
+    name: str,
+    kind: Kind,
+    help: str,
+    origin: str,
+    *labels: str,
+    unit: str = "",
+    dcgm: tuple[str, float] | None = None,
+) -> Metric:
+    return Metric(
+        f"device_{name}", kind, help, "device", labels=labels, unit=unit, origin=origin, dcgm=dcgm
+    )
+
+
+def _link_bytes(link: str, direction: str, origin: str) -> Metric:
+    verb = {"receive": "received", "transmit": "sent"}[direction]
+    return _row(
+        f"{link.lower()}_{direction}_bytes_total",
+        "counter",
+        f"Bytes {verb} over {link}.",
+        origin,
+        unit="bytes",
+    )
+
+
+_LINKS = (
+    _link_bytes("PCIe", "receive", "field 198"),
+    _link_bytes("PCIe", "transmit", "field 197"),
+    _row(
+        "pcie_replay_total",
+        "counter",
+        "PCIe packets that were sent again.",
+        "field 94",
+        dcgm=("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", 1.0),
+    ),
+    _row("pcie_errors_total", "counter", "PCIe errors by type.", "fields 173-183", "type"),
+    _row(
+        "pcie_link_generation",
+        "gauge",
+        "PCIe generation of the link now; it falls when idle.",
+        "nvmlDeviceGetCurrPcieLinkGeneration",
+    ),
+    _row(
+        "pcie_link_generation_max",
+        "gauge",
+        "The highest PCIe generation that device and slot allow.",
+        "nvmlDeviceGetMaxPcieLinkGeneration",
+    ),
+    _row(
+        "pcie_link_width_lanes",
+        "gauge",
+        "PCIe lanes in use.",
+        "nvmlDeviceGetCurrPcieLinkWidth",
+    ),
+    _row(
+        "pcie_link_width_max_lanes",
+        "gauge",
+        "PCIe lanes that device and slot allow.",
+        "nvmlDeviceGetMaxPcieLinkWidth",
+    ),
+    _link_bytes("NVLink", "receive", "field 139, all links"),
+    _link_bytes("NVLink", "transmit", "field 138, all links"),
+    _row(
+        "nvlink_errors_total",
+        "counter",
+        "NVLink errors over all links (crc_flit, crc_data, replay, recovery).",
+        "fields 38, 45, 52, 59",
+        "type",
+    ),
+    _row("nvlink_link_up", "gauge", "Whether an NVLink is up.", "nvmlDeviceGetNvLinkState", "link"),
+)
+
+_ERRORS = (
+    _row(
+        "ecc_errors_total",
+        "counter",
+        "ECC errors since the driver was loaded (corrected, uncorrected).",
+        "fields 3, 4",
+        "type",
+    ),
+    _row(
+        "ecc_aggregate_errors_total",
+        "counter",
+        "ECC errors over the device's life (corrected, uncorrected).",
+        "fields 5, 6",
+        "type",
+    ),
+    _row(
+        "ecc_location_errors_total",
+        "counter",
+        "ECC errors since the driver was loaded, by location.",
+        "fields 7-16",
+        *("type", "location"),
+    ),
+    _row(
+        "remapped_rows",
+        "gauge",
+        "Memory rows replaced by spare ones, by the errors that caused it "
+        "(correctable, uncorrectable).",
+        "fields 142, 143",
+        "type",
+    ),
+    _row(
+        "row_remap_pending",
+        "gauge",
+        "Whether rows wait for the next reset to be remapped.",
+        "field 144",
+    ),
+    _row(
+        "row_remap_failure",
+        "gauge",
+        "Whether remapping a row has failed: the device must be replaced.",
+        "field 145",
+        dcgm=("DCGM_FI_DEV_ROW_REMAP_FAILURE", 1.0),
+    ),
+    _row(
+        "row_remap_banks",
+        "gauge",
+        "Memory banks by how many spare rows they have left.",
+        "nvmlDeviceGetRowRemapperHistogram",
+        "availability",
+    ),
+    _row(
+        "retired_pages",
+        "gauge",
+        "Memory pages taken out of use, by the errors that caused it (single_bit, double_bit).",
+        "fields 29, 30",
+        "cause",
+    ),
+    _row(
+        "retired_pages_pending",
+        "gauge",
+        "Whether pages wait for the next reset to be retired.",
+        "field 31",
+        dcgm=("DCGM_FI_DEV_RETIRED_PENDING", 1.0),
+    ),
+    _row("xid_errors_total", "counter", "XID errors seen by the daemon.", "NVML events", "xid"),
+    _row(
+        "xid_last_timestamp_seconds",
+        "gauge",
+        "When an XID was last seen (wall clock); 0 for not yet.",
+        "NVML events",
+        "xid",
+        unit="seconds",
+    ),
+)
+
+RELIABILITY_METRICS = _LINKS + _ERRORS

@@ -1,0 +1,65 @@
+"""One reading of a source at one time; immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from warpwatch.telemetry.metric import SeriesKey
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU or MIG instance. Its key is the UUID, never the index."""
+
+    uuid: str
+    index: int
+    name: str
+    gpu_instance: str = ""
+    profile: str = ""
+    # What describes it and seldom changes: driver_version, pci_bus_id, vbios_version, serial, …
+    info: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process with memory on a device. ``name`` is the executable's, never its command line."""
+
+    pid: int
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSample:
+    """Values of one device. ``time`` is wall clock in seconds; absent means it could not be read.
+
+    A device that cannot be read has ``up`` False, a ``reason`` from a closed set
+    (lost, stuck, no_permission, reset_required, driver) and no values.
+    """
+
+    device: Device
+    time: float
+    values: Mapping[SeriesKey, float] = field(default_factory=dict)
+    up: bool = True
+    reason: str = ""
+    processes: tuple[DeviceProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """Values of the host at ``time`` (wall clock, seconds)."""
+
+    time: float
+    values: Mapping[SeriesKey, float]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceHealth:
+    """How a source is doing. ``reason`` says in one line what is missing when it is not up."""
+
+    name: str
+    up: bool
+    reason: str = ""
+    duration_s: float = 0.0
+    errors: int = 0

@@ -1,0 +1,88 @@
+"""Everything known at one moment. Immutable: exporters and the web page read it without a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+
+# Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
+STEP_DURATION_BOUNDS_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """``counts`` are per bucket, not cumulative, one more than the bounds; ``sum`` in seconds."""
+
+    counts: tuple[int, ...] = (0,) * (len(STEP_DURATION_BOUNDS_S) + 1)
+    sum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """One rank as its ring tells it. What it says of itself is a claim; ``owner_uid`` is a fact.
+
+    name: the rank's label value: the rank's number, ``0#2`` for a second live process of rank 0.
+    status: running, stopped (no heartbeat), exited (in order) or died.
+    step: the newest finished step; step_begun: the one now begun on the CPU.
+    recent_s: durations of the newest steps, oldest first, for the page's charts.
+    """
+
+    job: str
+    rank: int
+    name: str
+    owner_uid: int
+    pid: int
+    host: str
+    local_rank: int = 0
+    world_size: int = 1
+    device: str | None = None
+    pod_uid: str | None = None
+    framework: str = ""
+    status: str = "running"
+    first_time: float = 0.0
+    last_step_time: float | None = None
+    step: int | None = None
+    step_begun: int | None = None
+    steps_total: int = 0
+    samples_total: int = 0
+    tokens_total: int = 0
+    lost_records: int = 0
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    durations: Histogram = field(default_factory=Histogram)
+    recent_s: tuple[float, ...] = ()
+    memory_allocated_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A training run: the ranks of it that this daemon sees, of ``world_size``."""
+
+    name: str
+    world_size: int
+    ranks: tuple[str, ...]
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """``agent``: the daemon's own series (anomalies, captures, rejects, loops, build)."""
+
+    time: float
+    version: str
+    hostname: str
+    devices: tuple[DeviceSample, ...] = ()
+    host: HostSample | None = None
+    sources: tuple[SourceHealth, ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    jobs: tuple[JobState, ...] = ()
+    anomalies: tuple[Anomaly, ...] = ()
+    captures: tuple[Capture, ...] = ()
+    agent: Mapping[SeriesKey, float] = field(default_factory=dict)

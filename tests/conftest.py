@@ -1,0 +1,36 @@
+"""What every test gets: an environment without our variables, and golden files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("WARPWATCH_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], None]:
+    """Compare bytes with a file of tests/golden; ``--update-golden`` writes it instead."""
+
+    def compare(name: str, actual: bytes) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_bytes(actual)
+        expected = path.read_bytes() if path.exists() else b""
+        assert actual.decode().splitlines() == expected.decode().splitlines()
+
+    return compare

@@ -1,0 +1,99 @@
+"""Ring files as a shim writes them, made with the protocol's codecs alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from warpwatch.client import protocol
+from warpwatch.daemon.sources.ranks import boot_id
+
+_HOLD = """
+import fcntl, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class RingFile:
+    """A ring on disk that a test writes as if it were a training process."""
+
+    def __init__(self, folder: Path, **metadata: Any) -> None:
+        said = {"job": "train", "rank": 0, "world_size": 2, "phases": ["data_wait", "comm"]}
+        said |= metadata
+        self.path = folder / f"{said['job']}-r{said['rank']}-{secrets.token_hex(8)}.ring"
+        self.records = 0
+        self.steps = 0
+        self.phases_ns = [0] * protocol.MAX_PHASES
+        data = bytearray(protocol.RING_SIZE)
+        identity = protocol.Identity(
+            os.getpid(), boot_id(), 1, time.time_ns(), time.monotonic_ns(), protocol.RECORD_COUNT
+        )
+        data[: protocol.IDENTITY.size] = protocol.encode_identity(identity)
+        metadata_bytes = protocol.encode_metadata(1, said)
+        start = protocol.META_OFFSETS[0]
+        data[start : start + len(metadata_bytes)] = metadata_bytes
+        self.path.write_bytes(data)
+        self.heartbeat()
+
+    def put(self, offset: int, data: bytes) -> None:
+        with self.path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+    def word(self, index: int, value: int) -> None:
+        self.put(8 * index, value.to_bytes(8, "little"))
+
+    def heartbeat(self) -> None:
+        self.word(protocol.WORD_HEARTBEAT, time.monotonic_ns())
+
+    def record(self, kind: int, payload: bytes) -> None:
+        self.records += 1
+        record = protocol.encode_record(self.records, kind, 0, time.time_ns(), payload)
+        self.put(protocol.record_offset(self.records), record)
+        self.word(protocol.WORD_RECORDS, self.records)
+
+    def step(self, duration_s: float = 0.1, data_wait_s: float = 0.01, comm_s: float = 0.0) -> None:
+        phases = [int(data_wait_s * 1e9), int(comm_s * 1e9)]
+        payload = protocol.STEP.pack(
+            self.steps, int(duration_s * 1e9), protocol.ABSENT, protocol.ABSENT, 8, 0
+        )
+        payload += b"".join(ns.to_bytes(8, "little") for ns in phases)
+        self.word(protocol.WORD_STEP_BEGUN, self.steps + 2)
+        self.record(protocol.RECORD_STEP, payload)
+        self.steps += 1
+        for index, ns in enumerate(phases):
+            self.phases_ns[index] += ns
+        totals = protocol.encode_totals(
+            self.steps, self.steps, self.steps, 8 * self.steps, 0, 0, self.phases_ns
+        )
+        self.put(protocol.TOTALS_OFFSETS[self.steps % 2], totals)
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.record(protocol.RECORD_EVENT, protocol.encode_event(name, fields))
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[subprocess.Popen[str]]:
+        """Another process holds the ring's lock, as the training process would."""
+        holder = subprocess.Popen(
+            [sys.executable, "-c", _HOLD, str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            yield holder
+        finally:
+            holder.kill()
+            holder.communicate()

@@ -1,0 +1,79 @@
+"""Bad configuration is one line that names the key, the value and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from warpwatch.daemon import config as configuration
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.errors import UsageError
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+
+
+def load(tmp_path: Path, text: str, **environ: str) -> Config:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    return configuration.load(path, environ)
+
+
+def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
+    assert load(tmp_path, "") == configuration.load(None, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("http: {liste: x}", "http.liste: unknown key, did you mean 'listen'?"),
+        ("sorces: {}", "sorces: unknown key, did you mean 'sources'?"),
+        ("http: {listen: nonsense}", "not 'nonsense'"),
+        ("sources: {host: {interval_s: fast}}", "sources.host.interval_s: "),
+        ("sources: {host: {interval_s: 0}}", "greater than or equal to 0.1, not 0"),
+        ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
+        ("store: {url: 's3://bucket'}", "store.url: "),
+        ("detectors: {hang: {timeout_s: -1}}", "detectors.hang.timeout_s: "),
+        ("- a\n- b", "a mapping of sections is needed, found list"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        configuration.load(Path("/nonexistent/c.yaml"), {})
+
+
+def test_units_are_understood(tmp_path: Path) -> None:
+    config = load(tmp_path, "store: {max_bytes: 1.5GiB, max_age: 2h}")
+    assert config.store.max_bytes == 1610612736
+    assert config.store.max_age == 7200
+
+
+def test_variables_come_on_top_of_the_file(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        "http: {listen: '127.0.0.1:1'}",
+        WARPWATCH_HTTP__LISTEN="127.0.0.1:2",
+        WARPWATCH_DETECTORS__HANG__TIMEOUT_S="7",
+        WARPWATCH_DIR="/not/a/key",
+    )
+    assert config.http.listen == "127.0.0.1:2"
+    assert config.detectors.hang.timeout_s == 7
+
+
+def test_a_variable_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown key, did you mean 'listen'"):
+        load(tmp_path, "", WARPWATCH_HTTP__LISTN="x")
+
+
+def test_the_documented_defaults_are_the_defaults() -> None:
+    block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
+    assert yaml.safe_load(block) == Config().model_dump(mode="json")

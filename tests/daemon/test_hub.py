@@ -1,0 +1,72 @@
+"""The one state: what is stale is gone, a job's energy is what its devices used."""
+
+from __future__ import annotations
+
+import pytest
+
+from warpwatch.daemon.hub import Hub
+from warpwatch.telemetry.records import DeviceReading
+from warpwatch.telemetry.samples import Device, DeviceSample, HostSample
+from warpwatch.telemetry.state import RankState
+
+GPU = Device("GPU-1", 0, "H100")
+ENERGY = ("device_energy_joules_total", ())
+
+
+def sample(time: float, energy_j: float) -> DeviceSample:
+    return DeviceSample(GPU, time, {ENERGY: energy_j})
+
+
+def rank(job: str) -> RankState:
+    return RankState(job=job, rank=0, name="0", owner_uid=0, pid=1, host="h", device="GPU-1")
+
+
+def test_values_that_were_not_read_again_are_gone_and_the_device_is_down() -> None:
+    now = [100.0]
+    hub = Hub(4.0, lambda: now[0])
+    hub.publish_device(sample(100.0, 5.0))
+    hub.publish_host(HostSample(100.0, {("host_cpu_count", ()): 2.0}))
+    assert hub.state().devices[0].up
+    now[0] = 104.5
+    state = hub.state()
+    assert (state.devices[0].up, state.devices[0].reason) == (False, "stale")
+    assert state.devices[0].values == {}
+    assert state.host is None
+
+
+def test_a_published_sample_is_also_a_record_for_the_pipeline() -> None:
+    hub = Hub(4.0)
+    hub.publish_device(sample(1.0, 5.0))
+    (record,) = hub.take_records()
+    assert record == DeviceReading(1.0, "GPU-1", {ENERGY: 5.0})
+    assert hub.take_records() == []
+
+
+def test_a_job_is_charged_what_its_device_used_while_it_ran() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    hub.publish_device(sample(1.0, 1000.0))
+    hub.publish_ranks((rank("train"),))
+    hub.publish_device(sample(2.0, 1500.0))
+    hub.publish_device(sample(3.0, 1700.0))
+    assert hub.state().jobs[0].energy_j == 700.0
+    # The driver was reloaded: the counter begins anew.
+    hub.publish_device(sample(4.0, 50.0))
+    assert hub.state().jobs[0].energy_j == 750.0
+
+
+def test_two_jobs_on_one_device_share_its_energy() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    hub.publish_ranks((rank("a"), rank("b")))
+    hub.publish_device(sample(1.0, 0.0))
+    hub.publish_device(sample(2.0, 100.0))
+    assert [job.energy_j for job in hub.state().jobs] == pytest.approx([50.0, 50.0])
+
+
+def test_counters_add_up_by_their_labels() -> None:
+    hub = Hub(4.0)
+    hub.count("captures_total", "torch", "manual", "complete")
+    hub.count("captures_total", "torch", "manual", "complete")
+    hub.count("captures_total", "torch", "manual", "failed")
+    agent = hub.state().agent
+    assert agent[("captures_total", ("torch", "manual", "complete"))] == 2
+    assert agent[("captures_total", ("torch", "manual", "failed"))] == 1

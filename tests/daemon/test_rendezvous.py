@@ -1,0 +1,237 @@
+"""Rings in, ranks out: counts that no restart loses or repeats."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.ring_files import RingFile
+from warpwatch.client import protocol
+from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.rendezvous.folder import RendezvousFolder
+from warpwatch.daemon.sources.ranks import RanksSource
+from warpwatch.telemetry.records import End, RankEvent, RankSeen, Step
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RendezvousFolder]:
+    folder = RendezvousFolder(tmp_path / "run", tmp_path / "inbox", "0.0.0")
+    yield folder
+    folder.close()
+
+
+@pytest.fixture
+def rejects() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture
+def source(folder: RendezvousFolder, rejects: Counter[str]) -> RanksSource:
+    return RanksSource(folder, 10.0, lambda reason: rejects.update([reason]))
+
+
+def test_a_rank_is_seen_with_its_steps_and_totals(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks, rank=1, device="GPU-1")
+    with ring.held():
+        for _ in range(3):
+            ring.step(0.2, data_wait_s=0.05, comm_s=0.01)
+        seen, *steps = source.poll(time.time())
+        assert isinstance(seen, RankSeen)
+        assert (seen.job, seen.rank, seen.world_size, seen.device) == ("train", 1, 2, "GPU-1")
+        assert [step.step for step in steps if isinstance(step, Step)] == [0, 1, 2]
+        first = steps[0]
+        assert isinstance(first, Step)
+        assert first.phases_s == {"data_wait": 0.05, "comm": 0.01}
+        (state,) = source.states(time.time())
+        assert (state.steps_total, state.samples_total, state.status) == (3, 24, "running")
+        assert state.phases_s["data_wait"] == pytest.approx(0.15)
+        assert sum(state.durations.counts) == 3
+
+
+def test_a_restarted_daemon_neither_loses_nor_repeats_a_step(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        for _ in range(5):
+            ring.step()
+        source.poll(time.time())
+        source.close()
+        for _ in range(4):
+            ring.step()
+        successor = RanksSource(folder, 10.0, lambda reason: None)
+        records = successor.poll(time.time())
+        assert [record.step for record in records if isinstance(record, Step)] == [5, 6, 7, 8]
+        (state,) = successor.states(time.time())
+        assert state.steps_total == 9
+        assert sum(state.durations.counts) == 9
+
+
+def test_a_killed_daemon_reads_again_what_it_had_not_saved(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        ring.step()
+        now = time.time()
+        source.poll(now)
+        ring.step()
+        source.poll(now + 0.1)
+        successor = RanksSource(folder, 10.0, lambda reason: None)
+        successor.poll(now + 1)
+        (state,) = successor.states(now + 1)
+        assert sum(state.durations.counts) == 2
+        assert state.steps_total == 2
+
+
+def test_a_reader_that_lags_says_how_many_records_it_lost(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        source.poll(time.time())
+        for _ in range(protocol.RECORD_COUNT + 7):
+            ring.step()
+        source.poll(time.time())
+        (state,) = source.states(time.time())
+        assert state.lost_records == 7
+        assert state.steps_total == protocol.RECORD_COUNT + 7
+
+
+def test_the_successor_of_a_dead_process_continues_its_counters(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    first = RingFile(folder.ranks)
+    with first.held():
+        for _ in range(6):
+            first.step()
+        source.poll(time.time())
+    second = RingFile(folder.ranks)
+    with second.held():
+        second.step()
+        source.poll(time.time())
+        (state,) = source.states(time.time())
+        assert (state.job, state.steps_total) == ("train", 7)
+        assert not first.path.exists()
+
+
+def test_a_successor_that_came_while_the_daemon_was_down_continues_too(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    first = RingFile(folder.ranks)
+    with first.held():
+        first.step()
+        source.poll(time.time())
+        source.close()
+        first.step()
+    second = RingFile(folder.ranks)
+    with second.held():
+        second.step()
+        later = RanksSource(folder, 10.0, lambda reason: None)
+        later.poll(time.time())
+        (state,) = later.states(time.time())
+        assert state.steps_total == 3
+
+
+def test_a_second_live_process_of_a_rank_is_another_job(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    first, second = RingFile(folder.ranks), RingFile(folder.ranks)
+    with first.held(), second.held():
+        source.poll(time.time())
+        assert sorted(state.job for state in source.states(time.time())) == ["train", "train#2"]
+
+
+def test_another_world_size_is_another_job(folder: RendezvousFolder, source: RanksSource) -> None:
+    first = RingFile(folder.ranks, rank=0, world_size=2)
+    second = RingFile(folder.ranks, rank=1, world_size=4)
+    with first.held(), second.held():
+        source.poll(time.time())
+        assert sorted(state.job for state in source.states(time.time())) == ["train", "train#2"]
+
+
+def test_a_killed_process_died_and_one_that_said_so_ended(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    killed, ended = RingFile(folder.ranks, rank=0), RingFile(folder.ranks, rank=1)
+    with killed.held(), ended.held():
+        killed.step()
+        ended.step()
+        source.poll(time.time())
+    ended.word(protocol.WORD_ENDED, 1)
+    records = source.poll(time.time())
+    assert [(r.rank, r.event) for r in records if isinstance(r, RankEvent)] == [(0, "died")]
+    assert [r.rank for r in records if isinstance(r, End)] == [1]
+
+
+def test_a_live_process_without_a_heartbeat_is_stopped_then_resumed(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        now = time.time()
+        source.poll(now)
+        assert source.poll(now + 9) == []
+        (stopped,) = source.poll(now + 11)
+        assert isinstance(stopped, RankEvent)
+        assert stopped.event == "stopped"
+        ring.heartbeat()
+        (resumed,) = source.poll(now + 12)
+        assert isinstance(resumed, RankEvent)
+        assert resumed.event == "resumed"
+
+
+def test_a_capturing_process_without_a_heartbeat_is_not_stopped(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        ring.event("capture_started", id="x", step=3)
+        now = time.time()
+        assert [type(record) for record in source.poll(now)] == [RankSeen, RankEvent]
+        assert source.poll(now + 60) == []
+
+
+def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        source.poll(time.time())
+    now = time.time()
+    source.poll(now)
+    assert len(source.states(now + 299)) == 1
+    assert source.states(now + 301) == ()
+    source.poll(now + 599)
+    assert ring.path.exists()
+    source.poll(now + 601)
+    assert not ring.path.exists()
+
+
+def test_a_second_daemon_on_the_folder_is_refused(folder: RendezvousFolder) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from warpwatch.daemon.rendezvous.folder import RendezvousFolder\n"
+        "RendezvousFolder(Path(sys.argv[1]), Path(sys.argv[2]), '9')"
+    )
+    arguments = [sys.executable, "-c", code, str(folder.path), str(folder.inbox)]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert "already served by warpwatch 0.0.0" in done.stderr
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    (tmp_path / "run").mkdir()
+    os.chown(tmp_path / "run", 1234, 1234)
+    with pytest.raises(UsageError, match="belongs to uid 1234"):
+        RendezvousFolder(tmp_path / "run", tmp_path / "inbox", "0")

@@ -1,0 +1,123 @@
+"""The telemetry log on disk: whole lines, each record once, whatever ended the daemon before."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warpwatch.exporters.jsonl import TAIL_BYTES, JsonlWriter
+from warpwatch.telemetry.records import Clock, DeviceReading, End, RankSeen, Record, Step
+
+RECORDS: list[Record] = [
+    RankSeen(10.0, "llama", 0, 2, "GPU-a"),
+    Step(11.0, "llama", 0, 0, 0.5, phases_s={"comm": 0.1}, samples=32),
+    DeviceReading(11.5, "GPU-a", {("device_power_watts", ()): 512.0}),
+    End(12.0, "llama", 0),
+]
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_records_are_lines_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    writer = JsonlWriter(log)
+    assert writer.write(RECORDS) == 4
+    assert lines_of(log) == [
+        {
+            "type": "rank",
+            "time": 10.0,
+            "job": "llama",
+            "rank": 0,
+            "world_size": 2,
+            "device": "GPU-a",
+        },
+        {
+            "type": "step",
+            "time": 11.0,
+            "job": "llama",
+            "rank": 0,
+            "step": 0,
+            "duration_s": 0.5,
+            "phases_s": {"comm": 0.1},
+            "samples": 32,
+        },
+        {"type": "device", "time": 11.5, "device": "GPU-a", "metrics": {"power_watts": 512.0}},
+        {"type": "end", "time": 12.0, "job": "llama", "rank": 0},
+    ]
+    writer.close()
+
+
+def test_what_a_killed_daemon_had_already_written_is_not_written_again(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    JsonlWriter(log).write([RECORDS[0], *(Step(11.0 + i, "llama", 0, i, 0.5) for i in range(5))])
+    again: list[Record] = [Step(11.0 + i, "llama", 0, i, 0.5) for i in range(3, 7)]
+    other = Step(11.0, "llama", 1, 0, 0.5)
+    assert JsonlWriter(log).write([*again, other, Clock(3.0)]) == 4
+    steps = [line["step"] for line in lines_of(log) if line.get("rank") == 0 and "step" in line]
+    assert steps == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_half_written_line_is_ended_and_the_next_record_stands_alone(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(b'{"type":"clock","time":1.0}\n{"type":"step","ti')
+    JsonlWriter(log).write([Clock(2.0)])
+    lines = log.read_text().splitlines()
+    assert lines[1:] == ['{"type":"step","ti', '{"type":"clock","time":2.0}']
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    filler = b'{"type":"clock","time":1.0}\n'
+    old = b'{"type":"step","time":99.0,"job":"old","rank":0,"step":1,"duration_s":1.0}\n'
+    new = old.replace(b"old", b"new")
+    log.write_bytes(old + filler * (TAIL_BYTES // len(filler) + 1) + new)
+    writer = JsonlWriter(log)
+    assert writer.write([Step(50.0, "old", 0, 2, 1.0)]) == 1
+    assert writer.write([Step(50.0, "new", 0, 2, 1.0)]) == 0
+
+
+def test_a_value_that_json_does_not_have_costs_its_record_only(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    assert JsonlWriter(log).write([Step(1.0, "a", 0, 1, float("nan")), Clock(2.0)]) == 1
+    assert lines_of(log) == [{"type": "clock", "time": 2.0}]
+
+
+def test_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
+    # A process whose files may not grow beyond 100 bytes sees a write that is cut short, as on a
+    # disk that fills up, and then EFBIG.
+    log = tmp_path / "log.jsonl"
+    code = f"""
+import resource, signal
+from pathlib import Path
+from warpwatch.exporters.jsonl import JsonlWriter
+from warpwatch.telemetry.records import Clock
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = JsonlWriter(Path({str(log)!r}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    writer.write([Clock(float(i)) for i in range(10)])
+except OSError as error:
+    print(error.errno)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, str(errno.ENOSPC), "")
+    assert log.read_bytes().endswith(b"}\n")
+    assert [line["time"] for line in lines_of(log)] == [0.0, 1.0, 2.0]
+
+
+def test_a_log_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        JsonlWriter(tmp_path / "missing" / "log.jsonl")
+
+
+def test_a_device_is_written_to_without_being_read(tmp_path: Path) -> None:
+    writer = JsonlWriter(Path(os.devnull))
+    assert writer.write(RECORDS) == 4

@@ -1,0 +1,253 @@
+"""The exposition: exact, valid for strict parsers, and cheap."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from warpwatch.daemon.sources.simulated_device import PROFILES, SimulatedDevice
+from warpwatch.exporters.prometheus import render
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
+from warpwatch.telemetry.state import Histogram, JobState, RankState, State
+
+Golden = Callable[[str, bytes], None]
+
+TIME = 1_700_000_000.0
+
+
+def simulated(count: int, seconds: int = 60, load: float | None = 0.9) -> tuple[DeviceSample, ...]:
+    samples = []
+    for index in range(count):
+        device = SimulatedDevice(index, PROFILES["h100"])
+        for second in range(seconds + 1):
+            sample = device.advance(TIME + second, 1.0 if second else 0.0, load)
+        samples.append(sample)
+    return tuple(samples)
+
+
+def rank(number: int, **changes: object) -> RankState:
+    counts = [0] * 15
+    counts[5], counts[7], counts[14] = 90, 9, 1
+    built = RankState(
+        job="llama",
+        rank=number,
+        name=str(number),
+        owner_uid=1000,
+        pid=4000 + number,
+        host="node-1",
+        local_rank=number,
+        world_size=2,
+        device=f"GPU-{number}",
+        framework="torch 2.6",
+        last_step_time=TIME,
+        step=99,
+        step_begun=100,
+        steps_total=100,
+        samples_total=3200,
+        tokens_total=6_553_600,
+        phases_s={"data_wait": 1.5, "comm": 2.25},
+        durations=Histogram(tuple(counts), 151.5),
+        memory_allocated_bytes=2**34,
+        memory_reserved_bytes=2**35,
+    )
+    return replace(built, **changes)  # type: ignore[arg-type]
+
+
+def full_state() -> State:
+    lost = Device("GPU-lost", 2, "NVIDIA H100 80GB HBM3")
+    values = simulated(1)[0].values
+    instance = Device("MIG-1", 3, "NVIDIA H100 80GB HBM3", gpu_instance="7", profile="1g.10gb")
+    power: dict[SeriesKey, float] = {
+        ("device_power_watts", ()): values["device_power_watts", ()],
+    }
+    diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}
+    capture = Capture("c1", CaptureRequest("llama", "torch", "anomaly"), TIME, diagnosis=diagnosis)
+    older = replace(capture, id="c0", time=TIME - 60, diagnosis={"findings": []})
+    return State(
+        time=TIME,
+        version="0.1.0",
+        hostname="node-1",
+        devices=(
+            *simulated(2),
+            DeviceSample(lost, TIME, power, up=False, reason="lost"),
+            DeviceSample(instance, TIME, power),
+        ),
+        host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
+        sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),
+        ranks=(rank(0), rank(1, status="died", memory_reserved_bytes=None)),
+        jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5),),
+        anomalies=(
+            Anomaly("a1", TIME, "straggler", "warning", "rank 1 is slow"),
+            Anomaly("a2", TIME, "straggler", "warning", "rank 0 was", end_time=TIME),
+        ),
+        captures=(capture, older),
+        agent={
+            ("anomalies_total", ("straggler", "warning")): 2,
+            ("captures_total", ("torch", "anomaly", "complete")): 1,
+            ("captures_total", ("torch", "anomaly", "refused_cooldown")): 4,
+            ("rendezvous_rejected_total", ("checksum",)): 1,
+        },
+    )
+
+
+def samples_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parse_text(page.decode())
+        for sample in family.samples
+    }
+
+
+def value_of(page: bytes, name: str, **labels: str) -> float | None:
+    return samples_of(page).get((f"warpwatch_{name}", tuple(sorted(labels.items()))))
+
+
+def test_the_exposition_of_a_full_state_is_the_golden_one(golden: Golden) -> None:
+    golden("metrics.prom", render(full_state()))
+
+
+def test_promtool_has_nothing_to_say() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    command = [promtool, "check", "metrics"]
+    checked = subprocess.run(command, input=render(full_state()), capture_output=True, timeout=30)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_both_formats_hold_the_same_samples() -> None:
+    text = samples_of(render(full_state()))
+    page = render(full_state(), openmetrics=True).decode()
+    strict = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parse_openmetrics(page)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+    }
+    assert strict == text
+    assert page.endswith("\n# EOF\n")
+
+
+def test_openmetrics_names_counter_families_without_total_and_units() -> None:
+    page = render(full_state(), openmetrics=True).decode()
+    assert "# TYPE warpwatch_device_energy_joules counter\n" in page
+    assert "# UNIT warpwatch_device_energy_joules joules\n" in page
+    assert "\nwarpwatch_device_energy_joules_total{" in page
+
+
+def test_no_series_comes_twice_and_no_family_is_split() -> None:
+    lines = render(full_state()).decode().splitlines()
+    series = Counter(line.rpartition(" ")[0] for line in lines if not line.startswith("#"))
+    assert max(series.values()) == 1
+    types = Counter(line for line in lines if line.startswith("# TYPE"))
+    assert max(types.values()) == 1
+
+
+def test_a_lost_device_keeps_only_its_zero_and_its_reason() -> None:
+    page = render(full_state())
+    of_lost = [key for key in samples_of(page) if ("uuid", "GPU-lost") in key[1]]
+    assert {name for name, _ in of_lost} == {"warpwatch_device_up", "warpwatch_device_info"}
+    assert value_of(page, "device_up", gpu="2", uuid="GPU-lost", reason="lost") == 0
+
+
+def test_a_mig_instance_says_which_and_a_whole_gpu_does_not() -> None:
+    page = render(full_state()).decode()
+    mig = 'warpwatch_device_power_watts{gpu="3",uuid="MIG-1",gpu_instance="7",profile="1g.10gb"} '
+    assert mig in page
+    assert 'gpu_instance=""' not in page
+
+
+def test_steps_are_a_cumulative_histogram() -> None:
+    page = render(full_state())
+    labels = {"training_job": "llama", "rank": "0"}
+    assert value_of(page, "step_duration_seconds_bucket", **labels, le="0.25") == 90
+    assert value_of(page, "step_duration_seconds_bucket", **labels, le="1.0") == 99
+    assert value_of(page, "step_duration_seconds_bucket", **labels, le="+Inf") == 100
+    assert value_of(page, "step_duration_seconds_count", **labels) == 100
+    assert value_of(page, "step_duration_seconds_sum", **labels) == 151.5
+
+
+def test_a_rank_that_died_is_still_exported_without_what_is_unknown() -> None:
+    page = render(full_state())
+    labels = {"training_job": "llama", "rank": "1"}
+    assert value_of(page, "rank_up", **labels) == 0
+    assert value_of(page, "steps_total", **labels) == 100
+    assert value_of(page, "phase_seconds_total", **labels, phase="comm") == 2.25
+    assert value_of(page, "rank_memory_reserved_bytes", **labels) is None
+
+
+def test_findings_come_from_the_newest_diagnosis_and_only_active_anomalies_count() -> None:
+    page = render(full_state())
+    share = value_of(page, "diagnosis_share_ratio", training_job="llama", finding="data_loading")
+    assert share == 0.39
+    assert value_of(page, "anomaly_active", kind="straggler") == 1
+    assert value_of(page, "source_up", source="nvml") == 0
+    assert value_of(page, "source_errors_total", source="nvml") == 3
+    assert value_of(page, "build_info", version="0.1.0") == 1
+
+
+def test_label_values_are_escaped() -> None:
+    name = 'a"b\\c\nd\udce9'
+    state = State(TIME, "1", "h", ranks=(rank(0, job=name),))
+    jobs = {dict(key[1]).get("training_job") for key in samples_of(render(state))}
+    assert 'a"b\\c\nd?' in jobs
+
+
+def test_two_ranks_that_claim_one_name_give_one_series_and_are_counted() -> None:
+    state = State(TIME, "1", "h", ranks=(rank(0), rank(0, owner_uid=1001, steps_total=7)))
+    page = render(state)
+    assert value_of(page, "steps_total", training_job="llama", rank="0") == 100
+    assert value_of(page, "ranks_unexported") == 1
+
+
+def test_at_most_a_thousand_ranks_have_series() -> None:
+    state = State(TIME, "1", "h", ranks=tuple(rank(i) for i in range(1003)))
+    page = render(state)
+    assert sum(name == "warpwatch_steps_total" for name, _ in samples_of(page)) == 1000
+    assert value_of(page, "ranks_unexported") == 3
+
+
+def test_only_what_the_catalogue_knows_is_exported() -> None:
+    values = {
+        ("device_power_watts", ()): float("nan"),
+        ("device_energy_joules_total", ()): float("inf"),
+        ("device_made_up", ()): 1.0,
+        ("device_clock_hertz", ("sm", "extra")): 1.0,
+        ("device_recovery_action", ()): 0,
+    }
+    device = DeviceSample(Device("GPU-1", 0, "x"), TIME, values)
+    page = render(State(TIME, "1", "h", devices=(device,)))
+    names = {name for name, labels in samples_of(page) if ("uuid", "GPU-1") in labels}
+    expected = {"up", "info", "sample_timestamp_seconds", "recovery_action"}
+    assert names == {f"warpwatch_device_{name}" for name in expected}
+
+
+def test_the_golden_state_shows_every_device_metric() -> None:
+    names = {name.removeprefix("warpwatch_") for name, _ in samples_of(render(full_state()))}
+    assert {row.name for row in CATALOGUE.values() if row.scope == "device"} <= names
+
+
+def test_a_sample_costs_about_as_much_as_joining_two_texts() -> None:
+    state = State(TIME, "1", "h", devices=simulated(8))
+    count = len(samples_of(render(state)))
+    best_s = min(_timed(state) for _ in range(20))
+    assert count >= 1000
+    # Measured at 0.4 µs; prometheus_client's own exposition takes 6.
+    assert best_s / count < 2e-6
+
+
+def _timed(state: State) -> float:
+    begun = time.perf_counter()
+    render(state)
+    return time.perf_counter() - begun

@@ -1,0 +1,139 @@
+"""A daemon and its ranks as real processes, for tests of the whole loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from warpwatch.daemon.demo.processes import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def poll(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """The first answer of ``ask`` that is neither None nor False."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            answer = ask()
+            if answer not in (None, False):
+                return answer
+        time.sleep(0.1)
+    raise AssertionError(f"not within {timeout_s} s: {what}")
+
+
+class LoopNode:
+    """One node in a folder: daemon, ranks, HTTP. Everything is stopped by ``close``."""
+
+    def __init__(self, folder: Path, **config: Any) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.run_dir = folder / "run"
+        tree: dict[str, Any] = {
+            "http": {"listen": f"127.0.0.1:{self.port}"},
+            "rendezvous": {"dir": str(self.run_dir), "inbox": str(folder / "inbox")},
+            "sources": {"nvml": {"enabled": False}, "simulated": {"enabled": True}},
+            "triggers": {"cooldown_s": 0, "captures_per_hour": 100},
+            "store": {"url": (folder / "captures").as_uri()},
+        }
+        self.config = folder / "warpwatch.yaml"
+        self.config.write_text(yaml.safe_dump(tree | config))
+        self.daemon: subprocess.Popen[bytes] | None = None
+        self._all: list[subprocess.Popen[bytes]] = []
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10)
+
+    # --- daemon ---
+
+    def start_daemon(self, *, wait: bool = True, **environment: str) -> subprocess.Popen[bytes]:
+        arguments = ["-m", "warpwatch.daemon", "daemon", "--config", str(self.config)]
+        self.daemon = self.start("daemon", arguments, environment)
+        if wait:
+            poll(lambda: self.http.get("/healthz").status_code == 200, 30, self.log("daemon"))
+        return self.daemon
+
+    def kill_daemon(self) -> None:
+        assert self.daemon is not None
+        self.daemon.kill()
+        self.daemon.wait()
+
+    # --- ranks ---
+
+    def start_rank(
+        self, rank: int, program: str, *arguments: str, world_size: int = 2, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        own = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "WARPWATCH_DIR": str(self.run_dir),
+            "WARPWATCH_INBOX": str(self.folder / "inbox"),
+            "WARPWATCH_ATTACH_INTERVAL_S": "0.2",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        return self.start(f"rank{rank}", ["-c", program, *arguments], own | environment)
+
+    def start(
+        self, name: str, arguments: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env=kept | environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        self._all.append(process)
+        return process
+
+    # --- what the daemon says ---
+
+    def get(self, part: str) -> list[Any]:
+        answer: list[Any] = self.http.get(f"/api/v1/{part}").json()[part]
+        return answer
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The value of the only series of this name with these labels."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        lines = [
+            line
+            for line in self.http.get("/metrics").text.splitlines()
+            if line.startswith((name + "{", name + " ")) and all(w in line for w in wanted)
+        ]
+        assert len(lines) <= 1, lines
+        return float(lines[0].rpartition(" ")[2]) if lines else None
+
+    def log(self, name: str) -> str:
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def close(self) -> None:
+        self.http.close()
+        for process in self._all:
+            if process.poll() is None:
+                # A stopped process takes SIGKILL too.
+                process.send_signal(signal.SIGKILL)
+        for process in self._all:
+            process.wait()
+
+
+@contextlib.contextmanager
+def loop_node(folder: Path, **config: Any) -> Iterator[LoopNode]:
+    node = LoopNode(folder, **config)
+    try:
+        yield node
+    finally:
+        node.close()

@@ -1,0 +1,62 @@
+"""Training programs for the tests, started with ``python -c``."""
+
+# A small real training with a fixed seed. Prints one JSON line: a digest of all losses, the
+# number of steps, and the dearest call into the shim in milliseconds of its thread's CPU time.
+SEEDED = """
+import hashlib, json, sys, time
+import torch
+import warpwatch.client as warpwatch
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+steps = int(sys.argv[1])
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+digest = hashlib.sha256()
+dearest = 0
+monitor = warpwatch.attach(job="seeded")
+step = monitor.step(samples=32)
+for number in range(steps):
+    batch = torch.randn(32, 64)
+    began = time.thread_time_ns()
+    step = monitor.step(samples=32)
+    step.__enter__()
+    dearest = max(dearest, time.thread_time_ns() - began)
+    loss = model(batch).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    digest.update(repr(loss.item()).encode())
+    time.sleep(0.004)
+    began = time.thread_time_ns()
+    step.__exit__(None, None, None)
+    dearest = max(dearest, time.thread_time_ns() - began)
+print(json.dumps({"losses": digest.hexdigest(), "steps": steps, "dearest_ms": dearest / 1e6}))
+"""
+
+# One rank that only steps; ends after its number of steps, or never.
+STEPPING = """
+import sys, time
+import warpwatch.client as warpwatch
+
+steps, period_s = int(sys.argv[1]), float(sys.argv[2])
+monitor = warpwatch.attach(job="stepping")
+number = 0
+while number != steps:
+    with monitor.step(samples=4):
+        time.sleep(period_s)
+    number += 1
+"""
+
+# The same, as another user: everything is imported before root's rights are given up.
+STEPPING_AS = """
+import os, sys, time
+import warpwatch.client as warpwatch
+import ctypes, fcntl, mmap, socket, threading, json, platform, queue, logging, encodings.idna
+
+os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+monitor = warpwatch.attach(job="other-user")
+while True:
+    with monitor.step():
+        time.sleep(0.02)
+"""

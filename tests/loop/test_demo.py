@@ -1,0 +1,60 @@
+"""``warpwatch demo`` as a newcomer runs it: the loop closes by itself for each fault."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+def demo(fault: str, store: Path) -> tuple[int, Any, str]:
+    command = [sys.executable, "-m", "warpwatch.daemon", "demo", "--once", "--json"]
+    command += ["--fault", fault, "--listen", "127.0.0.1:0", "--store", str(store)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+def test_a_data_stall_is_found_captured_and_diagnosed(tmp_path: Path) -> None:
+    code, ending, story = demo("data_stall", tmp_path)
+    assert code == 0, story
+    assert ending["anomaly"]["kind"] == "data_stall"
+    capture = ending["capture"]
+    assert (capture["kind"], capture["outcome"], capture["ranks"]) == ("torch", "complete", 2)
+    assert ending["diagnosis"]["verdict"] == "data_loading"
+    assert len(list(tmp_path.rglob("rank*.pt.trace.json.gz"))) == 2
+
+
+def test_a_slow_rank_is_named(tmp_path: Path) -> None:
+    code, ending, story = demo("slow_rank", tmp_path)
+    assert code == 0, story
+    assert (ending["anomaly"]["kind"], ending["anomaly"]["rank"]) == ("straggler", 0)
+
+
+def test_a_hang_is_answered_with_stacks_and_who_waits_for_whom(tmp_path: Path) -> None:
+    code, ending, story = demo("hang", tmp_path)
+    assert code == 0, story
+    assert ending["anomaly"]["kind"] == "hang"
+    assert ending["capture"]["kind"] == "stacks"
+    assert ending["diagnosis"] == {
+        "verdict": "inconclusive",
+        "findings": [],
+        "summary": "rank 1 waits in all_reduce for rank 0",
+    }
+
+
+def test_a_regression_is_found(tmp_path: Path) -> None:
+    code, ending, story = demo("regression", tmp_path)
+    assert code == 0, story
+    assert ending["anomaly"]["kind"] == "step_regression"
+
+
+def test_nothing_is_found_when_nothing_is_wrong(tmp_path: Path) -> None:
+    code, ending, story = demo("none", tmp_path)
+    assert code == 0, story
+    assert ending == {"fault": "none", "anomaly": None, "capture": None, "diagnosis": None}

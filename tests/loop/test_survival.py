@@ -1,0 +1,173 @@
+"""The job comes first: what kills the daemon or a rank costs nobody else anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.programs import SEEDED, STEPPING, STEPPING_AS
+
+DEMO = "from warpwatch.daemon.demo.training import main; raise SystemExit(main())"
+KILLS = 20
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    with loop_node(tmp_path, detectors={"hang": {"timeout_s": 8}}) as node:
+        yield node
+
+
+def start_pair(node: LoopNode) -> list[subprocess.Popen[bytes]]:
+    """Two ranks of a real DDP training over gloo."""
+    environment = {
+        "WARPWATCH_DEMO_SWITCH": str(node.folder / "fault"),
+        "WARPWATCH_DEMO_STOP": str(node.folder / "stop"),
+        "WARPWATCH_DEMO_RENDEZVOUS": str(node.folder / "gloo"),
+        "WARPWATCH_JOB": "pair",
+    }
+    return [node.start_rank(rank, DEMO, **environment) for rank in (0, 1)]
+
+
+def steps_of(node: LoopNode, job: str) -> list[int]:
+    return [rank["steps_total"] for rank in node.get("ranks") if rank["job"] == job]
+
+
+def kinds(node: LoopNode) -> set[str]:
+    return {anomaly["kind"] for anomaly in node.get("anomalies")}
+
+
+@pytest.mark.torch
+def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: LoopNode) -> None:
+    steps = 3000
+    plain = node.start_rank(0, SEEDED, str(steps), world_size=1, WARPWATCH="0")
+    node.start_daemon()
+    watched = node.start_rank(1, SEEDED, str(steps), world_size=2)
+    poll(lambda: steps_of(node, "seeded"), 60, "the rank reports")
+    choose = random.Random(20)
+    for _ in range(KILLS):
+        time.sleep(choose.uniform(0.05, 0.4))
+        node.kill_daemon()
+        node.start_daemon(wait=choose.random() < 0.7)
+        if node.daemon and choose.random() < 0.5:
+            time.sleep(choose.uniform(0.0, 0.3))
+    assert watched.wait(120) == 0, node.log("rank1")
+    assert plain.wait(60) == 0, node.log("rank0")
+    said, alone = (json.loads(node.log(name)) for name in ("rank1", "rank0"))
+    assert said["losses"] == alone["losses"]
+    assert said["dearest_ms"] < 5
+    poll(lambda: steps_of(node, "seeded") == [steps], 20, f"{steps} steps are counted")
+    labels = {"training_job": "seeded", "rank": "1"}
+    assert node.metric("warpwatch_steps_total", **labels) == steps
+    assert node.metric("warpwatch_step_duration_seconds_count", **labels) == steps
+    assert node.metric("warpwatch_samples_total", **labels) == 32 * steps
+
+
+@pytest.mark.torch
+def test_a_killed_rank_is_a_crash_and_not_a_hang(node: LoopNode) -> None:
+    node.start_daemon()
+    ranks = start_pair(node)
+    poll(lambda: min(steps_of(node, "pair") or [0]) > 20, 90, "both ranks train")
+    ranks[1].kill()
+    killed_at = time.monotonic()
+    poll(lambda: "crash" in kinds(node), 15, "the crash is found")
+    assert time.monotonic() - killed_at < 15
+    (crash,) = [a for a in node.get("anomalies") if a["kind"] == "crash"]
+    assert crash["job"] == "pair"
+    time.sleep(12)
+    assert "hang" not in kinds(node)
+
+
+@pytest.mark.torch
+def test_a_stopped_rank_is_a_hang_that_names_it(node: LoopNode) -> None:
+    node.start_daemon()
+    ranks = start_pair(node)
+    poll(lambda: min(steps_of(node, "pair") or [0]) > 20, 90, "both ranks train")
+    ranks[1].send_signal(signal.SIGSTOP)
+    poll(lambda: "hang" in kinds(node), 40, "the hang is found")
+
+    def named() -> Any:
+        (hang,) = [a for a in node.get("anomalies") if a["kind"] == "hang"]
+        return hang["rank"] == 1
+
+    poll(named, 15, "the stopped rank is named")
+    assert "crash" not in kinds(node)
+    ranks[1].send_signal(signal.SIGCONT)
+    over = poll(
+        lambda: [a for a in node.get("anomalies") if a["kind"] == "hang" and a["end_time"]],
+        20,
+        "the hang is over",
+    )
+    assert over[0]["end_time"] > over[0]["time"]
+
+
+def test_the_trainer_may_come_first_and_the_daemon_later(node: LoopNode) -> None:
+    node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
+    time.sleep(1.0)
+    node.start_daemon()
+    (steps,) = poll(lambda: steps_of(node, "stepping"), 20, "the rank reports")
+    assert steps > 30, "the steps before the daemon came are in the totals"
+
+
+def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(
+    node: LoopNode, tmp_path: Path
+) -> None:
+    daemon = node.start_daemon()
+    (tmp_path / "second").mkdir()
+    second = LoopNode(tmp_path / "second", rendezvous={"dir": str(node.run_dir)})
+    assert second.start_daemon(wait=False).wait(20) == 2
+    assert f"pid {daemon.pid}" in second.log("daemon")
+    second.close()
+
+
+def test_a_taken_port_exits_2_and_names_the_key(node: LoopNode, tmp_path: Path) -> None:
+    node.start_daemon()
+    (tmp_path / "second").mkdir()
+    second = LoopNode(
+        tmp_path / "second", http={"listen": f"127.0.0.1:{node.port}"}
+    )
+    assert second.start_daemon(wait=False).wait(20) == 2
+    assert "http.listen" in second.log("daemon")
+    second.close()
+
+
+def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:
+        if parent.stat().st_uid == 0 and parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    with loop_node(tmp_path) as node:
+        node.start_daemon()
+        node.start_rank(0, STEPPING_AS, "1234", world_size=1)
+        (rank,) = poll(lambda: node.get("ranks"), 20, "the rank reports")
+        assert (rank["job"], rank["owner_uid"]) == ("other-user", 1234)
+        answer = node.http.post("/api/v1/captures", json={"job": "other-user", "kind": "stacks"})
+        assert answer.status_code == 202, answer.text
+
+        def written() -> Any:
+            return [c for c in node.get("captures") if c["outcome"] == "complete"]
+
+        (capture,) = poll(written, 20, "the stacks are stored")
+        assert capture["files"][0] == "rank0.stacks.json"
+
+
+def test_without_nvml_the_daemon_runs_and_says_what_is_missing(tmp_path: Path) -> None:
+    with loop_node(tmp_path, sources={}) as node:
+        node.start_daemon(LD_LIBRARY_PATH="/nonexistent")
+        if node.get("devices"):
+            pytest.skip("this machine has NVML")
+        ready = poll(lambda: node.http.get("/readyz").json()["missing"], 10, "the answer")
+        assert any("libnvidia-ml" in line for line in ready)
+        assert node.metric("warpwatch_source_up", source="nvml") == 0
+        assert node.http.get("/readyz").status_code == 503

@@ -1,0 +1,45 @@
+"""A sink that keeps what sources publish."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from warpwatch.telemetry.records import Record
+from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+
+
+class RecordingSink:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.devices: dict[str, list[DeviceSample]] = {}
+        self.hosts: list[HostSample] = []
+        self.healths: list[SourceHealth] = []
+        self.records: list[Record] = []
+
+    def publish_device(self, sample: DeviceSample) -> None:
+        with self.lock:
+            self.devices.setdefault(sample.device.uuid, []).append(sample)
+
+    def forget_device(self, uuid: str) -> None:
+        with self.lock:
+            self.devices.pop(uuid, None)
+
+    def publish_host(self, sample: HostSample) -> None:
+        self.hosts.append(sample)
+
+    def publish_health(self, health: SourceHealth) -> None:
+        self.healths.append(health)
+
+    def publish_record(self, record: Record) -> None:
+        self.records.append(record)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Raises TimeoutError when ``condition`` does not come true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.02)

@@ -1,0 +1,72 @@
+"""The host source reads this very machine, with bounded labels."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.sources.recording import RecordingSink, wait_until
+from warpwatch.daemon.config import HostConfig
+from warpwatch.daemon.sources.host import (
+    HostSource,
+    parse_pressure,
+    read_host,
+    real_interfaces,
+    whole_disks,
+)
+from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.catalogue import CATALOGUE
+
+
+def test_everything_read_is_in_the_catalogue() -> None:
+    values, missing = read_host()
+    assert missing == []
+    for name, labels in values:
+        assert CATALOGUE[name].scope in ("host", "agent")
+        assert len(labels) == len(CATALOGUE[name].labels)
+
+
+def test_values_are_of_this_machine_in_base_units() -> None:
+    values, _ = read_host()
+    assert values["host_cpu_cores", ()] == os.cpu_count()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert values["host_memory_total_bytes", ()] == pytest.approx(pages, rel=0.01)
+    assert 0 < values["host_memory_available_bytes", ()] <= pages
+    assert values["host_cpu_seconds_total", ("user",)] > 0
+    assert 2**20 < values["agent_resident_memory_bytes", ()] < 2**34
+    assert values["agent_threads", ()] >= 1
+
+
+def test_pressure_is_in_seconds() -> None:
+    text = (
+        "some avg10=0.00 avg60=0.10 avg300=0.20 total=1500000\n"
+        "full avg10=0.00 avg60=0.00 avg300=0.00 total=250000\n"
+    )
+    assert parse_pressure(text) == {"some": 1.5, "full": 0.25}
+    assert parse_pressure("") == {}
+
+
+def test_partitions_and_stacked_devices_are_left_out() -> None:
+    names = ["no-such-disk0", "loop3", "ram0", "dm-1", "md127", "zram0", "sr0"]
+    assert whole_disks(names) == []
+
+
+def test_interfaces_of_containers_are_left_out_and_their_number_is_bounded() -> None:
+    names = ["eth0", "lo", "veth12ab", "docker0", "br-9f", "cali77", "ib0", "bond0"]
+    assert real_interfaces(names) == ["bond0", "eth0", "ib0"]
+    assert len(real_interfaces(f"eth{i}" for i in range(500))) == 64
+
+
+def test_the_source_publishes_at_its_interval() -> None:
+    sink, supervisor = RecordingSink(), Supervisor()
+    try:
+        HostSource(HostConfig(interval_s=0.1)).start(supervisor, sink)
+        wait_until(lambda: len(sink.hosts) >= 3)
+    finally:
+        supervisor.stop()
+    first, last = sink.hosts[0], sink.hosts[-1]
+    assert last.time > first.time
+    key = ("host_cpu_seconds_total", ("idle",))
+    assert last.values[key] >= first.values[key]
+    assert sink.healths[-1].up and sink.healths[-1].reason == ""

@@ -1,0 +1,78 @@
+"""The catalogue is complete, named by the rules, and is what docs/metrics.md says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from warpwatch.telemetry.catalogue import CATALOGUE, markdown
+from warpwatch.telemetry.metric import IDENTITY_LABELS, Metric
+
+# The names that others build on.
+PROMISED = re.findall(
+    r"\S+",
+    """
+device_up device_utilization_ratio device_busy_seconds_total device_memory_used_bytes
+device_memory_free_bytes device_memory_total_bytes device_memory_reserved_bytes device_power_watts
+device_power_limit_watts device_energy_joules_total device_temperature_celsius{sensor}
+device_clock_hertz{domain} device_throttle_seconds_total{reason} device_throttle_active{reason}
+device_pcie_receive_bytes_total device_pcie_transmit_bytes_total device_pcie_replay_total
+device_nvlink_receive_bytes_total device_nvlink_transmit_bytes_total
+device_nvlink_errors_total{type} device_ecc_errors_total{type} device_remapped_rows{type}
+device_xid_errors_total{xid} device_sm_active_ratio device_sm_occupancy_ratio
+device_tensor_active_ratio device_dram_active_ratio
+device_workload_info{namespace,pod,container} process_gpu_memory_bytes{pid,process}
+step_duration_seconds steps_total phase_seconds_total{phase} samples_total tokens_total
+rank_last_step_timestamp_seconds rank_memory_allocated_bytes rank_memory_reserved_bytes
+job_energy_joules_total anomalies_total{kind,severity} anomaly_active{kind}
+captures_total{kind,trigger,outcome} diagnosis_share_ratio{finding} source_up{source}
+source_duration_seconds{source} source_errors_total{source} build_info{version}
+rendezvous_rejected_total{reason} records_lost_total loop_failures_total{loop}
+loop_duration_seconds{loop} ranks_dropped_total store_bytes store_captures
+http_requests_total{code} config_reloads_total{result} jsonl_records_total jsonl_errors_total
+""",
+)
+
+ROWS = list(CATALOGUE.values())
+
+
+@pytest.mark.parametrize("promised", PROMISED)
+def test_every_promised_name_has_its_labels(promised: str) -> None:
+    name, _, labels = promised.rstrip("}").partition("{")
+    row = CATALOGUE[name]
+    if labels:
+        assert row.labels == tuple(labels.split(","))
+    elif name not in ("device_up",):
+        assert row.labels == ()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_names_follow_the_rules(row: Metric) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", row.name)
+    assert (row.kind == "counter") == row.name.endswith("_total")
+    assert not row.unit or row.name.removesuffix("_total").endswith(f"_{row.unit}")
+    assert row.scope in IDENTITY_LABELS
+    assert len(set(row.all_labels)) == len(row.all_labels)
+    assert "job" not in row.all_labels
+    assert row.help.endswith(".") and row.origin
+
+
+def test_rows_of_different_scopes_do_not_share_a_name() -> None:
+    assert [row.name for row in ROWS] == list(CATALOGUE)
+    assert len({row.dcgm[0] for row in ROWS if row.dcgm}) == sum(bool(row.dcgm) for row in ROWS)
+
+
+def test_the_dcgm_names_of_whole_series_are_known() -> None:
+    assert CATALOGUE["device_utilization_ratio"].dcgm == ("DCGM_FI_DEV_GPU_UTIL", 100.0)
+    assert CATALOGUE["device_memory_used_bytes"].dcgm == ("DCGM_FI_DEV_FB_USED", 1 / 2**20)
+    energy = ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000.0)
+    assert CATALOGUE["device_energy_joules_total"].dcgm == energy
+    tensor = ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 1.0)
+    assert CATALOGUE["device_tensor_active_ratio"].dcgm == tensor
+
+
+def test_the_committed_page_is_the_generated_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text(encoding="utf-8") == markdown()
