@@ -40,9 +40,7 @@ def test_a_failing_loop_is_counted_logged_once_and_goes_on(
         until(third)
         loop.stop(1)
     assert loop.failures >= 3
-    assert [record.message for record in caplog.records] == [
-        "loop bad failed: ValueError: broken"
-    ]
+    assert [record.message for record in caplog.records] == ["loop bad failed: ValueError: broken"]
 
 
 def test_a_round_that_does_not_return_is_seen_and_does_not_hold_up_the_end(

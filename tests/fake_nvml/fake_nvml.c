@@ -3,9 +3,10 @@
  * Written from the public description of NVML's interface: names, return codes and struct layouts
  * as nvidia-ml-py declares them. Every call reads the control file that FAKE_NVML_CONTROL names,
  * with lines of "<gpu or *> <key> <value>": lost, no_permission, unknown (flags), hang_s (seconds
- * that each call takes), utilization (per cent), init (return code of the initialisation), init_hang_s,
- * driver_gone (flag: every call says that the library is not initialised). Every call on a GPU
- * appends the GPU's digit to the file that FAKE_NVML_CALLS names, a call that no GPU supports an x.
+ * that each call takes), utilization (per cent), init (return code of the initialisation),
+ * init_hang_s (seconds that it takes), driver_gone (flag: every call says that the library is not
+ * initialised). Every call on a GPU appends the GPU's digit to the file that FAKE_NVML_CALLS names,
+ * a call that no GPU supports an x besides.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

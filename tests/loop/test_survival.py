@@ -35,7 +35,7 @@ def start_pair(node: LoopNode) -> list[subprocess.Popen[bytes]]:
         "WARPWATCH_DEMO_RENDEZVOUS": str(node.folder / "gloo"),
         "WARPWATCH_JOB": "pair",
     }
-    return [node.start_rank(rank, DEMO, **environment) for rank in (0, 1)]
+    return [node.start_rank(rank, DEMO, world_size=2, **environment) for rank in (0, 1)]
 
 
 def steps_of(node: LoopNode, job: str) -> list[int]:
@@ -132,9 +132,7 @@ def test_a_second_daemon_on_the_folder_exits_2_and_names_the_first(
 def test_a_taken_port_exits_2_and_names_the_key(node: LoopNode, tmp_path: Path) -> None:
     node.start_daemon()
     (tmp_path / "second").mkdir()
-    second = LoopNode(
-        tmp_path / "second", http={"listen": f"127.0.0.1:{node.port}"}
-    )
+    second = LoopNode(tmp_path / "second", http={"listen": f"127.0.0.1:{node.port}"})
     assert second.start_daemon(wait=False).wait(20) == 2
     assert "http.listen" in second.log("daemon")
     second.close()

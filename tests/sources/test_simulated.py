@@ -10,7 +10,8 @@ import pytest
 from tests.sources.recording import RecordingSink, wait_until
 from warpwatch.daemon.config import SimulatedConfig
 from warpwatch.daemon.sources.simulated import SimulatedSource, simulated_uuid
-from warpwatch.daemon.sources.simulated_device import PROFILES, SimulatedDevice
+from warpwatch.daemon.sources.simulated_device import SimulatedDevice
+from warpwatch.daemon.sources.simulated_profiles import PROFILES
 from warpwatch.daemon.supervisor import Supervisor
 from warpwatch.telemetry.catalogue import CATALOGUE
 from warpwatch.telemetry.metric import SeriesKey

@@ -30,7 +30,7 @@ job_energy_joules_total anomalies_total{kind,severity} anomaly_active{kind}
 captures_total{kind,trigger,outcome} diagnosis_share_ratio{finding} source_up{source}
 source_duration_seconds{source} source_errors_total{source} build_info{version}
 rendezvous_rejected_total{reason} records_lost_total loop_failures_total{loop}
-loop_duration_seconds{loop} ranks_dropped_total store_bytes store_captures
+loop_duration_seconds{loop} store_bytes store_captures
 http_requests_total{code} config_reloads_total{result} jsonl_records_total jsonl_errors_total
 """,
 )

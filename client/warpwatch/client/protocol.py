@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 PROTOCOL_VERSION = 1
 
@@ -93,7 +93,7 @@ class Identity(NamedTuple):
 class Totals(NamedTuple):
     sequence: int
     steps: int
-    newest_step: Optional[int]
+    newest_step: int | None
     samples: int
     tokens: int
     duration_ns: int
@@ -105,13 +105,13 @@ class Header(NamedTuple):
 
     identity: Identity
     heartbeat_ns: int
-    step_begun: Optional[int]
+    step_begun: int | None
     step_begun_ns: int
     records: int
     ended: bool
     totals: Totals
     metadata_sequence: int
-    metadata_text: Optional[bytes]
+    metadata_text: bytes | None
 
 
 class RecordHead(NamedTuple):
@@ -148,7 +148,9 @@ def encode_metadata(sequence: int, metadata: dict[str, Any]) -> bytes:
     """One metadata slot. Raises ProtocolError("metadata_size") when it does not fit."""
     text = json.dumps(metadata, separators=(",", ":")).encode()
     if len(text) > META_MAX_TEXT:
-        raise ProtocolError("metadata_size", f"metadata of {len(text)} bytes, at most {META_MAX_TEXT}")
+        raise ProtocolError(
+            "metadata_size", f"metadata of {len(text)} bytes, at most {META_MAX_TEXT}"
+        )
     crc = zlib.crc32(text, zlib.crc32(struct.pack("<QI", sequence, len(text))))
     return META.pack(sequence, len(text), crc) + text
 
@@ -192,8 +194,8 @@ def _newest_totals(data: bytes) -> Totals:
     return Totals(best[0], best[1], newest, best[3], best[4], best[5], best[6:])
 
 
-def _newest_metadata(data: bytes) -> tuple[int, Optional[bytes]]:
-    best: tuple[int, Optional[bytes]] = (0, None)
+def _newest_metadata(data: bytes) -> tuple[int, bytes | None]:
+    best: tuple[int, bytes | None] = (0, None)
     for offset in META_OFFSETS:
         sequence, length, crc = META.unpack_from(data, offset)
         if sequence <= best[0] or length > META_MAX_TEXT:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Mapping
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 LOCK_FILE = "daemon.lock"
 RANKS = "ranks"
@@ -62,7 +62,7 @@ def inbox(folder: Folder, environ: Mapping[str, str], uid: int) -> str:
     return os.path.join(private_dir(uid), "inbox")
 
 
-def lock_holder(fd: int) -> Optional[int]:
+def lock_holder(fd: int) -> int | None:
     """Pid of the process that holds byte 0 of the open file, None if nobody does.
 
     Works on read-only descriptors; a holder in another PID namespace has pid 0.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -126,14 +125,10 @@ class Daemon:
                 loop.wake()
 
     def _observe_self(self) -> None:
-        """The agent's own series; also where a reload is carried out, off the signal handler."""
+        """How the loops do; also where a reload is carried out, off the signal handler."""
         if self._reload_asked:
             self._reload_asked = False
             self._reload()
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.hub.gauge("agent_resident_memory_bytes", pages * resource.getpagesize())
-        self.hub.gauge("agent_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
         for loop in self.supervisor.loops:
             self.hub.gauge("loop_failures_total", loop.failures, loop.name)
             self.hub.gauge("loop_duration_seconds", loop.last_duration_s, loop.name)

@@ -214,7 +214,6 @@ class TriggersConfig(Section):
         "hang": RecipeConfig(kind="stacks"),
     }
 
-
     @field_validator("recipes")
     @classmethod
     def _known_kinds(cls, recipes: dict[str, RecipeConfig]) -> dict[str, RecipeConfig]:

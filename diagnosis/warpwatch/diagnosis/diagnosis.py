@@ -14,7 +14,7 @@ from warpwatch.diagnosis.measures import Measures, measure
 from warpwatch.diagnosis.reader import read_trace
 from warpwatch.diagnosis.rules import RULES
 from warpwatch.diagnosis.rules.base import Finding, percent
-from warpwatch.diagnosis.rules.communication_bound import MIN_CPU_WAIT_SHARE, exposed
+from warpwatch.diagnosis.rules.communication_bound import exposed
 
 SCHEMA = 1
 HEALTHY = "healthy"
@@ -24,6 +24,7 @@ INCONCLUSIVE = "inconclusive"
 MAX_IDLE_SHARE = 0.15
 MAX_EXPOSED_TRANSFER_SHARE = 0.05
 MAX_UNEVEN_WAIT_SHARE = 0.10
+MAX_CPU_WAIT_SHARE = 0.25
 # A share that rose by less than this against the baseline is as usual.
 MIN_RISE = 0.02
 
@@ -151,7 +152,7 @@ def _doubts(measures: Measures, alone: bool) -> list[str]:
             doubts.append(
                 f"{share} of the step is copies from or to the host that no compute hides"
             )
-    elif alone and measures.share(exposed(measures)) > MIN_CPU_WAIT_SHARE:
+    elif alone and measures.share(exposed(measures)) > MAX_CPU_WAIT_SHARE:
         share = percent(measures.share(exposed(measures)))
         doubts.append(f"{share} of the step waits in collectives; the other ranks' traces say why")
     return [f"{measures.label}: {doubt}" for doubt in doubts]
@@ -164,7 +165,7 @@ def _uneven(measures: list[Measures]) -> list[str]:
     least, most = waits[0], waits[-1]
     gap = most.share(exposed(most)) - least.share(exposed(least))
     # On the CPU a straggler's rule has judged the steps one by one already.
-    limit = MAX_UNEVEN_WAIT_SHARE if least.gpu else MIN_CPU_WAIT_SHARE
+    limit = MAX_UNEVEN_WAIT_SHARE if least.gpu else MAX_CPU_WAIT_SHARE
     if gap <= limit:
         return []
     return [

@@ -120,10 +120,11 @@ class JsonStream:
         if waiting > MAX_VALUE_CHARS:
             raise Malformed("is not JSON")
         # Doubling keeps the repeated attempts at one long value linear in its length.
-        while len(self._text) - self._at < 2 * waiting + 1:
-            if not self._fill():
-                cut = waiting == 0 or self._text[self._at] in '{["'
-                raise Malformed("is cut short or not JSON" if cut else "is not JSON")
+        while len(self._text) - self._at < 2 * waiting + 1 and self._fill():
+            pass
+        if len(self._text) - self._at == waiting:
+            cut = waiting == 0 or self._text[self._at] in '{["'
+            raise Malformed("is cut short or not JSON" if cut else "is not JSON")
 
     def _fill(self) -> bool:
         if self._ended:

@@ -41,7 +41,6 @@ _INPUT = (
         "reason",
         origin="rendezvous",
     ),
-    _row("ranks_dropped_total", "counter", "Ranks refused because there are too many."),
     _row("ranks_unexported", "gauge", "Ranks beyond the 1,000 whose series are exported."),
 )
 

@@ -1,7 +1,8 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch.daemon.captures.child LIMIT_BYTES KIND FOLDER FILE…``: writes
-``diagnosis.json`` and ``report.html`` into the folder.
+Run as ``python -m warpwatch.daemon.captures.child LIMIT_BYTES KIND FOLDER MISSING FILE…``, where
+MISSING are the ranks without a file, joined by commas: writes ``diagnosis.json`` and, of traces,
+``report.html`` into the folder.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ _CGROUP_FILES = (
 )
 
 
-def diagnose(kind: str, folder: Path, files: Sequence[str]) -> str:
+def diagnose(kind: str, folder: Path, files: Sequence[str], missing: Sequence[int]) -> str:
     """Diagnose the files of a stored capture; blocks until it is done.
 
-    Answers ``ok``, ``no_memory``, ``timeout`` or one line that says what is wrong.
+    ``missing``: the ranks of the capture that brought no file. Answers ``ok``, ``no_memory``, ``timeout`` or one line that says what is wrong.
     """
     limit = memory_left()
     if limit < MIN_MEMORY_BYTES:
         return "no_memory"
-    command = [sys.executable, "-m", __name__, str(limit), kind, str(folder), *files]
+    numbers = ",".join(map(str, missing))
+    command = [sys.executable, "-m", __name__, str(limit), kind, str(folder), numbers, *files]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -68,24 +70,26 @@ def memory_left() -> int:
 def main(arguments: Sequence[str]) -> int:
     import resource
 
-    limit, kind, folder, *files = arguments
+    limit, kind, folder, numbers, *files = arguments
+    missing = [int(number) for number in numbers.split(",") if number]
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     os.nice(10)
     try:
-        return _diagnose_here(kind, Path(folder), [Path(folder) / name for name in files])
+        paths = [Path(folder) / name for name in files]
+        return _diagnose_here(kind, Path(folder), paths, missing)
     except MemoryError:
         return EXIT_NO_MEMORY
 
 
-def _diagnose_here(kind: str, folder: Path, paths: list[Path]) -> int:
+def _diagnose_here(kind: str, folder: Path, paths: list[Path], missing: list[int]) -> int:
     from warpwatch.diagnosis.diagnosis import diagnose as diagnose_traces
+    from warpwatch.diagnosis.errors import TraceError
     from warpwatch.diagnosis.html import render_html
-    from warpwatch.diagnosis.reader import TraceError
     from warpwatch.diagnosis.stacks import diagnose_stacks
 
     try:
         if kind == "stacks":
-            content = diagnose_stacks(paths)
+            content = diagnose_stacks(paths, missing=missing)
         else:
             diagnosis = diagnose_traces(paths)
             content = diagnosis.to_json()

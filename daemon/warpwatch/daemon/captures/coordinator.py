@@ -207,7 +207,8 @@ class Coordinator:
         detail = "; ".join(f"rank {rank.rank}: {rank.detail}" for rank in ranks if not rank.file)
         self._update(capture.id, ranks=ranks, end_time=time.time(), detail=detail, files=files)
         kind = capture.request.kind
-        result = child.diagnose(kind, folder, files) if files else "no files"
+        missing = [rank.rank for rank in ranks if not rank.file]
+        result = child.diagnose(kind, folder, files, missing) if files else "no files"
         outcome = "complete" if len(files) == len(ranks) else "partial" if files else "failed"
         if result == "no_memory":
             outcome = result

@@ -13,7 +13,8 @@ import yaml
 from warpwatch.daemon import config as configuration
 from warpwatch.daemon.cli import parsing
 from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.replay import anomaly_to_json, replay
+from warpwatch.daemon.detection import anomaly_to_json
+from warpwatch.daemon.replay import replay
 
 
 def main(argv: Sequence[str]) -> int:

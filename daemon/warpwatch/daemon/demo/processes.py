@@ -78,7 +78,12 @@ class Processes:
                 "nvml": {"enabled": False},
                 "simulated": {"enabled": True, "devices": DEVICES},
             },
-            "detectors": {"hang": {"timeout_s": HANG_TIMEOUT_S}},
+            # The ranks and the daemon share few cores: small shifts are the neighbours' noise.
+            "detectors": {
+                "step_regression": {"min_effect": 0.25},
+                "straggler": {"min_ratio": 1.25},
+                "hang": {"timeout_s": HANG_TIMEOUT_S},
+            },
             "triggers": {"cooldown_s": 0, "captures_per_hour": 1000},
             "store": {"url": self.store.absolute().as_uri()},
         }

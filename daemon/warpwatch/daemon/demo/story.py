@@ -11,8 +11,9 @@ from warpwatch.daemon.demo.faults import NONE, Fault
 from warpwatch.daemon.demo.processes import JOB, RANKS, Processes
 from warpwatch.daemon.errors import WarpwatchError
 
-# Steps that every rank trains before the fault comes: warm-up and a baseline.
-BASELINE_STEPS = 150
+# What every rank trains before the fault comes: warm-up, and a baseline of ten seconds.
+BASELINE_STEPS = 100
+BASELINE_S = 16.0
 # How long nothing may be found when nothing is wrong.
 QUIET_S = 30.0
 START_TIMEOUT_S = 120.0
@@ -50,7 +51,7 @@ class Story:
         self._begun_at = time.time()
 
     def tell(self, fault: Fault) -> Ending:
-        self._say(f"training: {RANKS} ranks, waiting for {BASELINE_STEPS} healthy steps")
+        self._say(f"training: {RANKS} ranks, {BASELINE_S:.0f} s of healthy steps first")
         self.wait_for_steps()
         self._begun_at = time.time()
         self._say(f"fault {fault.name}: {fault.story}")
@@ -122,7 +123,7 @@ class Story:
         def ready() -> Any:
             ranks = self._api.get("/api/v1/ranks")["ranks"]
             mine = [rank for rank in ranks if rank["job"] == JOB and rank["status"] == "running"]
-            enough = [rank for rank in mine if (rank["step"] or 0) >= BASELINE_STEPS]
+            enough = [rank for rank in mine if _has_baseline(rank)]
             return len(enough) == RANKS or None
 
         if self._poll(ready, START_TIMEOUT_S) is None:
@@ -152,3 +153,8 @@ class Story:
     def _pause(self) -> None:
         self._processes.check_training()
         time.sleep(POLL_S)
+
+
+def _has_baseline(rank: Any) -> bool:
+    trained_s = (rank["last_step_time"] or 0.0) - rank["first_time"]
+    return (rank["step"] or 0) >= BASELINE_STEPS and trained_s >= BASELINE_S

@@ -27,7 +27,7 @@ SLOW_FORWARD_S = 0.040
 CHECK_S = 0.045
 
 
-class Samples(Dataset):  # type: ignore[type-arg,misc]
+class Samples(Dataset):  # type: ignore[misc]
     """Random vectors; under ``data_stall`` each takes as long as a read from a slow disk."""
 
     def __init__(self, switch: Switch) -> None:
@@ -70,7 +70,7 @@ def train(switch: Switch, rank: int, steps: int, stop: Path) -> None:
 def together(said: bool) -> bool:
     votes = torch.tensor(float(said))
     dist.all_reduce(votes)
-    return votes.item() > 0
+    return bool(votes.item() > 0)
 
 
 def one_step(

@@ -90,9 +90,7 @@ class Api:
         filters = _filters(request, "job", "kind", "active")
         active = _boolean("active", filters.get("active"))
         captures = [
-            capture
-            for capture in self._of(filters)
-            if active in (None, capture.outcome is None)
+            capture for capture in self._of(filters) if active in (None, capture.outcome is None)
         ]
         return json_answer({"captures": documents.plain(captures)})
 

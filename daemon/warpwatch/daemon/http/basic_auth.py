@@ -17,7 +17,7 @@ from warpwatch.daemon.http.answers import ApiError
 MAX_PASSWORD_BYTES = 72
 MAX_REMEMBERED = 100
 # Compared with when the user is unknown, so that the time does not tell which users exist.
-_NOBODY = "$2b$10$CwTycUXWue0Thq9StjUM0uJ8t0nL7X7Ej1yX8q1wH0kqQm3oS0e8K"
+_NOBODY = "$2b$10$Xex9uoxw6CcXmL7CYl12geqnwljLC65zEQ5R3tga0X84FERdsX9Y6"
 
 
 class BasicAuth:

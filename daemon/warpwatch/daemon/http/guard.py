@@ -64,8 +64,8 @@ class Guard:
         except Exception:
             self._log(scope["path"])
             if not answer.begun:
-                error = ApiError(500, "internal", "the daemon failed; its log says how")
-                await error.answer()(scope, receive, answer.send)
+                failure = ApiError(500, "internal", "the daemon failed; its log says how")
+                await failure.answer()(scope, receive, answer.send)
 
     async def _admit(self, request: HTTPConnection) -> None:
         wait_s = self._limit.wait_s(request.client.host if request.client else "")

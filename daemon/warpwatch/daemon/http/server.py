@@ -31,6 +31,8 @@ KEEP_ALIVE_S = 5
 HEAD_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 2
 CERTIFICATE_INTERVAL_S = 10
+# What uvicorn's on_tick counts in: it does its work at every such tick.
+TICKS_A_SECOND = 10
 
 
 class Server:
@@ -86,7 +88,7 @@ class Server:
     def stop(self) -> None:
         """End ``run``; from any thread or a signal handler, also before ``run``."""
         if self._uvicorn is not None:
-            self._uvicorn.should_exit = True
+            self._uvicorn.stop()
 
     async def _refresh_certificate(self) -> None:
         if self._tls is None:
@@ -99,6 +101,26 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def stop(self) -> None:
+        self.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def main_loop(self) -> None:
+        """Ticks once a second, not ten times: an idle daemon is to be idle."""
+        self._loop = asyncio.get_running_loop()
+        ticks = 0
+        while not await self.on_tick(ticks * TICKS_A_SECOND):
+            ticks += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), 1.0)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to the daemon."""
@@ -155,9 +177,12 @@ def _listen(listen: str) -> socket.socket:
         found = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
         # localhost may be both; IPv4 sorts first.
         family, _, _, _, address = min(found, key=lambda info: info[0])
-        return socket.create_server(
+        listener = socket.create_server(
             (str(address[0]), int(port)), family=family, dualstack_ipv6=name == "::"
         )
+        # Inherited by connections: head and body are two writes, and Nagle would hold the second.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise UsageError(f"http.listen {listen!r}: {_explain(error, port)}") from error
 

@@ -2,7 +2,7 @@
 
 - base: what a source and a sink are
 - nvml: NVIDIA GPUs; nvml_device, nvml_readers, nvml_fields and nvml_library are its parts
-- simulated: devices without hardware; simulated_device is their physics
+- simulated: devices without hardware; simulated_device and simulated_profiles are their physics
 - host: processors, memory, pressure, disks, network
 - ranks: the rendezvous with training processes, started by the application with its own needs
 """

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from warpwatch.daemon.config import SimulatedConfig
 from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.sources.simulated_device import PROFILES, SimulatedDevice, simulated_uuid
+from warpwatch.daemon.sources.simulated_device import SimulatedDevice, simulated_uuid
+from warpwatch.daemon.sources.simulated_profiles import PROFILES
 from warpwatch.daemon.supervisor import Supervisor
 from warpwatch.telemetry.samples import SourceHealth
 

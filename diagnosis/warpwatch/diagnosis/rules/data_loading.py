@@ -21,7 +21,7 @@ class DataLoading:
     supersedes: tuple[str, ...] = ()
 
     def share(self, measures: Measures) -> float | None:
-        return measures.share(_lost(measures))
+        return measures.share(measures.loading)
 
     def find(self, capture: Sequence[Measures]) -> list[Finding]:
         return [self._finding(m) for m in capture if self._applies(m)]

@@ -59,10 +59,11 @@ class CaptureView:
 def capture_views(state: State) -> tuple[CaptureView, ...]:
     """The newest first."""
     newest = sorted(state.captures, key=lambda capture: -capture.time)[:MAX_CAPTURES]
-    return tuple(_view(capture, state.time) for capture in newest)
+    return tuple(capture_view(capture, state.time) for capture in newest)
 
 
-def _view(capture: Capture, now: float) -> CaptureView:
+def capture_view(capture: Capture, now: float) -> CaptureView:
+    """``now``: wall clock in seconds."""
     request = capture.request
     listed = [name for name in capture.files if name not in _NOT_LISTED]
     verdict, explanation, advice = describe(capture)
@@ -124,7 +125,7 @@ def describe(capture: Capture) -> tuple[str, str, str]:
         if isinstance(share, int | float) and share > 0 and finding.get("kind") != "healthy"
         else ""
     )
-    summary = text(diagnosis.get("summary") or explains, 200)
+    summary = text(diagnosis.get("summary") or explains, 240)
     return verdict, summary, text(finding.get("advice") or "", 300)
 
 

@@ -16,6 +16,8 @@ from warpwatch.telemetry.samples import DeviceSample
 from warpwatch.telemetry.state import State
 
 MAX_DEVICES = 64
+# A cap that the driver keeps all day is worth a word, but no alarm.
+_ALARMING = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
 # Reasons for lower clocks that are no trouble: nothing to do, or somebody asked for it.
 _HARMLESS = frozenset({"idle", "application_clocks", "display_clocks"})
 _REASONS = {
@@ -60,7 +62,9 @@ def device_views(state: State) -> tuple[DeviceView, ...]:
     users: dict[str, list[str]] = {}
     for rank in state.ranks:
         if rank.device and rank.status in ("running", "stopped"):
-            users.setdefault(rank.device, []).append(f"{text(rank.job, 40)} rank {rank.name}")
+            users.setdefault(rank.device, []).append(
+                f"{text(rank.job, 40)} rank {text(rank.name, 24)}"
+            )
     return tuple(
         _view(sample, users.get(sample.device.uuid, [])) for sample in state.devices[:MAX_DEVICES]
     )
@@ -124,7 +128,8 @@ def _throttling(values: Values) -> Gauge:
         return Gauge(NO_VALUE)
     if not active:
         return Gauge("none")
-    return Gauge(", ".join(_REASONS.get(reason, text(reason)) for reason in active), hot=True)
+    shown = ", ".join(_REASONS.get(reason, text(reason)) for reason in active)
+    return Gauge(shown, hot=not _ALARMING.isdisjoint(active))
 
 
 def _filled(value: float | None, total: float | None) -> float | None:

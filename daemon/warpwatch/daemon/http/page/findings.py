@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warpwatch.daemon.http.page.captures import FileLink, capture_views
-from warpwatch.daemon.http.page.quantities import ago, seconds, text, timestamp
+from warpwatch.daemon.http.page.captures import FileLink, capture_view
+from warpwatch.daemon.http.page.quantities import ago, seconds, sentence, text, timestamp
 from warpwatch.daemon.http.page.verdict import worst_first
 from warpwatch.telemetry.anomalies import Anomaly
 from warpwatch.telemetry.state import State
@@ -41,9 +41,9 @@ def finding_views(state: State) -> tuple[FindingView, ...]:
 def _view(anomaly: Anomaly, state: State) -> FindingView:
     diagnosis, advice, report = _capture_of(anomaly, state)
     return FindingView(
-        kind=anomaly.kind.replace("_", " "),
+        kind=sentence(anomaly.kind.replace("_", " "), 40),
         severity=anomaly.severity,
-        summary=text(anomaly.summary, 240),
+        summary=sentence(anomaly.summary, 240),
         about=_about(anomaly, state),
         active=anomaly.end_time is None,
         when=_when(anomaly, state.time),
@@ -77,6 +77,6 @@ def _capture_of(anomaly: Anomaly, state: State) -> tuple[str, str, FileLink | No
     if not asked:
         return "", "", None
     newest = max(asked, key=lambda capture: capture.time)
-    view = capture_views(_only(state, newest.id))[0]
+    view = capture_view(newest, state.time)
     parts = [part for part in (view.verdict, view.explanation) if part]
     return ": ".join(parts) or f"capture {view.outcome}", view.advice, view.report

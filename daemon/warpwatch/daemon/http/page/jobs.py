@@ -14,7 +14,15 @@ from warpwatch.daemon.http.page.charts import (
     phases_label,
     step_chart,
 )
-from warpwatch.daemon.http.page.quantities import NO_VALUE, plural, seconds, si, text
+from warpwatch.daemon.http.page.quantities import (
+    NO_VALUE,
+    joules,
+    percent,
+    plural,
+    rate,
+    seconds,
+    text,
+)
 from warpwatch.telemetry.state import JobState, RankState, State
 
 MAX_JOBS = 20
@@ -37,12 +45,22 @@ class RankView:
 
 
 @dataclass(frozen=True, slots=True)
+class LegendEntry:
+    """``share``: of the ranks' time, on average."""
+
+    name: str
+    colour: int
+    share: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     name: str
     facts: tuple[str, ...]
     ranks: tuple[RankView, ...]
     more_ranks: int
-    legend: tuple[PhaseShare, ...]
+    scale_top: str
+    legend: tuple[LegendEntry, ...]
 
 
 def job_views(state: State) -> tuple[JobView, ...]:
@@ -64,13 +82,13 @@ def _job_view(
     shown = ranks[:MAX_RANKS]
     top_s = ceiling_s([rank.recent_s for rank in shown])
     views = tuple(_rank_view(rank, places, top_s, marks) for rank in shown)
-    legend = {share.name: share for view in views for share in view.phases}
     return JobView(
         name=text(job.name),
         facts=_facts(job, ranks),
         ranks=views,
+        scale_top=seconds(top_s),
         more_ranks=len(ranks) - len(shown),
-        legend=tuple(sorted(legend.values(), key=lambda share: share.colour)),
+        legend=_legend(views),
     )
 
 
@@ -93,19 +111,33 @@ def _rank_view(
     )
 
 
+def _legend(ranks: Sequence[RankView]) -> tuple[LegendEntry, ...]:
+    widths: dict[tuple[int, str], float] = {}
+    for rank in ranks:
+        for share in rank.phases:
+            key = (share.colour, share.name)
+            widths[key] = widths.get(key, 0.0) + share.width
+    drawn = sum(1 for rank in ranks if rank.phases)
+    return tuple(
+        LegendEntry(name, colour, percent(width / drawn / 100))
+        for (colour, name), width in sorted(widths.items())
+    )
+
+
 def _facts(job: JobState, ranks: Sequence[RankState]) -> tuple[str, ...]:
     running = [rank for rank in ranks if rank.status == "running" and rank.recent_s]
     facts = [
-        plural(len(ranks), "rank") + (f" of {job.world_size}" if job.world_size > len(ranks) else "")
+        plural(len(ranks), "rank")
+        + (f" of {job.world_size}" if job.world_size > len(ranks) else "")
     ]
     if running:
         # Ranks step together, so a job is as fast as one of them, and its input adds up.
         steps_per_s = statistics.median(_steps_per_s(rank) for rank in running)
-        facts.append(f"{si(steps_per_s, 'steps/s')}")
+        facts.append(rate(steps_per_s, "steps"))
         facts.extend(_input_rate(running, "samples"))
         facts.extend(_input_rate(running, "tokens"))
     if job.energy_j:
-        facts.append(si(job.energy_j, "J"))
+        facts.append(joules(job.energy_j))
     return tuple(facts)
 
 
@@ -116,12 +148,12 @@ def _steps_per_s(rank: RankState) -> float:
 
 def _input_rate(ranks: Sequence[RankState], what: str) -> list[str]:
     """All ranks together; what a step takes is the rank's average since it began."""
-    rate = sum(
+    per_s = sum(
         getattr(rank, f"{what}_total") / rank.steps_total * _steps_per_s(rank)
         for rank in ranks
         if rank.steps_total
     )
-    return [si(rate, f"{what}/s")] if rate else []
+    return [rate(per_s, what)] if per_s else []
 
 
 def _marks(state: State, job: str) -> list[int]:

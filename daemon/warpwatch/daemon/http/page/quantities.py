@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-NO_VALUE = "–"
+NO_VALUE = "\N{EN DASH}"
 MAX_TEXT = 120
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
@@ -14,6 +14,12 @@ def text(value: object, limit: int = MAX_TEXT) -> str:
     """One line of at most ``limit`` characters, all of them printable."""
     line = "".join(char if char.isprintable() else " " for char in str(value)[: limit + 1])
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def sentence(value: object, limit: int) -> str:
+    """As ``text``, with a capital letter first."""
+    line = text(value, limit)
+    return line[:1].upper() + line[1:]
 
 
 def seconds(value: float | None) -> str:
@@ -37,13 +43,16 @@ def percent(ratio: float | None) -> str:
     return NO_VALUE if ratio is None or not math.isfinite(ratio) else f"{ratio * 100:.0f} %"
 
 
-def si(value: float, unit: str) -> str:
-    """12345 J is ``12.3 kJ``."""
-    steps = 0
-    while abs(value) >= 999.5 and steps < len(_PREFIXES) - 1:
-        value /= 1000
-        steps += 1
-    return f"{_three_digits(value)} {_PREFIXES[steps]}{unit}"
+def joules(value: float) -> str:
+    """12345 is ``12.3 kJ``."""
+    number, prefix = _scaled(value)
+    return f"{number} {prefix}J"
+
+
+def rate(value: float, what: str) -> str:
+    """12345 a second is ``12.3k tokens/s``."""
+    number, prefix = _scaled(value)
+    return f"{number}{prefix} {what}/s"
 
 
 def ago(then: float, now: float) -> str:
@@ -62,6 +71,14 @@ def timestamp(value: float) -> str:
 
 def plural(count: int, word: str, words: str = "") -> str:
     return f"{count} {word if count == 1 else words or word + 's'}"
+
+
+def _scaled(value: float) -> tuple[str, str]:
+    steps = 0
+    while abs(value) >= 999.5 and steps < len(_PREFIXES) - 1:
+        value /= 1000
+        steps += 1
+    return _three_digits(value), _PREFIXES[steps]
 
 
 def _three_digits(value: float) -> str:

@@ -45,9 +45,7 @@ def verdict(state: State) -> Verdict:
 def worst_first(state: State) -> list[Anomaly]:
     """The active anomalies, of one severity the newest first."""
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
-    return sorted(
-        active, key=lambda anomaly: (SEVERITIES.index(anomaly.severity), -anomaly.time)
-    )
+    return sorted(active, key=lambda anomaly: (SEVERITIES.index(anomaly.severity), -anomaly.time))
 
 
 def _sentence(active: list[Anomaly]) -> str:
@@ -65,7 +63,7 @@ def _dead(dead: list[RankState]) -> str:
     first = dead[0]
     what = {"died": "died", "stopped": "is stopped"}.get(first.status, text(first.status))
     more = f", and {len(dead) - 1} more" if len(dead) > 1 else ""
-    return f"rank {text(first.name)} of job {text(first.job)} {what}{more}"
+    return f"Rank {text(first.name)} of job {text(first.job)} {what}{more}"
 
 
 def _calm(state: State, notes: tuple[str, ...]) -> Verdict:

@@ -1,0 +1,21 @@
+"""The shim of Warpwatch: reports the steps of a training process to the daemon of the node.
+
+    import warpwatch.client as warpwatch
+
+    monitor = warpwatch.attach(job="llama-7b")
+    for batch in monitor.wrap(loader):
+        with monitor.step(samples=len(batch)):
+            with monitor.phase("forward"):
+                ...
+
+attach.py is the process's one monitor, monitor.py its face, steps.py the clock of the training
+thread, link.py the helper thread, ring.py the file between shim and daemon.
+"""
+
+from __future__ import annotations
+
+from warpwatch.client._version import __version__
+from warpwatch.client.attach import attach
+from warpwatch.client.monitor import Monitor
+
+__all__ = ["Monitor", "__version__", "attach"]

@@ -1,0 +1,72 @@
+"""The daemon's commands: read from the command file, checked, never trusted further than needed."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple, Optional
+
+from warpwatch.client import protocol
+
+_ID = re.compile(r"[0-9A-Za-z-]{1,40}")
+MAX_STEPS = 100
+
+
+class Command(NamedTuple):
+    """``op`` is capture or cancel; the rest but ``id`` holds for captures only."""
+
+    op: str
+    id: str
+    kind: str = ""
+    start_step: int = 0
+    steps: int = 0
+    arm_timeout_s: float = 60.0
+
+
+def parse(fields: dict[str, Any]) -> Optional[Command]:
+    """The command, None when it is none that can be answered."""
+    identifier = fields.get("id")
+    if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
+        return None
+    if fields.get("op") == "cancel":
+        return Command("cancel", identifier)
+    kind, start, steps = fields.get("kind"), fields.get("start_step", 0), fields.get("steps", 1)
+    timeout = fields.get("arm_timeout_s", 60)
+    if fields.get("op") != "capture" or not isinstance(kind, str):
+        return None
+    if type(start) is not int or type(steps) is not int or not 0 < steps <= MAX_STEPS:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 3601:
+        return None
+    return Command("capture", identifier, kind, start, steps, float(timeout))
+
+
+def read(fd: int) -> Optional[tuple[bytes, Optional[Command]]]:
+    """(sequence number as 8 bytes, command), None while the file is being written."""
+    data = os.pread(fd, protocol.COMMAND_SIZE, 0)
+    try:
+        _, fields = protocol.decode_command(data)
+    except ValueError:
+        return None
+    return data[8:16], parse(fields)
+
+
+def open_file(folder_fd: int, name: str, owner_uid: int) -> int:
+    """The open command file ``commands/<name>.cmd``, -1 when there is none to be obeyed."""
+    nofollow = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        commands_fd = os.open("commands", nofollow | os.O_DIRECTORY, dir_fd=folder_fd)
+    except OSError:
+        return -1
+    try:
+        fd = os.open(f"{name}.cmd", nofollow | os.O_NONBLOCK, dir_fd=commands_fd)
+    except OSError:
+        return -1
+    finally:
+        os.close(commands_fd)
+    status = os.fstat(fd)
+    regular = status.st_mode & 0o170000 == 0o100000
+    if regular and status.st_uid == owner_uid and status.st_size == protocol.COMMAND_SIZE:
+        return fd
+    os.close(fd)
+    return -1

@@ -1,0 +1,171 @@
+"""Steps timed on the GPU: CUDA events from a reused pool, read back later, never waited for.
+
+Every border of the step clock is also an event on the current stream. The time between two
+events belongs to the phase that was innermost, as on the clock. Events are asked (``query``) from
+the training thread at later borders only: asking from another thread can break a graph capture.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+from warpwatch.client import faults, protocol
+from warpwatch.client.protocol import ABSENT
+
+if TYPE_CHECKING:
+    from warpwatch.client.steps import StepClock
+
+POOL_SIZE = 512
+MEMORY_INTERVAL_NS = 1_000_000_000
+# Steps that wait to be read back; the CPU is seldom more than a few ahead.
+MAX_PENDING = 64
+
+
+class _Mark(NamedTuple):
+    event: Any
+    phase: int
+
+
+class _PendingStep(NamedTuple):
+    """``marks`` ends with the step's end event; it is empty when only the clock's times hold."""
+
+    flags: int
+    wall_ns: int
+    step: tuple[int, ...]
+    spent: list[int]
+    marks: list[_Mark]
+    begin: Any
+    previous_end: Any
+
+
+class CudaSteps:
+    """``cuda`` is the module torch.cuda: Event, is_current_stream_capturing, memory statistics."""
+
+    def __init__(self, cuda: Any, pool_size: int = POOL_SIZE) -> None:
+        self._cuda = cuda
+        self._free = deque(cuda.Event(enable_timing=True) for _ in range(pool_size))
+        self._pending: deque[_PendingStep] = deque()
+        self._marks: list[_Mark] = []
+        self._begin: Any = None
+        self._previous_end: Any = None
+        self._whole = False
+        self._memory_ns = 0
+        self._out_of_memory = 0
+
+    def begin(self, current: int) -> None:
+        self._begin = self._mark(current)
+
+    def border(self, current: int) -> None:
+        """A phase begins or ends; ``current`` is the phase that was innermost until now."""
+        if self._whole:
+            self._mark(current)
+
+    def end(
+        self, clock: StepClock, wall_ns: int, step: tuple[int, ...], spent: list[int]
+    ) -> None:
+        """The step ended on the CPU; it is finished when the GPU has come that far."""
+        end = self._mark(clock.current)
+        marks = self._marks
+        if not self._whole or self._begin is None or end is None or self._previous_end is None:
+            self._free.extend(mark.event for mark in marks if mark.event is not end)
+            marks = []
+        step = (*step[:3], self._read_memory(clock), *step[4:])
+        self._pending.append(
+            _PendingStep(
+                clock.flags, wall_ns, step, spent, marks, self._begin, self._previous_end
+            )
+        )
+        self._previous_end, self._begin, self._marks = end, None, []
+        self._whole = True
+        self.harvest(clock)
+
+    def harvest(self, clock: StepClock, flush: bool = False) -> None:
+        """Finish the steps that the GPU has completed, oldest first.
+
+        With ``flush``, or when too many wait, the rest is finished with the clock's times.
+        """
+        capturing = self._capturing()
+        pending = self._pending
+        while pending:
+            oldest = pending[0]
+            ready = not oldest.marks or (not capturing and oldest.marks[-1].event.query())
+            if not ready and not flush and len(pending) <= MAX_PENDING:
+                return
+            pending.popleft()
+            spent = oldest.spent + [0] * (len(clock.totals) - len(oldest.spent))
+            step = oldest.step
+            if ready and oldest.marks:
+                step, spent = self._measure(oldest, len(clock.totals))
+            self._release(oldest)
+            clock.finish(oldest.flags, oldest.wall_ns, step, spent)
+
+    def _mark(self, phase: int) -> Any:
+        """Record an event; None, and a step by the clock, when it cannot be."""
+        try:
+            if not self._free or self._capturing():
+                self._whole = False
+                return None
+            event = self._free.popleft()
+            event.record()
+        except Exception as error:
+            faults.swallow(error)
+            self._whole = False
+            return None
+        self._marks.append(_Mark(event, phase))
+        return event
+
+    def _measure(self, pending: _PendingStep, phases: int) -> tuple[tuple[int, ...], list[int]]:
+        spent = [0] * phases
+        previous = pending.previous_end
+        for mark in pending.marks:
+            spent[mark.phase] += _nanoseconds(previous, mark.event)
+            previous = mark.event
+        gpu_ns = _nanoseconds(pending.begin, previous)
+        number, _, _, allocated, samples, tokens = pending.step
+        return (number, sum(spent), gpu_ns, allocated, samples, tokens), spent
+
+    def _release(self, pending: _PendingStep) -> None:
+        """Back to the pool, but for the end event: the next step begins there."""
+        self._free.extend(mark.event for mark in pending.marks[:-1])
+        if pending.previous_end is not None:
+            self._free.append(pending.previous_end)
+
+    def _capturing(self) -> bool:
+        return bool(self._cuda.is_current_stream_capturing())
+
+    def _read_memory(self, clock: StepClock) -> int:
+        """Allocated bytes, and a memory record beside it; ABSENT if it was read a moment ago."""
+        now = monotonic_ns()
+        if now - self._memory_ns < MEMORY_INTERVAL_NS:
+            return ABSENT
+        self._memory_ns = now
+        statistics = self._cuda.memory_stats_as_nested_dict()
+        allocated = statistics.get("allocated_bytes", {}).get("all", {})
+        reserved = statistics.get("reserved_bytes", {}).get("all", {})
+        errors = statistics.get("num_ooms", 0)
+        values = (
+            allocated.get("current", ABSENT),
+            reserved.get("current", ABSENT),
+            allocated.get("peak", ABSENT),
+            statistics.get("num_alloc_retries", 0),
+            errors,
+        )
+        if clock.ring is not None:
+            clock.ring.append(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*values))
+        return int(values[0])
+
+
+def _nanoseconds(begin: Any, end: Any) -> int:
+    return max(0, round(begin.elapsed_time(end) * 1e6))
+
+
+def device_uuid(cuda: Any, visible: Optional[str]) -> Optional[str]:
+    """The UUID of the calling thread's device. ``visible`` is CUDA_VISIBLE_DEVICES."""
+    index = cuda.current_device()
+    names = (visible or "").split(",")
+    if index < len(names) and names[index].strip().startswith("MIG-"):
+        return names[index].strip()
+    uuid = getattr(cuda.get_device_properties(index), "uuid", None)
+    return f"GPU-{uuid}" if uuid is not None else None

@@ -1,0 +1,99 @@
+"""Who this process is: job, rank and what else its ring says of it. Every text is bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+# Characters, and bytes of JSON: the whole has to fit into a metadata slot.
+MAX_JOB = 128
+_MAX_JOB_BYTES = 384
+_MAX_TEXT = 64
+MAX_PHASE_BYTES = 32
+
+
+def bounded(text: str, characters: int, json_bytes: int) -> str:
+    """The longest beginning of ``text`` within both limits."""
+    text = text[:characters]
+    while len(json.dumps(text)) - 2 > json_bytes:
+        text = text[:-1]
+    return text
+
+
+def job_name(asked: Optional[str], environ: Mapping[str, str], argv: Sequence[str]) -> str:
+    """attach(job=), WARPWATCH_JOB, Slurm, torchrun's run id, the pod's owner, the script's name."""
+    slurm = "-".join(filter(None, (environ.get("SLURM_JOB_NAME"), environ.get("SLURM_JOB_ID"))))
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    script = os.path.basename(argv[0]) if argv else ""
+    names = (
+        asked,
+        environ.get("WARPWATCH_JOB"),
+        slurm,
+        run_id if run_id != "none" else "",
+        environ.get("WARPWATCH_POD_OWNER"),
+        script if script not in ("-c", "-m") else "",
+        "python",
+    )
+    return bounded(next(name for name in names if name), MAX_JOB, _MAX_JOB_BYTES)
+
+
+def _number(text: Optional[str]) -> Optional[int]:
+    try:
+        value = int(text or "")
+    except ValueError:
+        return None
+    return value if 0 <= value < 1 << 31 else None
+
+
+def _first(*values: Optional[int], default: int) -> int:
+    return next((value for value in values if value is not None), default)
+
+
+def _distributed() -> tuple[Optional[int], Optional[int]]:
+    """(rank, world size) of the process group, when the process has one."""
+    module = sys.modules.get("torch.distributed")
+    try:
+        if module is not None and module.is_available() and module.is_initialized():
+            return int(module.get_rank()), int(module.get_world_size())
+    except Exception:
+        # Half-imported, or being destroyed by the training thread.
+        return None, None
+    return None, None
+
+
+def device_from_environment(environ: Mapping[str, str]) -> Optional[str]:
+    return environ.get("WARPWATCH_GPU_UUID") or None
+
+
+def describe(job: Optional[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The part of the ring's metadata that does not change while the ring lives."""
+    group_rank, group_size = _distributed()
+    rank = _first(
+        _number(environ.get("RANK")), group_rank, _number(environ.get("SLURM_PROCID")), default=0
+    )
+    torch_version = getattr(sys.modules.get("torch"), "__version__", None)
+    pod_uid = environ.get("WARPWATCH_POD_UID")
+    local = _first(
+        _number(environ.get("LOCAL_RANK")), _number(environ.get("SLURM_LOCALID")), default=rank
+    )
+    size = _first(
+        _number(environ.get("WORLD_SIZE")),
+        group_size,
+        _number(environ.get("SLURM_NTASKS")),
+        default=1,
+    )
+    return {
+        "job": job_name(job, environ, sys.argv),
+        "rank": rank,
+        "local_rank": local,
+        "world_size": size,
+        "hostname": bounded(socket.gethostname(), _MAX_TEXT, _MAX_TEXT),
+        "pod_uid": bounded(pod_uid, _MAX_TEXT, _MAX_TEXT) if pod_uid else None,
+        "python": platform.python_version(),
+        "torch": bounded(str(torch_version), 32, 32) if torch_version else None,
+    }

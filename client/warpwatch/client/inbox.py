@@ -1,0 +1,60 @@
+"""The inbox: where capture files are written unseen and handed over whole."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from typing import Optional
+
+# What a capture is expected to take, until captures of this process tell more.
+ESTIMATE_BYTES = 100 << 20
+MIN_FREE_SHARE = 0.2
+_CHUNK_BYTES = 1 << 20
+# Level 1 is four times as fast as the default and 10 to 20 % larger on traces.
+_GZIP_LEVEL = 1
+
+
+def problem(path: str) -> Optional[str]:
+    """Why nothing may be written there: no_inbox or no_space; None if all is well."""
+    if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
+        return "no_inbox"
+    disk = os.statvfs(path)
+    free = disk.f_bavail * disk.f_frsize
+    left = free - ESTIMATE_BYTES
+    if free < 2 * ESTIMATE_BYTES or left < MIN_FREE_SHARE * disk.f_blocks * disk.f_frsize:
+        return "no_space"
+    return None
+
+
+def create(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600)
+
+
+def hand_over(path: str, write: Callable[[int], None]) -> None:
+    """Make ``path`` appear whole and readable. ``write`` gets the open descriptor. Raises OSError."""
+    hidden = f"{path}.tmp"
+    fd = create(hidden)
+    try:
+        write(fd)
+        os.fchmod(fd, 0o644)
+        os.rename(hidden, path)
+    except BaseException:
+        os.unlink(hidden)
+        raise
+    finally:
+        os.close(fd)
+
+
+def write_gzip(source: str, fd: int, between: Callable[[], None]) -> None:
+    """Compress the file ``source`` into ``fd``; ``between`` is called after every chunk."""
+    with open(source, "rb") as plain, os.fdopen(os.dup(fd), "wb") as raw, gzip.GzipFile(
+        "", "wb", _GZIP_LEVEL, raw
+    ) as packed:
+        while True:
+            chunk = plain.read(_CHUNK_BYTES)
+            if not chunk:
+                return
+            packed.write(chunk)
+            between()

@@ -1,0 +1,118 @@
+"""The monitor: what the user's training loop holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Generic, Optional, TypeVar
+
+from warpwatch.client import faults
+from warpwatch.client.steps import StepClock, whole
+
+Item = TypeVar("Item")
+_MAX_COUNT = 1 << 48
+
+
+class Phase:
+    """A named part of the step, as a context manager that can be entered again and again."""
+
+    __slots__ = ("_clock", "_index")
+
+    def __init__(self, clock: StepClock, index: int) -> None:
+        self._clock = clock
+        self._index = index
+
+    def __enter__(self) -> Phase:
+        self._clock.enter_phase(self._index)
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self._clock.exit_phase()
+
+
+class Wrapped(Generic[Item]):
+    """An iterable whose waiting is a phase. All else is the iterable's own."""
+
+    def __init__(self, iterable: Iterable[Item], phase: Phase) -> None:
+        self._iterable = iterable
+        self._phase = phase
+
+    def __iter__(self) -> Iterator[Item]:
+        with self._phase:
+            iterator = iter(self._iterable)
+        while True:
+            with self._phase:
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._iterable)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self._iterable)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._iterable, name)
+
+
+class Monitor:
+    """Steps and phases of this process. Without a daemon every call costs next to nothing.
+
+    Steps belong to the first thread that begins one; calls from other threads count for nothing.
+    """
+
+    def __init__(self, clock: StepClock, step_clock: str = "step()") -> None:
+        self.clock = clock
+        self.step_clock = step_clock
+        self._phases: dict[str, Phase] = {}
+
+    def step(self, samples: int = 0, tokens: int = 0) -> StepClock:
+        """One optimizer step: ``with monitor.step(samples=32) as step``.
+
+        ``step.count(tokens=n)`` adds what is known only later. A step that an exception leaves is
+        not counted.
+        """
+        clock = self.clock
+        if type(samples) is not int or not 0 <= samples <= _MAX_COUNT:
+            samples = whole(samples)
+        if type(tokens) is not int or not 0 <= tokens <= _MAX_COUNT:
+            tokens = whole(tokens)
+        if self.step_clock != "step()":
+            # The user's own steps win over those that were hooked.
+            self.step_clock = "step()"
+            clock.open = False
+        if not clock.open:
+            clock.samples = samples
+            clock.tokens = tokens
+        return clock
+
+    def phase(self, name: str) -> Phase:
+        """A part of the step: ``data_wait``, ``forward``, ``comm``, … or one of your own (16)."""
+        phase = self._phases.get(name)
+        return phase if phase is not None else self._new_phase(name)
+
+    def wrap(self, iterable: Iterable[Item], phase: str = "data_wait") -> Wrapped[Item]:
+        """The same iterable; the time spent waiting for its items is a phase."""
+        return Wrapped(iterable, self.phase(phase))
+
+    def _new_phase(self, name: str) -> Phase:
+        index = 0
+        try:
+            index = self.clock.phase_index(name)
+            phase = Phase(self.clock, index)
+            if index:
+                self._phases[name] = phase
+            return phase
+        except Exception as error:
+            faults.swallow(error)
+            return Phase(self.clock, index)

@@ -1,0 +1,192 @@
+"""The ring file of this process: created whole, written in place, never waited for.
+
+One thread trains and one helps, and both write records. Whoever finds the lock free writes; the
+training thread never waits for it: what it could not write goes through ``deferred``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from warpwatch.client import protocol
+from warpwatch.client.rendezvous import take_lock
+
+_CRC = protocol.CRC.pack
+_crc32 = zlib.crc32
+_MAX_DEFERRED = 256
+_TOTALS_A, _TOTALS_B = protocol.TOTALS_OFFSETS
+
+
+def ring_name(job: str, rank: int) -> str:
+    """A name that nobody can guess beforehand: 64 random bits."""
+    return f"{re.sub(r'[^0-9A-Za-z_.-]', '_', job)[:40].lstrip('.')}-r{rank}-{os.urandom(8).hex()}"
+
+
+class StepLayout:
+    """Packers of step record and totals for a number of phases, so that a step packs only those."""
+
+    def __init__(self, phases: int) -> None:
+        self.payload_length = protocol.STEP.size + 8 * phases
+        self.record = struct.Struct(protocol.RECORD.format + "Q" * (6 + phases))
+        self.totals = struct.Struct("<" + "Q" * (6 + phases))
+        self.totals_padding = bytes(8 * (protocol.MAX_PHASES - phases))
+
+
+_LAYOUTS = [StepLayout(phases) for phases in range(protocol.MAX_PHASES + 1)]
+
+
+class RingWriter:
+    """The mapped file. ``words`` are its 64-bit words: storing one is a single aligned store.
+
+    ``command_fd`` is the open command file or -1, ``command_seen`` the sequence number (8 bytes)
+    of the newest command that the training thread has dealt with.
+    """
+
+    def __init__(self, fd: int, name: str) -> None:
+        self.fd = fd
+        self.name = name
+        self.command_fd = -1
+        self.command_seen = bytes(8)
+        self._map = mmap.mmap(fd, protocol.RING_SIZE)
+        self._view = memoryview(self._map)
+        self.words = self._view.cast("Q")
+        self._lock = threading.Lock()
+        self._deferred: deque[tuple[int, int, int, bytes]] = deque(maxlen=_MAX_DEFERRED)
+        self._records = 0
+        self._totals = 0
+        self._metadata = 0
+
+    def write_identity(self, identity: protocol.Identity) -> None:
+        data = protocol.encode_identity(identity)
+        self._map[: len(data)] = data
+
+    def write_metadata(self, metadata: dict[str, Any]) -> None:
+        """Helper thread only. Raises ProtocolError when it does not fit."""
+        data = protocol.encode_metadata(self._metadata + 1, metadata)
+        self._metadata += 1
+        offset = protocol.META_OFFSETS[self._metadata % 2]
+        self._map[offset : offset + len(data)] = data
+
+    def beat(self) -> None:
+        self.words[protocol.WORD_HEARTBEAT] = time.monotonic_ns()
+
+    def append(self, kind: int, payload: bytes, flags: int = 0, wait_s: float = 0.0) -> None:
+        """Write a record now, or leave it to whoever writes next. Without ``wait_s`` it never waits.
+
+        Payloads over RECORD_MAX_PAYLOAD are cut.
+        """
+        record = (kind, flags, time.time_ns(), payload[: protocol.RECORD_MAX_PAYLOAD])
+        self._deferred.append(record)
+        self.flush(wait_s)
+
+    def event(self, event: str, wait_s: float = 0.0, **fields: Any) -> None:
+        self.append(protocol.RECORD_EVENT, protocol.encode_event(event, fields), wait_s=wait_s)
+
+    def flush(self, wait_s: float = 0.0) -> None:
+        """Write what was deferred, if nobody else writes just now."""
+        lock = self._lock
+        if lock.acquire(timeout=wait_s) if wait_s else lock.acquire(False):
+            try:
+                self._write_deferred()
+            finally:
+                lock.release()
+
+    def write_step(
+        self, flags: int, wall_ns: int, step: Sequence[int], phases_ns: Sequence[int]
+    ) -> None:
+        """``step``: number, duration, GPU ns, allocated bytes, samples, tokens. Training thread."""
+        layout = _LAYOUTS[len(phases_ns)]
+        if not self._lock.acquire(False):
+            payload = struct.pack(f"<{6 + len(phases_ns)}Q", *step, *phases_ns)
+            self._deferred.append((protocol.RECORD_STEP, flags, wall_ns, payload))
+            return
+        try:
+            if self._deferred:
+                self._write_deferred()
+            sequence = self._records + 1
+            length = layout.payload_length
+            body = layout.record.pack(sequence, 1, flags, length, wall_ns, *step, *phases_ns)
+            body += _CRC(_crc32(body))
+            offset = 4096 + 256 * ((sequence - 1) & 2047)
+            self._map[offset : offset + len(body)] = body
+            self.words[11] = self._records = sequence
+        finally:
+            self._lock.release()
+
+    def write_totals(
+        self, steps: int, newest: int, samples: int, tokens: int, ns: int, phases: Sequence[int]
+    ) -> None:
+        """``newest`` is the newest step plus 1. Training thread only."""
+        layout = _LAYOUTS[len(phases)]
+        self._totals = turn = self._totals + 1
+        body = layout.totals.pack(turn, steps, newest, samples, tokens, ns, *phases)
+        body += layout.totals_padding
+        body += _CRC(_crc32(body))
+        offset = _TOTALS_A if turn & 1 else _TOTALS_B
+        self._map[offset : offset + 180] = body
+
+    def _write_deferred(self) -> None:
+        while self._deferred:
+            kind, flags, wall_ns, payload = self._deferred.popleft()
+            sequence = self._records + 1
+            data = protocol.encode_record(sequence, kind, flags, wall_ns, payload)
+            offset = protocol.record_offset(sequence)
+            self._map[offset : offset + len(data)] = data
+            self.words[protocol.WORD_RECORDS] = self._records = sequence
+
+    def close(self) -> None:
+        """Unmap and close; the lock on the file goes with it."""
+        for view in (self.words, self._view):
+            view.release()
+        self._map.close()
+        os.close(self.fd)
+        if self.command_fd >= 0:
+            os.close(self.command_fd)
+
+
+def create(ranks_fd: int, name: str, metadata: dict[str, Any]) -> RingWriter:
+    """Make ``<name>.ring`` in the open folder. Raises OSError; nothing is left behind then."""
+    new = f"{name}.new"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(new, flags, 0o644, dir_fd=ranks_fd)
+    try:
+        os.fchmod(fd, 0o644)
+        # Allocated in full: a write into a hole of a full file system would kill the process.
+        os.posix_fallocate(fd, 0, protocol.RING_SIZE)
+        ring = RingWriter(fd, name)
+        ring.write_identity(_identity())
+        ring.write_metadata(metadata)
+        ring.beat()
+        if not take_lock(fd):
+            raise OSError("the new ring is locked by another process")
+        os.rename(new, f"{name}.ring", src_dir_fd=ranks_fd, dst_dir_fd=ranks_fd)
+    except BaseException:
+        os.unlink(new, dir_fd=ranks_fd)
+        os.close(fd)
+        raise
+    return ring
+
+
+def _identity() -> protocol.Identity:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot_id = bytes.fromhex(file.read().strip().replace("-", ""))
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        # Field 22, start time in ticks since boot; the name in field 2 may hold spaces. proc(5).
+        start = int(file.read().rpartition(")")[2].split()[19])
+    return protocol.Identity(
+        pid=os.getpid(),
+        boot_id=boot_id,
+        process_start=start,
+        created_wall_ns=time.time_ns(),
+        created_monotonic_ns=time.monotonic_ns(),
+        record_count=protocol.RECORD_COUNT,
+    )

@@ -1,0 +1,79 @@
+"""Writes small traces with known times, in µs, as the profiler does."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+STEP_US = 10_000
+# Real traces count from the epoch or from boot: far from 0, where a time means a lost clock.
+ORIGIN_US = 1_700_000_000_000_000
+
+
+class TraceFile:
+    """Collects events; ``write`` puts them into a file."""
+
+    def __init__(self, steps: int = 4, **head: Any) -> None:
+        self.head = head
+        self.events: list[dict[str, Any]] = []
+        self.steps = steps
+        self._correlation = 0
+        for step in range(steps):
+            self.annotation(f"ProfilerStep#{step + 3}", step * STEP_US, STEP_US)
+
+    def event(self, cat: str, name: str, at_us: float, us: float, tid: Any, **args: Any) -> None:
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": 0 if cat in ("kernel", "gpu_memcpy", "gpu_user_annotation") else 77,
+                "tid": tid,
+                "ts": ORIGIN_US + at_us,
+                "dur": us,
+                "args": args,
+            }
+        )
+
+    def annotation(self, name: str, at_us: float, us: float, tid: int = 77) -> None:
+        self.event("user_annotation", name, at_us, us, tid)
+
+    def operator(self, at_us: float, us: float, name: str = "aten::mm") -> None:
+        self.event("cpu_op", name, at_us, us, 77)
+
+    def kernel(
+        self, at_us: float, us: float, launched_us: float, name: str = "gemm", launch_us: float = 5
+    ) -> None:
+        """A kernel and the call that launched it at ``launched_us``."""
+        self._correlation += 1
+        self.event("kernel", name, at_us, us, 7, correlation=self._correlation)
+        self.event(
+            "cuda_runtime", "cudaLaunchKernel", launched_us, launch_us, 77,
+            correlation=self._correlation,
+        )  # fmt: skip
+
+    def each_step(self) -> range:
+        """Where the steps begin, in µs."""
+        return range(0, self.steps * STEP_US, STEP_US)
+
+    def write(self, path: Path) -> Path:
+        text = json.dumps(self.head | {"traceEvents": self.events})
+        if path.suffix == ".gz":
+            path.write_bytes(gzip.compress(text.encode(), 1))
+        else:
+            path.write_text(text)
+        return path
+
+
+def cpu_rank(rank: int, *, host_us: int = 0, loading_us: int = 0, waiting_us: int = 0) -> TraceFile:
+    """Four steps of one rank on the CPU; operators take what the arguments leave of 10 ms."""
+    trace = TraceFile(distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
+    for begin in trace.each_step():
+        trace.annotation(LOADER, begin, loading_us)
+        busy_from = begin + loading_us + host_us
+        trace.operator(busy_from, STEP_US - loading_us - host_us - waiting_us)
+        trace.annotation("gloo:all_reduce", begin + STEP_US - waiting_us, waiting_us, tid=99)
+    return trace

@@ -1,0 +1,265 @@
+"""A node in trouble, a backend that knows it by heart, and a real server in front of it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from warpwatch.daemon.config import HttpConfig
+from warpwatch.daemon.errors import Refused
+from warpwatch.daemon.http.server import Server
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import Device, DeviceSample, SourceHealth
+from warpwatch.telemetry.state import Histogram, JobState, RankState, State
+
+NOW = 1_790_000_000.0
+
+
+def gpu(index: int) -> DeviceSample:
+    noise = random.Random(index)
+    busy = index < 2
+    values: dict[SeriesKey, float] = {
+        ("device_utilization_ratio", ()): 0.62 + noise.random() * 0.2 if busy else 0.0,
+        ("device_memory_used_bytes", ()): (48.2 + index if busy else 0.4) * 2**30,
+        ("device_memory_total_bytes", ()): 80.0 * 2**30,
+        ("device_power_watts", ()): 431.0 + 31 * index if busy else 71.0 + index,
+        ("device_power_limit_watts", ()): 700.0,
+        ("device_temperature_celsius", ("gpu",)): 61.0 + index if busy else 33.0 + index,
+        ("device_clock_hertz", ("sm",)): 1.755e9 if busy else 345e6,
+        ("device_clock_max_hertz", ("sm",)): 1.98e9,
+        ("device_throttle_active", ("idle",)): 0.0 if busy else 1.0,
+        ("device_throttle_active", ("sw_power_cap",)): float(index == 1),
+    }
+    device = Device(
+        uuid=f"GPU-5f1d0000-0000-0000-0000-00000000000{index}",
+        index=index,
+        name="NVIDIA H100 80GB HBM3 (simulated)",
+        info={"simulated": "true"},
+    )
+    return DeviceSample(device, NOW - 0.4, values)
+
+
+def training_rank(number: int, slow_from: int = 10**9) -> RankState:
+    noise = random.Random(100 + number)
+    steps = range(281, 481)
+    recent = [(0.212 if step < slow_from else 0.339) * (1 + noise.gauss(0, 0.02)) for step in steps]
+    total_s = 480 * 0.23
+    waited = 0.03 if number else 0.31
+    return RankState(
+        job="llama-7b",
+        rank=number,
+        name=str(number),
+        owner_uid=1000,
+        pid=4100 + number,
+        host="node-17",
+        world_size=2,
+        device=f"GPU-5f1d0000-0000-0000-0000-00000000000{number}",
+        first_time=NOW - 130,
+        last_step_time=NOW - 0.2,
+        step=480,
+        step_begun=481,
+        steps_total=480,
+        samples_total=480 * 16,
+        tokens_total=480 * 32768,
+        phases_s={
+            "data_wait": 0.04 * total_s,
+            "forward": 0.22 * total_s,
+            "backward": 0.36 * total_s,
+            "comm": waited * total_s / 2,
+            "optimizer": 0.09 * total_s,
+        },
+        durations=Histogram(sum=total_s),
+        recent_s=tuple(recent),
+    )
+
+
+STRAGGLER = Anomaly(
+    id="a7",
+    time=NOW - 41,
+    kind="straggler",
+    severity="warning",
+    summary="rank 1 computes 60 % longer than its peer since step 400",
+    job="llama-7b",
+    rank=1,
+    device=gpu(1).device.uuid,
+    step=421,
+    begin_step=400,
+    value=0.339,
+    baseline=0.212,
+)
+ENDED = Anomaly(
+    id="a3",
+    time=NOW - 700,
+    kind="data_stall",
+    severity="warning",
+    summary="job llama-7b waits 39 % of its steps for data since step 120",
+    job="llama-7b",
+    begin_step=120,
+    end_time=NOW - 610,
+)
+CAPTURE = Capture(
+    id="20260921T141959-3f9a1c",
+    request=CaptureRequest(
+        "llama-7b", "torch", "anomaly", reason="straggler: rank 1", anomaly_id="a7"
+    ),
+    time=NOW - 38,
+    ranks=(
+        RankCapture(0, "written", file="rank0.pt.trace.json.gz", first_step=430, last_step=435),
+        RankCapture(1, "written", file="rank1.pt.trace.json.gz", first_step=430, last_step=435),
+    ),
+    world_size=2,
+    start_step=430,
+    recording_time=NOW - 37,
+    end_time=NOW - 35,
+    outcome="complete",
+    files=(
+        "capture.json",
+        "diagnosis.json",
+        "rank0.pt.trace.json.gz",
+        "rank1.pt.trace.json.gz",
+        "report.html",
+    ),
+    step_s={"before": 0.339, "during": 0.361, "after": 0.338},
+    diagnosis={
+        "schema": 1,
+        "verdict": "host_bound",
+        "findings": [
+            {
+                "kind": "host_bound",
+                "rank": 1,
+                "share": 0.37,
+                "advice": "Rank 1 runs Python between kernels that rank 0 does not run: look at "
+                "normalize_batch in train.py, or move it into the data loader.",
+            }
+        ],
+    },
+    diagnosis_outcome="complete",
+)
+FAILED = Capture(
+    id="20260921T140811-9b0e42",
+    request=CaptureRequest("llama-7b", "torch", "manual", reason="asked for on the command line"),
+    time=NOW - 745,
+    ranks=(RankCapture(0, "written"), RankCapture(1, "failed", "no_space")),
+    world_size=2,
+    outcome="partial",
+)
+
+
+def node_in_trouble() -> State:
+    return State(
+        time=NOW,
+        version="0.1.0",
+        hostname="node-17.cluster.example",
+        devices=tuple(gpu(index) for index in range(8)),
+        sources=(
+            SourceHealth("simulated", up=True, duration_s=0.0011),
+            SourceHealth("host", up=True, duration_s=0.0023),
+            SourceHealth("ranks", up=True, duration_s=0.0004),
+            SourceHealth("nvml", up=False, reason="libnvidia-ml.so.1 not found", errors=3),
+        ),
+        ranks=(training_rank(0, slow_from=400), training_rank(1, slow_from=400)),
+        jobs=(JobState("llama-7b", 2, ("0", "1"), energy_j=118_000.0),),
+        anomalies=(ENDED, STRAGGLER),
+        captures=(FAILED, CAPTURE),
+    )
+
+
+class MemoryBackend:
+    """What the daemon would say, as set by the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reset(folder)
+
+    def reset(self, folder: Path) -> None:
+        self.now = node_in_trouble()
+        self.lacks: tuple[str, ...] = ()
+        self.refusal: Refused | None = None
+        self.asked: list[CaptureRequest] = []
+        self.codes: Counter[int] = Counter()
+        self.folder = folder
+
+    def state(self) -> State:
+        return self.now
+
+    def missing(self) -> tuple[str, ...]:
+        return self.lacks
+
+    def request_capture(self, request: CaptureRequest) -> Capture:
+        if self.refusal is not None:
+            raise self.refusal
+        self.asked.append(request)
+        return Capture(id="20260921T150000-aaaaaa", request=request, time=NOW)
+
+    def capture_file(self, capture_id: str, name: str) -> Path | None:
+        path = self.folder / name
+        return path if capture_id == CAPTURE.id and path.is_file() else None
+
+    def count_request(self, code: int) -> None:
+        self.codes[code] += 1
+
+
+Serve = Callable[..., Server]
+
+
+@contextmanager
+def servers(backend: MemoryBackend) -> Iterator[Serve]:
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(**section: Any) -> Server:
+        server = Server(backend, HttpConfig(**{"listen": "127.0.0.1:0", **section}))
+        server.bind()
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        running.append((server, thread))
+        return server
+
+    yield start
+    for server, _ in running:
+        server.stop()
+    for _, thread in running:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def shared_backend() -> MemoryBackend:
+    return MemoryBackend(Path())
+
+
+@pytest.fixture
+def backend(shared_backend: MemoryBackend, tmp_path: Path) -> MemoryBackend:
+    """Fresh for each test, though the server of ``client`` runs on."""
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    shared_backend.reset(folder)
+    return shared_backend
+
+
+@pytest.fixture
+def serve(backend: MemoryBackend) -> Iterator[Serve]:
+    """Starts a server with the given ``http`` section on a free port; all end with the test."""
+    with servers(backend) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def url(shared_backend: MemoryBackend) -> Iterator[str]:
+    """Of a server without configuration that all tests of a file share: a stop takes 0.2 s."""
+    with servers(shared_backend) as start:
+        yield start().url
+
+
+@pytest.fixture
+def client(url: str, backend: MemoryBackend) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url) as client:
+        yield client

@@ -1,0 +1,243 @@
+"""Every route over a real connection."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+from dataclasses import replace
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from warpwatch.daemon.config import HttpConfig
+from warpwatch.daemon.errors import Refused
+from warpwatch.daemon.http.app import create_app
+from warpwatch.daemon.http.metrics import accepts_gzip, wants_openmetrics
+
+CAPTURE_ID = "20260921T141959-3f9a1c"
+
+
+def test_health_tells_the_version(client):
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": "0.1.0"})
+
+
+def test_readiness_follows_what_is_missing(client, backend):
+    assert client.get("/readyz").json()["ready"] is True
+    backend.lacks = ("nvml: library not found",)
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["missing"] == ["nvml: library not found"]
+    assert [source["name"] for source in answer.json()["sources"]][:2] == ["simulated", "host"]
+
+
+def test_devices_have_their_identity_and_values_by_series(client):
+    device = client.get("/api/v1/devices").json()["devices"][1]
+    assert device["uuid"] == "GPU-5f1d0000-0000-0000-0000-000000000001"
+    assert (device["index"], device["up"]) == (1, True)
+    assert device["values"]["power_watts"] == 462.0
+    assert device["values"]["clock_hertz{domain=sm}"] == 1.755e9
+
+
+def test_a_number_that_json_lacks_is_null(client, backend):
+    device = backend.now.devices[0]
+    broken = replace(device, values={("device_power_watts", ()): float("nan")})
+    backend.now = replace(backend.now, devices=(broken,))
+    assert client.get("/api/v1/devices").json()["devices"][0]["values"] == {"power_watts": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        ("ranks", 2),
+        ("ranks?job=llama-7b", 2),
+        ("ranks?job=other", 0),
+        ("jobs", 1),
+        ("jobs?job=other", 0),
+        ("anomalies", 2),
+        ("anomalies?active=true", 1),
+        ("anomalies?active=false&kind=data_stall", 1),
+        ("anomalies?kind=hang", 0),
+        ("captures", 2),
+        ("captures?kind=stacks", 0),
+        ("captures?active=true", 0),
+        ("diagnoses", 1),
+        ("diagnoses?job=other", 0),
+    ],
+)
+def test_lists_are_filtered(client, path, count):
+    name = path.partition("?")[0]
+    assert len(client.get(f"/api/v1/{path}").json()[name]) == count
+
+
+@pytest.mark.parametrize("query", ["jobs=llama-7b", "active=yes", "rank=1"])
+def test_a_parameter_that_means_nothing_is_refused(client, query):
+    answer = client.get(f"/api/v1/anomalies?{query}")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["reason"] == "bad_request"
+
+
+def test_a_diagnosis_names_its_capture(client):
+    (diagnosis,) = client.get("/api/v1/diagnoses").json()["diagnoses"]
+    assert diagnosis["capture"] == CAPTURE_ID
+    assert diagnosis["diagnosis"]["verdict"] == "host_bound"
+
+
+def test_one_capture_is_found_by_its_id(client):
+    capture = client.get(f"/api/v1/captures/{CAPTURE_ID}").json()
+    assert capture["outcome"] == "complete"
+    assert capture["ranks"][1]["file"] == "rank1.pt.trace.json.gz"
+    missing = client.get("/api/v1/captures/other")
+    assert missing.status_code == 404
+    assert missing.json() == {
+        "error": {"reason": "not_found", "detail": "there is no such capture"}
+    }
+
+
+def test_a_capture_is_asked_for(client, backend):
+    body = {"job": "llama-7b", "ranks": [1, 0, 1], "steps": 3, "reason": "slow"}
+    answer = client.post("/api/v1/captures", json=body)
+    assert answer.status_code == 202
+    assert answer.headers["location"] == "/api/v1/captures/20260921T150000-aaaaaa"
+    assert answer.json()["outcome"] is None
+    (asked,) = backend.asked
+    assert (asked.job, asked.ranks, asked.steps, asked.kind) == ("llama-7b", (0, 1), 3, "torch")
+    assert (asked.trigger, asked.reason) == ("manual", "slow")
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [("refused_no_rank", 404), ("refused_busy", 409), ("refused_disk", 503)],
+)
+def test_a_refusal_keeps_its_reason(client, backend, reason, status):
+    backend.refusal = Refused(reason, "not now")
+    answer = client.post("/api/v1/captures", json={"job": "llama-7b"})
+    assert answer.status_code == status
+    assert answer.json() == {"error": {"reason": reason, "detail": "not now"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"job": 7}',
+        b'{"job": "a", "steps": 0}',
+        b'{"job": "a", "steps": true}',
+        b'{"job": "a", "kind": "gdb"}',
+        b'{"job": "a", "ranks": [-1]}',
+        b'{"job": "a", "ranks": []}',
+        b'{"job": "a", "trigger": "anomaly"}',
+        b'{"job": "\xff"}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(client, backend, body):
+    answer = client.post(
+        "/api/v1/captures", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code == 400
+    assert set(answer.json()["error"]) == {"reason", "detail"}
+    assert backend.asked == []
+
+
+def test_unknown_paths_and_methods_are_json_errors_and_counted(client, backend):
+    assert client.get("/nothing").json()["error"]["reason"] == "not_found"
+    assert client.get("/metrics/").status_code == 404
+    wrong = client.delete("/api/v1/captures")
+    assert wrong.status_code == 405
+    assert wrong.json()["error"]["reason"] == "method_not_allowed"
+    client.get("/healthz")
+    assert backend.codes == {404: 2, 405: 1, 200: 1}
+
+
+def test_a_fault_of_the_daemon_is_told_without_its_insides(client, backend, monkeypatch):
+    def fail():
+        raise RuntimeError("secret path /etc/x")
+
+    monkeypatch.setattr(backend, "state", fail)
+    answer = client.get("/api/v1/devices")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["reason"] == "internal"
+    assert "secret" not in answer.text
+    assert backend.codes[500] == 1
+
+
+def test_metrics_come_as_text(client):
+    answer = client.get("/metrics", headers={"Accept-Encoding": "identity"})
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "content-encoding" not in answer.headers
+    assert 'warpwatch_steps_total{training_job="llama-7b",rank="1"} 480' in answer.text
+
+
+def test_metrics_come_as_openmetrics_and_compressed_when_asked_for(client):
+    accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
+    headers = {"Accept": accept, "Accept-Encoding": "gzip"}
+    with client.stream("GET", "/metrics", headers=headers) as answer:
+        raw = b"".join(answer.iter_raw())
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(raw).endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=0.0.1,text/plain;q=0.5", True),
+        ("application/openmetrics-text;q=0.2,text/plain;q=0.5", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;version=7.0.0", False),
+        ("application/openmetrics-text;q=much", False),
+    ],
+)
+def test_openmetrics_is_chosen_by_quality_and_version(accept, expected):
+    assert wants_openmetrics(accept) is expected
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False), ("", False), ("*", False)],
+)
+def test_gzip_is_sent_only_where_it_is_accepted(accept, expected):
+    assert accepts_gzip(accept) is expected
+
+
+def test_the_openapi_document_has_exactly_the_routes(client, backend):
+    document = client.get("/openapi.json").json()
+    assert document["info"]["version"] == "0.1.0"
+    described = {
+        (path, method.upper()) for path, item in document["paths"].items() for method in item
+    }
+    app = create_app(backend, HttpConfig(), loopback=True)
+    routes = {
+        (route.path, method)
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in (route.methods or ())
+        if method != "HEAD"
+    }
+    assert described == routes
+
+
+def test_every_answer_carries_the_security_headers(client):
+    for path in ("/", "/metrics", "/api/v1/devices", "/nothing"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+
+
+def test_something_that_is_not_http_is_turned_away(serve):
+    server = serve()
+    with socket.create_connection(server.address, timeout=5) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    assert httpx.get(server.url + "healthz").status_code == 200

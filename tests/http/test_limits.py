@@ -1,0 +1,85 @@
+"""What one peer may ask of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import httpx
+import pytest
+
+from warpwatch.daemon.config import HttpConfig
+from warpwatch.daemon.http import server as server_module
+from warpwatch.daemon.http.app import create_app
+from warpwatch.daemon.http.limits import PeerLimit
+
+
+def test_a_peer_has_a_burst_and_then_its_rate():
+    now = [100.0]
+    limit = PeerLimit(rate_per_s=2.0, burst=3.0, clock=lambda: now[0])
+    assert [limit.wait_s("10.0.0.1") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
+    assert limit.wait_s("10.0.0.2") == 0.0
+    now[0] += 0.5
+    assert [limit.wait_s("10.0.0.1"), limit.wait_s("10.0.0.1")] == [0.0, 0.5]
+
+
+def test_addresses_of_one_ipv6_network_share_their_bucket():
+    limit = PeerLimit(rate_per_s=1.0, burst=1.0, clock=lambda: 0.0)
+    assert limit.wait_s("2001:db8:1:2::1") == 0.0
+    assert limit.wait_s("2001:db8:1:2:ffff::9") == 1.0
+    assert limit.wait_s("2001:db8:1:3::1") == 0.0
+    assert limit.wait_s("::ffff:10.0.0.1") == 0.0
+    assert limit.wait_s("::ffff:10.0.0.2") == 0.0
+
+
+def test_the_table_of_peers_forgets_the_longest_silent():
+    limit = PeerLimit(rate_per_s=1.0, burst=1.0, max_peers=2, clock=lambda: 0.0)
+    assert [limit.wait_s(f"10.0.0.{host}") for host in (1, 2, 3)] == [0.0, 0.0, 0.0]
+    assert limit.wait_s("10.0.0.3") == 1.0
+    assert limit.wait_s("10.0.0.1") == 0.0
+
+
+def test_too_many_requests_are_told_when_to_come_back(backend):
+    app = create_app(
+        backend, HttpConfig(), loopback=True, limit=PeerLimit(rate_per_s=0.25, burst=2.0)
+    )
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [await client.get("/healthz") for _ in range(3)]
+
+    *admitted, refused = asyncio.run(ask())
+    assert [answer.status_code for answer in admitted] == [200, 200]
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "4"
+    assert refused.json()["error"]["reason"] == "too_many_requests"
+    assert backend.codes == {200: 2, 429: 1}
+
+
+def test_what_monitoring_sends_is_never_limited(client):
+    assert {client.get("/healthz").status_code for _ in range(150)} == {200}
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_over_one_mebibyte_is_refused(client, backend, declared):
+    body = b'{"job": "' + b"x" * 2**20 + b'"}'
+    content = body if declared else iter([body[i : i + 65536] for i in range(0, len(body), 65536)])
+    answer = client.post(
+        "/api/v1/captures", content=content, headers={"Content-Type": "application/json"}
+    )
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "too_large")
+    assert backend.asked == []
+
+
+def test_a_peer_that_sends_no_request_is_cut_off(serve, monkeypatch):
+    monkeypatch.setattr(server_module, "HEAD_TIMEOUT_S", 0.3)
+    with socket.create_connection(serve().address, timeout=5) as connection:
+        begun = time.monotonic()
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+        while time.monotonic() - begun < 0.2:
+            connection.sendall(b"X-Slow: 1\r\n")
+            time.sleep(0.05)
+        assert connection.recv(100) == b""
+        assert time.monotonic() - begun < 3

@@ -1,0 +1,210 @@
+"""What the web page says, and that it says nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+
+import pytest
+
+from warpwatch.daemon.http.page.captures import outcome, price
+from warpwatch.daemon.http.page.charts import ceiling_s, phase_shares, step_chart
+from warpwatch.daemon.http.page.quantities import ago, gibibytes, rate, seconds, text
+from warpwatch.daemon.http.page.verdict import verdict
+from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
+from warpwatch.telemetry.samples import SourceHealth
+from warpwatch.telemetry.state import State
+
+HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
+
+
+def test_the_verdict_is_the_worst_anomaly_in_plain_words(backend):
+    told = verdict(backend.now)
+    assert told.level == "warning"
+    assert told.sentence == "1 anomaly: rank 1 computes 60 % longer than its peer since step 400"
+    assert told.notes == ("nvml cannot be read: libnvidia-ml.so.1 not found",)
+
+
+def test_a_critical_anomaly_comes_before_a_newer_warning(backend):
+    _, straggler = backend.now.anomalies
+    crash = replace(straggler, severity="critical", time=0.0, summary="rank 0 died")
+    told = verdict(replace(backend.now, anomalies=(straggler, crash)))
+    assert (told.level, told.sentence) == ("critical", "2 anomalies: rank 0 died")
+
+
+def test_the_verdict_without_anomalies_counts_what_is_well(backend):
+    calm = replace(backend.now, anomalies=())
+    assert verdict(calm).sentence == "All well: 8 GPUs, 2 ranks of job llama-7b"
+    idle = replace(calm, ranks=(), jobs=())
+    assert verdict(idle).sentence == "All well: 8 GPUs, no training process yet"
+    ended = replace(calm, ranks=tuple(replace(rank, status="exited") for rank in calm.ranks))
+    assert verdict(ended).sentence == "All well: 8 GPUs, every training process has ended"
+    nothing = State(time=0.0, version="0", hostname="h")
+    assert verdict(nothing).sentence == "Nothing to watch yet: no GPU and no training process"
+
+
+def test_what_cannot_be_read_is_never_well(backend):
+    calm = replace(backend.now, anomalies=())
+    lost = replace(calm.devices[3], up=False, reason="lost", values={})
+    told = verdict(replace(calm, devices=(*calm.devices[:3], lost)))
+    assert (told.level, told.sentence) == ("critical", "GPU 3 cannot be read: lost")
+    dead = replace(calm.ranks[1], status="died")
+    told = verdict(replace(calm, ranks=(calm.ranks[0], dead)))
+    assert (told.level, told.sentence) == ("warning", "Rank 1 of job llama-7b died")
+
+
+def test_the_page_shows_the_story_from_anomaly_to_report(client):
+    page = client.get("/").text
+    for expected in (
+        "1 anomaly: rank 1 computes 60 % longer",
+        "found 41 s ago",
+        "host bound: 37 % of the step window",
+        "look at normalize_batch in train.py",
+        'href="/api/v1/captures/20260921T141959-3f9a1c/report.html"',
+        'href="/api/v1/captures/20260921T141959-3f9a1c/rank1.pt.trace.json.gz"',
+        "complete 2/2",
+        "partial 1/2",
+        "rank 1 failed: no_space",
+        "339 ms → 361 ms (+6 %), 338 ms after",
+        "194k tokens/s",
+        "462 W",
+        "power cap",
+        ">simulated<",
+        "not there: libnvidia-ml.so.1 not found · 3 errors",
+    ):
+        assert expected in page
+
+
+def test_empty_sections_say_what_to_do_next(client, backend):
+    backend.now = State(time=0.0, version="0.1.0", hostname="h")
+    page = client.get("/").text
+    assert "warpwatch run -- python train.py" in page
+    assert "warpwatch doctor" in page
+    assert "warpwatch capture --wait" in page
+    assert "Nothing is wrong" in page
+
+
+def test_hostile_texts_are_escaped_and_cut(client, backend):
+    now = backend.now
+    capture = now.captures[1]
+    backend.now = replace(
+        now,
+        hostname=HOSTILE,
+        devices=tuple(
+            replace(sample, device=replace(sample.device, name=HOSTILE)) for sample in now.devices
+        ),
+        sources=(SourceHealth(HOSTILE, up=False, reason=HOSTILE),),
+        ranks=tuple(
+            replace(
+                rank, job=HOSTILE, name=HOSTILE, host=HOSTILE, status=HOSTILE,
+                phases_s={HOSTILE + str(i): 1.0 for i in range(50)},
+            )
+            for rank in now.ranks
+        ),
+        jobs=(replace(now.jobs[0], name=HOSTILE),),
+        anomalies=(replace(now.anomalies[1], job=HOSTILE, summary=HOSTILE, kind=HOSTILE),),
+        captures=(
+            replace(
+                capture, detail=HOSTILE, files=(HOSTILE[:300],),
+                request=replace(capture.request, job=HOSTILE, reason=HOSTILE),
+                diagnosis={"verdict": HOSTILE, "findings": [{"advice": HOSTILE, "share": "x"}]},
+            ),
+        ),
+    )  # fmt: skip
+    page = client.get("/").text
+    assert page.count("<script>") == 1
+    assert "alert(1)" in page
+    assert "\x00" not in page
+    assert "\x1b" not in page
+    assert '"onload' not in page
+    assert len(page) < 60_000
+
+
+@pytest.mark.parametrize(
+    "diagnosis", [{}, {"findings": "no"}, {"findings": [7]}, {"verdict": None, "findings": []}]
+)
+def test_a_diagnosis_of_another_form_does_not_break_the_page(client, backend, diagnosis):
+    capture = replace(backend.now.captures[1], diagnosis=diagnosis)
+    backend.now = replace(backend.now, captures=(capture,))
+    assert client.get("/").status_code == 200
+
+
+def test_a_thousand_ranks_and_jobs_stay_one_short_page(client, backend):
+    rank = backend.now.ranks[0]
+    many = tuple(replace(rank, job=f"job-{i % 100}", name=str(i)) for i in range(1000))
+    jobs = tuple(replace(backend.now.jobs[0], name=f"job-{i}") for i in range(100))
+    backend.now = replace(backend.now, ranks=many, jobs=jobs)
+    page = client.get("/").text
+    assert "And 80 more jobs" in page
+    assert page.count('class="rank"') == 200
+
+
+def test_the_browser_may_run_exactly_what_the_policy_names(client):
+    answer = client.get("/")
+    policy = answer.headers["content-security-policy"]
+    for tag, directive in (("style", "style-src"), ("script", "script-src")):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", answer.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}';" in policy
+    assert " style=" not in answer.text
+    assert not re.search(r"\son\w+=", answer.text)
+    assert "http://www.w3.org/2000/svg" in answer.text
+    assert set(re.findall(r'(?:src|href)="(https?:[^"]*)', answer.text)) == set()
+
+
+def test_a_step_chart_has_the_newest_step_at_its_right_end():
+    chart = step_chart([1.0, 1.0, 2.0], 2.0, newest_step=9, marks=[8, 3])
+    assert chart is not None
+    assert chart.line == "0.0,32.0 150.0,32.0 300.0,0.0"
+    assert chart.marks_x == (150.0,)
+    assert chart.label == (
+        "step times: the newest 2 s, the median 1 s, between 1 s and 2 s in 3 steps"
+    )
+    assert step_chart([1.0], 1.0, newest_step=1, marks=[]) is None
+    assert step_chart([float("nan")] * 5, 1.0, newest_step=1, marks=[]) is None
+
+
+def test_one_slow_step_does_not_flatten_a_chart():
+    assert ceiling_s([[0.1] * 99 + [60.0]]) == pytest.approx(0.28)
+    assert ceiling_s([[0.1, 0.12], [0.2]]) == pytest.approx(0.224)
+    assert ceiling_s([]) == 1.0
+
+
+def test_phases_fill_the_bar_and_the_rest_is_other():
+    shares = phase_shares({"forward": 2.0, "mine": 1.0, "data_wait": 1.0}, 8.0)
+    assert [(share.name, share.start, share.width) for share in shares] == [
+        ("data_wait", 0.0, 12.5),
+        ("forward", 12.5, 25.0),
+        ("mine", 37.5, 12.5),
+        ("other", 50.0, 50.0),
+    ]
+    assert phase_shares({"forward": 9.0}, 8.0)[0].width == 100.0
+    assert phase_shares({}, 0.0) == ()
+    assert phase_shares({"forward": float("inf")}, 0.0) == ()
+
+
+def test_the_outcome_counts_ranks_and_names_a_larger_world():
+    request = CaptureRequest("a", "torch", "manual")
+    ranks = (RankCapture(0, "written"), RankCapture(1, "recording"))
+    capture = Capture("c", request, 0.0, ranks=ranks, world_size=2)
+    assert outcome(replace(capture, ranks=ranks[1:])) == "recording 0/1"
+    assert outcome(replace(capture, outcome="partial", world_size=8)) == (
+        "partial 1/2 (world size 8)"
+    )
+    assert outcome(replace(capture, ranks=(), outcome="no_memory")) == "no memory"
+    assert price({"before": 0.2, "during": 0.19}) == "200 ms → 190 ms (\N{MINUS SIGN}5 %)"
+    assert price({"before": 0.2}) == ""
+
+
+def test_quantities_read_well():
+    assert [seconds(value) for value in (2.5e-5, 0.0012, 0.2124, 1.0, 61.0, 4000.0)] == [
+        "25 µs", "1.2 ms", "212 ms", "1 s", "61 s", "66 min",
+    ]  # fmt: skip
+    assert seconds(None) == seconds(float("nan")) == "\N{EN DASH}"
+    assert gibibytes(80 * 2**30) == "80 GiB"
+    assert rate(194_321.0, "tokens") == "194k tokens/s"
+    assert ago(100.0, 101.0) == "now"
+    assert ago(0.0, 200_000.0) == "2 d ago"
+    assert text("a\nb\tc" + "d" * 200, 8) == "a b cdd…"

@@ -1,0 +1,64 @@
+"""The page in a real browser: themes, widths, the policy, and the refresh."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS.split())
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Any, url: str, complaints: list[str], **options: Any) -> Any:
+    page = browser.new_context(**options).new_page()
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(url)
+    return page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_fits_and_nothing_complains(browser, url, backend, scheme, width):
+    complaints: list[str] = []
+    long_name = "a-job-with-one-very-long-name-" * 4
+    job = replace(backend.now.jobs[0], name=long_name)
+    ranks = tuple(replace(rank, job=long_name) for rank in backend.now.ranks)
+    backend.now = replace(backend.now, jobs=(job,), ranks=ranks)
+    viewport = {"width": width, "height": 900}
+    page = open_page(browser, url, complaints, viewport=viewport, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(245, 246, 248)", "dark": "rgb(14, 17, 22)"}[scheme]
+    assert complaints == []
+
+
+def test_the_page_follows_the_daemon_without_a_jump(browser, url, backend):
+    complaints: list[str] = []
+    page = open_page(browser, url, complaints, viewport={"width": 1280, "height": 500})
+    page.evaluate("scrollTo(0, 400)")
+    backend.now = replace(backend.now, anomalies=())
+    page.get_by_role("heading", name="All well: 8 GPUs, 2 ranks").wait_for(timeout=5000)
+    assert page.evaluate("scrollY") > 0
+    assert page.title().startswith("All well")
+    assert complaints == []

@@ -1,0 +1,158 @@
+"""Listening, TLS and basic auth."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+from pathlib import Path
+
+import bcrypt
+import httpx
+import pytest
+
+from warpwatch.daemon.config import HttpConfig
+from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.http import web_config
+from warpwatch.daemon.http.server import Server
+
+
+def make_certificate(folder: Path, name: str) -> None:
+    """A self-signed certificate for 127.0.0.1, which is its own authority."""
+    command = (
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
+        f"-subj /CN={name} -addext subjectAltName=IP:127.0.0.1 "
+        f"-keyout {folder}/{name}.key -out {folder}/{name}.crt"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    for name in ("server", "client", "renewed"):
+        make_certificate(folder, name)
+    return folder
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "web.yml"
+    path.write_text(text)
+    return path
+
+
+def test_a_taken_port_is_a_usage_error_that_names_the_key(backend):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UsageError, match=r"http\.listen '127.0.0.1:\d+': the port is taken"):
+            Server(backend, HttpConfig(listen=f"127.0.0.1:{port}")).bind()
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.1:0", "no.such.name.invalid:0", "127.0.0.1:99999"])
+def test_an_address_that_is_not_ours_is_a_usage_error(backend, listen):
+    with pytest.raises(UsageError, match=r"http\.listen"):
+        Server(backend, HttpConfig(listen=listen)).bind()
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0"])
+def test_it_listens_where_it_is_told(serve, listen):
+    server = serve(listen=listen)
+    assert httpx.get(f"http://127.0.0.1:{server.address[1]}/healthz").status_code == 200
+    assert httpx.get(server.url).status_code == 200
+
+
+def test_a_stop_before_the_run_ends_it_at_once(backend):
+    server = Server(backend, HttpConfig(listen="127.0.0.1:0"))
+    server.bind()
+    server.stop()
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    thread.join(3)
+    assert not thread.is_alive()
+
+
+def test_it_speaks_tls_with_the_certificate_of_the_web_config(serve, certificates):
+    path = write(certificates, "tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+    server = serve(web_config=path)
+    trust = ssl.create_default_context(cafile=certificates / "server.crt")
+    assert server.url.startswith("https://")
+    assert httpx.get(server.url + "healthz", verify=trust).status_code == 200
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(f"http://127.0.0.1:{server.address[1]}/healthz")
+
+
+def test_a_client_certificate_is_demanded_when_configured(serve, certificates):
+    path = write(
+        certificates,
+        "tls_server_config: {cert_file: server.crt, key_file: server.key, "
+        "client_ca_file: client.crt, client_auth_type: RequireAndVerifyClientCert}\n",
+    )
+    url = serve(web_config=path).url + "healthz"
+    stranger = ssl.create_default_context(cafile=certificates / "server.crt")
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(url, verify=stranger)
+    known = ssl.create_default_context(cafile=certificates / "server.crt")
+    known.load_cert_chain(certificates / "client.crt", certificates / "client.key")
+    assert httpx.get(url, verify=known).status_code == 200
+
+
+def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, tmp_path):
+    crt, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    crt.write_bytes((certificates / "server.crt").read_bytes())
+    key.write_bytes((certificates / "server.key").read_bytes())
+    tls = web_config.Tls(web_config.TlsServerConfig(cert_file=crt, key_file=key))
+    assert tls.refresh() is False
+    crt.write_bytes((certificates / "renewed.crt").read_bytes())
+    with pytest.raises(ssl.SSLError):
+        tls.refresh()
+    key.write_bytes((certificates / "renewed.key").read_bytes())
+    assert tls.refresh() is True
+
+
+def test_basic_auth_guards_every_route(serve, tmp_path):
+    hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
+    path = write(tmp_path, f"basic_auth_users: {{ali: '{hashed}'}}\n")
+    token = tmp_path / "token"
+    token.write_text("correct horse")
+    url = serve(web_config=path, token_file=token).url
+    for page in ("", "metrics", "healthz", "nothing"):
+        answer = httpx.get(url + page)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == 'Basic realm="warpwatch"'
+    for wrong in (("ali", "open"), ("baba", "open sesame"), ("", "")):
+        assert httpx.get(url, auth=wrong).status_code == 401
+    assert httpx.get(url, headers={"Authorization": "Basic !"}).status_code == 401
+    for _ in range(2):
+        assert httpx.get(url, auth=("ali", "open sesame")).status_code == 200
+    bearer = {"Authorization": "Bearer correct horse"}
+    assert httpx.get(url + "metrics", headers=bearer).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tls_server_config: {cert_file: a, key_file: b}", "No such file"),
+        ("tls_server_config: {cert_file: a}", "tls_server_config.key_file: Field required"),
+        ("tls_server_config: {cert_file: a, key_file: b, min_version: TLS10}", "min_version"),
+        ("tls_server_config: {cert_file: a, key_file: b, cipher_suites: []}", "not supported"),
+        ("http_server_config: {http2: true}", "http_server_config: not supported"),
+        ("basic_auth_users: {ali: plain}", "'ali' is no bcrypt hash"),
+        ("[1", "not YAML"),
+        ("- 1", "valid dictionary"),
+    ],
+)
+def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, backend, text, message):
+    with pytest.raises(UsageError, match=rf"http\.web_config.*{message}"):
+        Server(backend, HttpConfig(web_config=write(tmp_path, text)))
+
+
+def test_client_certificates_need_both_their_keys(tmp_path, backend):
+    for keys in ("client_ca_file: c", "client_auth_type: RequireAndVerifyClientCert"):
+        text = f"tls_server_config: {{cert_file: a, key_file: b, {keys}}}"
+        with pytest.raises(UsageError, match="go together"):
+            Server(backend, HttpConfig(web_config=write(tmp_path, text)))
+
+
+def test_an_empty_web_config_is_plain_http(tmp_path, serve):
+    assert serve(web_config=write(tmp_path, "")).url.startswith("http://")
