@@ -53,23 +53,29 @@ class Node:
         stack.callback(self.folder.close)
         self.store = Store(StoreConfig(url=(path / "store").as_uri()))
         self.hub = Hub(10.0)
-        self.source = RanksSource(self.folder, 10.0, lambda reason: None)
+        self.source = RanksSource(self.folder, 10.0, lambda reason: None, scan_interval_s=0)
+        self.at = time.monotonic()
         policy = Policy(TriggersConfig(**triggers), self.store.path)
         self.coordinator = Coordinator(
-            policy, self.store, self.folder, self.source, self.hub, lambda busy: None
+            policy,
+            self.store,
+            self.folder,
+            self.source,
+            self.hub,
+            lambda busy: None,
+            lambda: self.at,
         )
         self.rings = [RingFile(self.folder.ranks, rank=rank) for rank in (0, 1)]
         self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
         for ring in self.rings:
             ring.step()
-        self.now = time.time()
         self.poll()
 
     def poll(self, after_s: float = 0.0) -> None:
-        self.now += after_s
-        for record in self.source.poll(self.now):
+        self.at += after_s
+        for record in self.source.poll(time.time(), self.at):
             self.coordinator.observe(record)
-        self.coordinator.advance(self.now)
+        self.coordinator.advance(self.at)
 
     def command(self, rank: int) -> dict[str, Any]:
         path = self.folder.commands / (self.rings[rank].path.stem + ".cmd")
@@ -138,7 +144,7 @@ def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node: Node) -> 
     assert capture.diagnosis["schema"] == 1
     assert list(node.folder.inbox.iterdir()) == []
     assert node.counted("complete") == 1
-    assert Store(node.store.config).load()[0].id == asked.id
+    assert Store(node.store.config).load(10)[0].id == asked.id
 
 
 def test_a_rank_that_is_late_makes_all_ranks_get_a_later_step(node: Node) -> None:
@@ -211,8 +217,10 @@ def test_what_is_no_trace_is_stored_and_said(node: Node) -> None:
     node.poll()
     node.coordinator.finish()
     capture = node.capture(asked)
+    assert capture.outcome == "failed"
     assert capture.diagnosis is None
-    assert capture.diagnosis_outcome not in (None, "ok")
+    assert str(capture.diagnosis_outcome).startswith("unreadable: ")
+    assert "rank0.pt.trace.json.gz" in capture.files
 
 
 def test_a_linked_file_in_the_inbox_is_not_followed(node: Node) -> None:
@@ -240,6 +248,46 @@ def test_a_file_of_another_user_is_not_taken(node: Node) -> None:
     node.poll()
     node.coordinator.finish()
     assert "belongs to uid 1234" in node.capture(asked).detail
+
+
+def test_a_rank_that_ends_in_order_while_armed_is_missing(node: Node) -> None:
+    asked = node.coordinator.request(MANUAL)
+    node.rings[1].word(protocol.WORD_ENDED, 1)
+    node.holders[1].kill()
+    node.holders[1].wait()
+    node.deliver(0)
+    node.poll()
+    node.coordinator.finish()
+    assert node.capture(asked).detail == "rank 1: the process ended"
+
+
+def test_a_hard_link_in_the_inbox_is_not_taken(node: Node) -> None:
+    asked = node.coordinator.request(MANUAL)
+    node.deliver(0)
+    node.deliver(1)
+    for path in list(node.folder.inbox.iterdir()):
+        os.link(path, node.folder.inbox / (path.name + ".other"))
+    node.poll()
+    node.coordinator.finish()
+    assert "has 2 links" in node.capture(asked).detail
+
+
+def test_a_kind_that_is_not_built_is_refused(node: Node) -> None:
+    with pytest.raises(Refused, match="not built yet"):
+        node.coordinator.request(CaptureRequest("train", "nsys", "manual"))
+
+
+def test_after_a_restart_a_running_capture_is_failed_and_the_cooldown_goes_on(
+    node: Node,
+) -> None:
+    asked = node.coordinator.request(AUTOMATIC)
+    policy = Policy(TriggersConfig(), node.store.path)
+    hub = Hub(10.0)
+    Coordinator(policy, node.store, node.folder, node.source, hub, lambda busy: None)
+    (capture,) = hub.state().captures
+    assert (capture.id, capture.outcome) == (asked.id, "failed")
+    with pytest.raises(Refused, match="cooldown_s leaves"):
+        policy.check(AUTOMATIC, (), time.monotonic())
 
 
 def test_a_busy_rank_is_refused_and_counted(node: Node) -> None:
@@ -294,7 +342,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     kept, size = store.retain(captures, 5000.0)
     assert [capture.id for capture in kept] == ["c2", "c3"]
     assert size > 0
-    assert [capture.id for capture in store.load()] == ["c2", "c3"]
+    assert [capture.id for capture in store.load(10)] == ["c2", "c3"]
 
 
 def test_retention_by_age_removes_even_the_newest(tmp_path: Path) -> None:

@@ -37,6 +37,10 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("detectors: {hang: {timeout_s: -1}}", "detectors.hang.timeout_s: "),
         ("- a\n- b", "a mapping of sections is needed, found list"),
         ("a: [", "not YAML"),
+        ("a: 2024-99-99", "not YAML"),
+        ("[" * 3000, "not YAML"),
+        ("triggers: {arm_timeout_s: .inf}", "triggers.arm_timeout_s: "),
+        ("triggers: {recipes: {hangs: {}}}", "'hangs' is no anomaly kind, did you mean 'hang'"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:

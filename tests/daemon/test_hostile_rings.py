@@ -29,10 +29,12 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
         self.rejects: Counter[str] = Counter()
-        self.source = RanksSource(self.folder, 10.0, lambda reason: self.rejects.update([reason]))
+        self.source = RanksSource(
+            self.folder, 10.0, lambda reason: self.rejects.update([reason]), scan_interval_s=0
+        )
 
     def poll(self) -> None:
-        self.source.poll(time.time())
+        self.source.poll(time.time(), time.monotonic())
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def test_files_that_are_no_rings_are_counted_by_reason(node: Node) -> None:
     }
     node.poll()
     assert node.rejects.total() == 8, "each is counted once"
-    assert len(node.source.states(time.time())) == 1
+    assert len(node.source.states(time.monotonic())) == 1
 
 
 def test_an_unfinished_ring_is_waited_for_then_refused(node: Node) -> None:
@@ -105,7 +107,7 @@ def test_a_hostile_name_is_one_short_line(node: Node) -> None:
     said = {"job": "a\n\x1b[31m<script>" + "x" * 500, "rank": 1, "world_size": 2}
     ring.put(protocol.META_OFFSETS[1], protocol.encode_metadata(2, said))
     node.poll()
-    job = max((state.job for state in node.source.states(time.time())), key=len)
+    job = max((state.job for state in node.source.states(time.monotonic())), key=len)
     assert len(job) == 128
     assert "\n" not in job
     assert "\x1b" not in job
@@ -118,7 +120,7 @@ def test_a_broken_record_is_lost_not_fatal(node: Node) -> None:
             ring.step()
         ring.put(protocol.record_offset(2) + 30, b"\xff\xff")
         node.poll()
-        (state,) = node.source.states(time.time())
+        (state,) = node.source.states(time.monotonic())
         assert state.lost_records == 1
         assert sum(state.durations.counts) == 2
 
@@ -131,7 +133,7 @@ def test_a_ring_that_shrinks_while_it_is_read_is_refused(node: Node) -> None:
         os.truncate(ring.path, 5000)
         node.poll()
         assert dict(node.rejects) == {"wrong_size": 1}
-        assert node.source.states(time.time()) == ()
+        assert node.source.states(time.monotonic()) == ()
 
 
 def test_a_record_count_that_goes_back_is_refused(node: Node) -> None:
@@ -152,7 +154,7 @@ def test_an_absurd_record_count_costs_only_the_records(node: Node) -> None:
         began = time.monotonic()
         node.poll()
         assert time.monotonic() - began < 2
-        (state,) = node.source.states(time.time())
+        (state,) = node.source.states(time.monotonic())
         assert state.lost_records > 1 << 60
 
 
@@ -161,7 +163,7 @@ def test_an_owner_has_a_limited_number_of_rings(node: Node) -> None:
         RingFile(node.folder.ranks, rank=rank, world_size=100)
     node.poll()
     assert dict(node.rejects) == {"too_many_of_owner": 3}
-    assert len(node.source.states(time.time())) == MAX_RINGS_PER_OWNER
+    assert len(node.source.states(time.monotonic())) == MAX_RINGS_PER_OWNER
 
 
 def test_ten_thousand_files_do_not_hold_up_the_good_one(node: Node) -> None:
@@ -172,7 +174,7 @@ def test_ten_thousand_files_do_not_hold_up_the_good_one(node: Node) -> None:
         good.step()
         node.poll()
         assert node.rejects["wrong_size"] == 10_000
-        (state,) = node.source.states(time.time())
+        (state,) = node.source.states(time.monotonic())
         assert state.steps_total == 1
         old = time.time() - 10
         os.utime(node.folder.ranks, (old, old))
@@ -217,4 +219,4 @@ def test_flipped_bytes_never_crash_the_reader(
     node.poll()
     node.poll()
     node.folder.close()
-    assert len(node.source.states(time.time())) + node.rejects.total() >= 1
+    assert len(node.source.states(time.monotonic())) + node.rejects.total() >= 1

@@ -34,7 +34,7 @@ def rejects() -> Counter[str]:
 
 @pytest.fixture
 def source(folder: RendezvousFolder, rejects: Counter[str]) -> RanksSource:
-    return RanksSource(folder, 10.0, lambda reason: rejects.update([reason]))
+    return RanksSource(folder, 10.0, lambda reason: rejects.update([reason]), scan_interval_s=0)
 
 
 def test_a_rank_is_seen_with_its_steps_and_totals(
@@ -44,14 +44,14 @@ def test_a_rank_is_seen_with_its_steps_and_totals(
     with ring.held():
         for _ in range(3):
             ring.step(0.2, data_wait_s=0.05, comm_s=0.01)
-        seen, *steps = source.poll(time.time())
+        seen, *steps = source.poll(time.time(), time.monotonic())
         assert isinstance(seen, RankSeen)
         assert (seen.job, seen.rank, seen.world_size, seen.device) == ("train", 1, 2, "GPU-1")
         assert [step.step for step in steps if isinstance(step, Step)] == [0, 1, 2]
         first = steps[0]
         assert isinstance(first, Step)
         assert first.phases_s == {"data_wait": 0.05, "comm": 0.01}
-        (state,) = source.states(time.time())
+        (state,) = source.states(time.monotonic())
         assert (state.steps_total, state.samples_total, state.status) == (3, 24, "running")
         assert state.phases_s["data_wait"] == pytest.approx(0.15)
         assert sum(state.durations.counts) == 3
@@ -64,14 +64,15 @@ def test_a_restarted_daemon_neither_loses_nor_repeats_a_step(
     with ring.held():
         for _ in range(5):
             ring.step()
-        source.poll(time.time())
+        source.poll(time.time(), time.monotonic())
         source.close()
         for _ in range(4):
             ring.step()
-        successor = RanksSource(folder, 10.0, lambda reason: None)
-        records = successor.poll(time.time())
-        assert [record.step for record in records if isinstance(record, Step)] == [5, 6, 7, 8]
-        (state,) = successor.states(time.time())
+        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        records = successor.poll(time.time(), time.monotonic())
+        # The detectors see the steps before again, the counts do not.
+        assert [record.step for record in records if isinstance(record, Step)] == list(range(9))
+        (state,) = successor.states(time.monotonic())
         assert state.steps_total == 9
         assert sum(state.durations.counts) == 9
 
@@ -82,13 +83,13 @@ def test_a_killed_daemon_reads_again_what_it_had_not_saved(
     ring = RingFile(folder.ranks)
     with ring.held():
         ring.step()
-        now = time.time()
-        source.poll(now)
+        now, at = time.time(), time.monotonic()
+        source.poll(now, at)
         ring.step()
-        source.poll(now + 0.1)
-        successor = RanksSource(folder, 10.0, lambda reason: None)
-        successor.poll(now + 1)
-        (state,) = successor.states(now + 1)
+        source.poll(now + 0.1, at + 0.1)
+        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        successor.poll(now + 1, at + 1)
+        (state,) = successor.states(at + 1)
         assert sum(state.durations.counts) == 2
         assert state.steps_total == 2
 
@@ -98,11 +99,11 @@ def test_a_reader_that_lags_says_how_many_records_it_lost(
 ) -> None:
     ring = RingFile(folder.ranks)
     with ring.held():
-        source.poll(time.time())
+        source.poll(time.time(), time.monotonic())
         for _ in range(protocol.RECORD_COUNT + 7):
             ring.step()
-        source.poll(time.time())
-        (state,) = source.states(time.time())
+        source.poll(time.time(), time.monotonic())
+        (state,) = source.states(time.monotonic())
         assert state.lost_records == 7
         assert state.steps_total == protocol.RECORD_COUNT + 7
 
@@ -114,12 +115,12 @@ def test_the_successor_of_a_dead_process_continues_its_counters(
     with first.held():
         for _ in range(6):
             first.step()
-        source.poll(time.time())
+        source.poll(time.time(), time.monotonic())
     second = RingFile(folder.ranks)
     with second.held():
         second.step()
-        source.poll(time.time())
-        (state,) = source.states(time.time())
+        source.poll(time.time(), time.monotonic())
+        (state,) = source.states(time.monotonic())
         assert (state.job, state.steps_total) == ("train", 7)
         assert not first.path.exists()
 
@@ -130,15 +131,15 @@ def test_a_successor_that_came_while_the_daemon_was_down_continues_too(
     first = RingFile(folder.ranks)
     with first.held():
         first.step()
-        source.poll(time.time())
+        source.poll(time.time(), time.monotonic())
         source.close()
         first.step()
     second = RingFile(folder.ranks)
     with second.held():
         second.step()
-        later = RanksSource(folder, 10.0, lambda reason: None)
-        later.poll(time.time())
-        (state,) = later.states(time.time())
+        later = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        later.poll(time.time(), time.monotonic())
+        (state,) = later.states(time.monotonic())
         assert state.steps_total == 3
 
 
@@ -147,16 +148,22 @@ def test_a_second_live_process_of_a_rank_is_another_job(
 ) -> None:
     first, second = RingFile(folder.ranks), RingFile(folder.ranks)
     with first.held(), second.held():
-        source.poll(time.time())
-        assert sorted(state.job for state in source.states(time.time())) == ["train", "train#2"]
+        source.poll(time.time(), time.monotonic())
+        assert sorted(state.job for state in source.states(time.monotonic())) == [
+            "train",
+            "train#2",
+        ]
 
 
 def test_another_world_size_is_another_job(folder: RendezvousFolder, source: RanksSource) -> None:
     first = RingFile(folder.ranks, rank=0, world_size=2)
     second = RingFile(folder.ranks, rank=1, world_size=4)
     with first.held(), second.held():
-        source.poll(time.time())
-        assert sorted(state.job for state in source.states(time.time())) == ["train", "train#2"]
+        source.poll(time.time(), time.monotonic())
+        assert sorted(state.job for state in source.states(time.monotonic())) == [
+            "train",
+            "train#2",
+        ]
 
 
 def test_a_killed_process_died_and_one_that_said_so_ended(
@@ -166,9 +173,9 @@ def test_a_killed_process_died_and_one_that_said_so_ended(
     with killed.held(), ended.held():
         killed.step()
         ended.step()
-        source.poll(time.time())
+        source.poll(time.time(), time.monotonic())
     ended.word(protocol.WORD_ENDED, 1)
-    records = source.poll(time.time())
+    records = source.poll(time.time(), time.monotonic())
     assert [(r.rank, r.event) for r in records if isinstance(r, RankEvent)] == [(0, "died")]
     assert [r.rank for r in records if isinstance(r, End)] == [1]
 
@@ -178,14 +185,16 @@ def test_a_live_process_without_a_heartbeat_is_stopped_then_resumed(
 ) -> None:
     ring = RingFile(folder.ranks)
     with ring.held():
-        now = time.time()
-        source.poll(now)
-        assert source.poll(now + 9) == []
-        (stopped,) = source.poll(now + 11)
+        now, at = time.time(), time.monotonic()
+        source.poll(now, at)
+        assert source.poll(now + 9, at + 9) == []
+        # A wall clock that is set says nothing about how long the process was silent.
+        assert source.poll(now + 9999, at + 9) == []
+        (stopped,) = source.poll(now + 11, at + 11)
         assert isinstance(stopped, RankEvent)
         assert stopped.event == "stopped"
         ring.heartbeat()
-        (resumed,) = source.poll(now + 12)
+        (resumed,) = source.poll(now + 12, at + 12)
         assert isinstance(resumed, RankEvent)
         assert resumed.event == "resumed"
 
@@ -196,9 +205,9 @@ def test_a_capturing_process_without_a_heartbeat_is_not_stopped(
     ring = RingFile(folder.ranks)
     with ring.held():
         ring.event("capture_started", id="x", step=3)
-        now = time.time()
-        assert [type(record) for record in source.poll(now)] == [RankSeen, RankEvent]
-        assert source.poll(now + 60) == []
+        now, at = time.time(), time.monotonic()
+        assert [type(record) for record in source.poll(now, at)] == [RankSeen, RankEvent]
+        assert source.poll(now + 60, at + 60) == []
 
 
 def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(
@@ -206,14 +215,14 @@ def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(
 ) -> None:
     ring = RingFile(folder.ranks)
     with ring.held():
-        source.poll(time.time())
-    now = time.time()
-    source.poll(now)
-    assert len(source.states(now + 299)) == 1
-    assert source.states(now + 301) == ()
-    source.poll(now + 599)
+        source.poll(time.time(), time.monotonic())
+    now, at = time.time(), time.monotonic()
+    source.poll(now, at)
+    assert len(source.states(at + 299)) == 1
+    assert source.states(at + 301) == ()
+    source.poll(now, at + 599)
     assert ring.path.exists()
-    source.poll(now + 601)
+    source.poll(now, at + 601)
     assert not ring.path.exists()
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from warpwatch.client import commands, faults, inbox
 from warpwatch.client.commands import Command
@@ -70,11 +70,11 @@ class TorchCaptures:
     """
 
     def __init__(self) -> None:
-        self.session: Optional[Session] = None
+        self.session: Session | None = None
         self.exported: SimpleQueue[Session] = SimpleQueue()
         self.exporting = 0
         self.inbox = ""
-        self.inbox_problem: Optional[str] = "no_inbox"
+        self.inbox_problem: str | None = "no_inbox"
         self.metadata: dict[str, Any] = {}
         self._torn_reads = 0
 
@@ -97,7 +97,6 @@ class TorchCaptures:
     def step_begins(self, clock: StepClock, number: int) -> None:
         session = self.session
         if session is None:
-            self._rest(clock)
             return
         if session.dropped or session.overdue:
             session.disarm("start step did not begin in time")
@@ -109,11 +108,10 @@ class TorchCaptures:
 
     def step_ended(self, clock: StepClock, number: int) -> None:
         session = self.session
-        if session is None:
-            # The step that paid for stop and export is over.
-            self._rest(clock)
-        elif session.profiler is None:
-            return
+        if session is None or session.profiler is None:
+            # The step that paid for stop and export, if there was one, is over now.
+            clock.flags = 0
+            clock.capturing = session is not None
         elif session.dropped:
             self._drop(clock, session)
         elif number >= session.last_step:
@@ -126,7 +124,9 @@ class TorchCaptures:
         if session is not None and (command.op == "cancel" or command.id != session.command.id):
             if command.op == "cancel" and command.id != session.command.id:
                 return
-            session.disarm("cancelled" if command.op == "cancel" else "another capture was asked for")
+            session.disarm(
+                "cancelled" if command.op == "cancel" else "another capture was asked for"
+            )
             self._drop(clock, session)
         if command.op == "cancel" or command.kind == "stacks":
             return
@@ -142,7 +142,7 @@ class TorchCaptures:
             clock.capturing = True
             ring.event("capture_armed", id=command.id, step=command.start_step)
 
-    def _refusal(self, command: Command) -> Optional[str]:
+    def _refusal(self, command: Command) -> str | None:
         torch = sys.modules.get("torch")
         if command.kind != "torch":
             return "unknown_kind"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from warpwatch.client import protocol
 
@@ -23,7 +23,7 @@ class Command(NamedTuple):
     arm_timeout_s: float = 60.0
 
 
-def parse(fields: dict[str, Any]) -> Optional[Command]:
+def parse(fields: dict[str, Any]) -> Command | None:
     """The command, None when it is none that can be answered."""
     identifier = fields.get("id")
     if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
@@ -41,7 +41,7 @@ def parse(fields: dict[str, Any]) -> Optional[Command]:
     return Command("capture", identifier, kind, start, steps, float(timeout))
 
 
-def read(fd: int) -> Optional[tuple[bytes, Optional[Command]]]:
+def read(fd: int) -> tuple[bytes, Command | None] | None:
     """(sequence number as 8 bytes, command), None while the file is being written."""
     data = os.pread(fd, protocol.COMMAND_SIZE, 0)
     try:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warpwatch.client import faults, protocol
 from warpwatch.client.protocol import ABSENT
+
+# As in steps.py, which imports this module.
+DURATION = 4
 
 if TYPE_CHECKING:
     from warpwatch.client.steps import StepClock
@@ -33,7 +36,8 @@ class _PendingStep(NamedTuple):
 
     flags: int
     wall_ns: int
-    step: tuple[int, ...]
+    number: int
+    allocated: int
     spent: list[int]
     marks: list[_Mark]
     begin: Any
@@ -52,7 +56,6 @@ class CudaSteps:
         self._previous_end: Any = None
         self._whole = False
         self._memory_ns = 0
-        self._out_of_memory = 0
 
     def begin(self, current: int) -> None:
         self._begin = self._mark(current)
@@ -62,20 +65,17 @@ class CudaSteps:
         if self._whole:
             self._mark(current)
 
-    def end(
-        self, clock: StepClock, wall_ns: int, step: tuple[int, ...], spent: list[int]
-    ) -> None:
+    def end(self, clock: StepClock, wall_ns: int, number: int, spent: list[int]) -> None:
         """The step ended on the CPU; it is finished when the GPU has come that far."""
         end = self._mark(clock.current)
         marks = self._marks
         if not self._whole or self._begin is None or end is None or self._previous_end is None:
             self._free.extend(mark.event for mark in marks if mark.event is not end)
             marks = []
-        step = (*step[:3], self._read_memory(clock), *step[4:])
+        begin, previous_end = self._begin, self._previous_end
+        allocated = self._read_memory(clock)
         self._pending.append(
-            _PendingStep(
-                clock.flags, wall_ns, step, spent, marks, self._begin, self._previous_end
-            )
+            _PendingStep(clock.flags, wall_ns, number, allocated, spent, marks, begin, previous_end)
         )
         self._previous_end, self._begin, self._marks = end, None, []
         self._whole = True
@@ -95,11 +95,11 @@ class CudaSteps:
                 return
             pending.popleft()
             spent = oldest.spent + [0] * (len(clock.totals) - len(oldest.spent))
-            step = oldest.step
-            if ready and oldest.marks:
-                step, spent = self._measure(oldest, len(clock.totals))
+            gpu_ns = self._measure(oldest, spent) if ready and oldest.marks else ABSENT
             self._release(oldest)
-            clock.finish(oldest.flags, oldest.wall_ns, step, spent)
+            clock.finish(
+                oldest.flags, oldest.wall_ns, oldest.number, gpu_ns, oldest.allocated, spent
+            )
 
     def _mark(self, phase: int) -> Any:
         """Record an event; None, and a step by the clock, when it cannot be."""
@@ -116,15 +116,16 @@ class CudaSteps:
         self._marks.append(_Mark(event, phase))
         return event
 
-    def _measure(self, pending: _PendingStep, phases: int) -> tuple[tuple[int, ...], list[int]]:
-        spent = [0] * phases
+    def _measure(self, pending: _PendingStep, spent: list[int]) -> int:
+        """Put the GPU's times in place of the clock's; returns begin to end of the step in ns."""
+        times = [0] * len(spent)
         previous = pending.previous_end
         for mark in pending.marks:
-            spent[mark.phase] += _nanoseconds(previous, mark.event)
+            times[mark.phase] += _nanoseconds(previous, mark.event)
             previous = mark.event
-        gpu_ns = _nanoseconds(pending.begin, previous)
-        number, _, _, allocated, samples, tokens = pending.step
-        return (number, sum(spent), gpu_ns, allocated, samples, tokens), spent
+        times[DURATION] = sum(times)
+        spent[DURATION:] = times[DURATION:]
+        return _nanoseconds(pending.begin, previous)
 
     def _release(self, pending: _PendingStep) -> None:
         """Back to the pool, but for the end event: the next step begins there."""
@@ -144,13 +145,12 @@ class CudaSteps:
         statistics = self._cuda.memory_stats_as_nested_dict()
         allocated = statistics.get("allocated_bytes", {}).get("all", {})
         reserved = statistics.get("reserved_bytes", {}).get("all", {})
-        errors = statistics.get("num_ooms", 0)
         values = (
             allocated.get("current", ABSENT),
             reserved.get("current", ABSENT),
             allocated.get("peak", ABSENT),
             statistics.get("num_alloc_retries", 0),
-            errors,
+            statistics.get("num_ooms", 0),
         )
         if clock.ring is not None:
             clock.ring.append(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*values))
@@ -158,14 +158,15 @@ class CudaSteps:
 
 
 def _nanoseconds(begin: Any, end: Any) -> int:
-    return max(0, round(begin.elapsed_time(end) * 1e6))
+    milliseconds: float = begin.elapsed_time(end)
+    return max(0, round(milliseconds * 1e6))
 
 
-def device_uuid(cuda: Any, visible: Optional[str]) -> Optional[str]:
+def device_uuid(cuda: Any, visible: str | None) -> str | None:
     """The UUID of the calling thread's device. ``visible`` is CUDA_VISIBLE_DEVICES."""
-    index = cuda.current_device()
-    names = (visible or "").split(",")
-    if index < len(names) and names[index].strip().startswith("MIG-"):
-        return names[index].strip()
+    index: int = cuda.current_device()
+    names = [name.strip() for name in (visible or "").split(",")]
+    if index < len(names) and names[index].startswith("MIG-"):
+        return names[index]
     uuid = getattr(cuda.get_device_properties(index), "uuid", None)
     return f"GPU-{uuid}" if uuid is not None else None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 # Characters, and bytes of JSON: the whole has to fit into a metadata slot.
 MAX_JOB = 128
 _MAX_JOB_BYTES = 384
 _MAX_TEXT = 64
-MAX_PHASE_BYTES = 32
+MAX_PHASE = 32
 
 
 def bounded(text: str, characters: int, json_bytes: int) -> str:
@@ -25,7 +26,13 @@ def bounded(text: str, characters: int, json_bytes: int) -> str:
     return text
 
 
-def job_name(asked: Optional[str], environ: Mapping[str, str], argv: Sequence[str]) -> str:
+def phase_name(text: str) -> str:
+    """A word: what is no letter, digit or one of ``_.:/-`` becomes ``_``; at most 32 characters."""
+    name = re.sub(r"[^A-Za-z0-9_.:/-]", "_", text)
+    return (name if re.match("[A-Za-z_]", name) else f"_{name}")[:MAX_PHASE]
+
+
+def job_name(asked: str | None, environ: Mapping[str, str], argv: Sequence[str]) -> str:
     """attach(job=), WARPWATCH_JOB, Slurm, torchrun's run id, the pod's owner, the script's name."""
     slurm = "-".join(filter(None, (environ.get("SLURM_JOB_NAME"), environ.get("SLURM_JOB_ID"))))
     run_id = environ.get("TORCHELASTIC_RUN_ID", "")
@@ -42,7 +49,7 @@ def job_name(asked: Optional[str], environ: Mapping[str, str], argv: Sequence[st
     return bounded(next(name for name in names if name), MAX_JOB, _MAX_JOB_BYTES)
 
 
-def _number(text: Optional[str]) -> Optional[int]:
+def _number(text: str | None) -> int | None:
     try:
         value = int(text or "")
     except ValueError:
@@ -50,11 +57,11 @@ def _number(text: Optional[str]) -> Optional[int]:
     return value if 0 <= value < 1 << 31 else None
 
 
-def _first(*values: Optional[int], default: int) -> int:
+def _first(*values: int | None, default: int) -> int:
     return next((value for value in values if value is not None), default)
 
 
-def _distributed() -> tuple[Optional[int], Optional[int]]:
+def _distributed() -> tuple[int | None, int | None]:
     """(rank, world size) of the process group, when the process has one."""
     module = sys.modules.get("torch.distributed")
     try:
@@ -66,11 +73,11 @@ def _distributed() -> tuple[Optional[int], Optional[int]]:
     return None, None
 
 
-def device_from_environment(environ: Mapping[str, str]) -> Optional[str]:
+def device_from_environment(environ: Mapping[str, str]) -> str | None:
     return environ.get("WARPWATCH_GPU_UUID") or None
 
 
-def describe(job: Optional[str], environ: Mapping[str, str]) -> dict[str, Any]:
+def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """The part of the ring's metadata that does not change while the ring lives."""
     group_rank, group_size = _distributed()
     rank = _first(

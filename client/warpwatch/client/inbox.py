@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Callable
-from typing import Optional
 
 # What a capture is expected to take, until captures of this process tell more.
 ESTIMATE_BYTES = 100 << 20
@@ -15,7 +14,7 @@ _CHUNK_BYTES = 1 << 20
 _GZIP_LEVEL = 1
 
 
-def problem(path: str) -> Optional[str]:
+def problem(path: str) -> str | None:
     """Why nothing may be written there: no_inbox or no_space; None if all is well."""
     if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
         return "no_inbox"
@@ -33,7 +32,7 @@ def create(path: str) -> int:
 
 
 def hand_over(path: str, write: Callable[[int], None]) -> None:
-    """Make ``path`` appear whole and readable. ``write`` gets the open descriptor. Raises OSError."""
+    """Make ``path`` appear whole and readable. ``write`` gets the descriptor. Raises OSError."""
     hidden = f"{path}.tmp"
     fd = create(hidden)
     try:
@@ -49,9 +48,11 @@ def hand_over(path: str, write: Callable[[int], None]) -> None:
 
 def write_gzip(source: str, fd: int, between: Callable[[], None]) -> None:
     """Compress the file ``source`` into ``fd``; ``between`` is called after every chunk."""
-    with open(source, "rb") as plain, os.fdopen(os.dup(fd), "wb") as raw, gzip.GzipFile(
-        "", "wb", _GZIP_LEVEL, raw
-    ) as packed:
+    with (
+        open(source, "rb") as plain,
+        os.fdopen(os.dup(fd), "wb") as raw,
+        gzip.GzipFile("", "wb", _GZIP_LEVEL, raw) as packed,
+    ):
         while True:
             chunk = plain.read(_CHUNK_BYTES)
             if not chunk:

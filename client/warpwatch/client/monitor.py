@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from threading import get_ident
+from time import monotonic_ns
 from types import TracebackType
-from typing import Any, Generic, Optional, TypeVar
+from typing import Any, Generic, TypeVar
 
 from warpwatch.client import faults
-from warpwatch.client.steps import StepClock, whole
+from warpwatch.client.steps import OTHER, StepClock, whole
 
 Item = TypeVar("Item")
 _MAX_COUNT = 1 << 48
@@ -23,16 +25,33 @@ class Phase:
         self._index = index
 
     def __enter__(self) -> Phase:
-        self._clock.enter_phase(self._index)
+        clock = self._clock
+        if get_ident() == clock.thread:
+            now = monotonic_ns()
+            current = clock.current
+            clock.spent[current] += now - clock.mark_ns
+            clock.mark_ns = now
+            clock.stack.append(current)
+            clock.current = self._index
+            if clock.gpu is not None:
+                clock.gpu.border(current)
         return self
 
     def __exit__(
         self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        self._clock.exit_phase()
+        clock = self._clock
+        if get_ident() == clock.thread and clock.stack:
+            now = monotonic_ns()
+            current = clock.current
+            clock.spent[current] += now - clock.mark_ns
+            clock.mark_ns = now
+            clock.current = clock.stack.pop()
+            if clock.gpu is not None:
+                clock.gpu.border(current)
 
 
 class Wrapped(Generic[Item]):
@@ -106,11 +125,11 @@ class Monitor:
         return Wrapped(iterable, self.phase(phase))
 
     def _new_phase(self, name: str) -> Phase:
-        index = 0
+        index = OTHER
         try:
             index = self.clock.phase_index(name)
             phase = Phase(self.clock, index)
-            if index:
+            if index != OTHER:
                 self._phases[name] = phase
             return phase
         except Exception as error:

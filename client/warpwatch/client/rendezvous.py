@@ -53,10 +53,8 @@ def inbox(folder: Folder, environ: Mapping[str, str], uid: int) -> str:
     named = environ.get("WARPWATCH_INBOX")
     if named:
         return named
-    if os.path.isdir(SYSTEM_INBOX):
-        return SYSTEM_INBOX
     if folder.explicit:
-        return os.path.join(folder.path, "inbox")
+        return SYSTEM_INBOX if os.path.isdir(SYSTEM_INBOX) else os.path.join(folder.path, "inbox")
     if folder.path == SYSTEM_DIR:
         return SYSTEM_INBOX
     return os.path.join(private_dir(uid), "inbox")
@@ -65,9 +63,10 @@ def inbox(folder: Folder, environ: Mapping[str, str], uid: int) -> str:
 def lock_holder(fd: int) -> int | None:
     """Pid of the process that holds byte 0 of the open file, None if nobody does.
 
-    Works on read-only descriptors; a holder in another PID namespace has pid 0.
+    Works on read-only descriptors; a holder in another PID namespace has pid 0. Asked as a reader
+    would: anybody may take a reader's lock on a readable file, and that shall mean nothing.
     """
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
     answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
     return None if answer[0] == fcntl.F_UNLCK else answer[4]
 

@@ -14,16 +14,21 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from warpwatch.client import protocol
 from warpwatch.client.rendezvous import take_lock
 
-_CRC = protocol.CRC.pack
 _crc32 = zlib.crc32
 _MAX_DEFERRED = 256
-_TOTALS_A, _TOTALS_B = protocol.TOTALS_OFFSETS
+# The hot path reads these: a module's own name is found faster than another module's.
+_STEP = protocol.RECORD_STEP
+_RECORDS = protocol.WORD_RECORDS
+_FIRST, _SIZE, _COUNT = protocol.HEADER_SIZE, protocol.RECORD_SIZE, protocol.RECORD_COUNT
+_HEAD = protocol.RECORD.size
+_TOTALS_SIZE = protocol.TOTALS.size
+_TOTALS_A_END, _TOTALS_B_END = (offset + _TOTALS_SIZE for offset in protocol.TOTALS_OFFSETS)
 
 
 def ring_name(job: str, rank: int) -> str:
@@ -31,17 +36,18 @@ def ring_name(job: str, rank: int) -> str:
     return f"{re.sub(r'[^0-9A-Za-z_.-]', '_', job)[:40].lstrip('.')}-r{rank}-{os.urandom(8).hex()}"
 
 
-class StepLayout:
-    """Packers of step record and totals for a number of phases, so that a step packs only those."""
+def _layout(length: int) -> tuple[Callable[..., bytes], int, Callable[..., bytes], bytes]:
+    """For rows of ``length``, 5 and one for each phase, so that a step packs only what it has.
 
-    def __init__(self, phases: int) -> None:
-        self.payload_length = protocol.STEP.size + 8 * phases
-        self.record = struct.Struct(protocol.RECORD.format + "Q" * (6 + phases))
-        self.totals = struct.Struct("<" + "Q" * (6 + phases))
-        self.totals_padding = bytes(8 * (protocol.MAX_PHASES - phases))
+    (packer of a step's record, its payload length, packer of the totals in use, zeros after them)
+    """
+    record = struct.Struct(protocol.RECORD.format + "Q" * (length + 1))
+    totals = struct.Struct("<Q" + "Q" * length)
+    padding = bytes(protocol.TOTALS.size - totals.size)
+    return record.pack, record.size - protocol.RECORD.size, totals.pack, padding
 
 
-_LAYOUTS = [StepLayout(phases) for phases in range(protocol.MAX_PHASES + 1)]
+_LAYOUTS = {length: _layout(length) for length in range(5, 6 + protocol.MAX_PHASES)}
 
 
 class RingWriter:
@@ -50,6 +56,21 @@ class RingWriter:
     ``command_fd`` is the open command file or -1, ``command_seen`` the sequence number (8 bytes)
     of the newest command that the training thread has dealt with.
     """
+
+    __slots__ = (
+        "_deferred",
+        "_lock",
+        "_map",
+        "_metadata",
+        "_records",
+        "_totals",
+        "_view",
+        "command_fd",
+        "command_seen",
+        "fd",
+        "name",
+        "words",
+    )
 
     def __init__(self, fd: int, name: str) -> None:
         self.fd = fd
@@ -80,7 +101,7 @@ class RingWriter:
         self.words[protocol.WORD_HEARTBEAT] = time.monotonic_ns()
 
     def append(self, kind: int, payload: bytes, flags: int = 0, wait_s: float = 0.0) -> None:
-        """Write a record now, or leave it to whoever writes next. Without ``wait_s`` it never waits.
+        """Write a record now, or leave it to whoever writes next; without ``wait_s`` never wait.
 
         Payloads over RECORD_MAX_PAYLOAD are cut.
         """
@@ -101,38 +122,57 @@ class RingWriter:
                 lock.release()
 
     def write_step(
-        self, flags: int, wall_ns: int, step: Sequence[int], phases_ns: Sequence[int]
+        self,
+        flags: int,
+        wall_ns: int,
+        number: int,
+        gpu_ns: int,
+        allocated: int,
+        spent: Sequence[int],
+        totals: Sequence[int],
     ) -> None:
-        """``step``: number, duration, GPU ns, allocated bytes, samples, tokens. Training thread."""
-        layout = _LAYOUTS[len(phases_ns)]
-        if not self._lock.acquire(False):
-            payload = struct.pack(f"<{6 + len(phases_ns)}Q", *step, *phases_ns)
-            self._deferred.append((protocol.RECORD_STEP, flags, wall_ns, payload))
-            return
-        try:
-            if self._deferred:
-                self._write_deferred()
-            sequence = self._records + 1
-            length = layout.payload_length
-            body = layout.record.pack(sequence, 1, flags, length, wall_ns, *step, *phases_ns)
-            body += _CRC(_crc32(body))
-            offset = 4096 + 256 * ((sequence - 1) & 2047)
-            self._map[offset : offset + len(body)] = body
-            self.words[11] = self._records = sequence
-        finally:
-            self._lock.release()
-
-    def write_totals(
-        self, steps: int, newest: int, samples: int, tokens: int, ns: int, phases: Sequence[int]
-    ) -> None:
-        """``newest`` is the newest step plus 1. Training thread only."""
-        layout = _LAYOUTS[len(phases)]
+        """A step and the totals after it. ``spent``, ``totals``: steps, newest step, samples,
+        tokens, duration, then ns of each phase. Training thread only. A checksum is stored as a
+        whole word: it is aligned here, and the four bytes after it belong to nothing.
+        """
+        pack_step, length, pack_totals, padding = _LAYOUTS[len(spent)]
+        words = self.words
+        if self._lock.acquire(False):
+            try:
+                if self._deferred:
+                    self._write_deferred()
+                sequence = self._records + 1
+                body = pack_step(
+                    sequence,
+                    _STEP,
+                    flags,
+                    length,
+                    wall_ns,
+                    number,
+                    spent[4],
+                    gpu_ns,
+                    allocated,
+                    spent[2],
+                    spent[3],
+                    *spent[5:],
+                )
+                offset = _FIRST + _SIZE * ((sequence - 1) % _COUNT)
+                end = offset + length + _HEAD
+                self._map[offset:end] = body
+                words[end >> 3] = _crc32(body)
+                self._records = sequence
+                words[_RECORDS] = sequence
+            finally:
+                self._lock.release()
+        else:
+            fields = (number, spent[4], gpu_ns, allocated, *spent[2:4], *spent[5:])
+            payload = struct.pack(f"<{len(fields)}Q", *fields)
+            self._deferred.append((_STEP, flags, wall_ns, payload))
         self._totals = turn = self._totals + 1
-        body = layout.totals.pack(turn, steps, newest, samples, tokens, ns, *phases)
-        body += layout.totals_padding
-        body += _CRC(_crc32(body))
-        offset = _TOTALS_A if turn & 1 else _TOTALS_B
-        self._map[offset : offset + 180] = body
+        body = pack_totals(turn, *totals) + padding
+        end = _TOTALS_A_END if turn & 1 else _TOTALS_B_END
+        self._map[end - _TOTALS_SIZE : end] = body
+        words[end >> 3] = _crc32(body)
 
     def _write_deferred(self) -> None:
         while self._deferred:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import Any, Optional
+from typing import Any
 
 MAX_THREADS = 256
 MAX_FRAMES = 128
@@ -35,14 +35,12 @@ def write(fd: int, snapshot: dict[str, Any]) -> None:
         json.dump(snapshot, file)
 
 
-def _frames(frame: Optional[FrameType]) -> list[dict[str, Any]]:
+def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
     """The innermost MAX_FRAMES frames, innermost last."""
     frames: list[dict[str, Any]] = []
     while frame is not None and len(frames) < MAX_FRAMES:
         code = frame.f_code
-        frames.append(
-            {"file": code.co_filename, "line": frame.f_lineno, "function": code.co_name}
-        )
+        frames.append({"file": code.co_filename, "line": frame.f_lineno, "function": code.co_name})
         frame = frame.f_back
     frames.reverse()
     return frames

@@ -2,7 +2,7 @@
 
 It takes no lock, opens no file and waits for nothing; every nanosecond here is the user's.
 Phases are disjoint: at each border the time since the last one goes to the phase that was
-innermost. Index 0 is time in no phase; phase i of the ring is index i + 1 here.
+innermost.
 """
 
 from __future__ import annotations
@@ -15,17 +15,24 @@ from queue import SimpleQueue
 from threading import get_ident
 from time import monotonic_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from warpwatch.client import faults, identity, protocol
+from warpwatch.client.cuda_steps import CudaSteps, device_uuid
 from warpwatch.client.protocol import ABSENT, MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 
 if TYPE_CHECKING:
     from warpwatch.client.captures import TorchCaptures
-    from warpwatch.client.cuda_steps import CudaSteps
     from warpwatch.client.ring import RingWriter
 
-_pread = os.pread
+# Steps shorter than this do not all look for a command: the look is a system call.
+COMMAND_INTERVAL_NS = 1_000_000
+
+# What a step adds to the totals, in the order of the ring's totals: a step, the newest step's
+# number, then these, then ns of each phase. Until the step's end the place of its duration
+# holds the time spent in no phase.
+SAMPLES, TOKENS, DURATION, FIRST_PHASE = 2, 3, 4, 5
+OTHER = DURATION
 
 
 class StepClock:
@@ -34,10 +41,19 @@ class StepClock:
     The totals are the process's: they begin with its first step, not with its ring.
     """
 
+    __slots__ = (
+        "_blank", "_dead", "_end_ns", "_gpu_tried", "_known_ring", "_look_ns", "_nested",
+        "begun", "begun_ns", "captures", "capturing", "cuda", "current", "device", "flags",
+        "gpu", "mark_ns", "open", "phase_names", "ring", "samples", "spent", "stack", "steps",
+        "thread", "tokens", "totals", "wall_offset_ns", "woken",
+    )  # fmt: skip
+
     def __init__(self) -> None:
-        self.ring: Optional[RingWriter] = None
-        self.captures: Optional[TorchCaptures] = None
-        self.gpu: Optional[CudaSteps] = None
+        self.ring: RingWriter | None = None
+        self.captures: TorchCaptures | None = None
+        self.cuda: Any = None  # torch.cuda, once the helper thread saw that it is in use
+        self.gpu: CudaSteps | None = None
+        self.device: str | None = None
         self.begun = 0  # the step now begun, plus 1
         self.begun_ns = 0
         self.wall_offset_ns = 0
@@ -47,30 +63,30 @@ class StepClock:
         self.tokens = 0
         self.steps = 0
         self.phase_names: list[str] = []
-        self.totals = [0]  # ns by phase index
-        self.spent = [0]  # ns by phase index, of the step now running
-        self.current = 0
+        self._blank = [1, 1, 0, 0, 0]
+        self.totals = [0] * len(self._blank)
+        self.spent = self._blank[:]
+        self.current = OTHER
         self.mark_ns = 0
         self.stack: list[int] = []
         self.thread = 0
         self.woken: SimpleQueue[None] = SimpleQueue()
-        self._duration_ns = self._samples = self._tokens = 0
-        self._known_ring: Optional[RingWriter] = None
+        self._known_ring: RingWriter | None = None
         self.open = self._dead = False
         self._nested = 0
-        self._end_ns = 0
-        self._first: Optional[int] = None
+        self._end_ns = self._look_ns = 0
+        self._gpu_tried = False
 
     # --- the hot path ---------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self) -> StepClock:
         """A step begins. Inside another one, and in another thread, it counts for nothing."""
         try:
             if get_ident() != self.thread and not self._adopt():
-                return
+                return self
             if self.open:
                 self._nested += 1
-                return
+                return self
             now = monotonic_ns()
             if self._end_ns == 0:
                 self._start(now)
@@ -85,103 +101,70 @@ class StepClock:
                 words = ring.words
                 words[WORD_STEP_BEGUN_AT] = now
                 words[WORD_STEP_BEGUN] = number + 1
-                self._look_at_command(ring, number)
-            if self.gpu is not None:
-                self.gpu.begin(self.current)
+                if self.capturing or now >= self._look_ns:
+                    self._look_ns = now + COMMAND_INTERVAL_NS
+                    self._follow_captures(ring, number)
+            if self.cuda is not None:
+                self._begin_on_gpu()
         except Exception as error:
             faults.swallow(error)
-
-    def end(self) -> None:
-        """The step ends."""
-        if get_ident() != self.thread:
-            return
-        try:
-            if self._nested or not self.open:
-                self._nested -= self._nested > 0
-                return
-            now = monotonic_ns()
-            spent = self.spent
-            spent[self.current] += now - self.mark_ns
-            self.mark_ns = now
-            number = self.steps
-            duration = now - self._end_ns
-            self._end_ns = now
-            self.open = False
-            self.steps = number + 1
-            wall = now + self.wall_offset_ns
-            step = (number, duration, ABSENT, ABSENT, self.samples, self.tokens)
-            if self.gpu is None:
-                self.finish(self.flags, wall, step, spent)
-            else:
-                self.gpu.end(self, wall, step, spent)
-            self.spent = [0] * len(spent)
-            self.samples = self.tokens = 0
-            if self.capturing and self.captures is not None:
-                self.captures.step_ended(self, number)
-        except Exception as error:
-            faults.swallow(error)
-
-    def finish(self, flags: int, wall_ns: int, step: tuple[int, ...], spent: list[int]) -> None:
-        """Count a step whose times are known, in order, and write it."""
-        self.totals = totals = list(map(add, self.totals, spent))
-        self._duration_ns += step[1]
-        self._samples += step[4]
-        self._tokens += step[5]
-        ring = self.ring
-        if ring is not None:
-            newest = step[0] + 1
-            ring.write_step(flags, wall_ns, step, spent[1:])
-            ring.write_totals(
-                newest, newest, self._samples, self._tokens, self._duration_ns, totals[1:]
-            )
-
-    def enter_phase(self, index: int) -> None:
-        if get_ident() == self.thread:
-            current = self.current
-            now = monotonic_ns()
-            self.spent[current] += now - self.mark_ns
-            self.mark_ns = now
-            self.stack.append(current)
-            self.current = index
-            if self.gpu is not None:
-                self.gpu.border(current)
-
-    def exit_phase(self) -> None:
-        if get_ident() == self.thread and self.stack:
-            current = self.current
-            now = monotonic_ns()
-            self.spent[current] += now - self.mark_ns
-            self.mark_ns = now
-            self.current = self.stack.pop()
-            if self.gpu is not None:
-                self.gpu.border(current)
-
-    def _look_at_command(self, ring: RingWriter, number: int) -> None:
-        fd = ring.command_fd
-        captures = self.captures
-        if captures is None:
-            return
-        if fd >= 0 and _pread(fd, 8, 8) != ring.command_seen:
-            captures.read_command(self, ring, number)
-        if self.capturing:
-            captures.step_begins(self, number)
-
-    # --- what happens seldom --------------------------------------------------------------------
-
-    def __enter__(self) -> StepClock:
-        self.begin()
         return self
 
     def __exit__(
         self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.end()
-        else:
-            self._abandon(error)
+        """The step ends. One that an exception leaves is not counted."""
+        try:
+            if get_ident() != self.thread:
+                return
+            if self._nested or error is not None or not self.open:
+                self._leave(error)
+                return
+            now = monotonic_ns()
+            self.open = False
+            spent = self.spent
+            self.spent = self._blank[:]
+            spent[self.current] += now - self.mark_ns
+            self.mark_ns = now
+            spent[SAMPLES] = self.samples
+            spent[TOKENS] = self.tokens
+            spent[DURATION] = now - self._end_ns
+            self._end_ns = now
+            number = self.steps
+            self.steps = number + 1
+            wall_ns = now + self.wall_offset_ns
+            if self.gpu is not None:
+                self.gpu.end(self, wall_ns, number, spent)
+            else:
+                # As in finish(), without the call.
+                self.totals = totals = list(map(add, self.totals, spent))
+                if self.ring is not None:
+                    flags = self.flags
+                    self.ring.write_step(flags, wall_ns, number, ABSENT, ABSENT, spent, totals)
+            if self.capturing and self.captures is not None:
+                self.captures.step_ended(self, number)
+        except Exception as fault:
+            faults.swallow(fault)
+
+    __enter__ = begin
+
+    def finish(
+        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: list[int]
+    ) -> None:
+        """Count a step whose times are known, in order, and write it."""
+        self.totals = totals = list(map(add, self.totals, spent))
+        ring = self.ring
+        if ring is not None:
+            ring.write_step(flags, wall_ns, number, gpu_ns, allocated, spent, totals)
+
+    # --- what happens seldom --------------------------------------------------------------------
+
+    def end(self) -> None:
+        """The step ends, where there is no ``with``."""
+        self.__exit__(None, None, None)
 
     def count(self, samples: int = 0, tokens: int = 0) -> None:
         """Add to what this step has processed, where it is not known at its begin."""
@@ -189,18 +172,19 @@ class StepClock:
         self.tokens += whole(tokens)
 
     def phase_index(self, name: str) -> int:
-        """The index of a phase, 0 when there are MAX_PHASES others: its time is `other` then."""
-        name = identity.bounded(str(name), 64, identity.MAX_PHASE_BYTES)
+        """Where the phase's time is summed; OTHER when there are MAX_PHASES before it."""
+        name = identity.phase_name(str(name))
         if name in self.phase_names:
-            return self.phase_names.index(name) + 1
-        if len(self.phase_names) >= MAX_PHASES or self._dead:
-            return 0
-        self.totals = [*self.totals, 0]
-        self.spent.append(0)
+            return FIRST_PHASE + self.phase_names.index(name)
+        number = len(self.phase_names)
+        if number >= MAX_PHASES or self._dead:
+            return OTHER
+        for row in (self.totals, self.spent, self._blank):
+            row.append(0)
         self.phase_names.append(name)
         if self._known_ring is not None:
-            self._define(self._known_ring, len(self.phase_names) - 1)
-        return len(self.phase_names)
+            self._define(self._known_ring, number)
+        return FIRST_PHASE + number
 
     def drop(self) -> None:
         """In a forked child: nothing is measured any more."""
@@ -214,13 +198,22 @@ class StepClock:
             return False
         self.thread = get_ident()
         self.open = False
-        self._nested = self.current = 0
+        self._nested = 0
+        self.current = OTHER
         self.stack.clear()
         return True
 
+    def _begin_on_gpu(self) -> None:
+        if not self._gpu_tried:
+            self._gpu_tried = True
+            self.gpu = CudaSteps(self.cuda)
+            self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if self.gpu is not None:
+            self.gpu.begin(self.current)
+
     def _start(self, now: int) -> None:
         self._end_ns = self.mark_ns = now
-        self.spent = [0] * len(self.totals)
+        self.spent = self._blank[:]
         self.woken.put(None)
 
     def _meet(self, ring: RingWriter) -> None:
@@ -232,20 +225,24 @@ class StepClock:
         payload = protocol.PHASE.pack(index) + self.phase_names[index].encode()
         ring.append(protocol.RECORD_PHASE, payload)
 
-    def _abandon(self, error: BaseException) -> None:
-        """An exception ended the step: it does not count, its time goes to the next one."""
-        try:
-            if get_ident() != self.thread:
-                return
-            if self._nested:
-                self._nested -= 1
-                return
+    def _follow_captures(self, ring: RingWriter, number: int) -> None:
+        captures = self.captures
+        if captures is None:
+            return
+        fd = ring.command_fd
+        if fd >= 0 and os.pread(fd, 8, 8) != ring.command_seen:
+            captures.read_command(self, ring, number)
+        if self.capturing:
+            captures.step_begins(self, number)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """A nested step, or one that failed: it does not count, its time goes to the next one."""
+        if self._nested:
+            self._nested -= 1
+        elif self.open:
             self.open = False
-            self.samples = self.tokens = 0
-            if self.ring is not None and is_out_of_memory(error):
+            if self.ring is not None and error is not None and is_out_of_memory(error):
                 self.ring.event("oom", detail=str(error)[:100])
-        except Exception as fault:
-            faults.swallow(fault)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -257,6 +254,6 @@ def whole(value: Any) -> int:
     if not isinstance(value, Real):
         return 0
     try:
-        return min(max(int(value), 0), 1 << 48)
+        return min(max(int(float(value)), 0), 1 << 48)
     except (ValueError, OverflowError):
         return 0

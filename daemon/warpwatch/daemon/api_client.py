@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -25,30 +26,42 @@ class ApiClient:
 
     def get(self, path: str) -> Any:
         """The JSON answer. Raises WarpwatchError when there is no daemon."""
-        return json.loads(self._send(urllib.request.Request(self.url + path)))
+        return self._send(urllib.request.Request(self.url + path))
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON answer. Raises Refused with the daemon's reason."""
         request = urllib.request.Request(self.url + path, json.dumps(body).encode())
         request.add_header("Content-Type", "application/json")
-        return json.loads(self._send(request))
+        return self._send(request)
 
-    def _send(self, request: urllib.request.Request) -> bytes:
+    def _send(self, request: urllib.request.Request) -> Any:
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                content: bytes = answer.read()
-                return content
+            with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
+                return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
                 raise _refusal(error.code, error.read()) from error
-        except (OSError, urllib.error.URLError) as error:
+        except (ValueError, http.client.HTTPException) as error:
+            raise WarpwatchError(f"what answers at {self.url} is no warpwatch daemon") from error
+        except OSError as error:
             reason = getattr(error, "reason", error)
             raise WarpwatchError(
                 f"no daemon answers at {self.url} ({reason}); start one with `warpwatch daemon` "
                 "or name it with --url"
             ) from error
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A daemon never redirects, and the token goes to nobody else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+# No proxy either: the daemon is on this machine or named.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
 
 def _refusal(code: int, content: bytes) -> WarpwatchError:

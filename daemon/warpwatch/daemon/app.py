@@ -27,7 +27,6 @@ from warpwatch.daemon.sources.simulated import simulated_uuid
 from warpwatch.daemon.supervisor import Loop, Supervisor
 from warpwatch.exporters.jsonl import JsonlWriter
 from warpwatch.telemetry.captures import Capture, CaptureRequest
-from warpwatch.telemetry.samples import SourceHealth
 from warpwatch.telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 HURRY_INTERVAL_S = 0.02
 RETENTION_INTERVAL_S = 60.0
 FINISH_INTERVAL_S = 0.1
-SELF_INTERVAL_S = 5.0
+SELF_INTERVAL_S = 1.0
 # Sections that a reload swaps; every other change needs a restart.
 RELOADABLE = frozenset({"triggers"})
 
@@ -96,7 +95,6 @@ class Daemon:
 
     def _start(self) -> None:
         every = self.supervisor.every
-        self.hub.publish_health(SourceHealth("ranks", up=True))
         self._pipeline_loop = every(
             "pipeline", self._config.rendezvous.poll_interval_s, self.pipeline.step
         )
@@ -136,10 +134,8 @@ class Daemon:
     # --- reload: validate, then swap ---
 
     def _ask_reload(self) -> None:
+        # In a signal handler nothing may be locked: the next round of the loop sees the flag.
         self._reload_asked = True
-        for loop in self.supervisor.loops:
-            if loop.name == "self":
-                loop.wake()
 
     def _reload(self) -> None:
         try:
@@ -183,8 +179,9 @@ class Daemon:
 
 def _stale_after_s(config: Config) -> float:
     sources = config.sources
-    intervals = [sources.nvml.interval_s, sources.simulated.interval_s, sources.host.interval_s]
-    return 3 * max(intervals) + 1.0
+    enabled = [s for s in (sources.nvml, sources.simulated, sources.host) if s.enabled]
+    # Three missed intervals, and one for a late one.
+    return 4 * max((source.interval_s for source in enabled), default=1.0)
 
 
 def _telemetry_log(config: Config) -> JsonlWriter | None:

@@ -1,4 +1,4 @@
-"""The configuration: typed, with every default in one place, every key also an environment variable.
+"""The configuration: typed, every default in one place, every key also an environment variable.
 
 One YAML file, then ``WARPWATCH_SECTION__KEY`` on top. Unknown keys and bad values are refused
 with the path, the value and the nearest valid key.
@@ -27,8 +27,6 @@ from warpwatch.daemon.errors import UsageError
 from warpwatch.telemetry.anomalies import KINDS
 
 ENV_PREFIX = "WARPWATCH_"
-# Environment variables of ours that are no configuration keys.
-RESERVED_ENV = frozenset({"WARPWATCH_DIR", "WARPWATCH_INBOX", "WARPWATCH_CONFIG", "WARPWATCH_JOB"})
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -205,8 +203,8 @@ class TriggersConfig(Section):
     captures_per_hour: int = Field(4, ge=0)
     cooldown_s: float = Field(600, ge=0)
     dry_run: bool = False
-    arm_timeout_s: float = Field(60, gt=0)
-    capture_timeout_s: float = Field(120, gt=0)
+    arm_timeout_s: float = Field(60, gt=0, le=3600)
+    capture_timeout_s: float = Field(120, gt=0, le=3600)
     recipes: dict[str, RecipeConfig] = {
         "step_regression": RecipeConfig(),
         "data_stall": RecipeConfig(),
@@ -236,17 +234,11 @@ class StoreConfig(Section):
     max_captures: int = Field(1000, ge=1)
 
 
-class PrometheusConfig(Section):
-    dcgm_names: bool = False
-    workload_labels: Literal["join", "inline"] = "join"
-
-
 class JsonlConfig(Section):
     path: Path | None = None
 
 
 class ExportersConfig(Section):
-    prometheus: PrometheusConfig = PrometheusConfig()
     jsonl: JsonlConfig = JsonlConfig()
 
 
@@ -259,6 +251,18 @@ class Config(Section):
     triggers: TriggersConfig = TriggersConfig()
     store: StoreConfig = StoreConfig()
     exporters: ExportersConfig = ExportersConfig()
+
+
+# What PyYAML raises for texts of its users: its own errors, bad dates and numbers, deep nesting.
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+
+
+def parse_value(text: str) -> Any:
+    """One value as YAML would have it; what is no YAML is a text."""
+    try:
+        return yaml.safe_load(text)
+    except NOT_YAML:
+        return text
 
 
 def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
@@ -284,7 +288,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except NOT_YAML as error:
         line = " ".join(str(error).split())
         raise UsageError(f"{path}: not YAML: {line}") from error
     if tree is None:
@@ -296,7 +300,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
     for name, text in environ.items():
-        if not name.startswith(ENV_PREFIX) or name in RESERVED_ENV or "__" not in name:
+        # One without a section is another part's, such as WARPWATCH_DIR.
+        if not name.startswith(ENV_PREFIX) or "__" not in name:
             continue
         *parents, leaf = name.removeprefix(ENV_PREFIX).lower().split("__")
         node = tree
@@ -305,10 +310,7 @@ def _overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
             if not isinstance(child, dict):
                 raise UsageError(f"{name}: {parent} is no section")
             node = child
-        try:
-            node[leaf] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            node[leaf] = text
+        node[leaf] = parse_value(text)
 
 
 def _explain(error: ValidationError) -> str:

@@ -36,6 +36,8 @@ DEVICE_KINDS = (
     "overheating",
 )
 KINDS = JOB_KINDS + DEVICE_KINDS
+# Kinds that all nodes of a job see at once: only the daemon that has rank 0 acts on them.
+WHOLE_JOB_KINDS = frozenset({"step_regression", "step_drift", "step_spikes", "comm_slow"})
 # Kinds that are events, not states: they stay active for a while after the last one.
 EVENT_KINDS = frozenset({"crash", "oom", "xid", "ecc_uncorrectable", "row_remap"})
 

@@ -26,6 +26,7 @@ OUTCOMES = (
     "refused_dry_run",
     "refused_disabled",
     "refused_no_rank",
+    "refused_other_node",
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,15 +21,25 @@ MAX_MEMORY_BYTES = 4 << 30
 # What must stay for the daemon when the child takes all that it may.
 RESERVE_BYTES = 32 << 20
 TIMEOUT_S = 180.0
+EXIT_UNREADABLE = 2
 EXIT_NO_MEMORY = 5
+UNREADABLE = "unreadable: "
 # What a diagnosis leaves beside the traces.
 FILES = ("diagnosis.json", "report.html")
 
+# limit, usage, statistics, and what the file cache is called there: version 2, then 1
 _CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory.current",
+        "/sys/fs/cgroup/memory.stat",
+        "inactive_file",
+    ),
     (
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+        "total_inactive_file",
     ),
 )
 
@@ -36,35 +47,59 @@ _CGROUP_FILES = (
 def diagnose(kind: str, folder: Path, files: Sequence[str], missing: Sequence[int]) -> str:
     """Diagnose the files of a stored capture; blocks until it is done.
 
-    ``missing``: the ranks of the capture that brought no file. Answers ``ok``, ``no_memory``, ``timeout`` or one line that says what is wrong.
+    ``missing``: the ranks of the capture that brought no file. Answers ``ok``, ``no_memory``,
+    ``timeout`` or one line that says what is wrong, behind UNREADABLE when it is the files.
     """
     limit = memory_left()
     if limit < MIN_MEMORY_BYTES:
         return "no_memory"
     numbers = ",".join(map(str, missing))
-    command = [sys.executable, "-m", __name__, str(limit), kind, str(folder), numbers, *files]
+    # -P: the folder that the daemon was started in is no place to import from.
+    command = [sys.executable, "-P", "-m", __name__, str(limit), kind, str(folder), numbers, *files]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return "timeout"
+    except OSError as error:
+        return f"cannot start it: {error.strerror}"
     if done.returncode == 0:
         return "ok"
-    if done.returncode in (EXIT_NO_MEMORY, -9):
+    if done.returncode in (EXIT_NO_MEMORY, -signal.SIGKILL):
         return "no_memory"
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return lines[-1][:500]
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    said = lines[-1][:500] if lines else f"exit status {done.returncode}"
+    return UNREADABLE + said if done.returncode == EXIT_UNREADABLE else said
 
 
 def memory_left() -> int:
-    """Bytes that the container leaves beside the daemon, at most MAX_MEMORY_BYTES."""
-    for limit_file, usage_file in _CGROUP_FILES:
+    """Bytes that a diagnosis may take: what the container leaves, half of what the host has."""
+    limits = [MAX_MEMORY_BYTES, _host_available() // 2]
+    for limit_file, usage_file, stat_file, cache in _CGROUP_FILES:
         try:
             limit = int(Path(limit_file).read_text())
             usage = int(Path(usage_file).read_text())
+            # File cache counts as used, but goes when somebody needs the memory.
+            usage -= _field(Path(stat_file).read_text(), cache)
         except (OSError, ValueError):
             continue
-        return max(0, min(MAX_MEMORY_BYTES, limit - usage - RESERVE_BYTES))
-    return MAX_MEMORY_BYTES
+        limits.append(limit - usage - RESERVE_BYTES)
+    return max(0, min(limits))
+
+
+def _host_available() -> int:
+    try:
+        return 1024 * _field(Path("/proc/meminfo").read_text(), "MemAvailable:")
+    except OSError:
+        return 2 * MAX_MEMORY_BYTES
+
+
+def _field(text: str, name: str) -> int:
+    """The number behind a name, as in memory.stat and meminfo; 0 when it is not there."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == name:
+            return int(words[1])
+    return 0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,6 +108,8 @@ def main(arguments: Sequence[str]) -> int:
     limit, kind, folder, numbers, *files = arguments
     missing = [int(number) for number in numbers.split(",") if number]
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
+    # Should the daemon be killed, its child does not go on for ever.
+    resource.setrlimit(resource.RLIMIT_CPU, (int(TIMEOUT_S), int(TIMEOUT_S)))
     os.nice(10)
     try:
         paths = [Path(folder) / name for name in files]
@@ -96,7 +133,7 @@ def _diagnose_here(kind: str, folder: Path, paths: list[Path], missing: list[int
             (folder / "report.html").write_text(render_html(diagnosis), encoding="utf-8")
     except TraceError as error:
         sys.stderr.write(f"{error}\n")
-        return 2
+        return EXIT_UNREADABLE
     part = folder / "diagnosis.part"
     part.write_text(json.dumps(content, indent=1), encoding="utf-8")
     part.replace(folder / "diagnosis.json")

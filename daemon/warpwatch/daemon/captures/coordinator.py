@@ -24,7 +24,7 @@ from warpwatch.daemon.rendezvous.commands import CommandFiles
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
-from warpwatch.telemetry.records import RankEvent, Record, Step
+from warpwatch.telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class Coordinator:
         ranks: RanksSource,
         hub: Hub,
         hurry: Callable[[bool], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.policy = policy
         self._store = store
@@ -63,26 +64,29 @@ class Coordinator:
         self._costs: dict[str, tuple[Session, float]] = {}
         self._finishing: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._saving = threading.Lock()
-        self._captures = {capture.id: capture for capture in store.load()}
+        self._monotonic = monotonic
+        self._captures = {capture.id: capture for capture in store.load(SHOWN)}
+        self._resume()
         self._publish()
 
     # --- any thread ---
 
     def request(self, request: CaptureRequest) -> Capture:
         """Begin a capture. Raises Refused; every answer is counted."""
-        now = time.time()
+        now, at = time.time(), self._monotonic()
         with self._lock:
             try:
                 targets = self._targets(request)
-                self.policy.check(request, self._busy(request.job), now)
-                session = self._begin(request, targets, now)
+                self.policy.check(request, self._busy(request.job), at)
+                session = self._begin(request, targets, now, at)
             except Refused as error:
                 self._hub.count("captures_total", request.kind, request.trigger, error.reason)
                 logger.info("no %s capture of %s: %s", request.kind, request.job, error)
                 raise
-            self.policy.begun(request, now)
+            self.policy.begun(request, at)
             self._sessions[session.capture.id] = session
-            self._keep(session.capture)
+            capture = self._shown(session)
+            self._keep(capture)
         self._hurry(True)
         logger.info(
             "capture %s: %s of %s, %d ranks, from step %s (%s)",
@@ -93,7 +97,11 @@ class Coordinator:
             session.capture.start_step,
             request.reason or request.trigger,
         )
-        return session.capture
+        return capture
+
+    def is_busy(self, job: str) -> bool:
+        with self._lock:
+            return bool(self._busy(job))
 
     def file(self, capture_id: str, name: str) -> Path | None:
         with self._lock:
@@ -104,6 +112,8 @@ class Coordinator:
         return path if path.is_file() else None
 
     def _targets(self, request: CaptureRequest) -> dict[int, Target]:
+        if request.kind not in inbox.SUFFIX:
+            raise Refused("refused_disabled", f"captures of kind {request.kind} are not built yet")
         live = self._ranks.targets(request.job)
         if not live:
             raise Refused("refused_no_rank", f"no running rank of job {request.job!r} is known")
@@ -125,22 +135,27 @@ class Coordinator:
             for number in session.targets
         ]
 
-    def _begin(self, request: CaptureRequest, targets: dict[int, Target], now: float) -> Session:
+    def _begin(
+        self, request: CaptureRequest, targets: dict[int, Target], now: float, at: float
+    ) -> Session:
         name = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + "-" + secrets.token_hex(3)
+        world_size = max(target.rank.claims.world_size for target in targets.values())
         try:
             folder = self._store.folder(name, now)
+            capture = Capture(name, request, now, world_size=world_size, folder=str(folder))
+            # Known to retention from the first moment, whenever this daemon may be killed.
+            self._store.save(capture)
         except OSError as error:
             raise Refused("refused_disk", f"{self._store.path}: {error.strerror}") from error
-        capture = Capture(
-            id=name,
-            request=request,
-            time=now,
-            world_size=max(target.rank.claims.world_size for target in targets.values()),
-            folder=str(folder),
-        )
-        return Session(
-            capture, targets, self.policy.config, self._send, self._ranks.step_begun, now
-        )
+        return Session(capture, targets, self.policy.config, self._send, self._ranks.step_begun, at)
+
+    def _resume(self) -> None:
+        """After a restart: what was running is over, and what was taken counts on."""
+        now, at = time.time(), self._monotonic()
+        for capture in list(self._captures.values()):
+            if capture.outcome is None:
+                self._update(capture.id, outcome="failed", detail="the daemon ended meanwhile")
+            self.policy.begun(capture.request, at - max(0.0, now - capture.time))
 
     def _send(self, target: Target, command: dict[str, Any]) -> None:
         try:
@@ -152,28 +167,30 @@ class Coordinator:
     # --- the pipeline ---
 
     def observe(self, record: Record) -> None:
-        if not isinstance(record, RankEvent | Step):
+        if not isinstance(record, RankEvent | Step | End):
             return
         with self._lock:
-            costs = [session for session, _ in self._costs.values()]
-            for session in [*self._sessions.values(), *costs]:
-                if isinstance(record, Step):
+            if isinstance(record, Step):
+                costs = [session for session, _ in self._costs.values()]
+                for session in [*self._sessions.values(), *costs]:
                     session.observe_step(record)
-                else:
-                    session.observe(record)
+            else:
+                at = self._monotonic()
+                for session in self._sessions.values():
+                    session.observe(record, at)
 
-    def advance(self, now: float) -> None:
+    def advance(self, at: float) -> None:
         with self._lock:
             for name, session in list(self._sessions.items()):
-                ended = session.advance(now)
+                ended = session.advance(at)
                 self._keep(self._shown(session))
                 if ended:
                     session.cancel()
                     del self._sessions[name]
-                    self._costs[name] = (session, now)
+                    self._costs[name] = (session, at)
                     self._finishing.put(partial(self._finish, session))
             for name, (session, since) in list(self._costs.items()):
-                if session.cost.complete or now - since >= COST_TIMEOUT_S:
+                if session.cost.complete or at - since >= COST_TIMEOUT_S:
                     del self._costs[name]
                     self._finishing.put(partial(self._note_cost, name, session))
             busy = bool(self._sessions)
@@ -199,28 +216,42 @@ class Coordinator:
             work()
 
     def _finish(self, session: Session) -> None:
+        name, request = session.capture.id, session.capture.request
+        try:
+            outcome = self._collect_and_diagnose(session)
+        except Exception as error:
+            # Whatever it was, nobody waits for this capture for ever.
+            logger.exception("capture %s could not be finished", name)
+            outcome = "failed"
+            self._update(name, outcome=outcome, detail=f"{type(error).__name__}: {error}")
+        self._hub.count("captures_total", request.kind, request.trigger, outcome)
+
+    def _collect_and_diagnose(self, session: Session) -> str:
+        """The outcome; the capture is complete when every rank's file is there and readable."""
         capture = session.capture
         assert capture.folder is not None
-        folder = Path(capture.folder)
+        folder, kind = Path(capture.folder), capture.request.kind
         ranks = tuple(self._take(session, rank, folder) for rank in session.ranks.values())
         files = tuple(rank.file for rank in ranks if rank.file)
+        missing = [rank.rank for rank in ranks if not rank.file]
         detail = "; ".join(f"rank {rank.rank}: {rank.detail}" for rank in ranks if not rank.file)
         self._update(capture.id, ranks=ranks, end_time=time.time(), detail=detail, files=files)
-        kind = capture.request.kind
-        missing = [rank.rank for rank in ranks if not rank.file]
         result = child.diagnose(kind, folder, files, missing) if files else "no files"
-        outcome = "complete" if len(files) == len(ranks) else "partial" if files else "failed"
+        outcome = "partial" if missing and files else "complete" if files else "failed"
         if result == "no_memory":
             outcome = result
+        elif result.startswith(child.UNREADABLE):
+            outcome = "failed"
+            detail = "; ".join(filter(None, (detail, result)))
         made = tuple(name for name in child.FILES if (folder / name).is_file())
         self._update(
             capture.id,
             outcome=outcome,
+            detail=detail,
             files=files + made,
             diagnosis=read_diagnosis(folder),
             diagnosis_outcome=result,
         )
-        self._hub.count("captures_total", kind, capture.request.trigger, outcome)
         logger.info(
             "capture %s: %s %d/%d%s; diagnosis: %s",
             capture.id,
@@ -230,6 +261,7 @@ class Coordinator:
             f" ({detail})" if detail else "",
             result,
         )
+        return outcome
 
     def _take(self, session: Session, rank: RankCapture, folder: Path) -> RankCapture:
         if rank.state != "exported":
@@ -280,5 +312,4 @@ class Coordinator:
             self._publish()
 
     def _publish(self) -> None:
-        newest = list(self._captures.values())[-SHOWN:]
-        self._hub.publish_captures(tuple(newest))
+        self._hub.publish_captures(tuple(list(self._captures.values())[-SHOWN:]))

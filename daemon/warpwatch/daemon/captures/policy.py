@@ -19,7 +19,10 @@ MIN_FREE_SHARE = 0.05
 
 
 class Policy:
-    """Cooldown and budget hold for automatic requests; everything else for everybody."""
+    """Cooldown and budget hold for automatic requests; everything else for everybody.
+
+    ``at`` is monotonic.
+    """
 
     def __init__(self, config: TriggersConfig, store: Path) -> None:
         self.config = config
@@ -27,28 +30,28 @@ class Policy:
         self._automatic: deque[float] = deque()
         self._last: dict[tuple[str, str], float] = {}
 
-    def check(self, request: CaptureRequest, busy: Collection[int], now: float) -> None:
+    def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """Raises Refused. ``busy``: ranks of the job that are being captured."""
         if request.trigger != "manual":
-            self._check_automatic(request, now)
+            self._check_automatic(request, at)
         overlap = sorted(set(busy) if request.ranks is None else set(busy) & set(request.ranks))
         if overlap:
             ranks = ", ".join(map(str, overlap))
             raise Refused("refused_busy", f"rank {ranks} of {request.job} is being captured")
         self._check_disk()
 
-    def begun(self, request: CaptureRequest, now: float) -> None:
+    def begun(self, request: CaptureRequest, at: float) -> None:
         """An allowed capture was begun: it counts against budget and cooldown."""
         if request.trigger != "manual":
-            self._automatic.append(now)
-            self._last[self._key(request)] = now
-            self._forget(now)
+            self._automatic.append(at)
+            self._last[self._key(request)] = at
+            self._forget(at)
 
-    def _check_automatic(self, request: CaptureRequest, now: float) -> None:
-        self._forget(now)
+    def _check_automatic(self, request: CaptureRequest, at: float) -> None:
+        self._forget(at)
         if self.config.dry_run:
             raise Refused("refused_dry_run", "triggers.dry_run is on")
-        since_s = now - self._last.get(self._key(request), -HOUR_S * 24)
+        since_s = at - self._last.get(self._key(request), -HOUR_S * 24)
         if since_s < self.config.cooldown_s:
             rest_s = self.config.cooldown_s - since_s
             raise Refused(
@@ -76,11 +79,11 @@ class Policy:
                 "free some or set store.url",
             )
 
-    def _forget(self, now: float) -> None:
-        while self._automatic and now - self._automatic[0] >= HOUR_S:
+    def _forget(self, at: float) -> None:
+        while self._automatic and at - self._automatic[0] >= HOUR_S:
             self._automatic.popleft()
-        horizon = now - max(self.config.cooldown_s, HOUR_S)
-        self._last = {key: time for key, time in self._last.items() if time >= horizon}
+        horizon = at - max(self.config.cooldown_s, HOUR_S)
+        self._last = {key: then for key, then in self._last.items() if then >= horizon}
 
     @staticmethod
     def _key(request: CaptureRequest) -> tuple[str, str]:

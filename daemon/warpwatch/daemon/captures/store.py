@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -26,7 +26,7 @@ SCHEMA = 1
 class Store:
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
-        self.path = Path(unquote(urlparse(config.url).path))
+        self.path = store_path(config)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
@@ -57,15 +57,20 @@ class Store:
         part.write_text(json.dumps(content, indent=1))
         part.replace(path)
 
-    def load(self) -> list[Capture]:
-        """The stored captures, oldest first; unreadable ones are passed over and logged."""
+    def load(self, with_diagnosis: int) -> list[Capture]:
+        """The stored captures, oldest first; unreadable ones are passed over and logged.
+
+        Only the newest ``with_diagnosis`` of them get their diagnosis: it takes memory.
+        """
         found = []
         for path in sorted(self.path.glob(f"[0-9]*/[0-9]*/[0-9]*/*/{RECORD}")):
             try:
                 found.append(_parse(path))
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("cannot read %s: %s", path, error)
-        return sorted(found, key=lambda capture: capture.time)
+        found.sort(key=lambda capture: capture.time)
+        older, newest = found[:-with_diagnosis], found[-with_diagnosis:]
+        return older + [replace(c, diagnosis=read_diagnosis(Path(str(c.folder)))) for c in newest]
 
     def retain(self, captures: list[Capture], now: float) -> tuple[list[Capture], int]:
         """Remove the oldest beyond age, count and bytes: (those that stay, their bytes)."""
@@ -89,6 +94,10 @@ class Store:
         return kept, total
 
 
+def store_path(config: StoreConfig) -> Path:
+    return Path(unquote(urlparse(config.url).path))
+
+
 def read_diagnosis(folder: Path) -> Mapping[str, Any] | None:
     try:
         content = json.loads((folder / "diagnosis.json").read_bytes())
@@ -108,7 +117,7 @@ def _parse(path: Path) -> Capture:
     known = {field.name for field in fields(Capture)}
     content = {key: value for key, value in content.items() if key in known}
     folder = path.parent
-    return Capture(**content, folder=str(folder), diagnosis=read_diagnosis(folder))
+    return Capture(**content, folder=str(folder))
 
 
 def _tuple(values: list[int] | None) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from warpwatch.daemon.cli import parsing
 from warpwatch.daemon.demo.faults import FAULTS, Fault
 from warpwatch.daemon.demo.processes import Processes
-from warpwatch.daemon.demo.story import Ending, Story
+from warpwatch.daemon.demo.story import Ending, Say, Story
 from warpwatch.daemon.errors import WarpwatchError
 
 
@@ -35,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = command.parse_args(argv)
     if importlib.util.find_spec("torch") is None:
         raise WarpwatchError("the demo trains with torch: pip install 'warpwatch[demo]'")
+    # Ended from outside, it stops what it started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     faults = [FAULTS[arguments.fault]] if arguments.fault else list(FAULTS.values())
     with Processes(arguments.listen, arguments.store) as processes:
         endings = _tell(processes, faults)
@@ -56,10 +59,20 @@ def _tell(processes: Processes, faults: list[Fault]) -> list[Ending]:
     endings = []
     for fault in faults:
         processes.start_training()
-        endings.append(Story(processes, say).tell(fault))
+        endings.append(_one(Story(processes, say), fault, say))
         if fault is not faults[-1]:
             processes.stop_training()
+    if any(processes.store.glob("*")):
+        say(f"the captures stay in {processes.store}")
     return endings
+
+
+def _one(story: Story, fault: Fault, say: Say) -> Ending:
+    try:
+        return story.tell(fault)
+    except WarpwatchError as error:
+        say(str(error))
+        return Ending(fault.name)
 
 
 def _json(endings: list[Ending], single: bool) -> object:

@@ -11,16 +11,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import urlparse
 
 from warpwatch.client import rendezvous
 from warpwatch.client._version import __version__
 from warpwatch.daemon import config as configuration
 from warpwatch.daemon.api_client import ApiClient
+from warpwatch.daemon.captures.store import store_path
 from warpwatch.daemon.cli import parsing
 from warpwatch.daemon.config import Config
 from warpwatch.daemon.errors import WarpwatchError
 from warpwatch.daemon.rendezvous.folder import resolve
+
+NO_NVML = (
+    "install the NVIDIA driver, or in a container set NVIDIA_VISIBLE_DEVICES=all and "
+    "NVIDIA_DRIVER_CAPABILITIES=utility"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ def _checks(config: Config) -> Iterator[Check]:
     folder, inbox = resolve(config.rendezvous, os.environ, os.getuid())
     yield _rendezvous(folder)
     yield _writable("inbox", inbox)
-    yield _writable("capture store", Path(urlparse(config.store.url).path))
+    yield _writable("capture store", store_path(config.store))
 
 
 def _platform() -> Check:
@@ -78,8 +83,7 @@ def _nvml(config: Config) -> Check:
         driver = pynvml.nvmlSystemGetDriverVersion()
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return Check("NVML", False, f"{error}; install the NVIDIA driver, or in a container set "
-                     "NVIDIA_VISIBLE_DEVICES=all and NVIDIA_DRIVER_CAPABILITIES=utility")  # fmt: skip
+        return Check("NVML", False, f"{error}; {NO_NVML}")
     return Check("NVML", count > 0, f"driver {driver}, {count} devices")
 
 

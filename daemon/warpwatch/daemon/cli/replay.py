@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from warpwatch.daemon import config as configuration
 from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.errors import UsageError
 from warpwatch.daemon.detection import anomaly_to_json
+from warpwatch.daemon.errors import UsageError
 from warpwatch.daemon.replay import replay
 
 
@@ -71,5 +69,5 @@ def _configured(path: Path | None, settings: list[str]) -> configuration.Config:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise UsageError(f"--set {key}: {parent} is no section")
-        node[leaf] = yaml.safe_load(text)
+        node[leaf] = configuration.parse_value(text)
     return configuration.parse(tree, "--set")

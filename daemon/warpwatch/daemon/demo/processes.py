@@ -41,7 +41,6 @@ class Processes:
         self.work = Path(tempfile.mkdtemp(prefix="warpwatch-demo-"))
         self.store = store or self.work / "captures"
         self.switch = Switch(self.work / "fault")
-        self._keep_work = store is None
         self._daemon: subprocess.Popen[bytes] | None = None
         self._ranks: list[subprocess.Popen[bytes]] = []
 
@@ -52,11 +51,18 @@ class Processes:
         self.stop_training()
         if self._daemon is not None:
             stop([self._daemon], signal.SIGTERM)
-        shutil.rmtree(self.work, ignore_errors=True)
+        # What was captured stays, to be opened at leisure.
+        for path in self.work.iterdir():
+            if path.name == "captures" and any(path.iterdir()):
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with contextlib.suppress(OSError):
+            self.work.rmdir()
 
     # --- the daemon ---
 
     def start_daemon(self) -> None:
+        check_free(self.listen)
         config = self.work / "warpwatch.yaml"
         config.write_text(yaml.safe_dump(self._config()))
         self._daemon = self._start(["warpwatch.daemon", "daemon", "--config", str(config)], {})
@@ -158,6 +164,19 @@ def stop(processes: list[subprocess.Popen[bytes]], number: int | None) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def check_free(listen: str) -> None:
+    """Raises UsageError where something listens already: it would answer in our daemon's place."""
+    host, _, port = listen.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except (OSError, ValueError, OverflowError) as error:
+            raise UsageError(
+                f"cannot listen on {listen} ({error}); choose with --listen"
+            ) from error
 
 
 def free_port() -> int:

@@ -81,7 +81,7 @@ class Story:
         self._say(f"found after {after_s:.1f} s: {anomaly['kind']}: {anomaly['summary']}")
         capture = self._poll(lambda: self._captured(anomaly), CAPTURE_TIMEOUT_S)
         if capture is None:
-            self._say("no capture was completed")
+            self._say(f"no capture was completed: {self._processes.log_tail('daemon')}")
             return Ending(fault.name, anomaly)
         written = sum(1 for rank in capture["ranks"] if rank["state"] == "written")
         self._say(

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -120,7 +121,8 @@ class Api:
             reason=body.reason,
         )
         try:
-            capture = self._backend.request_capture(asked)
+            # It looks at the store's disk, which may be slow: off the thread that serves.
+            capture = await run_in_threadpool(self._backend.request_capture, asked)
         except Refused as error:
             status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
             raise ApiError(status, error.reason, str(error)) from error

@@ -71,6 +71,15 @@ def parse_event(payload: bytes) -> dict[str, Any]:
     }
 
 
+def with_phase(phases: list[str], payload: bytes) -> list[str]:
+    """The phases with the one that a phase record defines; a record that makes no sense: as is."""
+    index = int.from_bytes(payload[:8], "little")
+    name = payload[8:].decode(errors="replace")
+    if index != len(phases) or index >= MAX_PHASES or not _PHASE.fullmatch(name):
+        return phases
+    return [*phases, name]
+
+
 def clean(text: str) -> str:
     """One line of at most MAX_TEXT characters."""
     return _CONTROL.sub(" ", text)[:MAX_TEXT].strip()

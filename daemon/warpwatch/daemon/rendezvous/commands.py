@@ -38,6 +38,12 @@ class CommandFiles:
         finally:
             os.close(fd)
 
+    def sweep(self, stems: set[str]) -> None:
+        """Remove the command files of rings that are gone; ``stems``: rings without suffix."""
+        for path in self._folder.glob("*.cmd"):
+            if path.stem not in stems:
+                path.unlink(missing_ok=True)
+
     def remove(self, ring_name: str) -> None:
         self._path(ring_name).unlink(missing_ok=True)
 

@@ -64,8 +64,15 @@ class RendezvousFolder:
 
     def _lock(self, version: str) -> int:
         path = self.path / rendezvous.LOCK_FILE
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        if not rendezvous.take_lock(fd):
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o644)
+        if not rendezvous.take_lock(fd) and rendezvous.lock_holder(fd) is None:
+            # Only readers hold it, as anybody can: take a new file in its place.
+            os.close(fd)
+            path.unlink()
+            fd = os.open(path, flags | os.O_EXCL, 0o644)
+            rendezvous.take_lock(fd)
+        elif rendezvous.lock_holder(fd) is not None:
             holder = _describe(os.pread(fd, 4096, 0))
             os.close(fd)
             raise UsageError(

@@ -32,6 +32,9 @@ def take(inbox: Path, name: str, owner_uid: int, target: Path) -> int:
         found = os.fstat(source.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise InboxError(f"{name} is no regular file")
+        if found.st_nlink != 1:
+            # A hard link to somebody's file would make the daemon publish it.
+            raise InboxError(f"{name} has {found.st_nlink} links")
         if found.st_uid != owner_uid:
             raise InboxError(f"{name} belongs to uid {found.st_uid}, not {owner_uid}")
         if found.st_size > MAX_FILE_BYTES:
@@ -62,7 +65,10 @@ def sweep(inbox: Path, older_than_s: float, now: float) -> int:
     removed = 0
     with os.scandir(inbox) as entries:
         for entry in entries:
-            found = entry.stat(follow_symlinks=False)
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
             if now - found.st_mtime < older_than_s:
                 continue
             if stat.S_ISDIR(found.st_mode):

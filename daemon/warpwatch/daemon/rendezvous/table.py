@@ -1,7 +1,8 @@
-"""Which files of ``ranks/`` are accepted as rings. What is refused is counted once with a reason."""
+"""Which files of ``ranks/`` are accepted as rings. What is refused is counted, with a reason."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -20,10 +21,14 @@ logger = logging.getLogger(__name__)
 
 MAX_RINGS = 1024
 MAX_RINGS_PER_OWNER = 64
-# A half-made ring that nobody finished is removed after this time.
+# A half-made ring that nobody finished after this time is counted as refused.
 UNFINISHED_S = 60.0
-# How many refused files are remembered, so that each is named in the log once.
-MAX_REMEMBERED = 20_000
+# Files that are looked at; a folder with more of them is somebody's attack.
+MAX_FILES = 20_000
+# The folder is anybody's to write: a look at it costs, so it is not looked at more often.
+SCAN_INTERVAL_S = 1.0
+# Refusals that may be over once another ring is gone.
+TRANSIENT = frozenset({"too_many", "too_many_of_owner", "unreadable"})
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,96}-[0-9a-f]{16}\.ring")
 
@@ -40,33 +45,48 @@ class OpenRing:
 
 
 class RingTable:
-    def __init__(self, folder: Path, reject: Callable[[str], None]) -> None:
+    """``reject`` is told the reason of every refusal, once a file."""
+
+    def __init__(
+        self,
+        folder: Path,
+        reject: Callable[[str], None],
+        scan_interval_s: float = SCAN_INTERVAL_S,
+    ) -> None:
         self._folder = folder
         self._reject = reject
+        self._interval_s = scan_interval_s
         self._refused: dict[str, tuple[int, int, int]] = {}
+        # Refused for now: counted, and tried again when a ring has gone.
+        self._waiting: set[str] = set()
         self._owners: Counter[int] = Counter()
         self._open: dict[str, OpenRing] = {}
+        self._scanned_at = -scan_interval_s
         self._scanned_mtime_ns = -1
 
     def scan(self) -> list[OpenRing]:
         """Rings that are new since the last call. Cheap while the folder has not changed."""
+        now = time.monotonic()
         mtime_ns = os.stat(self._folder).st_mtime_ns
-        if mtime_ns == self._scanned_mtime_ns:
+        if now - self._scanned_at < self._interval_s or mtime_ns == self._scanned_mtime_ns:
             return []
+        self._scanned_at = now
         # A file that comes within the clock's grain of this look is found at the next one.
         fresh = time.time_ns() - mtime_ns < 2_000_000_000
         self._scanned_mtime_ns = -1 if fresh else mtime_ns
-        found = []
         with os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name in self._open:
-                    continue
-                ring = self._consider(entry)
-                if ring is not None:
-                    self._open[ring.name] = ring
-                    self._owners[ring.owner_uid] += 1
-                    found.append(ring)
-        return found
+            seen = list(itertools.islice(entries, MAX_FILES + 1))
+        if len(seen) > MAX_FILES:
+            self._reject("too_many_files")
+        names = {entry.name for entry in seen}
+        self._refused = {name: known for name, known in self._refused.items() if name in names}
+        self._waiting &= names
+        fresh_rings = (self._consider(entry) for entry in seen if entry.name not in self._open)
+        return [ring for ring in fresh_rings if ring is not None]
+
+    def rescan(self) -> None:
+        """Look again at the next call, whether the folder has changed or not."""
+        self._scanned_mtime_ns = -1
 
     def forget(self, ring: OpenRing, *, remove: bool) -> None:
         """Close a ring; ``remove`` also deletes its file."""
@@ -74,6 +94,8 @@ class RingTable:
             return
         self._owners[ring.owner_uid] -= 1
         ring.reader.close()
+        self._waiting.clear()
+        self.rescan()
         if remove:
             (self._folder / ring.name).unlink(missing_ok=True)
 
@@ -92,12 +114,16 @@ class RingTable:
         except OSError:
             return None
         identity = _identity(found)
-        if self._refused.get(entry.name) == identity:
+        if self._refused.get(entry.name) == identity or entry.name in self._waiting:
             return None
         try:
-            return self._open_ring(entry.name, found)
+            ring = self._open_ring(entry.name, found)
+            self._open[ring.name] = ring
+            self._owners[ring.owner_uid] += 1
+            return ring
         except protocol.ProtocolError as error:
             if error.reason == "unfinished" and time.time() - found.st_mtime < UNFINISHED_S:
+                self.rescan()
                 return None
             self._note(entry.name, identity, error)
         except OSError as error:
@@ -130,9 +156,10 @@ class RingTable:
     def _note(
         self, name: str, identity: tuple[int, int, int], error: protocol.ProtocolError
     ) -> None:
-        if len(self._refused) >= MAX_REMEMBERED:
-            self._refused.clear()
-        self._refused[name] = identity
+        if error.reason in TRANSIENT:
+            self._waiting.add(name)
+        else:
+            self._refused[name] = identity
         self._reject(error.reason)
         logger.warning("refused %s: %s: %s", name[:120], error.reason, error)
 

@@ -6,14 +6,15 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from warpwatch.client.protocol import ProtocolError
 from warpwatch.daemon.rendezvous import saved
 from warpwatch.daemon.rendezvous.commands import CommandFiles
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.daemon.rendezvous.table import OpenRing, RingTable
-from warpwatch.telemetry.records import RankSeen, Record
+from warpwatch.daemon.rendezvous.table import SCAN_INTERVAL_S, OpenRing, RingTable
+from warpwatch.telemetry.records import End, RankSeen, Record
 from warpwatch.telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
@@ -25,46 +26,54 @@ SAVE_INTERVAL_S = 1.0
 
 
 class RanksSource:
-    """Polled by the pipeline. ``targets`` and ``step_begun`` may be called from any thread."""
+    """Polled by the pipeline. ``targets`` and ``step_begun`` may be called from any thread.
+
+    ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long.
+    """
 
     def __init__(
-        self, folder: RendezvousFolder, stopped_after_s: float, reject: Callable[[str], None]
+        self,
+        folder: RendezvousFolder,
+        stopped_after_s: float,
+        reject: Callable[[str], None],
+        scan_interval_s: float = SCAN_INTERVAL_S,
     ) -> None:
         self._folder = folder
         self._stopped_after_s = stopped_after_s
         self._reject = reject
         self._commands = CommandFiles(folder.commands)
-        self._table = RingTable(folder.ranks, reject)
+        self._table = RingTable(folder.ranks, reject, scan_interval_s)
         self._saved = saved.load(folder.path)
         self._saved_at = 0.0
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
+        self._commands.sweep({path.stem for path in folder.ranks.glob("*.ring")})
 
     # --- the pipeline's side ---
 
-    def poll(self, now: float) -> list[Record]:
+    def poll(self, now: float, at: float) -> list[Record]:
         """Everything that happened since the last call, in order of time."""
         with self._lock:
             records: list[Record] = []
             # The living first: a successor finds the place of one that has just died free.
             for rank in list(self._ranks):
                 if rank.live:
-                    records.extend(self._update(rank, now))
-            records.extend(self._adopt(now))
-            self._expire(now)
-            if now - self._saved_at >= SAVE_INTERVAL_S:
-                self._saved_at = now
+                    records.extend(self._update(rank, now, at))
+            records.extend(self._adopt(now, at))
+            self._expire(at)
+            if at - self._saved_at >= SAVE_INTERVAL_S:
+                self._saved_at = at
                 self._save()
         records.sort(key=lambda record: record.time)
         return records
 
-    def states(self, now: float) -> tuple[RankState, ...]:
+    def states(self, at: float) -> tuple[RankState, ...]:
         with self._lock:
             return tuple(
                 rank.state()
                 for rank in self._ranks
-                if rank.ended_at is None or now - rank.ended_at < SERIES_AFTER_END_S
+                if rank.ended_at is None or at - rank.ended_at < SERIES_AFTER_END_S
             )
 
     def close(self) -> None:
@@ -87,62 +96,72 @@ class RanksSource:
 
     # --- inside ---
 
-    def _adopt(self, now: float) -> Iterator[Record]:
+    def _adopt(self, now: float, at: float) -> Iterator[Record]:
         for ring in sorted(self._table.scan(), key=lambda ring: ring.created_time):
-            self._commands.prepare(ring.name)
-            rank = self._place(ring, now)
+            try:
+                self._commands.prepare(ring.name)
+            except OSError as error:
+                self._reject("no_command_file")
+                logger.warning("no command file for %s: %s", ring.name, error)
+                self._table.forget(ring, remove=False)
+                continue
+            rank = self._place(ring, at)
             said = ring.claims
             # Before its first step, whenever this daemon came to see it.
             time = min(now, ring.created_time)
             yield RankSeen(time, rank.job, rank.rank, said.world_size, said.device)
-            yield from self._update(rank, now)
+            yield from self._update(rank, now, at)
 
-    def _place(self, ring: OpenRing, now: float) -> Rank:
+    def _place(self, ring: OpenRing, at: float) -> Rank:
         """The rank that this ring continues, or a new one."""
-        said = ring.claims
-        for number in range(1, len(self._ranks) + 2):
-            job = said.job if number == 1 else f"{said.job}#{number}"
-            members = [rank for rank in self._ranks if rank.job == job]
-            if any(not _same_job(rank, ring) for rank in members):
-                continue
-            same = [rank for rank in members if rank.rank == said.rank]
-            if any(rank.live for rank in same):
-                continue
-            return self._continue(same[0], ring, now) if same else self._begin(job, ring, now)
-        raise AssertionError("one number more than there are ranks is always free")
-
-    def _continue(self, rank: Rank, ring: OpenRing, now: float) -> Rank:
-        before = rank.ring
-        rank.adopt(ring, now)
-        # The old ring goes only once its counts are saved with the new one.
-        self._save()
-        if before is not None:
-            self._forget(before)
-        return rank
-
-    def _begin(self, job: str, ring: OpenRing, now: float) -> Rank:
-        rank = Rank(job, ring, now)
         entry = self._saved.pop(ring.name, None)
+        job, rank = self._find_place(ring, entry)
+        before = None if rank is None else rank.ring
+        if rank is None:
+            rank = Rank(job, ring, at)
+            self._ranks.append(rank)
+        else:
+            rank.adopt(ring, at)
         if entry is not None:
             try:
                 rank.restore(entry)
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("saved counts of %s are unusable: %s", ring.name, error)
-        self._ranks.append(rank)
+        # An old ring goes only once its counts are saved with the new one.
+        if before is not None and self._save():
+            self._forget(before)
         return rank
 
-    def _update(self, rank: Rank, now: float) -> Iterator[Record]:
+    def _find_place(self, ring: OpenRing, entry: dict[str, Any] | None) -> tuple[str, Rank | None]:
+        """(label of the job, dead rank to continue). What it was before a restart, it stays."""
+        said = ring.claims
+        labels = [said.job] + [f"{said.job}#{n}" for n in range(2, len(self._ranks) + 2)]
+        if entry is not None and entry.get("job") in labels:
+            labels.insert(0, entry["job"])
+        for job in labels:
+            members = [rank for rank in self._ranks if rank.job == job]
+            same = [rank for rank in members if rank.rank == said.rank]
+            if all(_same_job(rank, ring) for rank in members) and not any(r.live for r in same):
+                return job, same[0] if same else None
+        raise AssertionError("one label more than there are ranks is always free")
+
+    def _update(self, rank: Rank, now: float, at: float) -> Iterator[Record]:
         assert rank.ring is not None
         try:
-            yield from rank.update(now, self._stopped_after_s, self._boot_id)
+            yield from rank.update(now, at, self._stopped_after_s, self._boot_id)
         except ProtocolError as error:
+            # Nobody can say what becomes of the process: nothing is expected of it any more.
+            yield End(now, rank.job, rank.rank)
             self._table.refuse(rank.ring, error)
+            self._commands.remove(rank.ring.name)
             rank.ring = None
             self._ranks.remove(rank)
+        for _ in range(rank.take_refused()):
+            self._reject("bad_event")
 
-    def _expire(self, now: float) -> None:
+    def _expire(self, at: float) -> None:
         for rank in list(self._ranks):
-            if rank.ended_at is not None and now - rank.ended_at >= RING_AFTER_END_S:
+            if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
                 if rank.ring is not None:
                     self._forget(rank.ring)
                 self._ranks.remove(rank)
@@ -151,12 +170,14 @@ class RanksSource:
         self._table.forget(ring, remove=True)
         self._commands.remove(ring.name)
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
         try:
             saved.save(self._folder.path, [rank for rank in self._ranks if rank.ring is not None])
         except OSError as error:
             self._reject("not_saved")
             logger.warning("cannot save positions: %s", error)
+            return False
+        return True
 
 
 def _same_job(rank: Rank, ring: OpenRing) -> bool:

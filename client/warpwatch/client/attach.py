@@ -1,0 +1,108 @@
+"""The one monitor of the process, and what happens to it at exit, at fork and at an exception."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import struct
+import sys
+import threading
+from types import TracebackType
+
+from warpwatch.client import faults
+from warpwatch.client.link import Link
+from warpwatch.client.monitor import Monitor
+from warpwatch.client.steps import StepClock, is_out_of_memory
+
+# How long the exit of the process waits for a capture that is being compressed.
+EXIT_WAIT_S = 5.0
+
+_guard = threading.Lock()
+_monitor: Monitor | None = None
+_link: Link | None = None
+_installed = False
+
+
+def attach(job: str | None = None) -> Monitor:
+    """The monitor of this process; it looks for a daemon in the background and returns at once.
+
+    The first call decides the job's name. WARPWATCH=0 switches everything off. Never raises.
+    """
+    global _monitor
+    with _guard:
+        if _monitor is None:
+            _monitor = Monitor(StepClock())
+            try:
+                _start(_monitor, job)
+            except Exception as error:
+                faults.swallow(error)
+        return _monitor
+
+
+def supported() -> bool:
+    """The protocol needs 64-bit little-endian Linux: single 8-byte stores, fcntl locks, tmpfs."""
+    return sys.platform == "linux" and sys.byteorder == "little" and struct.calcsize("P") == 8
+
+
+def _start(monitor: Monitor, job: str | None) -> None:
+    global _link
+    if os.environ.get("WARPWATCH") == "0" or not supported():
+        monitor.clock.drop()
+        return
+    # platform caches what it reads; reading belongs here and not into the helper's loop.
+    platform.python_version()
+    _link = Link(monitor, job, os.environ)
+    _install()
+    _link.start()
+
+
+def _install() -> None:
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=_in_child)
+    previous = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _tell_exception(error)
+        previous(kind, error, trace)
+
+    sys.excepthook = excepthook
+
+
+def _tell_exception(error: BaseException) -> None:
+    ring = _monitor.clock.ring if _monitor is not None else None
+    if ring is None:
+        return
+    try:
+        if is_out_of_memory(error):
+            ring.event("oom", wait_s=0.2, detail=str(error)[:100])
+        ring.event("exception", wait_s=0.2, type=type(error).__name__[:64], detail=str(error)[:100])
+    except Exception as fault:
+        faults.swallow(fault)
+
+
+def _at_exit() -> None:
+    try:
+        if _link is not None:
+            _link.finish(EXIT_WAIT_S)
+    except Exception as error:
+        faults.swallow(error)
+
+
+def _in_child() -> None:
+    global _guard, _monitor, _link
+    monitor, link = _monitor, _link
+    _guard, _monitor, _link = threading.Lock(), None, None
+    try:
+        if monitor is not None:
+            monitor.clock.drop()
+        if link is not None:
+            link.drop()
+    except Exception as error:
+        faults.swallow(error)

@@ -1,0 +1,79 @@
+"""``python -m warpwatch.client run -- python train.py``: a program with the hooks, unchanged."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+PROGRAM = "python -m warpwatch.client run"
+HELP = """usage: {program} [--job NAME] -- COMMAND [ARGUMENT ...]
+
+Runs COMMAND with the shim: its optimizer steps and its waiting for data are reported to the
+daemon of this node. COMMAND takes the place of this process, so status and signals are its own.
+
+  --job NAME   name of the training run (otherwise WARPWATCH_JOB, Slurm's, torchrun's, the script's)
+
+example: {program} --job llama-7b -- torchrun --nproc-per-node 8 train.py
+"""
+BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
+
+
+class UsageError(ValueError):
+    """Arguments that cannot be run; the text says what to do."""
+
+
+def parse(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(variables to set, command). Raises UsageError."""
+    variables: dict[str, str] = {}
+    rest = list(arguments)
+    while rest and rest[0].startswith("-"):
+        option, _, value = rest.pop(0).partition("=")
+        if option == "--":
+            break
+        if option != "--job":
+            raise UsageError(f"unknown option {option}, there is only --job NAME")
+        if not value and rest:
+            value = rest.pop(0)
+        if not value or value == "--":
+            raise UsageError("--job needs a name")
+        variables["WARPWATCH_JOB"] = value
+    if not rest:
+        raise UsageError("no command to run, give it after --: -- python train.py")
+    return variables, rest
+
+
+def environment(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment. With WARPWATCH=0 the shim stays switched off."""
+    child = {**environ, **variables}
+    if environ.get("WARPWATCH") == "0":
+        return child
+    path = child.get("PYTHONPATH")
+    child["PYTHONPATH"] = f"{BOOTSTRAP}{os.pathsep}{path}" if path else str(BOOTSTRAP)
+    child["WARPWATCH"] = "1"
+    return child
+
+
+def main(arguments: Sequence[str], prog: str = PROGRAM) -> int:
+    """Become the command. Returns only when that failed: 2, with one line on stderr."""
+    if list(arguments[:1]) in (["--help"], ["-h"]):
+        sys.stdout.write(HELP.format(program=prog))
+        return 0
+    try:
+        variables, command = parse(arguments)
+    except UsageError as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        return 2
+    try:
+        _execute(command, environment(variables, os.environ))
+    except OSError as error:
+        sys.stderr.write(f"{prog}: {command[0]}: {error.strerror}\n")
+    return 2
+
+
+def _execute(command: list[str], environ: dict[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvpe(command[0], command, environ)

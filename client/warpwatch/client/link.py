@@ -1,0 +1,298 @@
+"""The helper thread: finds a daemon, keeps the ring alive, and does what may take time."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from warpwatch.client import commands, faults, identity, inbox, protocol, rendezvous, ring, stacks
+from warpwatch.client._version import __version__
+from warpwatch.client.captures import TorchCaptures
+from warpwatch.client.rendezvous import Folder
+
+if TYPE_CHECKING:
+    from warpwatch.client.monitor import Monitor
+
+HEARTBEAT_INTERVAL_S = 0.5
+ATTACH_INTERVAL_S = 5.0
+# A file that was replaced stays open this long: the training thread may be about to use it.
+RETIRE_AFTER_S = 10.0
+INBOX_CHECK_INTERVAL_S = 5.0
+
+
+class Meeting:
+    """An open rendezvous folder with a daemon to be trusted. ``fd`` is the folder's."""
+
+    def __init__(self, folder: Folder, fd: int) -> None:
+        self.folder = folder
+        self.fd = fd
+        self.owner_uid = os.fstat(fd).st_uid
+
+
+def find_daemon(environ: Mapping[str, str], uid: int) -> Meeting | None:
+    """The first candidate folder whose lock is held by a daemon of root, of this user, or named."""
+    for folder in rendezvous.candidates(environ, uid):
+        link = 0 if folder.explicit else os.O_NOFOLLOW
+        try:
+            fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | link)
+        except OSError:
+            continue
+        trusted = (0, uid)
+        if folder.explicit or os.fstat(fd).st_uid in trusted:
+            holds = _daemon_holds(fd, None if folder.explicit else trusted)
+            if holds:
+                return Meeting(folder, fd)
+        os.close(fd)
+    return None
+
+
+def _daemon_holds(folder_fd: int, trusted: tuple[int, int] | None) -> bool:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(rendezvous.LOCK_FILE, flags, dir_fd=folder_fd)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or (trusted and status.st_uid not in trusted):
+            return False
+        return rendezvous.lock_holder(fd) is not None
+    finally:
+        os.close(fd)
+
+
+class Link:
+    """The helper thread of a monitor. It gives the clock its ring and its captures."""
+
+    def __init__(self, monitor: Monitor, job: str | None, environ: Mapping[str, str]) -> None:
+        self.monitor = monitor
+        self.clock = monitor.clock
+        self.captures = TorchCaptures()
+        self._job = job
+        self._environ = environ
+        self._interval_s = _positive(environ.get("WARPWATCH_ATTACH_INTERVAL_S"), ATTACH_INTERVAL_S)
+        self._ring: ring.RingWriter | None = None
+        self._meeting: Meeting | None = None
+        self._identity: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
+        self._seen = bytes(8)
+        self._next_look = 0.0
+        self._next_inbox_check = 0.0
+        self._retired: list[tuple[float, Callable[[], None]]] = []
+        self.stopping = False
+        self._thread = threading.Thread(target=self._run, name="warpwatch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.stopping:
+            try:
+                self._round()
+            except Exception as error:
+                faults.swallow(error)
+            self._sleep()
+
+    def _sleep(self) -> None:
+        attached = self._ring is not None or not self.clock.begun
+        interval = HEARTBEAT_INTERVAL_S if attached else min(self._interval_s, 5.0)
+        try:
+            self.clock.woken.get(timeout=interval)
+        except Empty:
+            return
+
+    def _round(self) -> None:
+        now = time.monotonic()
+        self.clock.wall_offset_ns = time.time_ns() - time.monotonic_ns()
+        self._close_retired(now)
+        current = self._ring
+        if current is None:
+            # A process becomes a rank at its first step.
+            if self.clock.begun and now >= self._next_look:
+                self._next_look = now + self._interval_s
+                self._attach()
+            return
+        if os.fstat(current.fd).st_nlink == 0:
+            self._detach(current, now)
+            return
+        self._keep(current, now)
+
+    # --- attached -------------------------------------------------------------------------------
+
+    def _keep(self, current: ring.RingWriter, now: float) -> None:
+        current.beat()
+        current.flush(wait_s=0.05)
+        self._follow_commands(current, now)
+        self._check_inbox(now)
+        self._see_cuda()
+        metadata = self._describe()
+        if metadata != self._metadata:
+            current.write_metadata(metadata)
+            self._metadata = metadata
+        self.captures.keep_deadline()
+        while not self.captures.exported.empty():
+            self.captures.hand_over(self.captures.exported.get(), current.beat)
+
+    def _follow_commands(self, current: ring.RingWriter, now: float) -> None:
+        fd = current.command_fd
+        if fd >= 0 and os.fstat(fd).st_nlink == 0:
+            current.command_fd = -1
+            self._retired.append((now + RETIRE_AFTER_S, lambda: os.close(fd)))
+        if current.command_fd < 0 and self._meeting is not None:
+            meeting = self._meeting
+            current.command_fd = commands.open_file(meeting.fd, current.name, meeting.owner_uid)
+        if current.command_fd < 0 or os.pread(current.command_fd, 8, 8) == self._seen:
+            return
+        found = commands.read(current.command_fd)
+        if found is None:
+            return
+        self._seen, command = found
+        if command is None:
+            return
+        if command.op == "cancel":
+            self.captures.cancel(command.id)
+        elif command.kind == "stacks":
+            self._serve_stacks(current, command.id)
+
+    def _serve_stacks(self, current: ring.RingWriter, identifier: str) -> None:
+        current.event("capture_started", wait_s=0.05, id=identifier)
+        name = f"{identifier}.{current.name}.stacks.json"
+        try:
+            if self.captures.inbox_problem:
+                raise OSError(self.captures.inbox_problem)
+            found = stacks.snapshot(self._identity["job"], self._identity["rank"])
+            path = os.path.join(self.captures.inbox, name)
+            inbox.hand_over(path, lambda fd: stacks.write(fd, found))
+        except Exception as error:
+            current.event("capture_failed", wait_s=0.05, id=identifier, detail=str(error)[:100])
+            return
+        current.event("capture_finished", wait_s=0.05, id=identifier, file=name)
+
+    def _check_inbox(self, now: float) -> None:
+        if now >= self._next_inbox_check:
+            self._next_inbox_check = now + INBOX_CHECK_INTERVAL_S
+            self.captures.inbox_problem = inbox.problem(self.captures.inbox)
+
+    def _see_cuda(self) -> None:
+        """Tell the training thread, which alone may talk to CUDA, that there is a GPU in use."""
+        torch = sys.modules.get("torch")
+        cuda = getattr(torch, "cuda", None)
+        if (
+            self.clock.cuda is None
+            and cuda is not None
+            and self._environ.get("WARPWATCH_CUDA_EVENTS") != "0"
+            and cuda.is_initialized()
+        ):
+            self.clock.cuda = cuda
+
+    def _describe(self) -> dict[str, Any]:
+        device = identity.device_from_environment(self._environ) or self.clock.device
+        return {
+            **self._identity,
+            "device": identity.bounded(device, 64, 64) if device else None,
+            "phases": list(self.clock.phase_names),
+            "step_clock": self.monitor.step_clock,
+            "client": __version__,
+            "inbox_ok": self.captures.inbox_problem is None,
+            "faults": faults.count(),
+        }
+
+    # --- attach and detach ----------------------------------------------------------------------
+
+    def _attach(self) -> None:
+        meeting = find_daemon(self._environ, os.geteuid())
+        if meeting is None:
+            return
+        try:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            ranks_fd = os.open(rendezvous.RANKS, flags, dir_fd=meeting.fd)
+            try:
+                self._create_ring(meeting, ranks_fd)
+            finally:
+                os.close(ranks_fd)
+        except BaseException:
+            os.close(meeting.fd)
+            raise
+
+    def _create_ring(self, meeting: Meeting, ranks_fd: int) -> None:
+        self.captures.inbox = rendezvous.inbox(meeting.folder, self._environ, os.geteuid())
+        self.captures.inbox_problem = inbox.problem(self.captures.inbox)
+        self._identity = identity.describe(self._job, self._environ)
+        about = ("rank", "job", "world_size")
+        self.captures.metadata = {name: self._identity[name] for name in about}
+        self._metadata = self._describe()
+        name = ring.ring_name(self._identity["job"], self._identity["rank"])
+        self._ring = created = ring.create(ranks_fd, name, self._metadata)
+        self._meeting = meeting
+        self._seen = bytes(8)
+        clock = self.clock
+        clock.captures = self.captures
+        clock.ring = created
+        # The step now running began before the training thread could see the ring. Whatever it
+        # begins from now on it writes itself, so look again until nothing changed meanwhile.
+        written = 0
+        while written != clock.begun:
+            written = clock.begun
+            created.words[protocol.WORD_STEP_BEGUN_AT] = clock.begun_ns
+            created.words[protocol.WORD_STEP_BEGUN] = written
+
+    def _detach(self, current: ring.RingWriter, now: float) -> None:
+        """The ring was removed: go without one until a daemon is found again."""
+        self.clock.ring = None
+        self._ring = None
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            os.close(meeting.fd)
+        self._retired.append((now + RETIRE_AFTER_S, current.close))
+        self._next_look = now
+
+    def _close_retired(self, now: float) -> None:
+        while self._retired and self._retired[0][0] <= now:
+            self._retired.pop(0)[1]()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def finish(self, wait_s: float) -> None:
+        """At exit: let a running export come to its end, then say good-bye."""
+        captures = self.captures
+        deadline = time.monotonic() + wait_s
+        while captures.exporting and time.monotonic() < deadline:
+            self.clock.woken.put(None)
+            time.sleep(0.02)
+        self.stopping = True
+        current = self._ring
+        if current is None:
+            return
+        try:
+            if self.clock.gpu is not None:
+                self.clock.gpu.harvest(self.clock, flush=True)
+        except Exception as error:
+            faults.swallow(error)
+        if captures.session is not None:
+            captures.session.answer("capture_failed", detail="the process exits")
+        current.event("exit", wait_s=0.2)
+        current.words[protocol.WORD_ENDED] = 1
+
+    def drop(self) -> None:
+        """In a forked child: no ring, no thread. Closing leaves the parent's lock alone."""
+        self.stopping = True
+        current, self._ring = self._ring, None
+        if current is not None:
+            current.close()
+        if self._meeting is not None:
+            os.close(self._meeting.fd)
+            self._meeting = None
+
+
+def _positive(text: str | None, default: float) -> float:
+    try:
+        value = float(text or default)
+    except ValueError:
+        return default
+    return value if 0 < value < 3600 else default

@@ -1,0 +1,147 @@
+"""The daemon's side of the rendezvous, as far as the tests of the shim need it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from warpwatch.client import protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+Found = TypeVar("Found")
+
+HOLD_LOCK = """
+import fcntl, sys
+lock = open(sys.argv[1], "r+b")
+fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class Ring:
+    """One reading of a ring file."""
+
+    def __init__(self, path: Path) -> None:
+        data = path.read_bytes()
+        self.name = path.stem
+        self.size = len(data)
+        self.header = protocol.decode_header(data[: protocol.HEADER_SIZE], len(data))
+        self.records: list[protocol.RecordHead] = []
+        self.torn = 0
+        first = max(1, self.header.records - protocol.RECORD_COUNT + 2)
+        for sequence in range(first, self.header.records + 1):
+            offset = protocol.record_offset(sequence)
+            try:
+                record = protocol.decode_record(data[offset : offset + protocol.RECORD_SIZE])
+            except protocol.ProtocolError:
+                self.torn += 1
+                continue
+            assert record.sequence == sequence
+            self.records.append(record)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.header.metadata_text or b"{}")
+        return found
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        kind = protocol.RECORD_EVENT
+        return [json.loads(record.payload) for record in self.records if record.type == kind]
+
+    @property
+    def steps(self) -> list[tuple[int, ...]]:
+        """(number, duration ns, GPU ns, allocated, samples, tokens, *phases ns) and flags last."""
+        found = []
+        for record in self.records:
+            if record.type == protocol.RECORD_STEP:
+                words = memoryview(record.payload).cast("Q").tolist()
+                found.append((*words, record.flags))
+        return found
+
+    def event_names(self) -> list[str]:
+        return [str(event["event"]) for event in self.events]
+
+
+class Folder:
+    """A rendezvous folder whose lock another process holds, like a daemon."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._sequence = 0
+        for name in ("ranks", "commands", "inbox"):
+            (path / name).mkdir(parents=True)
+        (path / "daemon.lock").touch()
+
+    def environment(self, **more: str) -> dict[str, str]:
+        named = {"WARPWATCH_DIR": str(self.path), "WARPWATCH_INBOX": str(self.path / "inbox")}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("WARPWATCH")}
+        return {**kept, **named, "WARPWATCH_ATTACH_INTERVAL_S": "0.02", **more}
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        command = [sys.executable, "-S", "-c", HOLD_LOCK, str(self.path / "daemon.lock")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdout is not None
+            assert holder.stdin is not None
+            holder.stdout.readline()
+            yield
+            holder.stdin.close()
+
+    def rings(self) -> list[Ring]:
+        return [Ring(path) for path in sorted((self.path / "ranks").glob("*.ring"))]
+
+    def ring(self) -> Ring:
+        (found,) = self.rings()
+        return found
+
+    def command(self, name: str, **command: Any) -> None:
+        """Body first, the sequence number last."""
+        self._sequence += 1
+        data = protocol.encode_command(self._sequence, command)
+        path = self.path / "commands" / f"{name}.cmd"
+        if not path.exists():
+            path.write_bytes(protocol.encode_command(0, {}))
+        with path.open("r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), data[16:], 16)
+            os.pwrite(file.fileno(), data[8:16], 8)
+
+
+@contextmanager
+def program(
+    folder: Folder, code: str, *arguments: str, python: str = sys.executable, **environ: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs ``code``; it is killed at the end if it still runs."""
+    environment = {**folder.environment(**environ), "PYTHONPATH": str(ROOT / "client")}
+    environment["PYTHONPATH"] += os.pathsep + environ.get("PYTHONPATH", "")
+    with subprocess.Popen(
+        [python, "-c", code, *arguments],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def eventually(find: Callable[[], Found | None], timeout_s: float = 10.0) -> Found:
+    """What ``find`` returns once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        found = find()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError("it did not happen in time")
