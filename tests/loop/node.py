@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def poll(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """The first answer of ``ask`` that is neither None nor False."""
+    """The first answer of ``ask`` that says something: neither None nor False nor empty."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError):
             answer = ask()
-            if answer not in (None, False):
+            if answer:
                 return answer
         time.sleep(0.1)
     raise AssertionError(f"not within {timeout_s} s: {what}")

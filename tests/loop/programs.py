@@ -52,7 +52,8 @@ while number != steps:
 STEPPING_AS = """
 import os, sys, time
 import warpwatch.client as warpwatch
-import ctypes, fcntl, mmap, socket, threading, json, platform, queue, logging, encodings.idna
+from warpwatch.client import link
+import encodings.ascii, encodings.idna
 
 os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
 monitor = warpwatch.attach(job="other-user")

@@ -19,6 +19,7 @@ from tests.loop.programs import SEEDED, STEPPING, STEPPING_AS
 
 DEMO = "from warpwatch.daemon.demo.training import main; raise SystemExit(main())"
 KILLS = 20
+SEEDED_RANK = {"training_job": "seeded", "rank": "1"}
 
 
 @pytest.fixture
@@ -42,6 +43,15 @@ def steps_of(node: LoopNode, job: str) -> list[int]:
     return [rank["steps_total"] for rank in node.get("ranks") if rank["job"] == job]
 
 
+def uncounted(node: LoopNode) -> float:
+    """Steps of the totals that are in no bucket: those before the daemon gave the rank a ring."""
+    totals = node.metric("warpwatch_steps_total", **SEEDED_RANK)
+    buckets = node.metric("warpwatch_step_duration_seconds_count", **SEEDED_RANK)
+    assert totals is not None
+    assert buckets is not None
+    return totals - buckets
+
+
 def kinds(node: LoopNode) -> set[str]:
     return {anomaly["kind"] for anomaly in node.get("anomalies")}
 
@@ -53,6 +63,7 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: Lo
     node.start_daemon()
     watched = node.start_rank(1, SEEDED, str(steps), world_size=2)
     poll(lambda: steps_of(node, "seeded"), 60, "the rank reports")
+    before_ring = uncounted(node)
     choose = random.Random(20)
     for _ in range(KILLS):
         time.sleep(choose.uniform(0.05, 0.4))
@@ -66,10 +77,10 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: Lo
     assert said["losses"] == alone["losses"]
     assert said["dearest_ms"] < 5
     poll(lambda: steps_of(node, "seeded") == [steps], 20, f"{steps} steps are counted")
-    labels = {"training_job": "seeded", "rank": "1"}
-    assert node.metric("warpwatch_steps_total", **labels) == steps
-    assert node.metric("warpwatch_step_duration_seconds_count", **labels) == steps
-    assert node.metric("warpwatch_samples_total", **labels) == 32 * steps
+    assert node.metric("warpwatch_steps_total", **SEEDED_RANK) == steps
+    assert node.metric("warpwatch_samples_total", **SEEDED_RANK) == 32 * steps
+    # One step may have been between its record and its total when the first page was made.
+    assert abs(uncounted(node) - before_ring) <= 1
 
 
 @pytest.mark.torch

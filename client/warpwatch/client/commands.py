@@ -10,6 +10,7 @@ from warpwatch.client import protocol
 
 _ID = re.compile(r"[0-9A-Za-z-]{1,40}")
 MAX_STEPS = 100
+MAX_ARM_TIMEOUT_S = 3600
 
 
 class Command(NamedTuple):
@@ -24,20 +25,20 @@ class Command(NamedTuple):
 
 
 def parse(fields: dict[str, Any]) -> Command | None:
-    """The command, None when it is none that can be answered."""
+    """The command; None when it is none, kind "" when it is a capture that cannot be."""
     identifier = fields.get("id")
     if not isinstance(identifier, str) or not _ID.fullmatch(identifier):
         return None
     if fields.get("op") == "cancel":
         return Command("cancel", identifier)
+    if fields.get("op") != "capture":
+        return None
     kind, start, steps = fields.get("kind"), fields.get("start_step", 0), fields.get("steps", 1)
     timeout = fields.get("arm_timeout_s", 60)
-    if fields.get("op") != "capture" or not isinstance(kind, str):
-        return None
-    if type(start) is not int or type(steps) is not int or not 0 < steps <= MAX_STEPS:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 3601:
-        return None
+    whole = type(start) is int and type(steps) is int and 0 < steps <= MAX_STEPS
+    timely = type(timeout) in (int, float) and 0 < timeout <= MAX_ARM_TIMEOUT_S
+    if not (isinstance(kind, str) and whole and timely):
+        return Command("capture", identifier)
     return Command("capture", identifier, kind, start, steps, float(timeout))
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_INTERVAL_S = 0.5
 ATTACH_INTERVAL_S = 5.0
+NEW_RING_S = 10.0
+NEW_RING_INTERVAL_S = 0.1
 # A file that was replaced stays open this long: the training thread may be about to use it.
 RETIRE_AFTER_S = 10.0
 INBOX_CHECK_INTERVAL_S = 5.0
@@ -82,7 +84,7 @@ class Link:
         self._identity: dict[str, Any] = {}
         self._metadata: dict[str, Any] = {}
         self._seen = bytes(8)
-        self._next_look = 0.0
+        self._next_look = self._attached = 0.0
         self._next_inbox_check = 0.0
         self._retired: list[tuple[float, Callable[[], None]]] = []
         self.stopping = False
@@ -100,8 +102,13 @@ class Link:
             self._sleep()
 
     def _sleep(self) -> None:
-        attached = self._ring is not None or not self.clock.begun
-        interval = HEARTBEAT_INTERVAL_S if attached else min(self._interval_s, 5.0)
+        current = self._ring
+        if current is not None:
+            # The daemon makes the command file as soon as it sees the ring.
+            new = current.command_fd < 0 and time.monotonic() < self._attached + NEW_RING_S
+            interval = NEW_RING_INTERVAL_S if new else HEARTBEAT_INTERVAL_S
+        else:
+            interval = self._interval_s if self.clock.begun else ATTACH_INTERVAL_S
         try:
             self.clock.woken.get(timeout=interval)
         except Empty:
@@ -230,6 +237,7 @@ class Link:
         name = ring.ring_name(self._identity["job"], self._identity["rank"])
         self._ring = created = ring.create(ranks_fd, name, self._metadata)
         self._meeting = meeting
+        self._attached = time.monotonic()
         self._seen = bytes(8)
         clock = self.clock
         clock.captures = self.captures

@@ -21,7 +21,8 @@ from warpwatch.client import protocol
 from warpwatch.client.rendezvous import take_lock
 
 _crc32 = zlib.crc32
-_MAX_DEFERRED = 256
+# As many as the ring holds: a thread that loses the GIL with the lock held keeps it for 5 ms.
+_MAX_DEFERRED = protocol.RECORD_COUNT
 # The hot path reads these: a module's own name is found faster than another module's.
 _STEP = protocol.RECORD_STEP
 _RECORDS = protocol.WORD_RECORDS

@@ -141,9 +141,12 @@ class StepClock:
             else:
                 # As in finish(), without the call.
                 self.totals = totals = list(map(add, self.totals, spent))
-                if self.ring is not None:
+                ring = self.ring
+                if ring is not None:
+                    if ring is not self._known_ring:
+                        self._meet(ring)
                     flags = self.flags
-                    self.ring.write_step(flags, wall_ns, number, ABSENT, ABSENT, spent, totals)
+                    ring.write_step(flags, wall_ns, number, ABSENT, ABSENT, spent, totals)
             if self.capturing and self.captures is not None:
                 self.captures.step_ended(self, number)
         except Exception as fault:
@@ -158,6 +161,8 @@ class StepClock:
         self.totals = totals = list(map(add, self.totals, spent))
         ring = self.ring
         if ring is not None:
+            if ring is not self._known_ring:
+                self._meet(ring)
             ring.write_step(flags, wall_ns, number, gpu_ns, allocated, spent, totals)
 
     # --- what happens seldom --------------------------------------------------------------------

@@ -121,6 +121,9 @@ class Hang:
             return self._gone(seen.job, seen.rank, seen.time)
         if seen.event == "stopped":
             job.stopped[seen.rank] = seen.time
+            if job.hung and job.durations_s:
+                # Found by its silence alone; now it has a name.
+                return (self._hang(seen.job, job, seen.time),)
             self._recheck(seen.job, job, seen.time)
         elif seen.event == "resumed" and job.stopped.pop(seen.rank, None) is not None:
             # All of its peers have waited for it; they get their time again.

@@ -1,0 +1,265 @@
+"""Captures by command, in a real process with a real torch.profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.daemon_side import Folder, Ring, eventually, program
+from warpwatch.client.protocol import FLAG_PROFILED
+
+PLAIN = """
+import sys, time
+import warpwatch.client as warpwatch
+monitor = warpwatch.attach(job="demo")
+period_s = float(sys.argv[1])
+while True:
+    with monitor.step():
+        time.sleep(period_s)
+"""
+TORCH = """
+import sys, time, warnings
+warnings.simplefilter("error")
+import torch
+import warpwatch.client as warpwatch
+torch.set_num_threads(1)
+monitor = warpwatch.attach(job="demo")
+period_s = float(sys.argv[1])
+steps = 0
+while steps != int(sys.argv[2]):
+    with monitor.step():
+        with monitor.phase("forward"):
+            torch.ones(64, 64).mm(torch.ones(64, 64))
+        time.sleep(period_s)
+    steps += 1
+"""
+
+
+def running(folder: Folder) -> Ring:
+    """The ring of the one process, once it has counted a step."""
+    eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps])
+    return folder.ring()
+
+
+def event(folder: Folder, name: str, timeout_s: float = 30) -> dict[str, Any]:
+    def find() -> dict[str, Any] | None:
+        return next((found for found in folder.ring().events if found["event"] == name), None)
+
+    return eventually(find, timeout_s)
+
+
+def capture(folder: Folder, ring: Ring, start: int, steps: int = 2, **more: Any) -> None:
+    fields = {"op": "capture", "id": "c-1", "kind": "torch", "arm_timeout_s": 60, **more}
+    folder.command(ring.name, start_step=start, steps=steps, **fields)
+
+
+@pytest.fixture
+def training(folder: Folder) -> Iterator[Folder]:
+    with program(folder, TORCH, "0.02", "-1"):
+        yield folder
+
+
+@pytest.mark.torch
+def test_a_capture_brings_the_steps_that_were_asked_for(training: Folder) -> None:
+    ring = running(training)
+    start = (ring.header.step_begun or 0) + 30
+    capture(training, ring, start, steps=3)
+    assert event(training, "capture_armed") == {
+        "event": "capture_armed",
+        "id": "c-1",
+        "step": start,
+    }
+    assert event(training, "capture_started")["step"] == start
+    name = f"c-1.{ring.name}.pt.trace.json.gz"
+    assert event(training, "capture_finished") == {
+        "event": "capture_finished",
+        "id": "c-1",
+        "file": name,
+        "first_step": start,
+        "last_step": start + 2,
+    }
+    (path,) = (training.path / "inbox").iterdir()
+    assert path.name == name
+    assert path.stat().st_mode & 0o777 == 0o644
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    about = {"rank": 0, "job": "demo", "world_size": 1}
+    assert trace["warpwatch"] == {**about, "first_step": start, "last_step": start + 2}
+    names = {event.get("name", "") for event in trace["traceEvents"]}
+    steps = {name for name in names if name.startswith("ProfilerStep#")}
+    assert steps == {f"ProfilerStep#{number}" for number in range(start, start + 3)}
+    assert "aten::mm" in names
+    eventually(lambda: training.ring().header.totals.steps > start + 8)
+    flagged = [step[0] for step in training.ring().steps if step[-1] & FLAG_PROFILED]
+    # The lead-in, the three, and the one that paid for the export.
+    assert flagged == list(range(start - 1, start + 4))
+
+
+@pytest.mark.torch
+def test_a_command_that_comes_too_late_is_answered_and_does_nothing(training: Folder) -> None:
+    ring = running(training)
+    capture(training, ring, start=1)
+    assert event(training, "capture_late")["step"] > 1
+    later = training.ring().header.totals.steps + 10
+    eventually(lambda: training.ring().header.totals.steps > later)
+    assert training.ring().event_names() == ["capture_late"]
+
+
+@pytest.mark.torch
+def test_cancel_and_another_capture_disarm(training: Folder) -> None:
+    ring = running(training)
+    capture(training, ring, start=10**6)
+    event(training, "capture_armed")
+    training.command(ring.name, op="cancel", id="c-1")
+    assert event(training, "capture_disarmed")["detail"] == "cancelled"
+    capture(training, ring, start=10**6, id="c-2")
+    eventually(lambda: training.ring().event_names().count("capture_armed") == 2)
+    begun = training.ring().header.step_begun or 0
+    capture(training, ring, start=begun + 40, steps=1, id="c-3")
+    assert event(training, "capture_finished")["id"] == "c-3"
+    disarmed = [found for found in training.ring().events if found["event"] == "capture_disarmed"]
+    assert [found["id"] for found in disarmed] == ["c-1", "c-2"]
+    assert disarmed[1]["detail"] == "another capture was asked for"
+
+
+@pytest.mark.torch
+def test_a_profiler_that_runs_is_dropped_on_cancel(training: Folder) -> None:
+    ring = running(training)
+    start = (ring.header.step_begun or 0) + 30
+    capture(training, ring, start, steps=100)
+    event(training, "capture_started")
+    training.command(ring.name, op="cancel", id="c-1")
+    event(training, "capture_disarmed")
+    begun = (training.ring().header.step_begun or 0) + 40
+    capture(training, ring, begun, steps=1, id="c-2")
+    assert event(training, "capture_finished")["first_step"] == begun
+    assert training.ring().event_names().count("capture_finished") == 1
+
+
+@pytest.mark.torch
+def test_a_program_that_ends_right_after_still_hands_over(folder: Folder) -> None:
+    with program(folder, TORCH, "0.01", "150") as process:
+        ring = running(folder)
+        start = (ring.header.step_begun or 0) + 60
+        capture(folder, ring, start, steps=150 - start)
+        assert process.communicate(timeout=60)[0] == ""
+    assert folder.ring().event_names() == [
+        *("capture_armed", "capture_started", "capture_finished", "exit"),
+    ]
+    assert len(list((folder.path / "inbox").iterdir())) == 1
+
+
+@pytest.mark.torch
+def test_a_program_that_ends_before_the_last_step_says_so(folder: Folder) -> None:
+    with program(folder, TORCH, "0.01", "150") as process:
+        ring = running(folder)
+        capture(folder, ring, start=(ring.header.step_begun or 0) + 70, steps=100)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    *_, failed, end = folder.ring().events
+    assert failed == {"event": "capture_failed", "id": "c-1", "detail": "the process exits"}
+    assert end == {"event": "exit"}
+    assert list((folder.path / "inbox").iterdir()) == []
+
+
+def test_a_process_without_torch_refuses(folder: Folder) -> None:
+    with program(folder, PLAIN, "0.005"):
+        ring = running(folder)
+        capture(folder, ring, start=10**6)
+        assert event(folder, "capture_failed")["detail"] == "no_torch"
+        capture(folder, ring, start=10**6, id="c-2", kind="nsys")
+        eventually(lambda: len(folder.ring().events) == 2)
+    assert folder.ring().events[1] == {
+        "event": "capture_failed",
+        "id": "c-2",
+        "detail": "unknown_kind",
+    }
+
+
+@pytest.mark.torch
+def test_no_inbox_is_a_refusal(folder: Folder) -> None:
+    (folder.path / "inbox").rmdir()
+    with program(folder, TORCH, "0.005", "-1"):
+        ring = running(folder)
+        assert ring.metadata["inbox_ok"] is False
+        capture(folder, ring, start=10**6)
+        assert event(folder, "capture_failed")["detail"] == "no_inbox"
+
+
+@pytest.mark.torch
+def test_a_start_step_that_does_not_come_disarms_though_the_thread_is_stuck(folder: Folder) -> None:
+    code = TORCH.replace("    steps += 1", "    steps += 1\n    if steps > 60: time.sleep(60)")
+    with program(folder, code, "0.01", "-1"):
+        ring = running(folder)
+        capture(folder, ring, start=10**6, arm_timeout_s=1)
+        event(folder, "capture_armed")
+        assert event(folder, "capture_disarmed") == {
+            "event": "capture_disarmed",
+            "id": "c-1",
+            "detail": "start step did not begin in time",
+        }
+
+
+def test_stacks_are_served_while_the_training_is_stuck(folder: Folder) -> None:
+    code = PLAIN.replace("time.sleep(period_s)", "stuck() if monitor.clock.ring else None").replace(
+        "while True", "def stuck():\n    time.sleep(60)\nwhile True"
+    )
+    with program(folder, code, "0"):
+        ring = eventually(folder.rings)[0]
+        folder.command(ring.name, op="capture", id="s-1", kind="stacks", start_step=0, steps=1)
+        name = event(folder, "capture_finished")["file"]
+        assert name == f"s-1.{ring.name}.stacks.json"
+        assert folder.ring().event_names() == ["capture_started", "capture_finished"]
+        found = json.loads((folder.path / "inbox" / name).read_text())
+    assert (found["rank"], found["job"], found["via"]) == (0, "demo", "helper")
+    (main,) = [thread for thread in found["threads"] if thread["main"]]
+    assert [frame["function"] for frame in main["frames"]] == ["<module>", "stuck"]
+    assert "warpwatch" in {thread["name"] for thread in found["threads"]}
+
+
+@pytest.mark.parametrize(
+    "damage", ["size", "link", "pipe", "garbage", "bad id", "bad steps", "foreign"]
+)
+def test_a_command_file_that_is_not_the_daemons_is_not_obeyed(folder: Folder, damage: str) -> None:
+    with program(folder, PLAIN, "0.002"):
+        ring = running(folder)
+        path = folder.path / "commands" / f"{ring.name}.cmd"
+        fields: dict[str, Any] = {"op": "capture", "id": "x", "kind": "torch", "start_step": 10**6}
+        fields["id"] = "../x" if damage == "bad id" else "x"
+        fields["steps"] = 10**9 if damage == "bad steps" else 1
+        made = folder.path / "made"
+        folder.command("made", **fields)
+        (folder.path / "commands" / "made.cmd").rename(made)
+        data = made.read_bytes()
+        if damage == "size":
+            made.write_bytes(data + b"\0")
+        elif damage == "garbage":
+            made.write_bytes(data[:40] + b"\xff" * 40 + data[80:])
+        elif damage == "foreign":
+            _give_away(made)
+        if damage == "link":
+            path.symlink_to(made)
+        elif damage == "pipe":
+            _make_pipe(path)
+        else:
+            made.rename(path)
+        steps = folder.ring().header.totals.steps
+        eventually(lambda: folder.ring().header.heartbeat_ns - ring.header.heartbeat_ns > 0.6e9)
+        assert folder.ring().header.totals.steps > steps
+    answered = {"event": "capture_failed", "id": "x", "detail": "bad_command"}
+    assert folder.ring().events == ([answered] if damage == "bad steps" else [])
+
+
+def _give_away(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give a file away")
+    os.chown(path, 12345, 12345)
+
+
+def _make_pipe(path: Path) -> None:
+    os.mkfifo(path)

@@ -1,0 +1,55 @@
+"""Which job and rank a process says it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from warpwatch.client import identity, protocol
+from warpwatch.client.identity import describe, job_name, phase_name
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ", "name"),
+    [
+        ("mine", {"WARPWATCH_JOB": "theirs"}, "mine"),
+        (None, {"WARPWATCH_JOB": "theirs", "SLURM_JOB_ID": "7"}, "theirs"),
+        (None, {"SLURM_JOB_NAME": "llama", "SLURM_JOB_ID": "7"}, "llama-7"),
+        (None, {"TORCHELASTIC_RUN_ID": "run-1"}, "run-1"),
+        (None, {"TORCHELASTIC_RUN_ID": "none", "WARPWATCH_POD_OWNER": "trainer"}, "trainer"),
+        (None, {"TORCHELASTIC_RUN_ID": "none"}, "train.py"),
+    ],
+)
+def test_the_first_name_that_is_there_wins(
+    asked: str | None, environ: dict[str, str], name: str
+) -> None:
+    assert job_name(asked, environ, ["/home/me/train.py"]) == name
+
+
+def test_ranks_come_from_torchrun_then_slurm() -> None:
+    slurm = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}
+    found = describe("a", slurm)
+    assert (found["rank"], found["local_rank"], found["world_size"]) == (5, 1, 8)
+    found = describe("a", {**slurm, "RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "4"})
+    assert (found["rank"], found["local_rank"], found["world_size"]) == (3, 0, 4)
+    found = describe("a", {"RANK": "x", "WORLD_SIZE": "-4"})
+    assert (found["rank"], found["local_rank"], found["world_size"]) == (0, 0, 1)
+
+
+def test_the_longest_metadata_fits_into_its_slot() -> None:
+    found = describe("訓" * 500, {"WARPWATCH_POD_UID": "\U0001f600" * 500})
+    found["hostname"] = identity.bounded("é" * 500, 64, 64)
+    found["torch"] = "9" * 32
+    phases = [phase_name(f"{number}" + "p" * 90) for number in range(16)]
+    found |= {"device": "G" * 64, "phases": phases, "step_clock": "optimizer"}
+    found |= {"client": "10.10.10", "inbox_ok": False, "faults": 10**6}
+    assert len(protocol.encode_metadata(1, found)) <= protocol.META_SLOT_SIZE
+    assert len(found["job"]) == 64
+    assert len(json.dumps(found["job"])) <= 386
+
+
+def test_phase_names_become_words() -> None:
+    assert phase_name("fwd+bwd\n") == "fwd_bwd_"
+    assert phase_name("2nd") == "_2nd"
+    assert phase_name("") == "_"

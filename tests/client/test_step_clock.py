@@ -1,0 +1,154 @@
+"""What the step clock counts, without a daemon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from warpwatch.client.monitor import Monitor
+from warpwatch.client.steps import DURATION, FIRST_PHASE, SAMPLES, TOKENS, StepClock
+
+
+def totals_ms(monitor: Monitor, name: str) -> float:
+    index = FIRST_PHASE + monitor.clock.phase_names.index(name)
+    return monitor.clock.totals[index] / 1e6
+
+
+def test_a_step_lasts_from_the_end_of_the_one_before() -> None:
+    monitor = Monitor(StepClock())
+    with monitor.step():
+        time.sleep(0.02)
+    time.sleep(0.03)
+    with monitor.step():
+        pass
+    assert monitor.clock.steps == 2
+    assert 50 <= monitor.clock.totals[DURATION] / 1e6 < 70
+
+
+def test_nested_phases_are_disjoint_and_sum_to_the_step() -> None:
+    monitor = Monitor(StepClock())
+    with monitor.step(), monitor.phase("forward"):
+        time.sleep(0.02)
+        with monitor.phase("comm"):
+            time.sleep(0.03)
+        time.sleep(0.01)
+    forward, comm = totals_ms(monitor, "forward"), totals_ms(monitor, "comm")
+    assert 30 <= forward < 40
+    assert 30 <= comm < 40
+    assert forward + comm <= monitor.clock.totals[DURATION] / 1e6 < forward + comm + 1
+
+
+def test_waiting_for_data_between_steps_belongs_to_the_step_being_completed() -> None:
+    def slow() -> Iterator[int]:
+        for item in range(3):
+            time.sleep(0.02)
+            yield item
+
+    monitor = Monitor(StepClock())
+    seen = []
+    for item in monitor.wrap(slow()):
+        with monitor.step(samples=2, tokens=5):
+            seen.append(item)
+    assert seen == [0, 1, 2]
+    # The first item came before the first step began.
+    assert 40 <= totals_ms(monitor, "data_wait") < 55
+    assert monitor.clock.totals[SAMPLES] == 6
+    assert monitor.clock.totals[TOKENS] == 15
+
+
+def test_a_wrapped_loader_keeps_its_length_truth_and_attributes() -> None:
+    class Loader(list[int]):
+        batch_size = 4
+
+    monitor = Monitor(StepClock())
+    wrapped = monitor.wrap(Loader([1, 2, 3]))
+    assert len(wrapped) == 3
+    assert wrapped.batch_size == 4
+    assert list(wrapped) == list(wrapped) == [1, 2, 3]
+    assert bool(monitor.wrap(iter([])))
+    with pytest.raises(TypeError):
+        len(monitor.wrap(iter([])))
+
+
+def test_a_failed_step_is_not_counted_and_its_exception_passes() -> None:
+    monitor = Monitor(StepClock())
+    with pytest.raises(ZeroDivisionError), monitor.step(samples=8):
+        1 / 0  # noqa: B018
+    with monitor.step(samples=1):
+        pass
+    assert monitor.clock.steps == 1
+    assert monitor.clock.totals[SAMPLES] == 1
+
+
+def test_a_step_inside_a_step_counts_once_with_the_outer_samples() -> None:
+    monitor = Monitor(StepClock())
+    with monitor.step(samples=8) as step:
+        with monitor.step(samples=3):
+            pass
+        step.count(samples=2, tokens=7)
+    assert monitor.clock.steps == 1
+    assert monitor.clock.totals[SAMPLES] == 10
+    assert monitor.clock.totals[TOKENS] == 7
+
+
+def test_another_thread_neither_counts_nor_disturbs_the_phases() -> None:
+    monitor = Monitor(StepClock())
+
+    def elsewhere() -> None:
+        with monitor.step(), monitor.phase("prefetch"):
+            time.sleep(0.01)
+
+    with monitor.step():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert monitor.clock.steps == 1
+    assert totals_ms(monitor, "prefetch") == 0
+    with monitor.step():
+        pass
+    assert monitor.clock.steps == 2
+
+
+def test_a_new_training_thread_takes_over_when_the_first_has_ended() -> None:
+    monitor = Monitor(StepClock())
+
+    def train() -> None:
+        with monitor.step():
+            pass
+
+    for _ in range(2):
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    assert monitor.clock.steps == 2
+
+
+def test_counts_that_are_no_numbers_count_nothing() -> None:
+    class Tensor:
+        device = "cuda:0"
+
+        def __index__(self) -> int:
+            raise AssertionError("reading a tensor waits for the GPU")
+
+        __int__ = __index__
+
+    monitor = Monitor(StepClock())
+    for samples in (Tensor(), -3, float("nan"), "many", None, 2.0):
+        with monitor.step(samples=samples):  # type: ignore[arg-type]
+            pass
+    assert monitor.clock.steps == 6
+    assert monitor.clock.totals[SAMPLES] == 2
+
+
+def test_the_seventeenth_phase_is_other_time() -> None:
+    monitor = Monitor(StepClock())
+    with monitor.step():
+        for number in range(17):
+            with monitor.phase(f"part {number}"):
+                pass
+    assert len(monitor.clock.phase_names) == 16
+    assert monitor.clock.phase_names[0] == "part_0"
+    assert len(monitor.clock.totals) == 5 + 16
