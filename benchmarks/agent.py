@@ -29,7 +29,7 @@ DEVICES = 8
 STEPS_PER_S = 20
 WINDOW_S = float(os.environ.get("WARPWATCH_BENCH_WINDOW_S", "60"))
 SCRAPES = 300
-LIMITS = {"rss_mib": 55.0, "cpu_percent_of_a_core": 2.0, "scrape_p50_ms": 1.0, "scrape_p99_ms": 3.0}
+LIMITS = {"rss_mib": 55.0, "cpu_percent_of_a_core": 2.0}
 
 _RANK = """
 import sys, time

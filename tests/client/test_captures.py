@@ -47,11 +47,16 @@ def running(folder: Folder) -> Ring:
     return folder.ring()
 
 
-def event(folder: Folder, name: str, timeout_s: float = 30) -> dict[str, Any]:
-    def find() -> dict[str, Any] | None:
-        return next((found for found in folder.ring().events if found["event"] == name), None)
+def events(folder: Folder, identifier: str) -> list[dict[str, Any]]:
+    return [found for found in folder.ring().events if found.get("id") == identifier]
 
-    return eventually(find, timeout_s)
+
+def event(folder: Folder, name: str, identifier: str = "c-1") -> dict[str, Any]:
+    def find() -> dict[str, Any] | None:
+        told = events(folder, identifier)
+        return next((found for found in told if found["event"] == name), None)
+
+    return eventually(find, timeout_s=30)
 
 
 def capture(folder: Folder, ring: Ring, start: int, steps: int = 2, **more: Any) -> None:
@@ -59,9 +64,11 @@ def capture(folder: Folder, ring: Ring, start: int, steps: int = 2, **more: Any)
     folder.command(ring.name, start_step=start, steps=steps, **fields)
 
 
-@pytest.fixture
-def training(folder: Folder) -> Iterator[Folder]:
-    with program(folder, TORCH, "0.02", "-1"):
+@pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """One training for several tests; each has captures of its own."""
+    folder = Folder(tmp_path_factory.mktemp("node") / "warpwatch")
+    with folder.held(), program(folder, TORCH, "0.02", "-1"):
         yield folder
 
 
@@ -70,20 +77,14 @@ def test_a_capture_brings_the_steps_that_were_asked_for(training: Folder) -> Non
     ring = running(training)
     start = (ring.header.step_begun or 0) + 30
     capture(training, ring, start, steps=3)
-    assert event(training, "capture_armed") == {
-        "event": "capture_armed",
-        "id": "c-1",
-        "step": start,
-    }
-    assert event(training, "capture_started")["step"] == start
     name = f"c-1.{ring.name}.pt.trace.json.gz"
-    assert event(training, "capture_finished") == {
-        "event": "capture_finished",
-        "id": "c-1",
-        "file": name,
-        "first_step": start,
-        "last_step": start + 2,
-    }
+    told = {"file": name, "first_step": start, "last_step": start + 2}
+    event(training, "capture_finished")
+    assert events(training, "c-1") == [
+        {"event": "capture_armed", "id": "c-1", "step": start},
+        {"event": "capture_started", "id": "c-1", "step": start},
+        {"event": "capture_finished", "id": "c-1", **told},
+    ]
     (path,) = (training.path / "inbox").iterdir()
     assert path.name == name
     assert path.stat().st_mode & 0o777 == 0o644
@@ -98,47 +99,47 @@ def test_a_capture_brings_the_steps_that_were_asked_for(training: Folder) -> Non
     flagged = [step[0] for step in training.ring().steps if step[-1] & FLAG_PROFILED]
     # The lead-in, the three, and the one that paid for the export.
     assert flagged == list(range(start - 1, start + 4))
+    path.unlink()
 
 
 @pytest.mark.torch
 def test_a_command_that_comes_too_late_is_answered_and_does_nothing(training: Folder) -> None:
     ring = running(training)
-    capture(training, ring, start=1)
-    assert event(training, "capture_late")["step"] > 1
+    capture(training, ring, start=1, id="late")
+    assert event(training, "capture_late", "late")["step"] > 1
     later = training.ring().header.totals.steps + 10
     eventually(lambda: training.ring().header.totals.steps > later)
-    assert training.ring().event_names() == ["capture_late"]
+    assert len(events(training, "late")) == 1
 
 
 @pytest.mark.torch
 def test_cancel_and_another_capture_disarm(training: Folder) -> None:
     ring = running(training)
-    capture(training, ring, start=10**6)
-    event(training, "capture_armed")
-    training.command(ring.name, op="cancel", id="c-1")
-    assert event(training, "capture_disarmed")["detail"] == "cancelled"
-    capture(training, ring, start=10**6, id="c-2")
-    eventually(lambda: training.ring().event_names().count("capture_armed") == 2)
+    capture(training, ring, start=10**6, id="cancelled")
+    event(training, "capture_armed", "cancelled")
+    training.command(ring.name, op="cancel", id="cancelled")
+    assert event(training, "capture_disarmed", "cancelled")["detail"] == "cancelled"
+    capture(training, ring, start=10**6, id="replaced")
+    event(training, "capture_armed", "replaced")
     begun = training.ring().header.step_begun or 0
-    capture(training, ring, start=begun + 40, steps=1, id="c-3")
-    assert event(training, "capture_finished")["id"] == "c-3"
-    disarmed = [found for found in training.ring().events if found["event"] == "capture_disarmed"]
-    assert [found["id"] for found in disarmed] == ["c-1", "c-2"]
-    assert disarmed[1]["detail"] == "another capture was asked for"
+    capture(training, ring, start=begun + 20, steps=1, id="newer")
+    event(training, "capture_finished", "newer")
+    replaced = event(training, "capture_disarmed", "replaced")
+    assert replaced["detail"] == "another capture was asked for"
 
 
 @pytest.mark.torch
 def test_a_profiler_that_runs_is_dropped_on_cancel(training: Folder) -> None:
     ring = running(training)
-    start = (ring.header.step_begun or 0) + 30
-    capture(training, ring, start, steps=100)
-    event(training, "capture_started")
-    training.command(ring.name, op="cancel", id="c-1")
-    event(training, "capture_disarmed")
-    begun = (training.ring().header.step_begun or 0) + 40
-    capture(training, ring, begun, steps=1, id="c-2")
-    assert event(training, "capture_finished")["first_step"] == begun
-    assert training.ring().event_names().count("capture_finished") == 1
+    start = (ring.header.step_begun or 0) + 10
+    capture(training, ring, start, steps=100, id="dropped")
+    event(training, "capture_started", "dropped")
+    training.command(ring.name, op="cancel", id="dropped")
+    event(training, "capture_disarmed", "dropped")
+    begun = (training.ring().header.step_begun or 0) + 20
+    capture(training, ring, begun, steps=1, id="after")
+    assert event(training, "capture_finished", "after")["first_step"] == begun
+    assert events(training, "dropped")[-1]["event"] == "capture_disarmed"
 
 
 @pytest.mark.torch
@@ -212,7 +213,7 @@ def test_stacks_are_served_while_the_training_is_stuck(folder: Folder) -> None:
     with program(folder, code, "0"):
         ring = eventually(folder.rings)[0]
         folder.command(ring.name, op="capture", id="s-1", kind="stacks", start_step=0, steps=1)
-        name = event(folder, "capture_finished")["file"]
+        name = event(folder, "capture_finished", "s-1")["file"]
         assert name == f"s-1.{ring.name}.stacks.json"
         assert folder.ring().event_names() == ["capture_started", "capture_finished"]
         found = json.loads((folder.path / "inbox" / name).read_text())

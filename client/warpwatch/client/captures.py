@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from warpwatch.client import commands, faults, inbox
@@ -120,6 +121,14 @@ class TorchCaptures:
             self._finish(session)
         else:
             session.profiler.step()
+
+    def exit(self, clock: StepClock) -> None:
+        """The process exits: a profiler that still runs then can crash the interpreter's end."""
+        session = self.session
+        if session is not None:
+            session.answer("capture_failed", detail="the process exits")
+            if get_ident() == clock.thread:
+                self._drop(clock, session)
 
     def _obey(self, clock: StepClock, ring: RingWriter, command: Command, number: int) -> None:
         session = self.session

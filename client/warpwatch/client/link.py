@@ -282,8 +282,7 @@ class Link:
                 self.clock.gpu.harvest(self.clock, flush=True)
         except Exception as error:
             faults.swallow(error)
-        if captures.session is not None:
-            captures.session.answer("capture_failed", detail="the process exits")
+        captures.exit(self.clock)
         current.event("exit", wait_s=0.2)
         current.words[protocol.WORD_ENDED] = 1
 

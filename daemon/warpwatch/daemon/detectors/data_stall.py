@@ -95,7 +95,7 @@ class DataStall(Timeless):
         begin = (rank.from_start if from_start else rank.state).begin_step
         baseline = None if from_start else rank.baseline.center
         who = f"rank {worst} waits" if len(stalled) == 1 else f"{len(stalled)} ranks wait"
-        before = "from the start" if baseline is None else f"instead of {baseline:.0%}"
+        before = "from the start" if baseline is None else f"instead of {100 * baseline:.0f} %"
         return Found(
             time=seen.time,
             severity="warning",
@@ -105,7 +105,8 @@ class DataStall(Timeless):
             begin_step=begin,
             value=rank.share,
             baseline=baseline,
-            summary=f"{who} for data {rank.share:.0%} of the step {before}, since step {begin}",
+            summary=f"{who} for data {100 * rank.share:.0f} % of the step {before}, "
+            f"since step {begin}",
         )
 
 

@@ -90,6 +90,6 @@ class StepRegression(Timeless):
             begin_step=begin,
             value=level,
             baseline=center,
-            summary=f"steps take {rise:.0%} longer since step {begin}: "
+            summary=f"steps take {100 * rise:.0f} % longer since step {begin}: "
             f"{level:.3g} s instead of {center:.3g} s",
         )

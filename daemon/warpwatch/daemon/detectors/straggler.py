@@ -124,7 +124,7 @@ class Straggler(Timeless):
             begin_step=begin,
             value=rank.compute_s,
             baseline=rank.peers_s,
-            summary=f"{who} {longer:.0%} longer than {whom} since step {begin}",
+            summary=f"{who} {100 * longer:.0f} % longer than {whom} since step {begin}",
         )
 
 
