@@ -43,7 +43,7 @@ def one(processes: Processes) -> dict[str, float]:
     return {
         "step_s": step_s,
         "request_to_recording_s": to_recording_s,
-        "request_to_recording_steps": (to_recording_s - 0.2) / step_s,
+        "recording_steps_beyond_0.2_s": max(0.0, (to_recording_s - 0.2) / step_s),
         "request_to_files_s": done["end_time"] - asked,
         "request_to_diagnosis_s": answered - asked,
     }

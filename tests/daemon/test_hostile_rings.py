@@ -125,6 +125,34 @@ def test_a_broken_record_is_lost_not_fatal(node: Node) -> None:
         assert sum(state.durations.counts) == 2
 
 
+def test_an_event_that_is_no_json_is_counted_and_costs_nothing_else(node: Node) -> None:
+    ring = RingFile(node.folder.ranks)
+    with ring.held():
+        ring.record(protocol.RECORD_EVENT, b'{"event": "exce')
+        ring.event("died")
+        ring.step()
+        node.poll()
+        assert dict(node.rejects) == {"bad_event": 2}
+        (state,) = node.source.states(time.monotonic())
+        assert (state.steps_total, state.status) == (1, "running")
+
+
+def test_a_ring_beyond_the_limit_is_accepted_once_another_has_gone(node: Node) -> None:
+    rings = [
+        RingFile(node.folder.ranks, rank=rank, world_size=100)
+        for rank in range(MAX_RINGS_PER_OWNER + 1)
+    ]
+    node.poll()
+    assert dict(node.rejects) == {"too_many_of_owner": 1}
+    accepted = {state.rank for state in node.source.states(time.monotonic())}
+    (waiting,) = set(range(MAX_RINGS_PER_OWNER + 1)) - accepted
+    with rings[waiting].held():
+        # The others have ended: ten minutes later their rings go.
+        node.source.poll(time.time(), time.monotonic() + 601)
+        node.poll()
+        assert [state.rank for state in node.source.states(time.monotonic())] == [waiting]
+
+
 def test_a_ring_that_shrinks_while_it_is_read_is_refused(node: Node) -> None:
     ring = RingFile(node.folder.ranks)
     with ring.held():

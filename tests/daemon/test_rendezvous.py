@@ -16,6 +16,7 @@ from tests.daemon.ring_files import RingFile
 from warpwatch.client import protocol
 from warpwatch.daemon.errors import UsageError
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
+from warpwatch.daemon.rendezvous.rank import Rank
 from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.telemetry.records import End, RankEvent, RankSeen, Step
 
@@ -244,3 +245,69 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "run", 1234, 1234)
     with pytest.raises(UsageError, match="belongs to uid 1234"):
         RendezvousFolder(tmp_path / "run", tmp_path / "inbox", "0")
+
+
+def test_two_jobs_of_one_name_keep_their_labels_over_a_restart(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    first, second = RingFile(folder.ranks), RingFile(folder.ranks)
+    with second.held():
+        with first.held():
+            first.step()
+            second.step()
+            source.poll(time.time(), time.monotonic())
+            labels = {rank.job: rank.ring.name for rank in ranks_of(source) if rank.ring}
+        source.poll(time.time(), time.monotonic())
+        source.close()
+        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        successor.poll(time.time(), time.monotonic())
+        assert {rank.job: rank.ring.name for rank in ranks_of(successor) if rank.ring} == labels
+
+
+def ranks_of(source: RanksSource) -> list[Rank]:
+    return source._ranks
+
+
+def test_a_death_that_nobody_saw_is_dated_before_the_successor_came(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    first = RingFile(folder.ranks)
+    first.step()
+    time.sleep(0.05)
+    second = RingFile(folder.ranks)
+    with second.held():
+        second.step()
+        records = source.poll(time.time(), time.monotonic())
+    kinds = [
+        record.event if isinstance(record, RankEvent) else type(record).__name__
+        for record in records
+    ]
+    assert kinds == ["RankSeen", "Step", "died", "RankSeen", "Step"]
+
+
+def test_a_death_that_was_told_is_not_told_again_after_a_restart(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        ring.step()
+        source.poll(time.time(), time.monotonic())
+    told = source.poll(time.time(), time.monotonic())
+    assert [r.event for r in told if isinstance(r, RankEvent)] == ["died"]
+    source.close()
+    successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+    again = successor.poll(time.time(), time.monotonic())
+    assert [type(record) for record in again] == [RankSeen, Step, End]
+
+
+def test_a_phase_record_names_a_phase_before_the_metadata_does(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks, phases=[])
+    with ring.held():
+        for index, name in enumerate(("data_wait", "comm")):
+            ring.record(protocol.RECORD_PHASE, protocol.PHASE.pack(index) + name.encode())
+        ring.step(0.2, data_wait_s=0.05, comm_s=0.01)
+        records = source.poll(time.time(), time.monotonic())
+        (step,) = [record for record in records if isinstance(record, Step)]
+        assert step.phases_s == {"data_wait": 0.05, "comm": 0.01}

@@ -1,0 +1,91 @@
+"""The test vectors of docs/protocol.md, read from the document, against the codecs."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+
+import pytest
+
+from tests.client.daemon_side import ROOT
+from warpwatch.client import protocol
+
+DOCUMENT = (ROOT / "docs" / "protocol.md").read_text()
+VECTORS = {
+    name: bytes.fromhex(text)
+    for name, text in re.findall(r"^```vector (\w+)\n([0-9a-f\s]+)```$", DOCUMENT, re.MULTILINE)
+}
+
+
+def ring() -> bytearray:
+    """A ring of nothing but the document's header parts."""
+    data = bytearray(protocol.RING_SIZE)
+    data[:64] = VECTORS["identity"]
+    data[320 : 320 + 180] = VECTORS["totals"]
+    data[512 : 512 + len(VECTORS["metadata"])] = VECTORS["metadata"]
+    data[88:96] = struct.pack("<Q", 19)
+    return data
+
+
+def test_all_vectors_are_there() -> None:
+    assert set(VECTORS) == {"identity", "totals", "metadata", "step", "event", "command"}
+
+
+def test_the_header_decodes_to_what_the_document_says() -> None:
+    header = protocol.decode_header(bytes(ring()), protocol.RING_SIZE)
+    assert header.identity == (
+        *(4242, bytes(range(16)), 123456),
+        *(1_700_000_000_000_000_000, 5_000_000_000, 2048),
+    )
+    assert header.totals[:6] == (7, 100, 99, 3200, 409600, 51_200_000_000)
+    assert header.totals.phases_ns == (400_000_000, 20_000_000_000, *[0] * 14)
+    assert json.loads(header.metadata_text or b"") == {"job": "llama", "rank": 3}
+    assert (header.records, header.ended, header.step_begun) == (19, False, None)
+
+
+def test_the_records_decode_to_what_the_document_says() -> None:
+    step = protocol.decode_record(VECTORS["step"].ljust(256, b"\0"))
+    assert step[:4] == (18, protocol.RECORD_STEP, 0, 1_700_000_001_000_000_000)
+    absent = 2**64 - 1
+    words = (17, 512_000_000, absent, absent, 32, 65536, 4_000_000, 100_000_000)
+    assert struct.unpack("<8Q", step.payload) == words
+    event = protocol.decode_record(VECTORS["event"].ljust(256, b"\0"))
+    assert event[:4] == (19, protocol.RECORD_EVENT, 0, 1_700_000_001_000_000_001)
+    assert json.loads(event.payload) == {"event": "capture_armed", "id": "c-1", "step": 40}
+
+
+def test_the_command_decodes_to_what_the_document_says() -> None:
+    data = VECTORS["command"].ljust(protocol.COMMAND_SIZE, b"\0")
+    assert protocol.decode_command(data) == (5, {"op": "cancel", "id": "c-1"})
+
+
+@pytest.mark.parametrize("name", ["step", "event"])
+def test_a_flipped_bit_is_noticed(name: str) -> None:
+    for position in range(len(VECTORS[name])):
+        data = bytearray(VECTORS[name].ljust(256, b"\0"))
+        data[position] ^= 0x10
+        with pytest.raises(protocol.ProtocolError):
+            protocol.decode_record(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [
+        (protocol.TOTALS_OFFSETS[0], protocol.TOTALS.size + 4),
+        (protocol.META_OFFSETS[0], protocol.META_SLOT_SIZE),
+    ],
+)
+def test_offsets_are_those_of_the_document(offset: int, size: int) -> None:
+    assert re.search(rf"^\| {offset}, \d+ \| {size} \|", DOCUMENT, re.MULTILINE)
+    assert offset % 8 == 0
+
+
+def test_every_event_of_the_document_is_one_that_the_shim_writes() -> None:
+    told = set(re.findall(r"^\| `(\w+)` \| .*\| .*\|$", DOCUMENT.split("## Events")[1], re.M))
+    source = "".join(path.read_text() for path in (ROOT / "client/warpwatch/client").glob("*.py"))
+    assert told - {"event"} == {
+        *("capture_armed", "capture_late", "capture_started", "capture_finished"),
+        *("capture_failed", "capture_disarmed", "oom", "exception", "exit"),
+    }
+    assert all(f'"{name}"' in source for name in told - {"event"})

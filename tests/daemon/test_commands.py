@@ -1,0 +1,155 @@
+"""The command line: help with an example, one-line errors, the exit status that scripts need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from warpwatch.daemon.cli import COMMANDS, main
+from warpwatch.daemon.demo.processes import free_port
+from warpwatch.exporters.jsonl import JsonlWriter
+from warpwatch.telemetry.records import RankSeen, Record, Step
+
+NOBODY = f"http://127.0.0.1:{free_port()}"
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_every_command_has_help_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([command, "--help"])
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert status == 0
+    out, _ = told(capsys)
+    assert "example" in out
+    assert f"warpwatch {command}" in out
+
+
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out, _ = told(capsys)
+    assert all(f"  {command}" in out for command in COMMANDS)
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demon"])
+    assert ended.value.code == 2
+    assert "no command 'demon'; there are daemon, run," in told(capsys)[1]
+
+
+@pytest.mark.parametrize("command", [["status"], ["capture", "--job", "x"]])
+def test_without_a_daemon_a_command_exits_3_with_one_line(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--url", NOBODY]) == 3
+    out, err = told(capsys)
+    assert out == ""
+    assert err.startswith(f"warpwatch {command[0]}: no daemon answers at {NOBODY}")
+    assert err.count("\n") == 1
+
+
+def test_an_address_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", "localhost:9400"]) == 2
+    assert "is no http:// or https:// address" in told(capsys)[1]
+
+
+def test_config_check_tells_right_from_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("http: {listen: '127.0.0.1:9401'}")
+    bad.write_text("http: {lisen: x}")
+    assert main(["config", "check", str(good)]) == 0
+    assert main(["config", "check", str(bad)]) == 1
+    assert "did you mean 'listen'" in told(capsys)[0]
+    assert main(["config", "check", str(tmp_path / "none.yaml")]) == 2
+
+
+def test_config_show_prints_what_would_be_in_force(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--json"]) == 0
+    assert json.loads(told(capsys)[0])["http"]["listen"] == "127.0.0.1:9400"
+
+
+def test_metrics_lists_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["metrics", "nvlink_errors"]) == 0
+    assert "warpwatch_device_nvlink_errors_total{gpu,uuid," in told(capsys)[0]
+    assert main(["metrics", "--json"]) == 0
+    names = {row["name"] for row in json.loads(told(capsys)[0])}
+    assert {"warpwatch_device_up", "warpwatch_step_duration_seconds"} <= names
+
+
+def test_doctor_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json", "--url", NOBODY])
+    checks = {check["name"]: check for check in json.loads(told(capsys)[0])}
+    assert set(checks) == {
+        "platform",
+        "NVML",
+        "rendezvous",
+        "inbox",
+        "capture store",
+        "daemon",
+    }
+    assert checks["platform"]["ok"] is True
+    assert checks["daemon"]["ok"] is None
+    assert code == (1 if any(check["ok"] is False for check in checks.values()) else 0)
+
+
+def steps(slow_from: int) -> list[Record]:
+    records: list[Record] = [RankSeen(0.0, "train", rank, 2) for rank in (0, 1)]
+    time = 0.0
+    for number in range(600):
+        duration_s = 0.2 if number < slow_from else 0.5
+        time += duration_s
+        records += [Step(time, "train", rank, number, duration_s) for rank in (0, 1)]
+    return records
+
+
+def test_replay_finds_in_a_log_what_the_daemon_would_have_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, slow_from in (("slow", 300), ("well", 600)):
+        log = JsonlWriter(tmp_path / name)
+        log.write(steps(slow_from))
+        log.close()
+    assert main(["replay", str(tmp_path / "well"), "--json"]) == 0
+    assert told(capsys)[0] == ""
+    assert main(["replay", str(tmp_path / "slow"), "--json"]) == 1
+    (line,) = told(capsys)[0].splitlines()
+    anomaly = json.loads(line)
+    assert (anomaly["kind"], anomaly["job"]) == ("step_regression", "train")
+    assert 300 <= anomaly["step"] <= 330
+    switched_off = "detectors.step_regression.enabled=false"
+    assert main(["replay", str(tmp_path / "slow"), "--set", switched_off]) == 0
+
+
+def test_replay_of_what_is_no_log_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "noise").write_bytes(b"\x00\xff nothing")
+    assert main(["replay", str(tmp_path / "noise")]) == 2
+    assert main(["replay", str(tmp_path / "absent")]) == 2
+    assert main(["replay", str(tmp_path / "noise"), "--set", "a"]) == 2
+    assert "KEY=VALUE is needed" in told(capsys)[1]
+
+
+def test_diagnose_of_what_is_no_trace_exits_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "noise.json").write_text("[1, 2")
+    assert main(["diagnose", str(tmp_path / "noise.json")]) == 2
+    assert told(capsys)[1].startswith("warpwatch diagnose: ")
+
+
+def test_run_without_a_program_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run"]) == 2
+    assert main(["run", "--", "no-such-program-anywhere"]) == 2
