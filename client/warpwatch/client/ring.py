@@ -51,6 +51,10 @@ def _layout(length: int) -> tuple[Callable[..., bytes], int, Callable[..., bytes
 _LAYOUTS = {length: _layout(length) for length in range(5, 6 + protocol.MAX_PHASES)}
 
 
+# What steps add up to: steps, newest step plus 1, samples, tokens, duration ns, ns of each phase.
+Row = Sequence[int]
+
+
 class RingWriter:
     """The mapped file. ``words`` are its 64-bit words: storing one is a single aligned store.
 
@@ -129,12 +133,12 @@ class RingWriter:
         number: int,
         gpu_ns: int,
         allocated: int,
-        spent: Sequence[int],
-        totals: Sequence[int],
+        spent: Row,
+        totals: Row,
     ) -> None:
-        """A step and the totals after it. ``spent``, ``totals``: steps, newest step, samples,
-        tokens, duration, then ns of each phase. Training thread only. A checksum is stored as a
-        whole word: it is aligned here, and the four bytes after it belong to nothing.
+        """A step and the totals after it. Training thread only.
+
+        A checksum is stored as a whole word: it is aligned, the four bytes after it are unused.
         """
         pack_step, length, pack_totals, padding = _LAYOUTS[len(spent)]
         words = self.words
@@ -166,14 +170,19 @@ class RingWriter:
             finally:
                 self._lock.release()
         else:
-            fields = (number, spent[4], gpu_ns, allocated, *spent[2:4], *spent[5:])
-            payload = struct.pack(f"<{len(fields)}Q", *fields)
-            self._deferred.append((_STEP, flags, wall_ns, payload))
+            self._defer_step(flags, wall_ns, number, gpu_ns, allocated, spent)
         self._totals = turn = self._totals + 1
         body = pack_totals(turn, *totals) + padding
         end = _TOTALS_A_END if turn & 1 else _TOTALS_B_END
         self._map[end - _TOTALS_SIZE : end] = body
         words[end >> 3] = _crc32(body)
+
+    def _defer_step(
+        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: Row
+    ) -> None:
+        fields = (number, spent[4], gpu_ns, allocated, *spent[2:4], *spent[5:])
+        payload = struct.pack(f"<{len(fields)}Q", *fields)
+        self._deferred.append((_STEP, flags, wall_ns, payload))
 
     def _write_deferred(self) -> None:
         while self._deferred:

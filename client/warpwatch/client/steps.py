@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # Steps shorter than this do not all look for a command: the look is a system call.
 COMMAND_INTERVAL_NS = 1_000_000
 
-# What a step adds to the totals, in the order of the ring's totals: a step, the newest step's
-# number, then these, then ns of each phase. Until the step's end the place of its duration
+# What a step adds to the totals, in the order of the ring's totals: a step, the newest step
+# plus 1, then these, then ns of each phase. Until the step's end the place of its duration
 # holds the time spent in no phase.
 SAMPLES, TOKENS, DURATION, FIRST_PHASE = 2, 3, 4, 5
 OTHER = DURATION
@@ -182,7 +182,8 @@ class StepClock:
         if name in self.phase_names:
             return FIRST_PHASE + self.phase_names.index(name)
         number = len(self.phase_names)
-        if number >= MAX_PHASES or self._dead:
+        foreign = self.thread not in (0, get_ident())
+        if number >= MAX_PHASES or self._dead or foreign:
             return OTHER
         for row in (self.totals, self.spent, self._blank):
             row.append(0)
