@@ -23,8 +23,9 @@ BATCH = 16
 FEATURES = 512
 LAYERS = 6
 SLOW_SAMPLE_S = 0.005
-SLOW_FORWARD_S = 0.040
-CHECK_S = 0.045
+SLOW_FORWARD_S = 0.080
+CHECK_S = 0.090
+CHECK_PARAMETER_S = 0.0005
 
 
 class Samples(Dataset):  # type: ignore[misc]
@@ -109,7 +110,7 @@ def check_gradients(model: torch.nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 float(parameter.grad[0].sum())
-                python_work(0.0005)
+                python_work(CHECK_PARAMETER_S)
 
 
 def wait_while_hanging() -> None:
