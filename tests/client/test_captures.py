@@ -25,8 +25,9 @@ while True:
 """
 TORCH = """
 import sys, time, warnings
-warnings.simplefilter("error")
 import torch
+# From here on: without numpy, torch itself warns while it is imported.
+warnings.simplefilter("error")
 import warpwatch.client as warpwatch
 torch.set_num_threads(1)
 monitor = warpwatch.attach(job="demo")

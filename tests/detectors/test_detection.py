@@ -28,7 +28,7 @@ def lines(records: Iterable[Record]) -> list[str]:
 
 def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
     folder = Path(__file__).parents[2] / "daemon/warpwatch/daemon/detectors"
-    shared = {"__init__", "base", "capture_windows", "job_steps", "level"}
+    shared = {"__init__", "base", "capture_windows", "job_steps", "level", "rank_levels"}
     assert {path.stem for path in folder.glob("*.py")} - shared == DETECTORS.keys()
     assert set(type(Config().detectors).model_fields) == DETECTORS.keys()
     assert DETECTORS.keys() <= set(JOB_KINDS)

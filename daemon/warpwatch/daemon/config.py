@@ -138,8 +138,14 @@ class StepRegressionConfig(LevelConfig):
     accept_after_s: float = Field(600.0, ge=0)
 
 
-class DataStallConfig(LevelConfig):
-    """Shares of the step spent in ``data_wait``; ``start_*`` judge before there is a baseline."""
+class RankLevelConfig(LevelConfig):
+    """A level of each rank; before there is a baseline, ``start_blocks`` in a row count."""
+
+    start_blocks: int = Field(5, ge=1)
+
+
+class DataStallConfig(RankLevelConfig):
+    """Shares of the step spent in ``data_wait``; ``start_share`` judges without a baseline."""
 
     block_steps: int = Field(20, ge=3, le=100)
     ready_blocks: int = Field(5, ge=4, le=200)
@@ -147,20 +153,18 @@ class DataStallConfig(LevelConfig):
     min_share: Share = 0.10
     min_rise: float = Field(0.08, gt=0, le=1)
     start_share: float = Field(0.25, gt=0, le=1)
-    start_blocks: int = Field(5, ge=1)
 
 
-class StragglerConfig(LevelConfig):
+class StragglerConfig(RankLevelConfig):
     """Ratios of a rank's compute to its peers' median.
 
-    ``min_cost``: least share of the step lost; ``start_*`` judge before there is a baseline.
+    ``min_cost``: least share of the step lost; ``start_ratio`` judges without a baseline.
     """
 
     noise_factor: float = Field(4.0, gt=0)
     min_ratio: float = Field(1.10, gt=1)
     min_cost: float = Field(0.05, gt=0, le=1)
     start_ratio: float = Field(1.25, gt=1)
-    start_blocks: int = Field(5, ge=1)
 
 
 class HangConfig(DetectorConfig):

@@ -2,7 +2,7 @@
 
 - base: what a detector is, what it sees and what it says
 - job_steps: joins the ranks' steps into steps of the job; capture_windows: what to look away from
-- level: block medians, baseline, persistence
+- level: block medians, baseline, persistence; rank_levels: the same for a value of each rank
 - step_regression, data_stall, straggler, hang, crash: the kinds
 """
 
