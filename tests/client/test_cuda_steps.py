@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from warpwatch.client.cuda_steps import CudaSteps, device_uuid
+from warpwatch.client.cuda_steps import DURATION, CudaSteps, device_uuid
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.protocol import ABSENT
-from warpwatch.client.steps import DURATION, FIRST_PHASE, StepClock
+from warpwatch.client.steps import FIRST_PHASE, StepClock
 
 
 class SimulatedEvent:

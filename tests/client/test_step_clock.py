@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from warpwatch.client.cuda_steps import DURATION
 from warpwatch.client.monitor import Monitor
-from warpwatch.client.steps import DURATION, FIRST_PHASE, SAMPLES, TOKENS, StepClock
+from warpwatch.client.steps import FIRST_PHASE, SAMPLES, TOKENS, StepClock
 
 
 def totals_ms(monitor: Monitor, name: str) -> float:

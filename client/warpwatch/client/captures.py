@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from warpwatch.client import commands, faults, inbox
 from warpwatch.client.commands import Command
@@ -26,10 +26,17 @@ from warpwatch.client.protocol import FLAG_PROFILED
 
 if TYPE_CHECKING:
     from warpwatch.client.ring import RingWriter
-    from warpwatch.client.steps import StepClock
 
 # Reads of a command file whose checksum is wrong before its sequence number is given up.
 MAX_TORN_READS = 100
+
+
+class Clock(Protocol):
+    """The step clock as captures see it: flags of the records, and whether it calls here."""
+
+    flags: int
+    capturing: bool
+    thread: int
 
 
 class Session:
@@ -83,7 +90,7 @@ class TorchCaptures:
 
     # --- in the training thread -----------------------------------------------------------------
 
-    def read_command(self, clock: StepClock, ring: RingWriter, number: int) -> None:
+    def read_command(self, clock: Clock, ring: RingWriter, number: int) -> None:
         """The command file changed; step ``number`` is the next to begin."""
         found = commands.read(ring.command_fd)
         if found is None:
@@ -97,7 +104,7 @@ class TorchCaptures:
         if command is not None:
             self._obey(clock, ring, command, number)
 
-    def step_begins(self, clock: StepClock, number: int) -> None:
+    def step_begins(self, clock: Clock, number: int) -> None:
         session = self.session
         if session is None:
             return
@@ -109,7 +116,7 @@ class TorchCaptures:
         elif number == session.command.start_step:
             session.begun = True
 
-    def step_ended(self, clock: StepClock, number: int) -> None:
+    def step_ended(self, clock: Clock, number: int) -> None:
         session = self.session
         if session is None or session.profiler is None:
             # The step that paid for stop and export, if there was one, is over now.
@@ -122,7 +129,7 @@ class TorchCaptures:
         else:
             session.profiler.step()
 
-    def exit(self, clock: StepClock) -> None:
+    def exit(self, clock: Clock) -> None:
         """The process exits: a profiler that still runs then can crash the interpreter's end."""
         session = self.session
         if session is not None:
@@ -130,7 +137,7 @@ class TorchCaptures:
             if get_ident() == clock.thread:
                 self._drop(clock, session)
 
-    def _obey(self, clock: StepClock, ring: RingWriter, command: Command, number: int) -> None:
+    def _obey(self, clock: Clock, ring: RingWriter, command: Command, number: int) -> None:
         session = self.session
         if session is not None and (command.op == "cancel" or command.id != session.command.id):
             if command.op == "cancel" and command.id != session.command.id:
@@ -166,7 +173,7 @@ class TorchCaptures:
             return "profiler_busy"
         return self.inbox_problem
 
-    def _start(self, clock: StepClock, session: Session) -> None:
+    def _start(self, clock: Clock, session: Session) -> None:
         try:
             session.profiler = _new_profiler(session.command.start_step, session.last_step)
             with _inductor_left_alone():
@@ -202,7 +209,7 @@ class TorchCaptures:
         session.profiler = None
         gc.collect()
 
-    def _drop(self, clock: StepClock, session: Session) -> None:
+    def _drop(self, clock: Clock, session: Session) -> None:
         self.session = None
         if session.profiler is not None:
             try:
@@ -214,12 +221,12 @@ class TorchCaptures:
         else:
             self._rest(clock)
 
-    def _fail(self, clock: StepClock, session: Session, error: Exception) -> None:
+    def _fail(self, clock: Clock, session: Session, error: Exception) -> None:
         session.profiler = self.session = None
         self._rest(clock)
         self._report(session, error)
 
-    def _rest(self, clock: StepClock) -> None:
+    def _rest(self, clock: Clock) -> None:
         clock.flags = 0
         clock.capturing = False
 

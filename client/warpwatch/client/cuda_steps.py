@@ -9,21 +9,33 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from warpwatch.client import faults, protocol
 from warpwatch.client.protocol import ABSENT
 
-# As in steps.py, which imports this module.
-DURATION = 4
-
 if TYPE_CHECKING:
-    from warpwatch.client.steps import StepClock
+    from warpwatch.client.ring import RingWriter
 
+# Where the duration stands in what a step spent; the phases follow it (steps.py).
+DURATION = 4
 POOL_SIZE = 512
 MEMORY_INTERVAL_NS = 1_000_000_000
 # Steps that wait to be read back; the CPU is seldom more than a few ahead.
 MAX_PENDING = 64
+
+
+class Clock(Protocol):
+    """The step clock as its GPU side sees it; ``finish`` takes a step whose times are known."""
+
+    flags: int
+    current: int
+    totals: list[int]
+    ring: RingWriter | None
+
+    def finish(
+        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: list[int]
+    ) -> None: ...
 
 
 class _Mark(NamedTuple):
@@ -65,7 +77,7 @@ class CudaSteps:
         if self._whole:
             self._mark(current)
 
-    def end(self, clock: StepClock, wall_ns: int, number: int, spent: list[int]) -> None:
+    def end(self, clock: Clock, wall_ns: int, number: int, spent: list[int]) -> None:
         """The step ended on the CPU; it is finished when the GPU has come that far."""
         end = self._mark(clock.current)
         marks = self._marks
@@ -81,7 +93,7 @@ class CudaSteps:
         self._whole = True
         self.harvest(clock)
 
-    def harvest(self, clock: StepClock, flush: bool = False) -> None:
+    def harvest(self, clock: Clock, flush: bool = False) -> None:
         """Finish the steps that the GPU has completed, oldest first.
 
         With ``flush``, or when too many wait, the rest is finished with the clock's times.
@@ -136,7 +148,7 @@ class CudaSteps:
     def _capturing(self) -> bool:
         return bool(self._cuda.is_current_stream_capturing())
 
-    def _read_memory(self, clock: StepClock) -> int:
+    def _read_memory(self, clock: Clock) -> int:
         """Allocated bytes, and a memory record beside it; ABSENT if it was read a moment ago."""
         now = monotonic_ns()
         if now - self._memory_ns < MEMORY_INTERVAL_NS:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from warpwatch.client import faults, identity, protocol
-from warpwatch.client.cuda_steps import CudaSteps, device_uuid
+from warpwatch.client.cuda_steps import DURATION, CudaSteps, device_uuid
 from warpwatch.client.protocol import ABSENT, MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ COMMAND_INTERVAL_NS = 1_000_000
 # What a step adds to the totals, in the order of the ring's totals: a step, the newest step
 # plus 1, then these, then ns of each phase. Until the step's end the place of its duration
 # holds the time spent in no phase.
-SAMPLES, TOKENS, DURATION, FIRST_PHASE = 2, 3, 4, 5
+SAMPLES, TOKENS, FIRST_PHASE = 2, 3, DURATION + 1
 OTHER = DURATION
 
 
