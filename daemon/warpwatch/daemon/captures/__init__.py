@@ -5,5 +5,5 @@
 - coordinator: the one path for all captures
 - cost: the step time before, during and after
 - store: files, capture.json, retention
-- child: the diagnosis in a process of its own, with its own limits
+- child: the diagnosis in a process of its own, with its own limits; memory: what is left for it
 """

@@ -15,33 +15,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from warpwatch.daemon.captures.memory import cgroups, host_available, room
+
 # A diagnosis that has less than this is not begun.
 MIN_MEMORY_BYTES = 192 << 20
 MAX_MEMORY_BYTES = 4 << 30
-# What must stay for the daemon when the child takes all that it may.
-RESERVE_BYTES = 32 << 20
 TIMEOUT_S = 180.0
 EXIT_UNREADABLE = 2
 EXIT_NO_MEMORY = 5
 UNREADABLE = "unreadable: "
 # What a diagnosis leaves beside the traces.
 FILES = ("diagnosis.json", "report.html")
-
-# limit, usage, statistics, and what the file cache is called there: version 2, then 1
-_CGROUP_FILES = (
-    (
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory.current",
-        "/sys/fs/cgroup/memory.stat",
-        "inactive_file",
-    ),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
 
 
 def diagnose(kind: str, folder: Path, files: Sequence[str], missing: Sequence[int]) -> str:
@@ -73,33 +57,9 @@ def diagnose(kind: str, folder: Path, files: Sequence[str], missing: Sequence[in
 
 def memory_left() -> int:
     """Bytes that a diagnosis may take: what the container leaves, half of what the host has."""
-    limits = [MAX_MEMORY_BYTES, _host_available() // 2]
-    for limit_file, usage_file, stat_file, cache in _CGROUP_FILES:
-        try:
-            limit = int(Path(limit_file).read_text())
-            usage = int(Path(usage_file).read_text())
-            # File cache counts as used, but goes when somebody needs the memory.
-            usage -= _field(Path(stat_file).read_text(), cache)
-        except (OSError, ValueError):
-            continue
-        limits.append(limit - usage - RESERVE_BYTES)
-    return max(0, min(limits))
-
-
-def _host_available() -> int:
-    try:
-        return 1024 * _field(Path("/proc/meminfo").read_text(), "MemAvailable:")
-    except OSError:
-        return 2 * MAX_MEMORY_BYTES
-
-
-def _field(text: str, name: str) -> int:
-    """The number behind a name, as in memory.stat and meminfo; 0 when it is not there."""
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == name:
-            return int(words[1])
-    return 0
+    left = [MAX_MEMORY_BYTES, host_available() // 2]
+    left += [room(folder) for folder in cgroups()]
+    return max(0, min(left))
 
 
 def main(arguments: Sequence[str]) -> int:
