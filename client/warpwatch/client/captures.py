@@ -168,13 +168,14 @@ class TorchCaptures:
             return "no_torch"
         if os.environ.get("WARPWATCH_CAPTURES") == "0":
             return "disabled"
-        profiling = getattr(torch.autograd, "_profiler_enabled", None)
-        if profiling is not None and profiling():
+        if _profiler_runs():
             return "profiler_busy"
         return self.inbox_problem
 
     def _start(self, clock: Clock, session: Session) -> None:
         try:
+            if _profiler_runs():
+                raise RuntimeError("profiler_busy")
             session.profiler = _new_profiler(session.command.start_step, session.last_step)
             with _inductor_left_alone():
                 session.profiler.start()
@@ -285,6 +286,12 @@ def _inductor_left_alone() -> Iterator[None]:
         yield
     finally:
         lazy.add("_inductor")
+
+
+def _profiler_runs() -> bool:
+    """The program profiles itself: there is one profiler a process, and it was there first."""
+    enabled = getattr(sys.modules["torch"].autograd, "_profiler_enabled", None)
+    return enabled is not None and bool(enabled())
 
 
 def _new_profiler(first_step: int, last_step: int) -> Any:

@@ -47,7 +47,7 @@ def read(fd: int) -> tuple[bytes, Command | None] | None:
     data = os.pread(fd, protocol.COMMAND_SIZE, 0)
     try:
         _, fields = protocol.decode_command(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return data[8:16], parse(fields)
 

@@ -107,7 +107,13 @@ class CudaSteps:
                 return
             pending.popleft()
             spent = oldest.spent + [0] * (len(clock.totals) - len(oldest.spent))
-            gpu_ns = self._measure(oldest, spent) if ready and oldest.marks else ABSENT
+            gpu_ns = ABSENT
+            try:
+                if ready and oldest.marks:
+                    gpu_ns = self._measure(oldest, spent)
+            except Exception as error:
+                # Events of two devices cannot be compared: the step keeps the clock's times.
+                faults.swallow(error)
             self._release(oldest)
             clock.finish(
                 oldest.flags, oldest.wall_ns, oldest.number, gpu_ns, oldest.allocated, spent
@@ -136,8 +142,9 @@ class CudaSteps:
             times[mark.phase] += _nanoseconds(previous, mark.event)
             previous = mark.event
         times[DURATION] = sum(times)
+        gpu_ns = _nanoseconds(pending.begin, previous)
         spent[DURATION:] = times[DURATION:]
-        return _nanoseconds(pending.begin, previous)
+        return gpu_ns
 
     def _release(self, pending: _PendingStep) -> None:
         """Back to the pool, but for the end event: the next step begins there."""

@@ -66,6 +66,10 @@ class Hooks:
                     monitor.step_clock = "optimizer"
             if self._leads() and not self.monitor.clock.open:
                 self.monitor.clock.begin()
+            if self._in_optimizer:
+                # The step before raised: no hook saw its end.
+                self._in_optimizer = False
+                self.monitor.phase("optimizer").__exit__(None, None, None)
             # With a closure, forward and backward run inside optimizer.step().
             if len(args) < 2 and not kwargs.get("closure"):
                 self.monitor.phase("optimizer").__enter__()
@@ -124,9 +128,14 @@ class Watcher:
         if name not in self._wanted:
             return None
         for finder in list(sys.meta_path):
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
             if spec is not None:
-                self._watch(name, spec.loader)
+                try:
+                    self._watch(name, spec.loader)
+                except Exception as error:
+                    # A loader that cannot be watched: imported as ever, only not hooked.
+                    faults.swallow(error)
                 return spec
         return None
 

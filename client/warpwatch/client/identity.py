@@ -18,6 +18,9 @@ _MAX_TEXT = 64
 MAX_PHASE = 32
 
 
+_MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
 def bounded(text: str, characters: int, json_bytes: int) -> str:
     """The longest beginning of ``text`` within both limits."""
     text = text[:characters]
@@ -35,13 +38,14 @@ def phase_name(text: str) -> str:
 def job_name(asked: str | None, environ: Mapping[str, str], argv: Sequence[str]) -> str:
     """attach(job=), WARPWATCH_JOB, Slurm, torchrun's run id, the pod's owner, the script's name."""
     slurm = "-".join(filter(None, (environ.get("SLURM_JOB_NAME"), environ.get("SLURM_JOB_ID"))))
-    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     script = os.path.basename(argv[0]) if argv else ""
     names = (
         asked,
         environ.get("WARPWATCH_JOB"),
         slurm,
-        run_id if run_id != "none" else "",
+        # What torchrun makes up itself names nothing, and another run differently.
+        "" if run_id == "none" or _MADE_UP.fullmatch(run_id) else run_id,
         environ.get("WARPWATCH_POD_OWNER"),
         script if script not in ("-c", "-m") else "",
         "python",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,4 +77,8 @@ def main(arguments: Sequence[str], prog: str = PROGRAM) -> int:
 def _execute(command: list[str], environ: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
+    # Python ignores these two, and what is ignored stays so over exec: the command starts as from
+    # a shell.
+    for name in ("SIGPIPE", "SIGXFSZ"):
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.execvpe(command[0], command, environ)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,9 @@ def _daemon_holds(folder_fd: int, trusted: tuple[int, int] | None) -> bool:
         if not stat.S_ISREG(status.st_mode) or (trusted and status.st_uid not in trusted):
             return False
         return rendezvous.lock_holder(fd) is not None
+    except OSError:
+        # A file system without locks is no place to meet.
+        return False
     finally:
         os.close(fd)
 
@@ -99,6 +103,8 @@ class Link:
                 self._round()
             except Exception as error:
                 faults.swallow(error)
+            with suppress(Exception):
+                faults.tell()
             self._sleep()
 
     def _sleep(self) -> None:

@@ -54,6 +54,23 @@ class Phase:
                 clock.gpu.border(current)
 
 
+class _Waiting(Generic[Item]):
+    """The iterator of a wrapped iterable. It keeps no item: a batch may be large."""
+
+    __slots__ = ("_iterator", "_phase")
+
+    def __init__(self, iterator: Iterator[Item], phase: Phase) -> None:
+        self._iterator = iterator
+        self._phase = phase
+
+    def __iter__(self) -> Iterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        with self._phase:
+            return next(self._iterator)
+
+
 class Wrapped(Generic[Item]):
     """An iterable whose waiting is a phase. All else is the iterable's own."""
 
@@ -63,14 +80,12 @@ class Wrapped(Generic[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         with self._phase:
-            iterator = iter(self._iterable)
-        while True:
-            with self._phase:
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            yield item
+            return _Waiting(iter(self._iterable), self._phase)
+
+    def __next__(self) -> Item:
+        """For what is an iterator itself."""
+        with self._phase:
+            return next(self._iterable)  # type: ignore[call-overload, no-any-return]
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]

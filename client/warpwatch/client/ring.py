@@ -15,6 +15,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from warpwatch.client import protocol
@@ -220,8 +221,9 @@ def create(ranks_fd: int, name: str, metadata: dict[str, Any]) -> RingWriter:
             raise OSError("the new ring is locked by another process")
         os.rename(new, f"{name}.ring", src_dir_fd=ranks_fd, dst_dir_fd=ranks_fd)
     except BaseException:
-        os.unlink(new, dir_fd=ranks_fd)
         os.close(fd)
+        with suppress(OSError):
+            os.unlink(new, dir_fd=ranks_fd)
         raise
     return ring
 

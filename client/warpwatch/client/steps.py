@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from warpwatch.client.captures import TorchCaptures
     from warpwatch.client.ring import RingWriter
 
+# What a forked child inherited and must not destroy: a CUDA event's end calls the driver, which
+# may not be used after a fork.
+_kept_in_child: list[Any] = []
+
 # Steps shorter than this do not all look for a command: the look is a system call.
 COMMAND_INTERVAL_NS = 1_000_000
 
@@ -196,6 +200,7 @@ class StepClock:
         """In a forked child: nothing is measured any more."""
         self._dead = True
         self.thread = 0
+        _kept_in_child.append((self.gpu, self.captures))
         self.ring = self._known_ring = self.gpu = self.captures = None
 
     def _adopt(self) -> bool:

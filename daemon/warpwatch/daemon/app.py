@@ -105,6 +105,7 @@ class Daemon:
             source.start(self.supervisor, self.hub)
 
     def _close(self) -> None:
+        logger.info("stopping")
         self.supervisor.stop()
         for source in self.sources:
             source.close()

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -67,12 +68,18 @@ Interval = Annotated[float, Field(ge=0.1, le=3600)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
+def check_listen(value: str) -> str:
+    if not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^:\s]*):\d{1,5}", value):
+        raise ValueError("an address and a port are needed, such as 127.0.0.1:9400")
+    return value
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class HttpConfig(Section):
-    listen: str = Field("127.0.0.1:9400", pattern=r"^(\[[0-9A-Fa-f:]+\]|[^:\s]*):\d{1,5}$")
+    listen: Annotated[str, AfterValidator(check_listen)] = "127.0.0.1:9400"
     web_config: Path | None = None
     token_file: Path | None = None
     token_required: bool = False
@@ -281,6 +288,8 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
 
 
 def parse(tree: dict[str, Any], origin: str) -> Config:
+    # A section whose keys are all commented out is an empty one.
+    tree = {key: {} if value is None else value for key, value in tree.items()}
     try:
         return Config.model_validate(tree)
     except ValidationError as error:

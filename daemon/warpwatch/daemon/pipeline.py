@@ -44,6 +44,9 @@ class Pipeline:
         self._opened: set[str] = set()
         self._waiting: dict[str, CaptureRequest] = {}
         self._log_failed: int | None = None
+        if log is not None:
+            # There from the start, so that an increase can be seen.
+            hub.count("jsonl_errors_total", by=0)
         self._rank_errors = 0
 
     def step(self) -> None:
@@ -95,7 +98,10 @@ class Pipeline:
             return
         self._opened.add(anomaly.id)
         self._hub.count("anomalies_total", anomaly.kind, anomaly.severity)
-        logger.warning("%s: %s", anomaly.kind, anomaly.summary)
+        level = logging.INFO if anomaly.severity == "info" else logging.WARNING
+        logger.log(
+            level, "%s of %s: %s", anomaly.kind, anomaly.job or anomaly.device, anomaly.summary
+        )
         recipe = self.recipes.get(anomaly.kind)
         if recipe is None or anomaly.job is None:
             return

@@ -85,8 +85,9 @@ def _rank(rank: RankState) -> Values:
         ("rank_memory_reserved_bytes", ()): rank.memory_reserved_bytes,
         ("records_lost_total", ()): rank.lost_records,
         ("steps_total", ()): rank.steps_total,
-        ("samples_total", ()): rank.samples_total,
-        ("tokens_total", ()): rank.tokens_total,
+        # A program that does not say how many has not processed none.
+        ("samples_total", ()): rank.samples_total or None,
+        ("tokens_total", ()): rank.tokens_total or None,
     }
     known = {key: value for key, value in values.items() if value is not None}
     phases = {("phase_seconds_total", (name,)): s for name, s in rank.phases_s.items()}

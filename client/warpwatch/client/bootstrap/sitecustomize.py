@@ -11,6 +11,8 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+# Folders like this one that ran already: another environment's launcher may have added its own.
+_VISITED = sys.__dict__.setdefault("_warpwatch_bootstraps", set())
 
 
 def _install() -> None:
@@ -28,7 +30,7 @@ def _install() -> None:
 
 
 def _run_hidden() -> None:
-    path = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+    path = [entry for entry in sys.path if os.path.abspath(entry or ".") not in _VISITED]
     spec = PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:
         module = module_from_spec(spec)
@@ -36,7 +38,9 @@ def _run_hidden() -> None:
         spec.loader.exec_module(module)
 
 
-if os.environ.get("WARPWATCH") == "1":
+_first = not _VISITED
+_VISITED.add(_HERE)
+if _first and os.environ.get("WARPWATCH") == "1":
     try:
         _install()
     except Exception:

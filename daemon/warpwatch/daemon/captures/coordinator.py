@@ -155,6 +155,7 @@ class Coordinator:
         for capture in list(self._captures.values()):
             if capture.outcome is None:
                 self._update(capture.id, outcome="failed", detail="the daemon ended meanwhile")
+                logger.warning("capture %s was running when the daemon ended", capture.id)
             self.policy.begun(capture.request, at - max(0.0, now - capture.time))
 
     def _send(self, target: Target, command: dict[str, Any]) -> None:
@@ -264,6 +265,9 @@ class Coordinator:
         return outcome
 
     def _take(self, session: Session, rank: RankCapture, folder: Path) -> RankCapture:
+        if rank.detail == "no_inbox":
+            hint = f"no_inbox: start the training with WARPWATCH_INBOX={self._inbox}"
+            return replace(rank, detail=hint)
         if rank.state != "exported":
             return rank
         name = f"rank{rank.rank}{inbox.SUFFIX[session.capture.request.kind]}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from warpwatch.client.rendezvous import take_lock
 from warpwatch.daemon.config import StoreConfig
 from warpwatch.daemon.errors import UsageError
 from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
@@ -39,6 +40,18 @@ class Store:
                     f"cannot write captures to {self.path}: {error.strerror}; set store.url"
                 ) from error
             logger.warning("the capture store %s: %s", self.path, error.strerror)
+        self._lock_fd = self._lock()
+
+    def _lock(self) -> int:
+        """A second daemon on the store would take this one's captures for its own."""
+        try:
+            fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return -1
+        if not take_lock(fd):
+            os.close(fd)
+            raise UsageError(f"{self.path} is another daemon's capture store; set store.url")
+        return fd
 
     def folder(self, capture_id: str, now: float) -> Path:
         """Make the folder of a new capture. Raises OSError when there is no space."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from warpwatch.daemon.api_client import ApiClient
 from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.errors import Refused, WarpwatchError
+from warpwatch.daemon.errors import Refused, UsageError, WarpwatchError
 
 POLL_S = 0.5
 
@@ -24,7 +24,14 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("--job", help="the job; not needed when there is only one")
     command.add_argument("--rank", type=int, action="append", help="only this rank (repeatable)")
     command.add_argument("--kind", default="torch", choices=["torch", "stacks"])
-    command.add_argument("--steps", type=int, default=5, help="steps to record (default 5)")
+    command.add_argument(
+        "--steps",
+        type=int,
+        default=5,
+        choices=range(1, 101),
+        metavar="1-100",
+        help="steps to record (default 5)",
+    )
     command.add_argument("--wait", action="store_true", help="wait for the diagnosis")
     command.add_argument("--timeout", type=float, default=300, help="seconds to wait (default 300)")
     parsing.add_daemon(command)
@@ -46,11 +53,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _only_job(api: ApiClient) -> str:
-    names = [str(job["name"]) for job in api.get("/api/v1/jobs")["jobs"]]
+    ranks = api.get("/api/v1/ranks")["ranks"]
+    names = sorted({str(rank["job"]) for rank in ranks if rank["status"] == "running"})
     if len(names) == 1:
         return names[0]
-    known = f"there are {', '.join(names)}" if names else "no job reports to this daemon"
-    raise Refused("refused_no_rank", f"name the job with --job; {known}")
+    if not names:
+        raise Refused("refused_no_rank", "no running job reports to this daemon")
+    raise UsageError(f"name the job with --job; there are {', '.join(names)}")
 
 
 def wait(api: ApiClient, capture_id: str, timeout_s: float) -> Any:
@@ -72,6 +81,6 @@ def describe(capture: Any, url: str) -> str:
     diagnosis = capture["diagnosis"]
     if diagnosis:
         lines.append(f"  verdict: {diagnosis['verdict']}: {diagnosis.get('summary', '')}")
-    if "report.html" in capture["files"]:
-        lines.append(f"  report: {url}/api/v1/captures/{capture['id']}/report.html")
+    shown = [name for name in capture["files"] if name.endswith((".html", ".stacks.json"))]
+    lines += [f"  {url}/api/v1/captures/{capture['id']}/{name}" for name in shown]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = command.parse_args(argv)
     if arguments.action == "check":
         return _check(arguments.file, arguments.json)
-    tree = configuration.load(arguments.file).model_dump(mode="json")
+    named = os.environ.get("WARPWATCH_CONFIG")
+    file = arguments.file or (Path(named) if named else None)
+    tree = configuration.load(file).model_dump(mode="json")
     print(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
     return 0
 
@@ -34,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def _check(file: Path | None, as_json: bool) -> int:
     if file is None:
         raise UsageError("config check needs a FILE")
-    if not file.is_file():
+    if not file.exists():
         raise UsageError(f"{file}: there is no such file")
     try:
         configuration.load(file)

@@ -15,7 +15,7 @@ from pathlib import Path
 from warpwatch.client import rendezvous
 from warpwatch.client._version import __version__
 from warpwatch.daemon import config as configuration
-from warpwatch.daemon.api_client import ApiClient
+from warpwatch.daemon.api_client import DEFAULT_URL, ApiClient
 from warpwatch.daemon.captures.store import store_path
 from warpwatch.daemon.cli import parsing
 from warpwatch.daemon.config import Config
@@ -46,6 +46,8 @@ def main(argv: Sequence[str]) -> int:
     parsing.add_json(command)
     arguments = command.parse_args(argv)
     config = configuration.load(arguments.config)
+    if arguments.url == DEFAULT_URL:
+        arguments.url = f"http://{config.http.listen}"
     checks = [*_checks(config), _daemon(parsing.api(arguments))]
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))

@@ -34,7 +34,10 @@ def add_config(command: argparse.ArgumentParser) -> None:
 
 
 def add_daemon(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--url", default=DEFAULT_URL, help="the daemon (default %(default)s)")
+    default = os.environ.get("WARPWATCH_URL", DEFAULT_URL)
+    command.add_argument(
+        "--url", default=default, help="the daemon (default WARPWATCH_URL, else %(default)s)"
+    )
     command.add_argument(
         "--token-file", type=Path, metavar="FILE", help="bearer token, where the daemon wants one"
     )

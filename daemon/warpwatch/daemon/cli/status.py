@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     command = parsing.parser(
         "status",
         "Devices, ranks, anomalies and captures of a running daemon. Exit 1 when an anomaly is "
-        "active.",
+        "active that is more than information.",
         "warpwatch status --url http://127.0.0.1:9400",
     )
     parsing.add_daemon(command)
@@ -25,11 +25,12 @@ def main(argv: Sequence[str]) -> int:
     api = parsing.api(arguments)
     status: dict[str, Any] = {part: api.get(f"/api/v1/{part}")[part] for part in PARTS}
     active = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is None]
+    serious = [anomaly for anomaly in active if anomaly["severity"] != "info"]
     if arguments.json:
         print(json.dumps(status, indent=1))
     else:
         print("\n".join(_lines(status, active)))
-    return 1 if active else 0
+    return 1 if serious else 0
 
 
 def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
@@ -40,8 +41,11 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
         pace = f"{step_s * 1000:.1f} ms a step" if step_s else "no step yet"
         yield f"  {rank['job']} rank {rank['rank']}: {rank['status']}, step {rank['step']}, {pace}"
     for anomaly in active:
-        yield f"! {anomaly['kind']}: {anomaly['summary']}"
+        mark = " " if anomaly["severity"] == "info" else "!"
+        about = anomaly["job"] or anomaly["device"]
+        yield f"{mark} {anomaly['kind']} of {about}: {anomaly['summary']}"
     for capture in status["captures"][-5:]:
         diagnosis = capture["diagnosis"] or {}
         verdict = diagnosis.get("verdict", "no diagnosis")
-        yield f"  capture {capture['id']}: {capture['outcome'] or 'running'}, {verdict}"
+        about = f"{capture['id']} of {capture['request']['job']}"
+        yield f"  capture {about}: {capture['outcome'] or 'running'}, {verdict}"

@@ -10,7 +10,7 @@ from warpwatch.telemetry.records import End, RankEvent, RankSeen, Step
 
 MAX_DETAIL = 160
 # What an exception event may say of itself.
-EXCEPTION_FIELDS = ("exception", "message", "detail")
+EXCEPTION_FIELDS = ("exception", "type", "message", "detail")
 
 
 class _Job:
