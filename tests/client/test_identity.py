@@ -19,6 +19,8 @@ from warpwatch.client.identity import describe, job_name, phase_name
         (None, {"TORCHELASTIC_RUN_ID": "run-1"}, "run-1"),
         (None, {"TORCHELASTIC_RUN_ID": "none", "WARPWATCH_POD_OWNER": "trainer"}, "trainer"),
         (None, {"TORCHELASTIC_RUN_ID": "none"}, "train.py"),
+        # torchrun --standalone makes one up, another for each run
+        (None, {"TORCHELASTIC_RUN_ID": "d732d928-444d-4c1f-8f0e-0123456789ab"}, "train.py"),
     ],
 )
 def test_the_first_name_that_is_there_wins(

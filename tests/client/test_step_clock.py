@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -26,7 +27,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before() -> None:
     with monitor.step():
         pass
     assert monitor.clock.steps == 2
-    assert 50 <= monitor.clock.totals[DURATION] / 1e6 < 70
+    assert monitor.clock.totals[DURATION] / 1e6 >= 50
 
 
 def test_nested_phases_are_disjoint_and_sum_to_the_step() -> None:
@@ -37,9 +38,10 @@ def test_nested_phases_are_disjoint_and_sum_to_the_step() -> None:
             time.sleep(0.03)
         time.sleep(0.01)
     forward, comm = totals_ms(monitor, "forward"), totals_ms(monitor, "comm")
-    assert 30 <= forward < 40
-    assert 30 <= comm < 40
-    assert forward + comm <= monitor.clock.totals[DURATION] / 1e6 < forward + comm + 1
+    assert forward >= 30
+    assert comm >= 30
+    # Were the inner time counted in the outer one too, the sum would be 30 ms over.
+    assert abs(monitor.clock.totals[DURATION] / 1e6 - forward - comm) < 15
 
 
 def test_waiting_for_data_between_steps_belongs_to_the_step_being_completed() -> None:
@@ -55,7 +57,7 @@ def test_waiting_for_data_between_steps_belongs_to_the_step_being_completed() ->
             seen.append(item)
     assert seen == [0, 1, 2]
     # The first item came before the first step began.
-    assert 40 <= totals_ms(monitor, "data_wait") < 55
+    assert totals_ms(monitor, "data_wait") >= 40
     assert monitor.clock.totals[SAMPLES] == 6
     assert monitor.clock.totals[TOKENS] == 15
 
@@ -153,3 +155,33 @@ def test_the_seventeenth_phase_is_other_time() -> None:
     assert len(monitor.clock.phase_names) == 16
     assert monitor.clock.phase_names[0] == "part_0"
     assert len(monitor.clock.totals) == 5 + 16
+
+
+def test_a_wrapped_loader_keeps_no_batch_alive() -> None:
+    class Batch:
+        pass
+
+    alive = []
+    for batch in Monitor(StepClock()).wrap(Batch() for _ in range(3)):
+        alive.append(weakref.ref(batch))
+        del batch
+        assert alive[-1]() is None
+
+
+def test_a_wrapped_iterator_is_one_too() -> None:
+    wrapped = Monitor(StepClock()).wrap(iter([1, 2]))
+    assert (next(wrapped), next(wrapped), next(wrapped, None)) == (1, 2, None)
+
+
+def test_a_forked_child_keeps_what_it_must_not_destroy() -> None:
+    destroyed = []
+
+    class Events:
+        def __del__(self) -> None:
+            destroyed.append(self)
+
+    clock = StepClock()
+    clock.gpu = Events()  # type: ignore[assignment]
+    clock.drop()
+    assert clock.gpu is None
+    assert destroyed == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -351,3 +353,27 @@ def test_retention_by_age_removes_even_the_newest(tmp_path: Path) -> None:
     capture = Capture("old", MANUAL, 0.0, folder=str(folder), outcome="complete")
     assert store.retain([capture], 3601.0)[0] == []
     assert not folder.exists()
+
+
+def test_a_second_daemon_on_the_store_is_refused(tmp_path: Path) -> None:
+    config = StoreConfig(url=tmp_path.as_uri())
+    code = (
+        "import sys; from warpwatch.daemon.captures.store import Store\n"
+        "from warpwatch.daemon.config import StoreConfig\n"
+        "Store(StoreConfig(url=sys.argv[1]))"
+    )
+    first = Store(config)
+    command = [sys.executable, "-c", code, config.url]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "is another daemon's capture store; set store.url" in done.stderr
+    assert first.path == tmp_path
+
+
+def test_a_rank_without_an_inbox_is_told_how_to_get_one(node: Node) -> None:
+    asked = node.coordinator.request(MANUAL)
+    for rank in (0, 1):
+        node.answer(rank, "capture_failed", detail="no_inbox")
+    node.poll()
+    node.coordinator.finish()
+    remedy = f"no_inbox: start the training with WARPWATCH_INBOX={node.folder.inbox}"
+    assert f"rank 0: {remedy}" in node.capture(asked).detail
