@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,5 @@ def test_diagnose_of_what_is_no_trace_exits_2(
 def test_run_without_a_program_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run"]) == 2
     assert main(["run", "--", "no-such-program-anywhere"]) == 2
+    # Python's own way with a closed pipe is only given up for the program that is started.
+    assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN

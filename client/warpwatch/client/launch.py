@@ -79,6 +79,12 @@ def _execute(command: list[str], environ: dict[str, str]) -> NoReturn:
     sys.stderr.flush()
     # Python ignores these two, and what is ignored stays so over exec: the command starts as from
     # a shell.
-    for name in ("SIGPIPE", "SIGXFSZ"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
-    os.execvpe(command[0], command, environ)
+    ignored = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
+    try:
+        for number in ignored:
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(command[0], command, environ)
+    except OSError:
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
+        raise
