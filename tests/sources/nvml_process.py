@@ -10,7 +10,6 @@ from warpwatch.daemon.config import NvmlConfig
 from warpwatch.daemon.sources.nvml import NvmlSource
 from warpwatch.daemon.supervisor import Supervisor
 from warpwatch.telemetry.log import series_text
-from warpwatch.telemetry.records import Record
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
@@ -39,9 +38,6 @@ class PrintingSink:
 
     def publish_host(self, sample: HostSample) -> None:
         raise AssertionError("nvml knows nothing of the host")
-
-    def publish_record(self, record: Record) -> None:
-        raise AssertionError("nvml has no records")
 
     def _print(self, **fields: object) -> None:
         with self._lock:

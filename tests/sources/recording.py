@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from warpwatch.telemetry.records import Record
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
@@ -16,7 +15,6 @@ class RecordingSink:
         self.devices: dict[str, list[DeviceSample]] = {}
         self.hosts: list[HostSample] = []
         self.healths: list[SourceHealth] = []
-        self.records: list[Record] = []
 
     def publish_device(self, sample: DeviceSample) -> None:
         with self.lock:
@@ -31,9 +29,6 @@ class RecordingSink:
 
     def publish_health(self, health: SourceHealth) -> None:
         self.healths.append(health)
-
-    def publish_record(self, record: Record) -> None:
-        self.records.append(record)
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

@@ -60,9 +60,6 @@ class Hub:
         with self._lock:
             self._health[health.name] = health
 
-    def publish_record(self, record: Record) -> None:
-        self._records.put(record)
-
     # --- what the daemon's own parts publish ---
 
     def publish_ranks(self, ranks: tuple[RankState, ...]) -> None:

@@ -41,7 +41,6 @@ VIOLATION_POLICIES = (
     "base_clocks",
 )
 CLOCK_DOMAINS = ("graphics", "sm", "memory", "video")
-TEMPERATURE_THRESHOLDS = ("shutdown", "slowdown", "memory_max", "gpu_max")
 _PER_MIB = 1 / 2**20
 
 

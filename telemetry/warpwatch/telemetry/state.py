@@ -28,7 +28,7 @@ class Histogram:
 class RankState:
     """One rank as its ring tells it. What it says of itself is a claim; ``owner_uid`` is a fact.
 
-    name: the rank's label value: the rank's number, ``0#2`` for a second live process of rank 0.
+    name: the rank's label value. job: a second live process of a rank is of job ``name#2``.
     status: running, stopped (no heartbeat), exited (in order) or died.
     step: the newest finished step; step_begun: the one now begun on the CPU.
     recent_s: durations of the newest steps, oldest first, for the page's charts.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.records import Record
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
@@ -20,8 +19,6 @@ class Sink(Protocol):
     def publish_host(self, sample: HostSample) -> None: ...
 
     def publish_health(self, health: SourceHealth) -> None: ...
-
-    def publish_record(self, record: Record) -> None: ...
 
 
 class Source(Protocol):
