@@ -12,94 +12,14 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from warpwatch.daemon.sources.simulated_device import SimulatedDevice
-from warpwatch.daemon.sources.simulated_profiles import PROFILES
-from warpwatch.exporters.prometheus import render
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture, CaptureRequest
+from tests.exporters.states import TIME, full_state, rank
+from warpwatch.exporters.prometheus import Options, render
+from warpwatch.telemetry.attribution import Attribution, Workload
 from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
-from warpwatch.telemetry.state import Histogram, JobState, RankState, State
+from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch.telemetry.state import State
 
 Golden = Callable[[str, bytes], None]
-
-TIME = 1_700_000_000.0
-
-
-def simulated(count: int, seconds: int = 60, load: float | None = 0.9) -> tuple[DeviceSample, ...]:
-    samples = []
-    for index in range(count):
-        device = SimulatedDevice(index, PROFILES["h100"])
-        for second in range(seconds + 1):
-            sample = device.advance(TIME + second, 1.0 if second else 0.0, load)
-        samples.append(sample)
-    return tuple(samples)
-
-
-def rank(number: int, **changes: object) -> RankState:
-    counts = [0] * 15
-    counts[5], counts[7], counts[14] = 90, 9, 1
-    built = RankState(
-        job="llama",
-        rank=number,
-        name=str(number),
-        owner_uid=1000,
-        pid=4000 + number,
-        host="node-1",
-        local_rank=number,
-        world_size=2,
-        device=f"GPU-{number}",
-        framework="torch 2.6",
-        last_step_time=TIME,
-        step=99,
-        step_begun=100,
-        steps_total=100,
-        samples_total=3200,
-        tokens_total=6_553_600,
-        phases_s={"data_wait": 1.5, "comm": 2.25},
-        durations=Histogram(tuple(counts), 151.5),
-        memory_allocated_bytes=2**34,
-        memory_reserved_bytes=2**35,
-    )
-    return replace(built, **changes)  # type: ignore[arg-type]
-
-
-def full_state() -> State:
-    lost = Device("GPU-lost", 2, "NVIDIA H100 80GB HBM3")
-    values = simulated(1)[0].values
-    instance = Device("MIG-1", 3, "NVIDIA H100 80GB HBM3", gpu_instance="7", profile="1g.10gb")
-    power: dict[SeriesKey, float] = {
-        ("device_power_watts", ()): values["device_power_watts", ()],
-    }
-    diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}
-    capture = Capture("c1", CaptureRequest("llama", "torch", "anomaly"), TIME, diagnosis=diagnosis)
-    older = replace(capture, id="c0", time=TIME - 60, diagnosis={"findings": []})
-    return State(
-        time=TIME,
-        version="0.1.0",
-        hostname="node-1",
-        devices=(
-            *simulated(2),
-            DeviceSample(lost, TIME, power, up=False, reason="lost"),
-            DeviceSample(instance, TIME, power),
-        ),
-        host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
-        sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),
-        ranks=(rank(0), rank(1, status="died", memory_reserved_bytes=None)),
-        jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5),),
-        anomalies=(
-            Anomaly("a1", TIME, "straggler", "warning", "rank 1 is slow"),
-            Anomaly("a2", TIME, "straggler", "warning", "rank 0 was", end_time=TIME),
-        ),
-        captures=(capture, older),
-        agent={
-            ("anomalies_total", ("straggler", "warning")): 2,
-            ("captures_total", ("torch", "anomaly", "complete")): 1,
-            ("captures_total", ("torch", "anomaly", "refused_cooldown")): 4,
-            ("rendezvous_rejected_total", ("checksum",)): 1,
-        },
-    )
 
 
 def samples_of(page: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -154,10 +74,11 @@ def test_no_series_comes_twice_and_no_family_is_split() -> None:
     assert max(types.values()) == 1
 
 
-def test_a_lost_device_keeps_only_its_zero_and_its_reason() -> None:
+def test_a_lost_device_keeps_its_zero_its_reason_and_what_is_known_without_it() -> None:
     page = render(full_state())
     of_lost = [key for key in samples_of(page) if ("uuid", "GPU-lost") in key[1]]
-    assert {name for name, _ in of_lost} == {"warpwatch_device_up", "warpwatch_device_info"}
+    expected = {"up", "info", "xid_errors_total", "xid_last_timestamp_seconds"}
+    assert {name for name, _ in of_lost} == {f"warpwatch_device_{name}" for name in expected}
     assert value_of(page, "device_up", gpu="2", uuid="GPU-lost", reason="lost") == 0
 
 
@@ -166,6 +87,43 @@ def test_a_mig_instance_says_which_and_a_whole_gpu_does_not() -> None:
     mig = 'warpwatch_device_power_watts{gpu="3",uuid="MIG-1",gpu_instance="7",profile="1g.10gb"} '
     assert mig in page
     assert 'gpu_instance=""' not in page
+
+
+def test_whose_work_runs_where_is_joined_by_default() -> None:
+    page = render(full_state())
+    (first, second) = (sample.device.uuid for sample in full_state().devices[:2])
+    held = {"namespace": "ml", "pod": "llama-0", "container": "trainer"}
+    assert value_of(page, "device_workload_info", gpu="0", uuid=first, **held) == 1
+    assert value_of(page, "device_slurm_job_info", gpu="1", uuid=second, slurm_job="4711") == 1
+    assert value_of(page, "attribution_timestamp_seconds", origin="kubelet") == TIME - 3
+    owner = {"pid": "77", "process": "python", "pod_uid": "p-1", "container_id": "c-1"}
+    assert value_of(page, "process_info", **owner, slurm_job="") == 1
+    assert value_of(page, "device_power_watts", gpu="0", uuid=first) is not None
+
+
+def test_inlined_workload_labels_are_on_every_series_of_the_device() -> None:
+    state = full_state()
+    uuid = state.devices[0].device.uuid
+    page = samples_of(render(state, Options(inline_workloads=True)))
+    pods = {dict(labels).get("pod") for _, labels in page if ("uuid", uuid) in labels}
+    assert pods == {"llama-0"}
+    others = {dict(labels).get("pod") for _, labels in page if ("uuid", uuid) not in labels}
+    assert others == {None}
+    # Without the labels the two expositions are the same.
+    own = ("namespace", "pod", "container")
+    bare = {(name, tuple(p for p in labels if p[0] not in own)) for name, labels in page}
+    joined = samples_of(render(state))
+    assert bare == {(name, tuple(p for p in labels if p[0] not in own)) for name, labels in joined}
+
+
+def test_a_device_that_containers_share_is_inlined_to_none() -> None:
+    shared = (Workload("ml", "a", "c"), Workload("ml", "b", "c"))
+    state = replace(full_state(), attributions=(Attribution("kubelet", TIME, {"MIG-1": shared}),))
+    page = samples_of(render(state, Options(inline_workloads=True)))
+    info = [labels for name, labels in page if name == "warpwatch_device_workload_info"]
+    assert sorted(dict(labels)["pod"] for labels in info) == ["a", "b"]
+    power = [labels for name, labels in page if name == "warpwatch_device_power_watts"]
+    assert not [labels for labels in power if "pod" in dict(labels)]
 
 
 def test_steps_are_a_cumulative_histogram() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from warpwatch.telemetry.catalogue import CATALOGUE, markdown
+from warpwatch.telemetry.dcgm_names import DCGM_NAMES
 from warpwatch.telemetry.metric import IDENTITY_LABELS, Metric
 
 # The names that others build on.
@@ -61,16 +62,20 @@ def test_names_follow_the_rules(row: Metric) -> None:
 
 def test_rows_of_different_scopes_do_not_share_a_name() -> None:
     assert [row.name for row in ROWS] == list(CATALOGUE)
-    assert len({row.dcgm[0] for row in ROWS if row.dcgm}) == sum(bool(row.dcgm) for row in ROWS)
 
 
-def test_the_dcgm_names_of_whole_series_are_known() -> None:
-    assert CATALOGUE["device_utilization_ratio"].dcgm == ("DCGM_FI_DEV_GPU_UTIL", 100.0)
-    assert CATALOGUE["device_memory_used_bytes"].dcgm == ("DCGM_FI_DEV_FB_USED", 1 / 2**20)
-    energy = ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000.0)
-    assert CATALOGUE["device_energy_joules_total"].dcgm == energy
-    tensor = ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 1.0)
-    assert CATALOGUE["device_tensor_active_ratio"].dcgm == tensor
+def test_every_dcgm_name_stands_for_series_that_we_export() -> None:
+    for alias in DCGM_NAMES.values():
+        for name, own in alias.series:
+            assert len(own) == len(CATALOGUE[name].labels), alias.name
+    assert sum(row.default for row in DCGM_NAMES.values()) == 25
+
+
+def test_dcgm_units_are_not_ours() -> None:
+    assert DCGM_NAMES["DCGM_FI_DEV_GPU_UTIL"].factor == 100.0
+    assert DCGM_NAMES["DCGM_FI_DEV_FB_USED"].factor == 1 / 2**20
+    assert DCGM_NAMES["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"].factor == 1000.0
+    assert DCGM_NAMES["DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"].factor == 1.0
 
 
 def test_the_committed_page_is_the_generated_one() -> None:

@@ -15,18 +15,20 @@ from warpwatch.daemon.captures.policy import Policy
 from warpwatch.daemon.captures.store import Store
 from warpwatch.daemon.config import Config
 from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.errors import UsageError, WarpwatchError
 from warpwatch.daemon.http.server import Server
 from warpwatch.daemon.hub import Hub
 from warpwatch.daemon.load import RankLoad
 from warpwatch.daemon.pipeline import Pipeline
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder, resolve
 from warpwatch.daemon.sources import enabled_sources
+from warpwatch.daemon.sources.base import Surroundings
 from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.daemon.sources.simulated import simulated_uuid
 from warpwatch.daemon.supervisor import Loop, Supervisor
 from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch.exporters.prometheus import Options
+from warpwatch.telemetry.captures import COUNTER_KINDS, Capture, CaptureRequest
 from warpwatch.telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ class Daemon:
         self._environ = environ
         self._reload_asked = False
         self.supervisor = Supervisor()
-        self.hub = Hub(stale_after_s=_stale_after_s(config))
+        self.hub = _hub(config)
+        self._fatal = ""
         self.server = Server(self, config.http)
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
@@ -74,14 +77,19 @@ class Daemon:
             config.triggers.recipes,
             _telemetry_log(config),
         )
-        load = RankLoad(self.hub, simulated_uuid)
-        self.sources = enabled_sources(config.sources, load)
+        surroundings = Surroundings(
+            load_of=RankLoad(self.hub, simulated_uuid),
+            devices=self.hub.devices,
+            counters_wanted=self._counters_wanted,
+            fail=self._fail,
+        )
+        self.sources = enabled_sources(config, surroundings)
         self._pipeline_loop: Loop | None = None
 
     # --- running ---
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT."""
+        """Serve until SIGTERM or SIGINT. Raises WarpwatchError where only a restart can help."""
         self._start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
@@ -92,6 +100,18 @@ class Daemon:
             self.server.run()
         finally:
             self._close()
+        if self._fatal:
+            raise WarpwatchError(self._fatal)
+
+    def _fail(self, reason: str) -> None:
+        self._fatal = reason
+        self.server.stop()
+
+    def _counters_wanted(self) -> bool:
+        return any(
+            capture.request.kind in COUNTER_KINDS and capture.outcome is None
+            for capture in self.hub.captures()
+        )
 
     def _start(self) -> None:
         every = self.supervisor.every
@@ -164,8 +184,18 @@ class Daemon:
     def state(self) -> State:
         return self.hub.state()
 
+    def exposition(self) -> Options:
+        configured = self._config.exporters.prometheus
+        return Options(
+            inline_workloads=configured.workload_labels == "inline",
+            dcgm_names=configured.dcgm_names,
+            node=self._environ.get("NODE_NAME", ""),
+        )
+
     def missing(self) -> tuple[str, ...]:
-        down = [health for health in self.hub.health() if not health.up]
+        # Whose work runs where is known with its age while the kubelet is away.
+        health = (health for health in self.hub.health() if health.name != "attribution")
+        down = [health for health in health if not health.up]
         return tuple(f"{health.name}: {health.reason}" for health in down)
 
     def request_capture(self, request: CaptureRequest) -> Capture:
@@ -178,11 +208,17 @@ class Daemon:
         self.hub.count("http_requests_total", str(code))
 
 
-def _stale_after_s(config: Config) -> float:
+def _hub(config: Config) -> Hub:
+    """What was not read again is believed for three missed intervals, and one for a late one."""
     sources = config.sources
-    enabled = [s for s in (sources.nvml, sources.simulated, sources.host) if s.enabled]
-    # Three missed intervals, and one for a late one.
-    return 4 * max((source.interval_s for source in enabled), default=1.0)
+    intervals_s = {
+        name: getattr(sources, name).interval_s
+        for name in ("nvml", "simulated", "host", "processes", "dcgm", "dcgm_exporter")
+    }
+    # dcgm-exporter reads DCGM every 30 s only, and what it says again is not published again.
+    intervals_s["dcgm_exporter"] = max(30.0, intervals_s["dcgm_exporter"])
+    stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
+    return Hub(4.0, by_source=stale_after_s)
 
 
 def _telemetry_log(config: Config) -> JsonlWriter | None:

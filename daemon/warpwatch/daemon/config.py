@@ -92,9 +92,20 @@ class RendezvousConfig(Section):
 
 
 class NvmlConfig(Section):
+    """``mismatch_grace_s``: how long library and driver may differ before the daemon ends."""
+
     enabled: bool = True
     interval_s: Interval = 1.0
     stuck_after_s: float = Field(5.0, gt=0)
+    gpm: bool = True
+    mismatch_grace_s: float = Field(60.0, ge=0)
+
+
+class KernelLogConfig(Section):
+    """Where the kernel log cannot be read, XIDs come from the driver's events alone."""
+
+    enabled: bool = True
+    path: Path = Path("/dev/kmsg")
 
 
 class SimulatedConfig(Section):
@@ -109,10 +120,49 @@ class HostConfig(Section):
     interval_s: Interval = 1.0
 
 
+class ProcessesConfig(Section):
+    """Processor time and memory of the processes that use a GPU."""
+
+    enabled: bool = True
+    interval_s: Interval = 5.0
+
+
+class DcgmConfig(Section):
+    """``address``: a running host engine's, or ``embedded``. ``bindings``: DCGM's Python folder."""
+
+    enabled: bool = False
+    address: str = "localhost:5555"
+    bindings: Path | None = None
+    interval_s: Interval = 1.0
+
+
+class DcgmExporterConfig(Section):
+    """A running dcgm-exporter, for what NVML cannot give."""
+
+    url: str | None = Field(None, pattern=r"^https?://")
+    interval_s: Interval = 10.0
+
+
 class SourcesConfig(Section):
     nvml: NvmlConfig = NvmlConfig()
+    kernel_log: KernelLogConfig = KernelLogConfig()
     simulated: SimulatedConfig = SimulatedConfig()
     host: HostConfig = HostConfig()
+    processes: ProcessesConfig = ProcessesConfig()
+    dcgm: DcgmConfig = DcgmConfig()
+    dcgm_exporter: DcgmExporterConfig = DcgmExporterConfig()
+
+
+class AttributionConfig(Section):
+    """Whose work runs on the devices.
+
+    ``kubelet_socket``: auto (where it exists), off, or a path. ``slurm``: auto (the processes'
+    control groups), off, or a folder with a file for each device UUID that holds its job ids.
+    """
+
+    kubelet_socket: str = "auto"
+    slurm: str = "auto"
+    interval_s: Interval = 10.0
 
 
 class DetectorConfig(Section):
@@ -249,7 +299,15 @@ class JsonlConfig(Section):
     path: Path | None = None
 
 
+class PrometheusConfig(Section):
+    """``dcgm_names``: the names of dcgm-exporter's default list as well."""
+
+    dcgm_names: bool = False
+    workload_labels: Literal["join", "inline"] = "join"
+
+
 class ExportersConfig(Section):
+    prometheus: PrometheusConfig = PrometheusConfig()
     jsonl: JsonlConfig = JsonlConfig()
 
 
@@ -257,6 +315,7 @@ class Config(Section):
     http: HttpConfig = HttpConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
     sources: SourcesConfig = SourcesConfig()
+    attribution: AttributionConfig = AttributionConfig()
     detectors: DetectorsConfig = DetectorsConfig()
     anomalies: AnomaliesConfig = AnomaliesConfig()
     triggers: TriggersConfig = TriggersConfig()

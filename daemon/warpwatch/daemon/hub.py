@@ -6,11 +6,13 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from warpwatch.client._version import __version__
+from warpwatch.daemon.device_table import DeviceTable
 from warpwatch.daemon.job_energy import JobEnergy
 from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.attribution import Attribution
 from warpwatch.telemetry.captures import Capture
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.records import DeviceReading, Record
@@ -19,15 +21,24 @@ from warpwatch.telemetry.state import JobState, RankState, State
 
 
 class Hub:
-    """Implements ``sources.base.Sink``. Every method may be called from any thread."""
+    """Implements ``sources.base.Sink``. Every method may be called from any thread.
 
-    def __init__(self, stale_after_s: float, clock: Callable[[], float] = time.time) -> None:
+    ``stale_after_s``: how long what a source read is believed; ``by_source`` where it differs.
+    """
+
+    def __init__(
+        self,
+        stale_after_s: float,
+        clock: Callable[[], float] = time.time,
+        by_source: Mapping[str, float] | None = None,
+    ) -> None:
         self._clock = clock
-        self._stale_after_s = stale_after_s
+        self._stale_after_s = {"": stale_after_s, **(by_source or {})}
         self._lock = threading.Lock()
         self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
-        self._devices: dict[str, DeviceSample] = {}
-        self._host: HostSample | None = None
+        self._devices = DeviceTable(stale_after_s, by_source)
+        self._host: dict[str, HostSample] = {}
+        self._attributions: dict[str, Attribution] = {}
         self._health: dict[str, SourceHealth] = {}
         self._ranks: tuple[RankState, ...] = ()
         self._energy = JobEnergy()
@@ -42,19 +53,28 @@ class Hub:
 
     def publish_device(self, sample: DeviceSample) -> None:
         with self._lock:
-            self._devices[sample.device.uuid] = sample
-            self._energy.add(sample)
-        self._records.put(
-            DeviceReading(sample.time, sample.device.uuid, sample.values, sample.up, sample.reason)
-        )
+            believed = self._devices.put(sample)
+            if believed is None:
+                return
+            self._energy.add(believed)
+        values, up, reason = believed.values, believed.up, believed.reason
+        self._records.put(DeviceReading(sample.time, sample.device.uuid, values, up, reason))
 
-    def forget_device(self, uuid: str) -> None:
+    def forget_device(self, uuid: str, source: str = "nvml") -> None:
         with self._lock:
-            self._devices.pop(uuid, None)
+            self._devices.forget(uuid, source)
 
     def publish_host(self, sample: HostSample) -> None:
         with self._lock:
-            self._host = sample
+            self._host["host"] = sample
+
+    def publish_processes(self, sample: HostSample) -> None:
+        with self._lock:
+            self._host["processes"] = sample
+
+    def publish_attribution(self, attribution: Attribution) -> None:
+        with self._lock:
+            self._attributions[attribution.origin] = attribution
 
     def publish_health(self, health: SourceHealth) -> None:
         with self._lock:
@@ -104,32 +124,44 @@ class Hub:
         with self._lock:
             return self._ranks
 
+    def devices(self) -> tuple[DeviceSample, ...]:
+        with self._lock:
+            return self._devices.merged(self._clock())
+
+    def captures(self) -> tuple[Capture, ...]:
+        with self._lock:
+            return self._captures
+
     def state(self) -> State:
         now = self._clock()
         with self._lock:
-            host = self._host
-            if host is not None and now - host.time > self._stale_after_s:
-                host = None
-            devices = sorted(self._devices.values(), key=lambda sample: sample.device.index)
             return State(
                 time=now,
                 version=__version__,
                 hostname=self._hostname,
-                devices=tuple(self._fresh(sample, now) for sample in devices),
-                host=host,
+                devices=self._devices.merged(now),
+                host=self._fresh_host(now),
                 sources=tuple(self._health.values()),
                 ranks=self._ranks,
                 jobs=self._jobs(),
                 anomalies=self._anomalies,
                 captures=self._captures,
+                attributions=tuple(self._attributions.values()),
                 agent=dict(self._agent),
             )
 
-    def _fresh(self, sample: DeviceSample, now: float) -> DeviceSample:
-        """Never stale: values that were not read again are gone, the device stays, down."""
-        if not sample.up or now - sample.time <= self._stale_after_s:
-            return sample
-        return DeviceSample(sample.device, sample.time, up=False, reason="stale")
+    def _fresh_host(self, now: float) -> HostSample | None:
+        """What the host's sources read lately, together."""
+        default_s = self._stale_after_s[""]
+        fresh = [
+            sample
+            for source, sample in self._host.items()
+            if now - sample.time <= self._stale_after_s.get(source, default_s)
+        ]
+        if not fresh:
+            return None
+        values = {key: value for sample in fresh for key, value in sample.values.items()}
+        return HostSample(max(sample.time for sample in fresh), values)
 
     def _jobs(self) -> tuple[JobState, ...]:
         members: dict[str, list[RankState]] = {}

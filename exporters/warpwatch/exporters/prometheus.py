@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 
-from warpwatch.exporters.series import Identity, Values, exported_ranks, series_of
+from warpwatch.exporters import dcgm_names
+from warpwatch.exporters.exposition import escape, header
+from warpwatch.exporters.series import Identity, Part, exported_ranks, series_of
+from warpwatch.telemetry.attribution import Workload
 from warpwatch.telemetry.catalogue import CATALOGUE
 from warpwatch.telemetry.metric import IDENTITY_LABELS, Metric, SeriesKey
 from warpwatch.telemetry.state import STEP_DURATION_BOUNDS_S, RankState, State
@@ -29,48 +33,77 @@ _STEP_DURATION = CATALOGUE["step_duration_seconds"]
 _Prefixes = dict[SeriesKey, str]
 _Lines = dict[str, list[str]]
 
-_prefixes: dict[Identity, _Prefixes] = {}
+_Holder = tuple[Identity, Workload | None]
+
+_prefixes: dict[_Holder, _Prefixes] = {}
 _buckets: dict[Identity, list[str]] = {}
 
 
-def render(state: State, *, openmetrics: bool = False) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is configured of the exposition.
+
+    inline_workloads: device series carry namespace, pod and container of their workload.
+    dcgm_names: the series of dcgm-exporter's default list come out as well.
+    node: the node's name in those; empty for the host's name.
+    """
+
+    inline_workloads: bool = False
+    dcgm_names: bool = False
+    node: str = ""
+
+
+def render(state: State, options: Options = Options(), *, openmetrics: bool = False) -> bytes:
     """The exposition of ``state``: HELP and TYPE once a family, only what the catalogue knows."""
     lines: _Lines = {name: [] for name in CATALOGUE}
     if len(_prefixes) > MAX_IDENTITIES:
         _prefixes.clear()
         _buckets.clear()
-    for identity, values in series_of(state):
-        _add(lines, identity, values)
+    for part in series_of(state, inline_workloads=options.inline_workloads):
+        _add(lines, part)
     for rank in exported_ranks(state):
         lines[_STEP_DURATION.name].extend(_histogram(rank))
     headers = _OPENMETRICS_HEADERS if openmetrics else _TEXT_HEADERS
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
+    if options.dcgm_names:
+        page.extend(dcgm_names.families(state, options.node, openmetrics=openmetrics))
     if openmetrics:
         page.append("# EOF")
     return ("\n".join(page) + "\n").encode()
 
 
-def _add(lines: _Lines, identity: Identity, values: Values) -> None:
-    prefixes = _prefixes.get(identity)
+def _add(lines: _Lines, part: Part) -> None:
+    holder = (part.identity, part.workload)
+    prefixes = _prefixes.get(holder)
     if prefixes is None or len(prefixes) > MAX_PREFIXES:
-        prefixes = _prefixes[identity] = {}
-    for key, value in values.items():
+        prefixes = _prefixes[holder] = {}
+    for key, value in part.values.items():
         prefix = prefixes.get(key)
         if prefix is None:
-            prefix = prefixes[key] = _series_prefix(identity, key)
+            prefix = prefixes[key] = _series_prefix(part, key)
         # Neither NaN nor infinity is a value that was read.
         if prefix and value - value == 0:
             lines[key[0]].append(f"{prefix}{value!r}")
 
 
-def _series_prefix(identity: Identity, key: SeriesKey) -> str:
+def _series_prefix(part: Part, key: SeriesKey) -> str:
     """Name and labels with the blank before the value; empty for what is not in the catalogue."""
     name, own = key
+    identity = part.identity
     row = CATALOGUE.get(name)
     if row is None or len(own) != len(row.labels) or len(identity) != _identity_size(row):
         logger.warning("not exported, since the catalogue has no such series: %s %s", name, own)
         return ""
-    return f"{row.full_name}{_labels(row, identity, own)} "
+    workload = _workload_labels(part.workload) if part.workload else ()
+    return f"{row.full_name}{_labels(row, identity, own, *workload)} "
+
+
+def _workload_labels(workload: Workload) -> tuple[str, ...]:
+    return (
+        f'namespace="{escape(workload.namespace)}"',
+        f'pod="{escape(workload.pod)}"',
+        f'container="{escape(workload.container)}"',
+    )
 
 
 def _identity_size(row: Metric) -> int:
@@ -80,19 +113,13 @@ def _identity_size(row: Metric) -> int:
 def _labels(row: Metric, identity: Identity, own: tuple[str, ...], *more: str) -> str:
     """An identity label without a value says nothing (a GPU without MIG) and is left out."""
     pairs = [
-        f'{label}="{_escape(value)}"'
+        f'{label}="{escape(value)}"'
         for label, value in zip(IDENTITY_LABELS[row.scope], identity, strict=True)
         if value
     ]
-    pairs += [f'{label}="{_escape(value)}"' for label, value in zip(row.labels, own, strict=True)]
+    pairs += [f'{label}="{escape(value)}"' for label, value in zip(row.labels, own, strict=True)]
     pairs += more
     return f"{{{','.join(pairs)}}}" if pairs else ""
-
-
-def _escape(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    # A lone surrogate, from a file name that is not UTF-8, would fail the whole scrape.
-    return escaped.encode("utf-8", "replace").decode()
 
 
 def _histogram(rank: RankState) -> Iterator[str]:
@@ -116,18 +143,11 @@ def _histogram_prefixes(identity: Identity) -> list[str]:
     return [*buckets, f"{row.full_name}_count{plain} ", f"{row.full_name}_sum{plain} "]
 
 
-def _text_header(row: Metric) -> str:
-    text = row.help.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"# HELP {row.full_name} {text}\n# TYPE {row.full_name} {row.kind}\n"
-
-
-def _openmetrics_header(row: Metric) -> str:
-    """OpenMetrics names a counter's family without ``_total``, and its unit."""
-    family = row.full_name.removesuffix("_total") if row.kind == "counter" else row.full_name
-    text = row.help.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-    unit = f"# UNIT {family} {row.unit}\n" if row.unit and family.endswith(f"_{row.unit}") else ""
-    return f"# TYPE {family} {row.kind}\n{unit}# HELP {family} {text}\n"
-
-
-_TEXT_HEADERS = {row.name: _text_header(row) for row in CATALOGUE.values()}
-_OPENMETRICS_HEADERS = {row.name: _openmetrics_header(row) for row in CATALOGUE.values()}
+_TEXT_HEADERS = {
+    row.name: header(row.full_name, row.kind, row.help, row.unit, openmetrics=False)
+    for row in CATALOGUE.values()
+}
+_OPENMETRICS_HEADERS = {
+    row.name: header(row.full_name, row.kind, row.help, row.unit, openmetrics=True)
+    for row in CATALOGUE.values()
+}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from warpwatch.telemetry.attribution import Attribution, Workload
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.samples import DeviceSample
 from warpwatch.telemetry.state import JobState, RankState, State
@@ -17,21 +18,40 @@ MAX_RANKS = 1000
 Identity = tuple[str, ...]
 Values = Mapping[SeriesKey, float]
 
+
+class Part(NamedTuple):
+    """The series of one identity. ``workload`` is whose labels its series carry, if any."""
+
+    identity: Identity
+    values: Values
+    workload: Workload | None = None
+
+
 _DESCRIPTIONS = ("driver_version", "pci_bus_id", "vbios_version", "serial", "architecture")
 
 
-def series_of(state: State) -> Iterator[tuple[Identity, Values]]:
-    """Everything but the histograms, which ranks carry as they are. No series comes twice."""
+def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Part]:
+    """Everything but the histograms, which ranks carry as they are. No series comes twice.
+
+    ``inline_workloads``: a device's series name the container that it is allocated to. One that
+    several containers share names none: its values are nobody's alone.
+    """
     for sample in state.devices:
-        yield from _device(sample)
+        yield from _device(sample, state.attributions, inline_workloads)
     for rank in exported_ranks(state):
-        yield (rank.job, rank.name), _rank(rank)
+        yield Part((rank.job, rank.name), _rank(rank))
     shares = _diagnosis_shares(state)
     jobs = {job.name: _job(job) for job in state.jobs}
     for name in jobs | shares:
-        yield (name,), jobs.get(name, {}) | shares.get(name, {})
+        yield Part((name,), jobs.get(name, {}) | shares.get(name, {}))
     host = state.host.values if state.host is not None else {}
-    yield (), {**host, **_agent(state)}
+    yield Part((), {**host, **_attributed(state.attributions), **_agent(state)})
+
+
+def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Workload, ...]:
+    """The containers that a device is allocated to, from every origin."""
+    found = {workload for origin in attributions for workload in origin.workloads.get(uuid, ())}
+    return tuple(sorted(found))
 
 
 def exported_ranks(state: State) -> Iterable[RankState]:
@@ -47,12 +67,16 @@ def exported_ranks(state: State) -> Iterable[RankState]:
     return by_name.values()
 
 
-def _device(sample: DeviceSample) -> Iterator[tuple[Identity, Values]]:
+def _device(
+    sample: DeviceSample, attributions: tuple[Attribution, ...], inline: bool
+) -> Iterator[Part]:
     device = sample.device
     identity = (str(device.index), device.uuid, device.gpu_instance, device.profile)
-    yield identity, _device_facts(sample)
-    if sample.up:
-        yield identity, sample.values
+    workloads = workloads_of(device.uuid, attributions)
+    holder = workloads[0] if inline and len(workloads) == 1 else None
+    yield Part(identity, _device_facts(sample), holder)
+    yield Part(identity, sample.values, holder)
+    yield Part(identity, _device_users(device.uuid, workloads, attributions))
 
 
 def _device_facts(sample: DeviceSample) -> Values:
@@ -65,10 +89,37 @@ def _device_facts(sample: DeviceSample) -> Values:
     }
     if sample.up:
         facts["device_sample_timestamp_seconds", ()] = round(sample.time, 3)
-        for process in sample.processes:
-            key = ("process_gpu_memory_bytes", (str(process.pid), process.name))
-            facts[key] = process.memory_bytes
+    for process in sample.processes:
+        own = (str(process.pid), process.name)
+        if process.memory_bytes is not None:
+            facts["process_gpu_memory_bytes", own] = process.memory_bytes
+        if process.sm_ratio is not None:
+            facts["process_gpu_utilization_ratio", own] = process.sm_ratio
     return facts
+
+
+def _device_users(
+    uuid: str, workloads: tuple[Workload, ...], attributions: Iterable[Attribution]
+) -> Values:
+    users: dict[SeriesKey, float] = {
+        ("device_workload_info", (held.namespace, held.pod, held.container)): 1
+        for held in workloads
+    }
+    for origin in attributions:
+        for job in origin.slurm_jobs.get(uuid, ()):
+            users["device_slurm_job_info", (job,)] = 1
+    return users
+
+
+def _attributed(attributions: Iterable[Attribution]) -> Values:
+    """How old what each origin said is, and the owners of processes."""
+    values: dict[SeriesKey, float] = {}
+    for origin in attributions:
+        values["attribution_timestamp_seconds", (origin.origin,)] = round(origin.time, 3)
+        for pid, owner in origin.processes.items():
+            info = (str(pid), owner.name, owner.pod_uid, owner.container_id, owner.slurm_job)
+            values["process_info", info] = 1
+    return values
 
 
 def _rank(rank: RankState) -> Values:

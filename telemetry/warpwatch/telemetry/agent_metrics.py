@@ -34,6 +34,28 @@ _INPUT = (
         unit="seconds",
     ),
     _row("source_errors_total", "counter", "Readings of a source that failed.", "source"),
+    _row("nvml_calls_total", "counter", "Calls of NVML by reader, all devices together.", "reader"),
+    _row(
+        "nvml_call_seconds_total",
+        "counter",
+        "Time spent in NVML by reader, all devices together.",
+        "reader",
+        unit="seconds",
+    ),
+    _row(
+        "nvml_errors_total",
+        "counter",
+        "Answers of NVML other than success and not supported, by reader and return code.",
+        *("reader", "code"),
+    ),
+    _row(
+        "attribution_timestamp_seconds",
+        "gauge",
+        "When it was last read with success whose work runs where (kubelet, slurm, cgroup).",
+        "origin",
+        unit="seconds",
+    ),
+    _row("attribution_errors_total", "counter", "Readings of an origin that failed.", "origin"),
     _row(
         "rendezvous_rejected_total",
         "counter",

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 CaptureKind = Literal["torch", "memory", "stacks", "nsys"]
 CAPTURE_KINDS: tuple[CaptureKind, ...] = ("torch", "memory", "stacks", "nsys")
+# Captures that need the GPU's performance counters, which only one user may have at a time.
+COUNTER_KINDS: frozenset[CaptureKind] = frozenset({"nsys"})
 
 # Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
 TRIGGERS = ("anomaly", "manual", "alert", "code")

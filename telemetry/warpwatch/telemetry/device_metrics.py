@@ -1,8 +1,7 @@
 """Every metric of a device: one row each.
 
 Origins name the NVML call or field (nvml.h 13.5) that the value comes from; "GPM" are the counters
-that Hopper and newer devices keep by themselves. The dcgm column holds the dcgm-exporter metric of
-the same meaning, with the factor from our unit to theirs.
+that Hopper and newer devices keep by themselves.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ VIOLATION_POLICIES = (
     "base_clocks",
 )
 CLOCK_DOMAINS = ("graphics", "sm", "memory", "video")
-_PER_MIB = 1 / 2**20
 
 
 def _row(
@@ -51,18 +49,12 @@ def _row(
     origin: str,
     *labels: str,
     unit: str = "",
-    dcgm: tuple[str, float] | None = None,
 ) -> Metric:
-    return Metric(
-        f"device_{name}", kind, help, "device", labels=labels, unit=unit, origin=origin, dcgm=dcgm
-    )
+    return Metric(f"device_{name}", kind, help, "device", labels=labels, unit=unit, origin=origin)
 
 
-def _share(name: str, help: str, origin: str, *labels: str, dcgm: str = "") -> Metric:
-    """A ratio of 0 to 1. The DCGM device fields are per cent, its profiling fields are ratios."""
-    factor = 1.0 if "_PROF_" in dcgm else 100.0
-    alias = (dcgm, factor) if dcgm else None
-    return _row(f"{name}_ratio", "gauge", help, origin, *labels, unit="ratio", dcgm=alias)
+def _share(name: str, help: str, origin: str, *labels: str) -> Metric:
+    return _row(f"{name}_ratio", "gauge", help, origin, *labels, unit="ratio")
 
 
 _IDENTITY = (
@@ -120,30 +112,42 @@ _IDENTITY = (
     ),
 )
 
+_VIRTUALIZATION = (
+    _row(
+        "vgpu_licensed",
+        "gauge",
+        "Whether a vGPU license is in use; 0 on bare metal.",
+        "nvmlDeviceGetVirtualizationMode, …GetGridLicensableFeatures",
+    ),
+    _row(
+        "slurm_job_info",
+        "gauge",
+        "A Slurm job that runs on the device; always 1.",
+        "control groups of the device's processes, or a job folder",
+        "slurm_job",
+    ),
+)
+
 _ACTIVITY = (
     _share(
         "utilization",
         "Share of the driver's last period in which at least one kernel ran.",
         "nvmlDeviceGetUtilizationRates gpu",
-        dcgm="DCGM_FI_DEV_GPU_UTIL",
     ),
     _share(
         "memory_utilization",
         "Share of the driver's last period in which memory was read or written.",
         "nvmlDeviceGetUtilizationRates memory",
-        dcgm="DCGM_FI_DEV_MEM_COPY_UTIL",
     ),
     _share(
         "encoder_utilization",
         "Utilization of the video encoders.",
         "nvmlDeviceGetEncoderUtilization",
-        dcgm="DCGM_FI_DEV_ENC_UTIL",
     ),
     _share(
         "decoder_utilization",
         "Utilization of the video decoders.",
         "nvmlDeviceGetDecoderUtilization",
-        dcgm="DCGM_FI_DEV_DEC_UTIL",
     ),
     _share("jpeg_utilization", "Utilization of the JPEG engines.", "nvmlDeviceGetJpgUtilization"),
     _share(
@@ -155,32 +159,28 @@ _ACTIVITY = (
         "busy_seconds_total",
         "counter",
         "Time in which at least one kernel ran: utilization integrated over time.",
-        "nvmlDeviceGetUtilizationRates gpu, integrated",
+        "nvmlDeviceGetSamples gpu, integrated; nvmlDeviceGetUtilizationRates",
         unit="seconds",
     ),
     _share(
         "graphics_active",
         "Share of time in which the graphics or compute engine was active.",
         "GPM 1",
-        dcgm="DCGM_FI_PROF_GR_ENGINE_ACTIVE",
     ),
     _share(
         "sm_active",
         "Share of SMs that were busy, on average.",
         "GPM 2",
-        dcgm="DCGM_FI_PROF_SM_ACTIVE",
     ),
     _share(
         "sm_occupancy",
         "Resident warps as a share of the maximum.",
         "GPM 3",
-        dcgm="DCGM_FI_PROF_SM_OCCUPANCY",
     ),
     _share(
         "tensor_active",
         "Share of cycles in which the tensor cores were active.",
         "GPM 5",
-        dcgm="DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
     ),
     _share(
         "tensor_type_active",
@@ -198,19 +198,17 @@ _ACTIVITY = (
         "dram_active",
         "Share of cycles in which device memory was sending or receiving.",
         "GPM 10",
-        dcgm="DCGM_FI_PROF_DRAM_ACTIVE",
     ),
 )
 
 
-def _memory(state: str, help: str, dcgm: str = "") -> Metric:
+def _memory(state: str, help: str) -> Metric:
     return _row(
         f"memory_{state}_bytes",
         "gauge",
         help,
         f"nvmlDeviceGetMemoryInfo_v2 {state}",
         unit="bytes",
-        dcgm=(dcgm, _PER_MIB) if dcgm else None,
     )
 
 
@@ -225,10 +223,10 @@ def _bar1(state: str) -> Metric:
 
 
 _MEMORY = (
-    _memory("used", "Memory in use, without what the driver reserves.", "DCGM_FI_DEV_FB_USED"),
-    _memory("free", "Memory that can be allocated.", "DCGM_FI_DEV_FB_FREE"),
-    _memory("total", "Physical memory.", "DCGM_FI_DEV_FB_TOTAL"),
-    _memory("reserved", "Memory that the driver keeps for itself.", "DCGM_FI_DEV_FB_RESERVED"),
+    _memory("used", "Memory in use, without what the driver reserves."),
+    _memory("free", "Memory that can be allocated."),
+    _memory("total", "Physical memory."),
+    _memory("reserved", "Memory that the driver keeps for itself."),
     _bar1("used"),
     _bar1("free"),
     _bar1("total"),
@@ -253,17 +251,15 @@ _MEMORY = (
 )
 
 
-def _power(name: str, help: str, origin: str, dcgm: str = "") -> Metric:
-    alias = (dcgm, 1.0) if dcgm else None
-    return _row(f"power_{name}watts", "gauge", help, origin, unit="watts", dcgm=alias)
+def _power(name: str, help: str, origin: str) -> Metric:
+    return _row(f"power_{name}watts", "gauge", help, origin, unit="watts")
 
 
 _POWER_AND_CLOCKS = (
     _power(
         "",
         "Power draw; since Ampere (GA100 excepted) the driver averages it over a second.",
-        "nvmlDeviceGetPowerUsage",
-        "DCGM_FI_DEV_POWER_USAGE",
+        "field 185; nvmlDeviceGetPowerUsage",
     ),
     _power("instant_", "Power draw at this moment.", "field 186"),
     _power("limit_", "The power limit in force.", "nvmlDeviceGetEnforcedPowerLimit"),
@@ -273,10 +269,10 @@ _POWER_AND_CLOCKS = (
     _row(
         "energy_joules_total",
         "counter",
-        "Energy used since the driver was loaded.",
-        "nvmlDeviceGetTotalEnergyConsumption",
+        "Energy used since the driver was loaded; where the device does not count it, power "
+        "integrated since the daemon was started.",
+        "field 83; nvmlDeviceGetSamples power, integrated",
         unit="joules",
-        dcgm=("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1000.0),
     ),
     _row(
         "temperature_celsius",
@@ -299,6 +295,14 @@ _POWER_AND_CLOCKS = (
         "gauge",
         "How much warmer the device may get before it slows down (T.Limit).",
         "nvmlDeviceGetMarginTemperature",
+        unit="celsius",
+    ),
+    _row(
+        "temperature_margin_threshold_celsius",
+        "gauge",
+        "The margin (T.Limit) at which the device acts (shutdown, slowdown, memory_max, gpu_max).",
+        "fields 193-196",
+        "threshold",
         unit="celsius",
     ),
     _row(
@@ -350,4 +354,4 @@ _POWER_AND_CLOCKS = (
 )
 
 
-DEVICE_METRICS = _IDENTITY + _ACTIVITY + _MEMORY + _POWER_AND_CLOCKS
+DEVICE_METRICS = _IDENTITY + _VIRTUALIZATION + _ACTIVITY + _MEMORY + _POWER_AND_CLOCKS

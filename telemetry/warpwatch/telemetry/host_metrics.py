@@ -77,4 +77,53 @@ _NETWORK = (
     _counted("network_transmit_drops", "Packets dropped, not sent.", "interface", "/proc/net/dev"),
 )
 
-HOST_METRICS = _CPU + _MEMORY + _DISK + _NETWORK
+
+def _process(name: str, kind: Kind, help: str, origin: str, *labels: str, unit: str) -> Metric:
+    return Metric(name, kind, help, "host", ("pid", "process", *labels), unit, origin)
+
+
+_PROCESSES = (
+    _process(
+        "process_info",
+        "gauge",
+        "A process that uses a GPU, and what its control groups say of its owner; always 1.",
+        "/proc/*/cgroup",
+        *("pod_uid", "container_id", "slurm_job"),
+        unit="",
+    ),
+    _process(
+        "process_cpu_seconds_total",
+        "counter",
+        "Processor time of a process that uses a GPU (self), and of the processes that it "
+        "started, such as data loader workers (children).",
+        "/proc/*/stat",
+        "of",
+        unit="seconds",
+    ),
+    _process(
+        "process_resident_memory_bytes",
+        "gauge",
+        "Host memory of a process that uses a GPU (self) and of those that it started (children).",
+        "/proc/*/statm",
+        "of",
+        unit="bytes",
+    ),
+    _process(
+        "process_io_wait_seconds_total",
+        "counter",
+        "Time for which a process that uses a GPU (self) and those that it started (children) "
+        "waited for disks.",
+        "/proc/*/stat delayacct_blkio_ticks",
+        "of",
+        unit="seconds",
+    ),
+    _process(
+        "process_children",
+        "gauge",
+        "Processes that a process that uses a GPU has started and that live.",
+        "/proc/*/stat",
+        unit="",
+    ),
+)
+
+HOST_METRICS = _CPU + _MEMORY + _DISK + _NETWORK + _PROCESSES

@@ -18,6 +18,10 @@ IDENTITY_LABELS: dict[str, tuple[str, ...]] = {
     "agent": (),
 }
 
+# Who may read a device's metric, the most trusted first: of several, the first that has a value
+# gives it. A row of the catalogue may declare another order.
+DEVICE_PRECEDENCE = ("nvml", "dcgm", "dcgm_exporter", "simulated")
+
 # A metric's name without prefix, and the values of its own labels in the catalogue's order.
 SeriesKey = tuple[str, tuple[str, ...]]
 
@@ -29,7 +33,7 @@ class Metric:
     name: without the prefix ``warpwatch_``, with base unit and ``_total`` where it belongs.
     scope: key of IDENTITY_LABELS; those labels precede ``labels``.
     origin: where the value is read: an NVML call or field, /proc, the rendezvous.
-    dcgm: the dcgm-exporter name with the same meaning, and the factor from our unit to theirs.
+    precedence: of a device's metric, its sources, the one that is believed first.
     """
 
     name: str
@@ -39,7 +43,7 @@ class Metric:
     labels: tuple[str, ...] = ()
     unit: str = ""
     origin: str = ""
-    dcgm: tuple[str, float] | None = None
+    precedence: tuple[str, ...] = DEVICE_PRECEDENCE
 
     @property
     def full_name(self) -> str:

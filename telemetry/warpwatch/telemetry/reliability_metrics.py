@@ -30,11 +30,8 @@ def _row(
     origin: str,
     *labels: str,
     unit: str = "",
-    dcgm: tuple[str, float] | None = None,
 ) -> Metric:
-    return Metric(
-        f"device_{name}", kind, help, "device", labels=labels, unit=unit, origin=origin, dcgm=dcgm
-    )
+    return Metric(f"device_{name}", kind, help, "device", labels=labels, unit=unit, origin=origin)
 
 
 def _link_bytes(link: str, direction: str, origin: str) -> Metric:
@@ -48,15 +45,26 @@ def _link_bytes(link: str, direction: str, origin: str) -> Metric:
     )
 
 
+def _link_rate(link: str, direction: str, origin: str) -> Metric:
+    verb = {"receive": "received", "transmit": "sent"}[direction]
+    return _row(
+        f"{link.lower()}_{direction}_bytes_per_second",
+        "gauge",
+        f"Bytes {verb} over {link} in a second, as the device measured it last.",
+        origin,
+    )
+
+
 _LINKS = (
-    _link_bytes("PCIe", "receive", "field 198"),
-    _link_bytes("PCIe", "transmit", "field 197"),
+    _link_bytes("PCIe", "receive", "field 198; GPM 21, integrated"),
+    _link_bytes("PCIe", "transmit", "field 197; GPM 20, integrated"),
+    _link_rate("PCIe", "receive", "GPM 21"),
+    _link_rate("PCIe", "transmit", "GPM 20"),
     _row(
         "pcie_replay_total",
         "counter",
         "PCIe packets that were sent again.",
         "field 94",
-        dcgm=("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", 1.0),
     ),
     _row("pcie_errors_total", "counter", "PCIe errors by type.", "fields 173-183", "type"),
     _row(
@@ -83,13 +91,16 @@ _LINKS = (
         "PCIe lanes that device and slot allow.",
         "nvmlDeviceGetMaxPcieLinkWidth",
     ),
-    _link_bytes("NVLink", "receive", "field 139, all links"),
-    _link_bytes("NVLink", "transmit", "field 138, all links"),
+    _link_bytes("NVLink", "receive", "field 139, all links; GPM 60, integrated"),
+    _link_bytes("NVLink", "transmit", "field 138, all links; GPM 61, integrated"),
+    _link_rate("NVLink", "receive", "GPM 60; field 139 over time"),
+    _link_rate("NVLink", "transmit", "GPM 61; field 138 over time"),
     _row(
         "nvlink_errors_total",
         "counter",
-        "NVLink errors over all links (crc_flit, crc_data, replay, recovery).",
-        "fields 38, 45, 52, 59",
+        "NVLink errors over all links (crc_flit, crc_data, replay, recovery; on NVLink 5 recovery "
+        "and receive: packets that arrived with errors).",
+        "fields 38, 45, 52, 59; 208, 215",
         "type",
     ),
     _row("nvlink_link_up", "gauge", "Whether an NVLink is up.", "nvmlDeviceGetNvLinkState", "link"),
@@ -136,7 +147,6 @@ _ERRORS = (
         "gauge",
         "Whether remapping a row has failed: the device must be replaced.",
         "field 145",
-        dcgm=("DCGM_FI_DEV_ROW_REMAP_FAILURE", 1.0),
     ),
     _row(
         "row_remap_banks",
@@ -157,14 +167,26 @@ _ERRORS = (
         "gauge",
         "Whether pages wait for the next reset to be retired.",
         "field 31",
-        dcgm=("DCGM_FI_DEV_RETIRED_PENDING", 1.0),
     ),
-    _row("xid_errors_total", "counter", "XID errors seen by the daemon.", "NVML events", "xid"),
+    _row(
+        "xid_errors_total",
+        "counter",
+        "XID errors seen by the daemon, each once.",
+        "NVML events, kernel log",
+        "xid",
+    ),
+    _row(
+        "health_events_total",
+        "counter",
+        "What the driver told of the device's health besides XIDs.",
+        "NVML events",
+        "event",
+    ),
     _row(
         "xid_last_timestamp_seconds",
         "gauge",
-        "When an XID was last seen (wall clock); 0 for not yet.",
-        "NVML events",
+        "When an XID was last seen (wall clock).",
+        "NVML events, kernel log",
         "xid",
         unit="seconds",
     ),

@@ -23,19 +23,25 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process with memory on a device. ``name`` is the executable's, never its command line."""
+    """A process on a device. ``name`` is the executable's, never its command line.
+
+    ``memory_bytes`` and ``sm_ratio`` (share of SM time, 0 to 1) are None where not known.
+    """
 
     pid: int
     name: str
-    memory_bytes: int
+    memory_bytes: int | None = None
+    sm_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
     """Values of one device. ``time`` is wall clock in seconds; absent means it could not be read.
 
-    A device that cannot be read has ``up`` False, a ``reason`` from a closed set
-    (lost, stuck, no_permission, reset_required, driver) and no values.
+    A device that cannot be read has ``up`` False, a ``reason`` from a closed set (lost, stuck,
+    no_permission, reset_required, driver) and only the values that are known without asking it,
+    such as its XID errors. ``source`` is who read it: what two sources know of one device is
+    merged by the precedence that the catalogue declares.
     """
 
     device: Device
@@ -44,6 +50,7 @@ class DeviceSample:
     up: bool = True
     reason: str = ""
     processes: tuple[DeviceProcess, ...] = ()
+    source: str = "nvml"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.attribution import Attribution
 from warpwatch.telemetry.captures import Capture
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
@@ -85,4 +86,5 @@ class State:
     jobs: tuple[JobState, ...] = ()
     anomalies: tuple[Anomaly, ...] = ()
     captures: tuple[Capture, ...] = ()
+    attributions: tuple[Attribution, ...] = ()
     agent: Mapping[SeriesKey, float] = field(default_factory=dict)

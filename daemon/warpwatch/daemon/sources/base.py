@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.attribution import Attribution
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
@@ -13,12 +16,19 @@ class Sink(Protocol):
 
     def publish_device(self, sample: DeviceSample) -> None: ...
 
-    def forget_device(self, uuid: str) -> None:
+    def forget_device(self, uuid: str, source: str = "nvml") -> None:
         """The device is gone in order (MIG reconfigured): its series end."""
 
     def publish_host(self, sample: HostSample) -> None: ...
 
+    def publish_processes(self, sample: HostSample) -> None: ...
+
+    def publish_attribution(self, attribution: Attribution) -> None: ...
+
     def publish_health(self, health: SourceHealth) -> None: ...
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        """Add to a counter of the agent's own (catalogue scope ``agent``)."""
 
 
 class Source(Protocol):
@@ -29,3 +39,19 @@ class Source(Protocol):
     def start(self, supervisor: Supervisor, sink: Sink) -> None: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a source may know of the rest of the daemon.
+
+    load_of: how busy the ranks keep the device of an index (0 to 1), None when nobody uses it.
+    devices: the newest sample of every device.
+    counters_wanted: whether a capture runs that needs the hardware counters for itself.
+    fail: ends the daemon with exit 3 and this one line, where only a restart can help.
+    """
+
+    load_of: Callable[[int], float | None]
+    devices: Callable[[], tuple[DeviceSample, ...]]
+    counters_wanted: Callable[[], bool]
+    fail: Callable[[str], None]

@@ -1,0 +1,92 @@
+"""What several sources know of one device, made into one sample: never two values for one metric.
+
+Which source is believed is declared in the catalogue (``Metric.precedence``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch.telemetry.metric import DEVICE_PRECEDENCE, SeriesKey
+from warpwatch.telemetry.samples import DeviceSample
+
+# A device that its first source finds in such a state has nothing to tell through another one,
+# whose values are old ones.
+_NOT_READABLE = frozenset({"lost", "stuck", "reset_required"})
+
+
+class DeviceTable:
+    """The newest sample of every device from every source. Not for several threads at once.
+
+    ``stale_after_s``: by source, how long its values are believed; ``default_s`` for others.
+    """
+
+    def __init__(self, default_s: float, stale_after_s: Mapping[str, float] | None = None) -> None:
+        self._default_s = default_s
+        self._stale_after_s = dict(stale_after_s or {})
+        self._devices: dict[str, dict[str, DeviceSample]] = {}
+
+    def put(self, sample: DeviceSample) -> DeviceSample | None:
+        """Keep it; returns what of it is believed, None for nothing."""
+        by_source = self._devices.setdefault(sample.device.uuid, {})
+        by_source[sample.source] = sample
+        if len(by_source) == 1:
+            return sample
+        in_order = sorted(by_source.values(), key=lambda other: _rank(other.source))
+        self._devices[sample.device.uuid] = {other.source: other for other in in_order}
+        if sample is in_order[0]:
+            return sample
+        own = {
+            key: value for key, value in sample.values.items() if _believed(key, in_order) is sample
+        }
+        return replace(sample, values=own) if own and sample.up else None
+
+    def forget(self, uuid: str, source: str) -> None:
+        by_source = self._devices.get(uuid, {})
+        by_source.pop(source, None)
+        if not by_source:
+            self._devices.pop(uuid, None)
+
+    def merged(self, now: float) -> tuple[DeviceSample, ...]:
+        """One sample a device, by index and instance; values that were not read again are gone."""
+        samples = (self._merge(by_source, now) for by_source in self._devices.values())
+        return tuple(sorted(samples, key=_place))
+
+    def _merge(self, by_source: Mapping[str, DeviceSample], now: float) -> DeviceSample:
+        samples = [self._fresh(sample, now) for sample in by_source.values()]
+        first = samples[0]
+        if len(samples) == 1 or (not first.up and first.reason in _NOT_READABLE):
+            return first
+        readable = [sample for sample in samples if sample.up]
+        if not readable:
+            return first
+        keys = {key: None for sample in readable for key in sample.values}
+        values = {key: _believed(key, readable).values[key] for key in keys}
+        best = readable[0]
+        processes = next((sample.processes for sample in readable if sample.processes), ())
+        return replace(best, device=first.device, values=values, processes=processes)
+
+    def _fresh(self, sample: DeviceSample, now: float) -> DeviceSample:
+        limit_s = self._stale_after_s.get(sample.source, self._default_s)
+        if not sample.up or now - sample.time <= limit_s:
+            return sample
+        return replace(sample, values={}, up=False, reason="stale", processes=())
+
+
+def _rank(source: str, precedence: tuple[str, ...] = DEVICE_PRECEDENCE) -> int:
+    return precedence.index(source) if source in precedence else len(precedence)
+
+
+def _believed(key: SeriesKey, samples: Sequence[DeviceSample]) -> DeviceSample:
+    """Of the samples that have the series, the one that the catalogue puts first."""
+    row = CATALOGUE.get(key[0])
+    precedence = row.precedence if row else DEVICE_PRECEDENCE
+    having = (sample for sample in samples if key in sample.values)
+    return min(having, key=lambda sample: _rank(sample.source, precedence))
+
+
+def _place(sample: DeviceSample) -> tuple[int, int, str]:
+    instance = sample.device.gpu_instance
+    return sample.device.index, int(instance) if instance.isdigit() else -1, sample.device.uuid

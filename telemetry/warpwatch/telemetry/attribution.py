@@ -1,0 +1,40 @@
+"""Whose work runs on the devices: containers, batch jobs, and the processes themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Workload:
+    """A container that a device is allocated to."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOwner:
+    """What a process's control groups say of it; empty where they say nothing."""
+
+    name: str
+    pod_uid: str = ""
+    container_id: str = ""
+    slurm_job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What one origin (kubelet, slurm, cgroup) knew when it was last read with success.
+
+    ``time`` is that moment (wall clock, seconds): an origin that is away leaves its last word,
+    which grows old. ``workloads`` and ``slurm_jobs`` are by device UUID, ``processes`` by host PID.
+    """
+
+    origin: str
+    time: float
+    workloads: Mapping[str, tuple[Workload, ...]] = field(default_factory=dict)
+    slurm_jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    processes: Mapping[int, ProcessOwner] = field(default_factory=dict)

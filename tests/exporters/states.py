@@ -1,0 +1,103 @@
+"""States with everything in them, for the exporters' tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warpwatch.daemon.sources.simulated_device import SimulatedDevice
+from warpwatch.daemon.sources.simulated_profiles import PROFILES
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.attribution import Attribution, ProcessOwner, Workload
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
+from warpwatch.telemetry.state import Histogram, JobState, RankState, State
+
+TIME = 1_700_000_000.0
+
+
+def simulated(count: int, seconds: int = 60, load: float | None = 0.9) -> tuple[DeviceSample, ...]:
+    samples = []
+    for index in range(count):
+        device = SimulatedDevice(index, PROFILES["h100"])
+        for second in range(seconds + 1):
+            sample = device.advance(TIME + second, 1.0 if second else 0.0, load)
+        samples.append(sample)
+    return tuple(samples)
+
+
+def rank(number: int, **changes: object) -> RankState:
+    counts = [0] * 15
+    counts[5], counts[7], counts[14] = 90, 9, 1
+    built = RankState(
+        job="llama",
+        rank=number,
+        name=str(number),
+        owner_uid=1000,
+        pid=4000 + number,
+        host="node-1",
+        local_rank=number,
+        world_size=2,
+        device=f"GPU-{number}",
+        framework="torch 2.6",
+        last_step_time=TIME,
+        step=99,
+        step_begun=100,
+        steps_total=100,
+        samples_total=3200,
+        tokens_total=6_553_600,
+        phases_s={"data_wait": 1.5, "comm": 2.25},
+        durations=Histogram(tuple(counts), 151.5),
+        memory_allocated_bytes=2**34,
+        memory_reserved_bytes=2**35,
+    )
+    return replace(built, **changes)  # type: ignore[arg-type]
+
+
+def full_state() -> State:
+    lost = Device("GPU-lost", 2, "NVIDIA H100 80GB HBM3")
+    values = simulated(1)[0].values
+    instance = Device("MIG-1", 3, "NVIDIA H100 80GB HBM3", gpu_instance="7", profile="1g.10gb")
+    power: dict[SeriesKey, float] = {
+        ("device_power_watts", ()): values["device_power_watts", ()],
+    }
+    xid: dict[SeriesKey, float] = {
+        ("device_xid_errors_total", ("79",)): 1,
+        ("device_xid_last_timestamp_seconds", ("79",)): TIME - 5,
+    }
+    gpus = simulated(2)
+    trainer = Workload("ml", "llama-0", "trainer")
+    attributions = (
+        Attribution("kubelet", TIME - 3, {gpus[0].device.uuid: (trainer,)}),
+        Attribution("slurm", TIME - 4, slurm_jobs={gpus[1].device.uuid: ("4711",)}),
+        Attribution("cgroup", TIME - 2, processes={77: ProcessOwner("python", "p-1", "c-1")}),
+    )
+    diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}
+    capture = Capture("c1", CaptureRequest("llama", "torch", "anomaly"), TIME, diagnosis=diagnosis)
+    older = replace(capture, id="c0", time=TIME - 60, diagnosis={"findings": []})
+    return State(
+        time=TIME,
+        version="0.1.0",
+        hostname="node-1",
+        devices=(
+            *gpus,
+            DeviceSample(lost, TIME, xid, up=False, reason="lost"),
+            DeviceSample(instance, TIME, power),
+        ),
+        host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
+        sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),
+        ranks=(rank(0), rank(1, status="died", memory_reserved_bytes=None)),
+        jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5),),
+        anomalies=(
+            Anomaly("a1", TIME, "straggler", "warning", "rank 1 is slow"),
+            Anomaly("a2", TIME, "straggler", "warning", "rank 0 was", end_time=TIME),
+        ),
+        captures=(capture, older),
+        attributions=attributions,
+        agent={
+            ("anomalies_total", ("straggler", "warning")): 2,
+            ("captures_total", ("torch", "anomaly", "complete")): 1,
+            ("captures_total", ("torch", "anomaly", "refused_cooldown")): 4,
+            ("rendezvous_rejected_total", ("checksum",)): 1,
+        },
+    )

@@ -1,0 +1,155 @@
+"""dcgm-exporter's names: the default list, its labels in their order, its units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from tests.exporters.states import TIME, full_state, simulated
+from warpwatch.exporters.prometheus import Options, render
+from warpwatch.telemetry.attribution import Attribution, Workload
+from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch.telemetry.state import State
+
+Golden = Callable[[str, bytes], None]
+
+OPTIONS = Options(dcgm_names=True, node="node-1")
+
+# etc/default-counters.csv of dcgm-exporter 4.5, in its order.
+DEFAULT_LIST = [
+    "DCGM_FI_DEV_SM_CLOCK",
+    "DCGM_FI_DEV_MEM_CLOCK",
+    "DCGM_FI_DEV_MEMORY_TEMP",
+    "DCGM_FI_DEV_GPU_TEMP",
+    "DCGM_FI_DEV_POWER_USAGE",
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+    "DCGM_FI_DEV_GPU_UTIL",
+    "DCGM_FI_DEV_MEM_COPY_UTIL",
+    "DCGM_FI_DEV_ENC_UTIL",
+    "DCGM_FI_DEV_DEC_UTIL",
+    "DCGM_FI_DEV_XID_ERRORS",
+    "DCGM_FI_DEV_FB_FREE",
+    "DCGM_FI_DEV_FB_USED",
+    "DCGM_FI_DEV_FB_RESERVED",
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+    "DCGM_FI_DEV_VGPU_LICENSE_STATUS",
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+    "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE",
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    "DCGM_FI_PROF_DRAM_ACTIVE",
+    "DCGM_FI_PROF_PCIE_TX_BYTES",
+    "DCGM_FI_PROF_PCIE_RX_BYTES",
+]
+
+
+def dcgm_lines(state: State, options: Options = OPTIONS) -> list[str]:
+    return [
+        line for line in render(state, options).decode().splitlines() if line.startswith("DCGM_")
+    ]
+
+
+def mig_state() -> State:
+    (parent,) = simulated(1)
+    instances = [
+        DeviceSample(
+            Device(f"MIG-{i}", 0, "NVIDIA H100 MIG 1g.10gb", gpu_instance=gi, profile="1g.10gb"),
+            TIME,
+            {("device_memory_used_bytes", ()): 3 * 2**30},
+        )
+        # The last two are compute instances of one GPU instance.
+        for i, gi in enumerate(("7", "9", "9"))
+    ]
+    return State(TIME, "1", "host-1", devices=(parent, *instances))
+
+
+def test_the_exposition_is_the_golden_one(golden: Golden) -> None:
+    held = {simulated(1)[0].device.uuid: (Workload("ml", "llama-0", "trainer"),)}
+    state = replace(
+        full_state(), attributions=(Attribution("kubelet", TIME, held),), ranks=(), jobs=()
+    )
+    lines = [line for line in render(state, OPTIONS).decode().splitlines() if "DCGM_" in line]
+    golden("dcgm.prom", "\n".join([*lines, ""]).encode())
+
+
+def test_the_default_list_comes_whole_and_in_its_order() -> None:
+    names = [line.partition("{")[0] for line in dcgm_lines(State(TIME, "1", "h", simulated(1)))]
+    assert names == DEFAULT_LIST
+
+
+def test_without_the_option_there_are_no_such_names() -> None:
+    assert dcgm_lines(full_state(), Options()) == []
+
+
+def test_labels_come_in_the_order_of_dcgm_exporter() -> None:
+    state = full_state()
+    line = next(line for line in dcgm_lines(state) if line.startswith("DCGM_FI_DEV_GPU_TEMP"))
+    assert re.findall(r'(\w+)="', line) == [
+        *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname"),
+        *("DCGM_FI_DRIVER_VERSION", "container", "namespace", "pod"),
+    ]
+    assert 'gpu="0"' in line and 'device="nvidia0"' in line and 'Hostname="node-1"' in line
+
+
+def test_numbers_are_written_as_dcgm_exporter_writes_them() -> None:
+    (sample,) = simulated(1)
+    lines = {line.partition("{")[0]: line for line in dcgm_lines(State(TIME, "1", "h", (sample,)))}
+
+    def number(name: str) -> str:
+        return lines[name].rpartition(" ")[2]
+
+    assert number("DCGM_FI_DEV_FB_USED") == str(round(80 * 1024 * 0.6))
+    assert number("DCGM_FI_DEV_SM_CLOCK").isdigit()
+    assert re.fullmatch(r"\d+\.\d{6}", number("DCGM_FI_DEV_POWER_USAGE"))
+    assert re.fullmatch(r"0\.\d{6}", number("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"))
+    joules = sample.values["device_energy_joules_total", ()]
+    assert number("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == str(round(joules * 1000))
+    rates = [
+        sample.values[f"device_nvlink_{way}_bytes_per_second", ()]
+        for way in ("receive", "transmit")
+    ]
+    megabytes = round(sum(rates) / 1024 / 1000)
+    assert number("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL") == str(megabytes)
+
+
+def test_the_newest_xid_is_the_value_and_is_named() -> None:
+    (sample,) = simulated(1)
+    none = next(line for line in dcgm_lines(State(TIME, "1", "h", (sample,))) if "XID" in line)
+    assert none.endswith(',err_code="0",err_msg="No Error"} 0')
+    values = dict(sample.values)
+    for xid, seen in (("79", TIME - 9), ("31", TIME - 1)):
+        values["device_xid_errors_total", (xid,)] = 1
+        values["device_xid_last_timestamp_seconds", (xid,)] = seen
+    state = State(TIME, "1", "h", (replace(sample, values=values),))
+    line = next(line for line in dcgm_lines(state) if "XID" in line)
+    assert 'err_code="31"' in line and line.endswith(" 31")
+
+
+def test_a_gpu_instance_is_known_by_its_parent_and_comes_once() -> None:
+    lines = [line for line in dcgm_lines(mig_state()) if "FB_USED" in line and "GPU_I_ID" in line]
+    assert len(lines) == 2
+    uuid = mig_state().devices[0].device.uuid
+    assert all(f'UUID="{uuid}"' in line for line in lines)
+    assert 'GPU_I_PROFILE="1g.10gb",GPU_I_ID="7",Hostname=' in lines[0]
+    # What describes the whole GPU is there too, which dcgm-exporter leaves out.
+    assert any("GPU_TEMP" in line for line in dcgm_lines(mig_state()))
+
+
+def test_a_device_that_is_down_has_no_series() -> None:
+    down = DeviceSample(Device("GPU-1", 0, "x"), TIME, up=False, reason="lost")
+    assert dcgm_lines(State(TIME, "1", "h", (down,))) == []
+
+
+def test_strict_parsers_take_both_formats() -> None:
+    text = render(full_state(), OPTIONS).decode()
+    named = {family.name for family in parse_text(text) if family.name.startswith("DCGM_")}
+    strict = render(full_state(), OPTIONS, openmetrics=True).decode()
+    families = list(parse_openmetrics(strict))  # type: ignore[no-untyped-call]
+    assert {family.name for family in families if family.name.startswith("DCGM_")} == named
+    assert len(named) == 25

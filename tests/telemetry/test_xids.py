@@ -1,0 +1,68 @@
+"""The catalogue of XIDs: complete, in plain words, and the document that is made from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from warpwatch.telemetry.xid import BLAMES, SEVERITIES
+from warpwatch.telemetry.xid_hardware import HARDWARE_XIDS
+from warpwatch.telemetry.xid_software import SOFTWARE_XIDS
+from warpwatch.telemetry.xids import COUNTED_FROM_START, XIDS, explain, markdown
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "xids.md"
+
+
+def test_every_xid_that_an_operator_meets_is_explained():
+    met = [
+        *(13, 31, 32, 38, 43, 44, 45, 48, 54, 56, 57, 58, *range(61, 70), 73, 74, *range(76, 82)),
+        *(92, 93, 94, 95, 96, 97, 98, 99, 109, 110, 119, 120, 121, 122, 123, 125, 126, 136, 137),
+        *(140, 143, *range(144, 151), 154, 155, 156, 157),
+    ]
+    assert [number for number in met if number not in XIDS] == []
+
+
+def test_no_number_has_two_entries():
+    numbers = Counter(xid.number for xid in HARDWARE_XIDS + SOFTWARE_XIDS)
+    assert [number for number, entries in numbers.items() if entries > 1] == []
+
+
+def test_every_entry_says_what_to_do_in_a_cell_of_a_table():
+    for number, xid in XIDS.items():
+        assert xid.number == number
+        assert xid.blame in BLAMES and xid.severity in SEVERITIES
+        for text in (xid.name, xid.meaning, xid.action):
+            assert text and "|" not in text and "\n" not in text and ".." not in text
+        assert xid.meaning.endswith(".") and xid.action.endswith(".")
+
+
+def test_the_cause_of_the_best_known_xids_is_named():
+    assert explain(79).name == "GPU fell off the bus"
+    blames = {number: explain(number).blame for number in (13, 31, 43, 48, 54, 74, 79, 95, 119)}
+    assert blames == {
+        13: "application",
+        31: "application",
+        43: "application",
+        48: "hardware",
+        54: "thermal_power",
+        74: "hardware",
+        79: "hardware",
+        95: "hardware",
+        119: "driver",
+    }
+
+
+def test_an_unknown_number_is_not_made_up():
+    unknown = explain(4711)
+    assert (unknown.number, unknown.blame) == (4711, "unknown")
+    assert "Not in this catalogue" in unknown.meaning
+
+
+def test_counters_begin_at_0_only_for_trouble_with_the_hardware():
+    assert {48, 74, 79, 94, 95} <= set(COUNTED_FROM_START)
+    assert not {13, 31, 43, 45, 63, 119, 154} & set(COUNTED_FROM_START)
+
+
+def test_the_document_is_up_to_date():
+    expected = "python -m warpwatch.telemetry.xids > docs/xids.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == markdown(), f"run {expected}"
