@@ -1,4 +1,4 @@
-"""What every test gets: an environment without our variables, and golden files."""
+"""What every test gets: an environment without our variables, golden files, the fake driver."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.fakenvml.driver import CannotBuild, FakeDriver, build
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -34,3 +36,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], None]:
         assert actual.decode().splitlines() == expected.decode().splitlines()
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that holds our own libnvidia-ml.so.1."""
+    try:
+        return build(tmp_path_factory.mktemp("fakenvml"))
+    except CannotBuild as reason:
+        pytest.skip(f"no fake driver: {reason}")
+
+
+@pytest.fixture
+def fake_driver(fake_nvml: Path, tmp_path: Path) -> FakeDriver:
+    """Eight H100 in order, for a child process with ``fake_driver.environment``."""
+    return FakeDriver(fake_nvml, tmp_path / "fakenvml")
