@@ -1,16 +1,47 @@
-"""The nvml source in a process of its own; prints what it publishes, one JSON object a line."""
+"""The nvml source, or one device of it, in a process of its own under a fake driver.
+
+``source``: runs the source with the settings in NVML_PROCESS, an object, and prints what it
+publishes. ``device``: waits on its input for numbers of rounds, one a line, runs the device at
+index 0 that often, and prints the newest of all; ``new`` is another device at that index. Both
+print one JSON object a line.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
+from typing import Any
 
 from warpwatch.daemon.config import NvmlConfig
+from warpwatch.daemon.nvml.device import Companions, NvmlDevice
+from warpwatch.daemon.nvml.events import EventWatcher
+from warpwatch.daemon.nvml.library import initialise
+from warpwatch.daemon.sources.base import Surroundings
 from warpwatch.daemon.sources.nvml import NvmlSource
+from warpwatch.daemon.sources.xid_ledger import XidLedger
 from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.attribution import Attribution
 from warpwatch.telemetry.log import series_text
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+
+
+def as_object(sample: DeviceSample) -> dict[str, Any]:
+    device = sample.device
+    return {
+        "device": device.uuid,
+        "index": device.index,
+        "name": device.name,
+        "gpu_instance": device.gpu_instance,
+        "profile": device.profile,
+        "info": dict(device.info),
+        "time": sample.time,
+        "up": sample.up,
+        "reason": sample.reason,
+        "values": {series_text(key): value for key, value in sample.values.items()},
+        "processes": [[p.pid, p.name, p.memory_bytes, p.sm_ratio] for p in sample.processes],
+    }
 
 
 class PrintingSink:
@@ -18,38 +49,89 @@ class PrintingSink:
         self._lock = threading.Lock()
 
     def publish_device(self, sample: DeviceSample) -> None:
-        device = sample.device
-        self._print(
-            device=device.uuid,
-            name=device.name,
-            info=dict(device.info),
-            time=sample.time,
-            up=sample.up,
-            reason=sample.reason,
-            values={series_text(key): value for key, value in sample.values.items()},
-            processes=[[p.pid, p.name, p.memory_bytes] for p in sample.processes],
-        )
+        self.print(**as_object(sample))
 
-    def forget_device(self, uuid: str) -> None:
-        self._print(forget=uuid)
+    def forget_device(self, uuid: str, source: str = "nvml") -> None:
+        self.print(forget=uuid)
 
     def publish_health(self, health: SourceHealth) -> None:
-        self._print(source=health.name, up=health.up, reason=health.reason)
+        fields = {"up": health.up, "reason": health.reason, "errors": health.errors}
+        self.print(source=health.name, **fields)
 
     def publish_host(self, sample: HostSample) -> None:
         raise AssertionError("nvml knows nothing of the host")
 
-    def _print(self, **fields: object) -> None:
+    def publish_processes(self, sample: HostSample) -> None:
+        raise AssertionError("nvml knows nothing of the host")
+
+    def publish_attribution(self, attribution: Attribution) -> None:
+        raise AssertionError("nvml knows nothing of workloads")
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        self.print(count=name, labels=labels, by=by)
+
+    def print(self, **fields: object) -> None:
         with self._lock:
             print(json.dumps(fields), flush=True)
 
 
+class GatheringSink(PrintingSink):
+    """Keeps the newest of everything until it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: dict[str, Any] = {}
+        self.forgotten: list[str] = []
+        self.counts: dict[str, float] = {}
+
+    def publish_device(self, sample: DeviceSample) -> None:
+        self.devices[sample.device.uuid] = as_object(sample)
+
+    def forget_device(self, uuid: str, source: str = "nvml") -> None:
+        self.devices.pop(uuid, None)
+        self.forgotten.append(uuid)
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        key = " ".join((name, *labels))
+        self.counts[key] = self.counts.get(key, 0.0) + by
+
+
+def run_source(supervisor: Supervisor, settings: dict[str, Any]) -> NvmlSource:
+    sink = PrintingSink()
+    surroundings = Surroundings(
+        load_of=lambda index: None,
+        devices=lambda: (),
+        counters_wanted=lambda: False,
+        fail=lambda line: sink.print(fail=line),
+    )
+    config = NvmlConfig(**{"interval_s": 0.1, "stuck_after_s": 0.5, **settings})
+    source = NvmlSource(
+        config, surroundings, XidLedger(), retry_interval_s=0.2, probe_interval_s=0.3
+    )
+    source.start(supervisor, sink)
+    sys.stdin.read()
+    return source
+
+
+def run_device(supervisor: Supervisor) -> None:
+    initialise()
+    for line in sys.stdin:
+        if line == "new\n":
+            sink, ledger = GatheringSink(), XidLedger()
+            companions = Companions(sink, ledger, EventWatcher(supervisor, sink, ledger), None)
+            device = NvmlDevice(0, companions, interval_s=1.0, probe_interval_s=0.0)
+            continue
+        for _ in range(int(line)):
+            device.step()
+        device.costs.drain(sink.count)
+        sink.print(devices=sink.devices, forgotten=sink.forgotten, counts=sink.counts)
+
+
 if __name__ == "__main__":
     supervisor = Supervisor()
-    source = NvmlSource(
-        NvmlConfig(interval_s=0.1, stuck_after_s=0.5), retry_interval_s=0.2, probe_interval_s=0.3
-    )
-    source.start(supervisor, PrintingSink())
-    sys.stdin.read()
-    supervisor.stop(1.0)
-    source.close()
+    if sys.argv[1] == "device":
+        run_device(supervisor)
+    else:
+        source = run_source(supervisor, json.loads(os.environ.get("NVML_PROCESS", "{}")))
+        supervisor.stop(1.0)
+        source.close()

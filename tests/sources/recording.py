@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
+from warpwatch.telemetry.attribution import Attribution
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
@@ -15,17 +17,30 @@ class RecordingSink:
         self.devices: dict[str, list[DeviceSample]] = {}
         self.hosts: list[HostSample] = []
         self.healths: list[SourceHealth] = []
+        self.processes: list[HostSample] = []
+        self.attributions: list[Attribution] = []
+        self.counts: dict[tuple[str, ...], float] = defaultdict(float)
 
     def publish_device(self, sample: DeviceSample) -> None:
         with self.lock:
             self.devices.setdefault(sample.device.uuid, []).append(sample)
 
-    def forget_device(self, uuid: str) -> None:
+    def forget_device(self, uuid: str, source: str = "nvml") -> None:
         with self.lock:
             self.devices.pop(uuid, None)
 
     def publish_host(self, sample: HostSample) -> None:
         self.hosts.append(sample)
+
+    def publish_processes(self, sample: HostSample) -> None:
+        self.processes.append(sample)
+
+    def publish_attribution(self, attribution: Attribution) -> None:
+        self.attributions.append(attribution)
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        with self.lock:
+            self.counts[(name, *labels)] += by
 
     def publish_health(self, health: SourceHealth) -> None:
         self.healths.append(health)

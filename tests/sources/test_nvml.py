@@ -4,84 +4,85 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fakenvml.driver import FakeDriver
 from tests.sources.recording import wait_until
-from warpwatch.daemon.sources.nvml_library import Meaning, meaning_of
+from warpwatch.daemon.nvml.library import Meaning, meaning_of, name_of
 
 PROCESS = Path(__file__).with_name("nvml_process.py")
 
 
-def uuid(index: int) -> str:
-    return f"GPU-00000000-0000-0000-0000-{index:012d}"
+def uuid(gpu: int) -> str:
+    return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
 
 
 class Watched:
     """What the source's process has published so far."""
 
-    def __init__(self, process: subprocess.Popen[str], control: Path) -> None:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
         self.lines: list[dict[str, Any]] = []
-        self._control = control
-        self._process = process
+        self.process = process
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self.lines.append(json.loads(line) | {"seen": time.monotonic()})
 
-    def control(self, text: str) -> None:
-        """Replaced at once, since the driver reads it at any time."""
-        new = self._control.with_suffix(".new")
-        new.write_text(text)
-        new.replace(self._control)
+    def samples(self, device: str) -> list[dict[str, Any]]:
+        return [line for line in list(self.lines) if line.get("device") == device]
 
-    def samples(self, index: int) -> list[dict[str, Any]]:
-        return [line for line in list(self.lines) if line.get("device") == uuid(index)]
-
-    def newest(self, index: int) -> dict[str, Any]:
-        return (self.samples(index) or [{}])[-1]
+    def newest(self, gpu: int) -> dict[str, Any]:
+        for line in reversed(list(self.lines)):
+            if line.get("device") == uuid(gpu):
+                return dict(line)
+        return {}
 
     def health(self) -> dict[str, Any]:
-        return next((line for line in reversed(list(self.lines)) if "source" in line), {})
+        lines = (line for line in reversed(list(self.lines)) if "source" in line)
+        return dict(next(lines, {}))
+
+    def up(self) -> set[int]:
+        return {gpu for gpu in range(8) if self.newest(gpu).get("up")}
 
     def all_up(self) -> bool:
-        return all(self.newest(index).get("up") for index in range(8))
+        return len(self.up()) == 8
 
-    def rate(self, index: int, window_s: float) -> float:
-        """Good samples of a device per second in the newest ``window_s``."""
-        since = time.monotonic() - window_s
-        good = [s for s in self.samples(index) if s["seen"] >= since and s["up"]]
-        return len(good) / window_s
+    def reason(self, gpu: int) -> str:
+        return str(self.newest(gpu).get("reason", ""))
+
+    def good_times(self, gpu: int, since: float) -> list[float]:
+        """When a device was read well, from a wall clock time on."""
+        return [s["time"] for s in self.samples(uuid(gpu)) if s["up"] and s["time"] >= since]
 
     def join(self) -> None:
         self._thread.join(10)
 
 
 @contextmanager
-def watched(tmp_path: Path, **environment: str) -> Iterator[Watched]:
-    control = tmp_path / "control"
-    control.touch()
-    names = {"FAKE_NVML_CONTROL": str(control), **environment}
+def watched(environment: dict[str, str], **settings: float | bool) -> Iterator[Watched]:
     process = subprocess.Popen(
-        [sys.executable, str(PROCESS)],
-        env=os.environ | names,
+        [sys.executable, str(PROCESS), "source"],
+        env=os.environ | environment | {"NVML_PROCESS": json.dumps(settings)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    watch = Watched(process, control)
+    watch = Watched(process)
     try:
         yield watch
         assert process.poll() is None, "the source's process ended by itself"
@@ -94,181 +95,240 @@ def watched(tmp_path: Path, **environment: str) -> Iterator[Watched]:
                 pipe.close()
 
 
-def test_eight_gpus_tell_what_they_are_and_how_they_are(fake_nvml: Path, tmp_path: Path) -> None:
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
+def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(
+    fake_driver: FakeDriver,
+) -> None:
+    with watched(fake_driver.environment, interval_s=0.15) as watch:
         wait_until(watch.all_up)
-        wait_until(lambda: len(watch.samples(2)) > 5)
-        sample, pid = watch.newest(2), watch._process.pid
-    assert sample["name"] == "NVIDIA H100 80GB HBM3"
-    assert sample["info"] == {
-        "driver_version": "580.65.06",
-        "pci_bus_id": "00000000:1A:00.0",
-        "vbios_version": "96.00.74.00.01",
-        "serial": "1650000000002",
-        "architecture": "Hopper",
-    }
-    expected = {
-        "utilization_ratio": 0.5,
-        "memory_used_bytes": 20 * 2**30,
-        "memory_reserved_bytes": 2**29,
-        "power_watts": 370.0,
-        "power_limit_watts": 700.0,
-        "temperature_celsius{sensor=gpu}": 42,
-        "temperature_celsius{sensor=memory}": 50,
-        "clock_hertz{domain=sm}": 1_755_000_000,
-        "clock_hertz{domain=memory}": 2_619_000_000,
-        "throttle_active{reason=idle}": 1,
-        "throttle_active{reason=sw_power_cap}": 0,
-        "pcie_replay_total": 0,
-        "remapped_rows{type=correctable}": 2,
-        "ecc_errors_total{type=uncorrected}": 0,
-        "pcie_link_generation_max": 5,
-    }
-    assert {name: sample["values"].get(name) for name in expected} == expected
-    assert [(p[0], p[2]) for p in sample["processes"]] == [(pid, 19 * 2**30)]
+        wait_until(lambda: any("sm_active_ratio" in s["values"] for s in watch.samples(uuid(4))))
+        first, before = len(watch.samples(uuid(4))), sum(fake_driver.calls()[4].values())
+        wait_until(lambda: len(watch.samples(uuid(4))) >= first + 12)
+        rounds = len(watch.samples(uuid(4))) - first
+        calls = sum(fake_driver.calls()[4].values()) - before
+        counted = [line for line in watch.lines if line.get("count") == "nvml_calls_total"]
+    assert calls / rounds <= 12
+    assert {line["labels"][0] for line in counted} >= {"fields", "memory", "processes"}
 
 
-def test_counters_count_in_base_units(fake_nvml: Path, tmp_path: Path) -> None:
-    # The fake's PCIe counters have 32 bits and wrap once in this time.
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
-        wait_until(lambda: len(watch.samples(0)) > 15)
-        first, last = watch.samples(0)[0], watch.samples(0)[-1]
-    elapsed_s = last["time"] - first["time"]
-
-    def rate(name: str) -> float:
-        grown = float(last["values"][name] - first["values"][name])
-        return grown / float(elapsed_s)
-
-    assert rate("energy_joules_total") == pytest.approx(370, rel=0.05)
-    assert rate("throttle_seconds_total{reason=sw_power_cap}") == pytest.approx(0.01, rel=0.05)
-    assert rate("nvlink_receive_bytes_total") == pytest.approx(1e6 * 1024, rel=0.05)
-    assert rate("pcie_receive_bytes_total") == pytest.approx(4e9, rel=0.05)
-    assert rate("busy_seconds_total") == pytest.approx(0.5, rel=0.1)
-
-
-def test_what_a_device_does_not_know_is_absent(fake_nvml: Path, tmp_path: Path) -> None:
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
-        wait_until(lambda: len(watch.samples(0)) > 3)
-        values = watch.newest(0)["values"]
-    # Not available, a field not supported, a call that the library lacks, a threshold not known.
-    absent = ("recovery_action", "retired_pages{cause=double_bit}", "temperature_margin_celsius")
-    assert not [name for name in absent if name in values]
-    assert "temperature_threshold_celsius{threshold=slowdown}" in values
-    assert "temperature_threshold_celsius{threshold=gpu_max}" not in values
-
-
-def test_a_gpu_costs_few_calls(fake_nvml: Path, tmp_path: Path) -> None:
-    calls = tmp_path / "calls"
-    environment = {"LD_LIBRARY_PATH": str(fake_nvml), "FAKE_NVML_CALLS": str(calls)}
-    with watched(tmp_path, **environment) as watch:
-        wait_until(lambda: len(watch.samples(4)) > 1)
-        first, calls_before = len(watch.samples(4)), calls.read_bytes().count(b"4")
-        wait_until(lambda: len(watch.samples(4)) >= first + 15)
-        rounds = len(watch.samples(4)) - first
-        per_round = (calls.read_bytes().count(b"4") - calls_before) / rounds
-    assert per_round <= 13.5
-    # Each GPU was asked once for what it does not support, though two rounds were due.
-    assert calls.read_bytes().count(b"x") == 8
-
-
-def test_lost_stuck_and_forbidden_gpus_leave_the_others_alone(
+def test_mig_instances_have_the_hardware_counters_of_their_part(
     fake_nvml: Path, tmp_path: Path
 ) -> None:
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
+    fake = FakeDriver(fake_nvml, tmp_path / "state", profile="h100", gpus=1)
+    fake.mig(0, "0=3g.40gb/1/0", "2=2g.20gb/5/0", "5=2g.20gb/5/1")
+    with watched(fake.environment) as watch:
+        wait_until(lambda: len(_counting(watch)) == 2)
+        names = {watch.samples(device)[-1]["gpu_instance"] for device in _counting(watch)}
+        assert names == {"1", "5"}
+
+
+def _counting(watch: Watched) -> set[str]:
+    """The MIG devices that have told SM activity."""
+    return {
+        line["device"]
+        for line in list(watch.lines)
+        if line.get("gpu_instance") and "sm_active_ratio" in line["values"]
+    }
+
+
+def test_three_gpus_fail_in_three_ways_and_the_others_keep_their_rate(
+    fake_driver: FakeDriver,
+) -> None:
+    with watched(fake_driver.environment) as watch:
         wait_until(watch.all_up)
-        watch.control("3 lost 1\n5 hang_s 1.5\n6 no_permission 1\n")
-        wait_until(lambda: watch.newest(5).get("reason") == "stuck")
-        wait_until(lambda: watch.newest(3).get("reason") == "lost")
-        wait_until(lambda: watch.newest(6).get("reason") == "no_permission")
-        time.sleep(1.0)
-        rates = [watch.rate(index, 1.0) for index in (0, 1, 2, 4, 7)]
-        down = [watch.newest(index) for index in (3, 5, 6)]
-        assert rates == pytest.approx([10.0] * 5, abs=2.0)
-        assert [sample["up"] for sample in down] == [False] * 3
-        assert [sample["values"] for sample in down] == [{}] * 3
+        fake_driver.set(3, lost=1)
+        fake_driver.hang(gpu=5)
+        fake_driver.set(6, no_permission=1)
+        wait_until(lambda: watch.reason(5) == "stuck")
+        wait_until(lambda: watch.reason(3) == "lost")
+        wait_until(lambda: watch.reason(6) == "no_permission")
+        since = time.time()
+        others = (0, 1, 2, 4, 7)
+        wait_until(lambda: all(len(watch.good_times(gpu, since)) >= 15 for gpu in others))
+        gaps_s = [statistics.median(_gaps(watch.good_times(gpu, since))) for gpu in others]
+        assert gaps_s == pytest.approx([0.1] * 5, rel=0.1)
+        values = [watch.newest(gpu)["values"] for gpu in (3, 5, 6)]
+        assert not [
+            name for of in values for name in of if "xid" not in name and "health" not in name
+        ]
         assert watch.health()["up"]
-        watch.control("")
+        fake_driver.clear()
         wait_until(watch.all_up)
 
 
-def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "control").write_text("5 hang_s 1\n")
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
-        wait_until(lambda: any(line.get("device") == "unknown-5" for line in list(watch.lines)))
-        wait_until(lambda: watch.newest(4).get("up"))
-        watch.control("")
-        wait_until(lambda: watch.newest(5).get("up"))
+def _gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def test_a_lost_gpu_still_tells_its_xid(fake_driver: FakeDriver) -> None:
+    with watched(fake_driver.environment) as watch:
+        # Counted from 0 on as soon as the driver was asked to tell.
+        wait_until(lambda: watch.newest(2).get("values", {}).get("xid_errors_total{xid=79}") == 0)
+        fake_driver.set(2, lost=1)
+        wait_until(lambda: watch.newest(2)["values"].get("xid_errors_total{xid=79}") == 1)
+        assert watch.reason(2) == "lost"
+
+
+def test_a_gpu_that_hangs_from_the_start_is_known_by_its_index(fake_driver: FakeDriver) -> None:
+    fake_driver.hang(gpu=5)
+    with watched(fake_driver.environment) as watch:
+        wait_until(lambda: watch.samples("unknown-5"))
+        wait_until(lambda: watch.up() == {0, 1, 2, 3, 4, 6, 7})
+        fake_driver.clear()
+        wait_until(watch.all_up)
         assert any(line.get("forget") == "unknown-5" for line in list(watch.lines))
 
 
-def test_a_device_that_answers_nothing_is_a_drivers_fault(fake_nvml: Path, tmp_path: Path) -> None:
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
+def test_a_device_that_answers_nothing_is_a_drivers_fault(fake_driver: FakeDriver) -> None:
+    with watched(fake_driver.environment) as watch:
         wait_until(watch.all_up)
-        watch.control("1 unknown 1\n")
-        wait_until(lambda: watch.newest(1).get("reason") == "driver")
+        fake_driver.set(1, unknown=1)
+        wait_until(lambda: watch.reason(1) == "driver")
         assert watch.newest(0)["up"]
 
 
+def test_a_gpu_that_vanishes_is_lost_and_is_found_again_at_another_index(
+    fake_driver: FakeDriver,
+) -> None:
+    with watched(fake_driver.environment) as watch:
+        wait_until(watch.all_up)
+        fake_driver.set(2, absent=1)
+        wait_until(lambda: watch.reason(2) == "lost" and watch.newest(7)["index"] == 6)
+        wait_until(lambda: watch.up() == {0, 1, 3, 4, 5, 6, 7})
+        busy_s = watch.newest(7)["values"]["busy_seconds_total"]
+        fake_driver.set(order="7 0 1 2 3 4 5 6")
+        fake_driver.set(2, absent=0)
+        wait_until(watch.all_up)
+        wait_until(lambda: watch.newest(7)["index"] == 0 and watch.newest(2)["index"] == 3)
+        # It moved, and counts on.
+        assert watch.newest(7)["values"]["busy_seconds_total"] >= busy_s > 0
+
+
+def test_a_gpu_that_is_plugged_in_is_noticed(fake_nvml: Path, tmp_path: Path) -> None:
+    fake = FakeDriver(fake_nvml, tmp_path / "state", gpus=7)
+    with watched(fake.environment) as watch:
+        wait_until(lambda: len(watch.up()) == 7)
+        fake.set(gpus=8)
+        wait_until(watch.all_up)
+
+
 def test_without_a_driver_the_source_waits_and_comes_up_by_itself(
-    fake_nvml: Path, tmp_path: Path
+    fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
     folder = tmp_path / "lib"
     folder.mkdir()
-    with watched(tmp_path, LD_LIBRARY_PATH=str(folder)) as watch:
+    environment = fake_driver.environment | {"LD_LIBRARY_PATH": str(folder)}
+    with watched(environment) as watch:
         wait_until(lambda: watch.health())
         health = watch.health()
         assert not health["up"]
         assert health["reason"].startswith("libnvidia-ml.so.1 not found: install the NVIDIA driver")
-        (folder / "libnvidia-ml.so.1").symlink_to(fake_nvml / "libnvidia-ml.so.1")
+        library = fake_driver.library / "libnvidia-ml.so.1"
+        (folder / "libnvidia-ml.so.1").symlink_to(library)
         wait_until(watch.all_up)
         wait_until(lambda: watch.health()["up"])
 
 
-def test_a_library_that_does_not_come_back_is_told(fake_nvml: Path, tmp_path: Path) -> None:
-    (tmp_path / "control").write_text("* init_hang_s 1\n")
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
+def test_a_library_that_does_not_come_back_is_told(fake_driver: FakeDriver) -> None:
+    fake_driver.hang("nvmlInitWithFlags")
+    with watched(fake_driver.environment) as watch:
         wait_until(lambda: watch.health().get("reason") == "NVML does not answer")
+        fake_driver.clear()
         wait_until(watch.all_up)
 
 
-def test_the_library_may_be_named_by_its_file(fake_nvml: Path, tmp_path: Path) -> None:
+def test_the_library_may_be_named_by_its_file(fake_driver: FakeDriver, tmp_path: Path) -> None:
     other = tmp_path / "driver.so"
-    other.write_bytes((fake_nvml / "libnvidia-ml.so.1").read_bytes())
-    with watched(tmp_path, WARPWATCH_NVML_LIBRARY=str(other)) as watch:
+    other.write_bytes((fake_driver.library / "libnvidia-ml.so.1").read_bytes())
+    environment = fake_driver.environment | {
+        "LD_LIBRARY_PATH": "",
+        "WARPWATCH_NVML_LIBRARY": str(other),
+    }
+    with watched(environment) as watch:
         wait_until(watch.all_up)
 
 
 def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(
-    fake_nvml: Path, tmp_path: Path
+    fake_driver: FakeDriver,
 ) -> None:
-    with watched(tmp_path, LD_LIBRARY_PATH=str(fake_nvml)) as watch:
+    with watched(fake_driver.environment) as watch:
         wait_until(watch.all_up)
-        watch.control("* init 9\n* driver_gone 1\n")
+        fake_driver.set(driver_gone=1)
         wait_until(lambda: "Driver Not Loaded" in watch.health().get("reason", ""))
-        wait_until(lambda: all(watch.newest(i)["reason"] == "driver" for i in range(8)))
-        watch.control("")
+        wait_until(lambda: {watch.reason(gpu) for gpu in range(8)} == {"driver"})
+        fake_driver.set(driver_gone=None, driver_version="615.71.05")
         wait_until(watch.all_up)
+        assert watch.newest(0)["info"]["driver_version"] == "615.71.05"
+
+
+def test_a_driver_of_another_version_is_told_and_then_ends_the_daemon_once(
+    fake_driver: FakeDriver,
+) -> None:
+    def failures() -> list[str]:
+        return [line["fail"] for line in list(watch.lines) if "fail" in line]
+
+    with watched(fake_driver.environment, mismatch_grace_s=0.4) as watch:
+        wait_until(watch.all_up)
+        fake_driver.set(version_mismatch=1)
+        wait_until(lambda: "different driver versions" in watch.health().get("reason", ""))
+        assert failures() == []
+        assert "the daemon ends after 0.4 s of it" in watch.health()["reason"]
+        wait_until(failures)
+        time.sleep(0.3)
+        assert failures() == [
+            "the NVIDIA driver was upgraded under this process: kernel module and library differ; "
+            "restarting picks the new library up"
+        ]
+
+
+def test_versions_that_agree_again_in_time_end_nothing(fake_driver: FakeDriver) -> None:
+    with watched(fake_driver.environment, mismatch_grace_s=30) as watch:
+        wait_until(watch.all_up)
+        fake_driver.set(version_mismatch=1)
+        wait_until(lambda: "different driver versions" in watch.health().get("reason", ""))
+        fake_driver.clear()
+        wait_until(watch.all_up)
+        assert not [line for line in watch.lines if "fail" in line]
+
+
+def test_a_library_that_was_exchanged_on_disk_is_told_from_one_that_was_not(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    mapped = tmp_path / "libnvidia-ml.so.1"
+    mapped.write_bytes((fake_driver.library / mapped.name).read_bytes())
+    program = (
+        "import ctypes, pathlib, sys\n"
+        "from warpwatch.daemon.nvml.library import library_replaced\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "library = ctypes.CDLL(str(path))\n"
+        "before = library_replaced()\n"
+        "path.rename(path.with_suffix('.old'))\n"
+        "path.with_suffix('.old').unlink()\n"
+        "path.write_bytes(b'new')\n"
+        "print(before, library_replaced())\n"
+    )
+    command = [sys.executable, "-c", program, str(mapped)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    assert answer.stdout == "False True\n"
 
 
 @pytest.mark.parametrize(
-    ("code", "meaning"),
+    ("code", "meaning", "name"),
     [
-        (3, Meaning.UNSUPPORTED),
-        (13, Meaning.UNSUPPORTED),
-        (25, Meaning.UNSUPPORTED),
-        (4, Meaning.NO_PERMISSION),
-        (6, Meaning.EMPTY),
-        (1, Meaning.LIBRARY),
-        (9, Meaning.LIBRARY),
-        (18, Meaning.LIBRARY),
-        (15, Meaning.LOST),
-        (28, Meaning.LOST),
-        (16, Meaning.RESET_REQUIRED),
-        (999, Meaning.UNKNOWN),
-        (12345, Meaning.UNKNOWN),
+        (3, Meaning.UNSUPPORTED, "not_supported"),
+        (13, Meaning.UNSUPPORTED, "function_not_found"),
+        (25, Meaning.UNSUPPORTED, "argument_version_mismatch"),
+        (4, Meaning.NO_PERMISSION, "no_permission"),
+        (6, Meaning.EMPTY, "not_found"),
+        (1, Meaning.LIBRARY, "uninitialized"),
+        (9, Meaning.LIBRARY, "driver_not_loaded"),
+        (18, Meaning.LIBRARY, "lib_rm_version_mismatch"),
+        (15, Meaning.LOST, "gpu_is_lost"),
+        (28, Meaning.LOST, "gpu_not_found"),
+        (16, Meaning.RESET_REQUIRED, "reset_required"),
+        (999, Meaning.UNKNOWN, "unknown"),
+        (12345, Meaning.UNKNOWN, "12345"),
     ],
 )
-def test_return_codes_mean_what_the_policy_says(code: int, meaning: Meaning) -> None:
+def test_return_codes_mean_what_the_policy_says(code: int, meaning: Meaning, name: str) -> None:
     assert meaning_of(code) is meaning
+    assert name_of(code) == name

@@ -1,47 +1,65 @@
 """Where samples come from: one file a source, and the registry of them.
 
-- base: what a source and a sink are
-- nvml: NVIDIA GPUs; nvml_device, nvml_readers, nvml_fields and nvml_library are its parts
+- base: what a source and a sink are, and what a source may know of the daemon
+- nvml: NVIDIA GPUs, read by the package nvml; xid_ledger counts their XIDs
+- kernel_log: XIDs as the kernel logs them
+- dcgm, dcgm_exporter: what NVML cannot give, by the package dcgm
 - simulated: devices without hardware; simulated_device and simulated_profiles are their physics
 - host: processors, memory, pressure, disks, network
+- processes: processor time and memory of the processes that use a GPU; process_tree finds theirs
 - ranks: the rendezvous with training processes, started by the application with its own needs
+- whose work runs on the devices: the package attribution
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 
-from warpwatch.daemon.config import SourcesConfig
-from warpwatch.daemon.sources.base import Source
-from warpwatch.daemon.sources.host import HostSource
-from warpwatch.daemon.sources.nvml import NvmlSource
-from warpwatch.daemon.sources.simulated import SimulatedSource
-
-# How busy a device is: 0 to 1, None when nobody uses it.
-LoadOf = Callable[[int], float | None]
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.sources.base import Source, Surroundings
 
 
-def _host(config: SourcesConfig, load_of: LoadOf) -> Source | None:
-    return HostSource(config.host) if config.host.enabled else None
+def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:
+    """The sources that the configuration asks for. What is off is not even imported."""
+    return [*_devices(config, surroundings), *_host(config, surroundings)]
 
 
-def _nvml(config: SourcesConfig, load_of: LoadOf) -> Source | None:
-    return NvmlSource(config.nvml) if config.nvml.enabled else None
+def _devices(config: Config, surroundings: Surroundings) -> Iterator[Source]:
+    sources = config.sources
+    if sources.nvml.enabled:
+        from warpwatch.daemon.sources.kernel_log import KernelLogSource
+        from warpwatch.daemon.sources.nvml import NvmlSource
+        from warpwatch.daemon.sources.xid_ledger import XidLedger
+
+        ledger = XidLedger()
+        yield NvmlSource(sources.nvml, surroundings, ledger)
+        if sources.kernel_log.enabled:
+            yield KernelLogSource(sources.kernel_log, ledger)
+    if sources.simulated.enabled:
+        from warpwatch.daemon.sources.simulated import SimulatedSource
+
+        yield SimulatedSource(sources.simulated, surroundings.load_of)
+    if sources.dcgm.enabled:
+        from warpwatch.daemon.sources.dcgm import DcgmSource
+
+        yield DcgmSource(sources.dcgm, surroundings)
+    if sources.dcgm_exporter.url is not None:
+        from warpwatch.daemon.sources.dcgm_exporter import DcgmExporterSource
+
+        yield DcgmExporterSource(sources.dcgm_exporter, surroundings)
 
 
-def _simulated(config: SourcesConfig, load_of: LoadOf) -> Source | None:
-    return SimulatedSource(config.simulated, load_of) if config.simulated.enabled else None
+def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
+    sources = config.sources
+    if sources.host.enabled:
+        from warpwatch.daemon.sources.host import HostSource
 
+        yield HostSource(sources.host)
+    if sources.processes.enabled:
+        from warpwatch.daemon.sources.processes import ProcessesSource
 
-# By name; a factory answers None where the configuration does not want the source.
-SOURCES: Mapping[str, Callable[[SourcesConfig, LoadOf], Source | None]] = {
-    "host": _host,
-    "nvml": _nvml,
-    "simulated": _simulated,
-}
+        yield ProcessesSource(sources.processes, surroundings)
+    if config.attribution.kubelet_socket != "off" or config.attribution.slurm != "off":
+        from warpwatch.daemon.attribution.source import AttributionSource
 
-
-def enabled_sources(config: SourcesConfig, load_of: LoadOf) -> list[Source]:
-    """The sources that the configuration asks for."""
-    sources = (build(config, load_of) for build in SOURCES.values())
-    return [source for source in sources if source is not None]
+        yield AttributionSource(config.attribution, surroundings)

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
 
 import pynvml
 
 from warpwatch.daemon.config import NvmlConfig
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.sources.nvml_device import PROBE_INTERVAL_S, NvmlDevice
-from warpwatch.daemon.sources.nvml_library import NvmlUnavailable, initialise, shut_down
+from warpwatch.daemon.nvml.device import PROBE_INTERVAL_S
+from warpwatch.daemon.nvml.generation import Generation
+from warpwatch.daemon.nvml.library import (
+    NvmlUnavailable,
+    VersionMismatch,
+    initialise,
+    shut_down,
+)
+from warpwatch.daemon.sources.base import Sink, Surroundings
+from warpwatch.daemon.sources.xid_ledger import XidLedger
 from warpwatch.daemon.supervisor import Loop, Supervisor
 from warpwatch.telemetry.samples import Device, DeviceSample, SourceHealth
 
@@ -24,20 +30,10 @@ logger = logging.getLogger(__name__)
 # How long to wait before NVML is initialised again.
 RETRY_INTERVAL_S = 5.0
 
-
-@dataclass(slots=True)
-class _Generation:
-    """The devices and their loops between one initialisation of NVML and the next."""
-
-    loops: list[tuple[NvmlDevice, Loop]] = field(default_factory=list)
-
-    @property
-    def gone(self) -> bool:
-        return any(device.library_gone for device, _ in self.loops)
-
-    def stop(self) -> None:
-        for _, loop in self.loops:
-            loop.stop()
+_UPGRADED = (
+    "the NVIDIA driver was upgraded under this process: kernel module and library differ; "
+    "restarting picks the new library up"
+)
 
 
 class NvmlSource:
@@ -48,17 +44,24 @@ class NvmlSource:
     def __init__(
         self,
         config: NvmlConfig,
+        surroundings: Surroundings,
+        ledger: XidLedger,
         retry_interval_s: float = RETRY_INTERVAL_S,
         probe_interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
         self._config = config
+        self._surroundings = surroundings
+        self._ledger = ledger
         self._retry_interval_s = retry_interval_s
         self._probe_interval_s = probe_interval_s
         self._retry_at = 0.0
         self._reason = ""
         self._errors = 0
-        self._generation: _Generation | None = None
-        self._known: dict[str, Device] = {}
+        self._mismatched_at: float | None = None
+        self._failed = False
+        self._generation: Generation | None = None
+        # Every device that was seen, with the UUID of its GPU; of the watchdog's loop alone.
+        self._known: dict[str, tuple[Device, str]] = {}
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         interval_s = self._config.interval_s
@@ -70,22 +73,52 @@ class NvmlSource:
     def close(self) -> None:
         """Leave NVML, unless a call is still in it: the process's end does that then."""
         generation, self._generation = self._generation, None
-        if generation is not None:
-            self._leave(generation)
+        if generation is not None and generation.end():
+            shut_down()
 
     def _manage(self, supervisor: Supervisor, sink: Sink) -> None:
         if self._generation is not None and self._generation.gone:
-            self._errors += 1
-            self._unavailable("the driver went away")
-            generation, self._generation = self._generation, None
-            self._leave(generation)
+            self._leave(sink)
         if self._generation is None and time.monotonic() >= self._retry_at:
-            try:
-                self._generation = self._begin(supervisor, sink)
-                self._reason = ""
-            except NvmlUnavailable as unavailable:
-                self._unavailable(str(unavailable))
+            self._try(supervisor, sink)
+        if self._generation is not None:
+            self._generation.drain(sink)
         sink.publish_health(self._health())
+
+    def _leave(self, sink: Sink) -> None:
+        generation, self._generation = self._generation, None
+        assert generation is not None
+        generation.drain(sink)
+        self._errors += generation.errors + 1
+        self._unavailable("the driver went away")
+        # A library that was left for another version's sake is not waited for.
+        self._retry_at = time.monotonic()
+        if generation.end():
+            shut_down()
+
+    def _try(self, supervisor: Supervisor, sink: Sink) -> None:
+        try:
+            self._generation = self._begin(supervisor, sink)
+            self._reason = ""
+            self._mismatched_at = None
+        except VersionMismatch as mismatch:
+            self._wait_for_restart(str(mismatch))
+        except NvmlUnavailable as unavailable:
+            self._mismatched_at = None
+            self._unavailable(str(unavailable))
+
+    def _begin(self, supervisor: Supervisor, sink: Sink) -> Generation:
+        initialise()
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError as error:
+            shut_down()
+            raise NvmlUnavailable(f"NVML does not count devices: {error}") from error
+        generation = Generation(
+            supervisor, sink, self._ledger, self._config, self._probe_interval_s
+        )
+        generation.begin(count)
+        return generation
 
     def _unavailable(self, reason: str) -> None:
         if reason != self._reason:
@@ -93,49 +126,56 @@ class NvmlSource:
         self._reason = reason
         self._retry_at = time.monotonic() + self._retry_interval_s
 
-    def _begin(self, supervisor: Supervisor, sink: Sink) -> _Generation:
-        initialise()
-        try:
-            count = pynvml.nvmlDeviceGetCount()
-        except pynvml.NVMLError as error:
-            shut_down()
-            raise NvmlUnavailable(f"NVML does not count devices: {error}") from error
-        generation = _Generation()
-        for index in range(count):
-            device = NvmlDevice(index, sink, self._config.interval_s, self._probe_interval_s)
-            loop = supervisor.every(f"nvml-{index}", self._config.interval_s, device.step)
-            generation.loops.append((device, loop))
-        logger.info("NVML has %d devices", count)
-        return generation
-
-    def _leave(self, generation: _Generation) -> None:
-        generation.stop()
-        if not any(loop.busy_s > self._config.stuck_after_s for _, loop in generation.loops):
-            shut_down()
+    def _wait_for_restart(self, reason: str) -> None:
+        """An upgrade may be under way, so that the versions agree again in a moment."""
+        now = time.monotonic()
+        if self._mismatched_at is None:
+            self._mismatched_at = now
+        grace_s = self._config.mismatch_grace_s
+        self._unavailable(f"{reason}; the daemon ends after {grace_s:g} s of it")
+        if now - self._mismatched_at >= grace_s and not self._failed:
+            self._failed = True
+            self._surroundings.fail(_UPGRADED)
 
     def _health(self) -> SourceHealth:
         generation = self._generation
         if generation is None:
             return SourceHealth(self.name, False, self._reason, errors=self._errors)
-        slowest_s = max((loop.last_duration_s for _, loop in generation.loops), default=0.0)
-        errors = self._errors + sum(device.errors for device, _ in generation.loops)
         reason = "" if generation.loops else "the driver has no device"
-        return SourceHealth(self.name, True, reason, slowest_s, errors)
+        errors = self._errors + generation.errors
+        return SourceHealth(self.name, True, reason, generation.slowest_s, errors)
 
     def _watch(self, manager: Loop, sink: Sink) -> None:
         if manager.busy_s > self._config.stuck_after_s:
             reason = "NVML does not answer"
             sink.publish_health(SourceHealth(self.name, False, reason, errors=self._errors))
         generation = self._generation
-        present: set[str] = set()
-        for device, loop in generation.loops if generation else ():
-            present.add(device.device.uuid)
-            if loop.busy_s > self._config.stuck_after_s:
-                device.publish_stuck()
-            if device.device.name:
-                self._known[device.device.uuid] = device.device
-        reason = "lost" if generation else "driver"
-        for uuid, known in self._known.items():
-            if uuid not in present:
-                gone = DeviceSample(known, time.time(), up=False, reason=reason)
-                sink.publish_device(gone)
+        if generation is not None:
+            generation.watch()
+        self._speak_for_missing(generation, sink)
+
+    def _speak_for_missing(self, generation: Generation | None, sink: Sink) -> None:
+        """Who was there and is not any more is down, but a MIG device of a GPU that is there:
+        that one was taken down in order."""
+        present: dict[str, str] = {}
+        settled: set[str] = set()
+        for gpu in generation.devices if generation else ():
+            uuid = gpu.device.uuid
+            for device in gpu.devices if gpu.known else ():
+                present[device.uuid] = uuid
+                self._known[device.uuid] = (device, uuid)
+            if gpu.settled:
+                settled.add(uuid)
+        # While devices are still being opened, any of them may be the one that is missing.
+        complete = generation and all(gpu.known or gpu.reason for gpu in generation.devices)
+        reason = "lost" if complete else "driver"
+        for uuid, (device, gpu_uuid) in tuple(self._known.items()):
+            if uuid in present:
+                continue
+            if gpu_uuid in settled:
+                del self._known[uuid]
+                sink.forget_device(uuid)
+                continue
+            values = self._ledger.values(uuid)
+            gone = DeviceSample(device, time.time(), values, up=False, reason=reason)
+            sink.publish_device(gone)

@@ -10,9 +10,14 @@ from warpwatch.daemon.sources.base import Sink
 from warpwatch.daemon.sources.simulated_device import SimulatedDevice, simulated_uuid
 from warpwatch.daemon.sources.simulated_profiles import PROFILES
 from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.attribution import Attribution, Workload
 from warpwatch.telemetry.samples import SourceHealth
 
 __all__ = ["SimulatedSource", "simulated_uuid"]
+
+
+def _workload(index: int) -> Workload:
+    return Workload("simulated", f"simulated-{index}", "trainer")
 
 
 class SimulatedSource:
@@ -39,4 +44,7 @@ class SimulatedSource:
         self._read_at = begun
         for index, device in enumerate(self._devices):
             sink.publish_device(device.advance(now, elapsed_s, self._load_of(index)))
+        used = [d.device for d in self._devices if self._load_of(d.device.index) is not None]
+        workloads = {device.uuid: (_workload(device.index),) for device in used}
+        sink.publish_attribution(Attribution("simulated", now, workloads))
         sink.publish_health(SourceHealth(self.name, True, duration_s=time.monotonic() - begun))

@@ -37,6 +37,7 @@ FULL_LOAD_C = 66.0
 POWER_CAP_SHARE = 0.98
 # A process sees a little less than what the driver reports as used.
 CONTEXT_BYTES = 512 * 2**20
+_WAYS = ("pcie_receive", "pcie_transmit", "nvlink_receive", "nvlink_transmit")
 
 
 def simulated_uuid(index: int) -> str:
@@ -54,7 +55,8 @@ class SimulatedDevice:
         self._power_w = profile.idle_w
         self._energy_j = 0.0
         self._busy_s = 0.0
-        self._moved = dict.fromkeys(("pcie_rx", "pcie_tx", "nvlink_rx", "nvlink_tx"), 0.0)
+        self._moved = dict.fromkeys(_WAYS, 0.0)
+        self._rates = dict.fromkeys(_WAYS, 0.0)
         self._throttled_s = dict.fromkeys(THROTTLE_REASONS, 0.0)
         self.device = Device(
             uuid=simulated_uuid(index),
@@ -93,11 +95,9 @@ class SimulatedDevice:
         processes: tuple[DeviceProcess, ...] = ()
         if load is not None:
             # No process has PID 0, so nothing can be mistaken for this one.
-            processes = (DeviceProcess(0, "simulated", used - CONTEXT_BYTES),)
-            workload = ("simulated", f"simulated-{self.device.index}", "trainer")
-            values["device_workload_info", workload] = 1
-            values["process_gpu_utilization_ratio", ("0", "simulated")] = round(activity, 3)
-        return DeviceSample(self.device, time, values, processes=processes)
+            share = round(activity, 3)
+            processes = (DeviceProcess(0, "simulated", used - CONTEXT_BYTES, share),)
+        return DeviceSample(self.device, time, values, processes=processes, source="simulated")
 
     def _heat(self, elapsed_s: float, activity: float) -> None:
         profile = self._profile
@@ -129,10 +129,15 @@ class SimulatedDevice:
             self._throttled_s[reason] += elapsed_s
         pcie = self._profile.pcie_rate * elapsed_s * activity
         nvlink = self._profile.nvlink_rate * elapsed_s * activity
-        self._moved["pcie_rx"] += 0.06 * pcie
-        self._moved["pcie_tx"] += 0.02 * pcie
-        self._moved["nvlink_rx"] += 0.3 * nvlink
-        self._moved["nvlink_tx"] += 0.3 * nvlink
+        moved = {
+            "pcie_receive": 0.06 * pcie,
+            "pcie_transmit": 0.02 * pcie,
+            "nvlink_receive": 0.3 * nvlink,
+            "nvlink_transmit": 0.3 * nvlink,
+        }
+        for way, moved_bytes in moved.items():
+            self._moved[way] += moved_bytes
+            self._rates[way] = moved_bytes / elapsed_s if elapsed_s else 0.0
 
     def _activity(self, activity: float) -> dict[SeriesKey, float]:
         shares = {
@@ -205,6 +210,8 @@ class SimulatedDevice:
         }
         for name, value in thresholds.items():
             values["device_temperature_threshold_celsius", (name,)] = value
+            margin = profile.slowdown_c - value
+            values["device_temperature_margin_threshold_celsius", (name,)] = margin
         return values
 
     def _clocks(self, activity: float, reasons: frozenset[str]) -> dict[SeriesKey, float]:
@@ -233,8 +240,6 @@ class SimulatedDevice:
     def _links(self, in_use: bool) -> dict[SeriesKey, float]:
         highest = self._profile.pcie_generation
         values: dict[SeriesKey, float] = {
-            ("device_pcie_receive_bytes_total", ()): int(self._moved["pcie_rx"]),
-            ("device_pcie_transmit_bytes_total", ()): int(self._moved["pcie_tx"]),
             # An idle link drops to the slowest generation to save power.
             ("device_pcie_link_generation", ()): highest if in_use else 1,
             ("device_pcie_link_generation_max", ()): highest,
@@ -244,9 +249,11 @@ class SimulatedDevice:
         }
         for error in PCIE_ERRORS:
             values["device_pcie_errors_total", (error,)] = 0
+        for way in _WAYS:
+            if way.startswith("pcie") or self._profile.nvlinks:
+                values[f"device_{way}_bytes_total", ()] = int(self._moved[way])
+                values[f"device_{way}_bytes_per_second", ()] = int(self._rates[way])
         if self._profile.nvlinks:
-            values["device_nvlink_receive_bytes_total", ()] = int(self._moved["nvlink_rx"])
-            values["device_nvlink_transmit_bytes_total", ()] = int(self._moved["nvlink_tx"])
             for error in NVLINK_ERRORS:
                 values["device_nvlink_errors_total", (error,)] = 0
         for link in range(self._profile.nvlinks):
@@ -260,19 +267,20 @@ _MODES: Mapping[SeriesKey, float] = {
     ("device_ecc_mode", ()): 1,
     ("device_mig_mode", ()): 0,
     ("device_compute_mode", ()): 0,
+    ("device_vgpu_licensed", ()): 0,
 }
 
 
 def _no_errors() -> Mapping[SeriesKey, float]:
     names = (
         *("ecc_errors_total", "ecc_aggregate_errors_total"),
-        *("remapped_rows", "retired_pages", "xid_errors_total", "xid_last_timestamp_seconds"),
+        *("remapped_rows", "retired_pages", "xid_errors_total", "health_events_total"),
     )
     kinds = {
         "remapped_rows": ("correctable", "uncorrectable"),
         "retired_pages": ("single_bit", "double_bit"),
         "xid_errors_total": ("79",),
-        "xid_last_timestamp_seconds": ("79",),
+        "health_events_total": ("gpu_unavailable",),
     }
     values: dict[SeriesKey, float] = {
         (f"device_{name}", (kind,)): 0

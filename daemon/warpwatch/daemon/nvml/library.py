@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Callable
 from enum import Enum
 
 import pynvml
@@ -51,8 +52,33 @@ _MEANINGS: dict[int, Meaning] = {
 }
 
 
+# Why a device that is gone is, as it is published.
+_REASONS = {
+    Meaning.LOST: "lost",
+    Meaning.RESET_REQUIRED: "reset_required",
+    Meaning.NO_PERMISSION: "no_permission",
+}
+_CODE_NAMES: dict[int, str] = {
+    value: name.removeprefix("NVML_ERROR_").lower()
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_") and isinstance(value, int)
+}
+
+
 class NvmlUnavailable(Exception):
     """NVML cannot be used now; the text says in one line what is missing."""
+
+
+class VersionMismatch(NvmlUnavailable):
+    """The library in this process and the kernel module are of different driver versions."""
+
+
+class DeviceGone(Exception):
+    """The device cannot be read; the text is the reason that is published."""
+
+
+class LibraryGone(Exception):
+    """NVML itself must be initialised again."""
 
 
 def meaning_of(code: int) -> Meaning:
@@ -63,11 +89,40 @@ def code_of(error: Exception) -> int:
     return int(getattr(error, "value", pynvml.NVML_ERROR_UNKNOWN))
 
 
+def name_of(code: int) -> str:
+    """A return code as a label value: ``gpu_is_lost``."""
+    return _CODE_NAMES.get(code, str(code))
+
+
+def reason_of(meaning: Meaning) -> str:
+    """Why a device cannot be read whose calls end with ``meaning``."""
+    return _REASONS.get(meaning, "driver")
+
+
+def judge(error: pynvml.NVMLError) -> Meaning:
+    """What an error says of one value; raises LibraryGone or DeviceGone when it says more."""
+    meaning = meaning_of(code_of(error))
+    if meaning is Meaning.LIBRARY:
+        raise LibraryGone from error
+    if meaning in (Meaning.LOST, Meaning.RESET_REQUIRED):
+        raise DeviceGone(reason_of(meaning)) from error
+    return meaning
+
+
+def function(name: str) -> Callable[..., int]:
+    """The library's own function, for calls that pynvml's wrappers make dear.
+
+    Raises NVMLError where the library has no such function.
+    """
+    pointer: Callable[..., int] = pynvml._nvmlGetFunctionPointer(name)
+    return pointer
+
+
 def initialise() -> None:
     """Load and initialise NVML. May be called again after it failed: nothing is remembered.
 
     The library is the file that WARPWATCH_NVML_LIBRARY names, else the loader's search.
-    Raises NvmlUnavailable.
+    Raises NvmlUnavailable; VersionMismatch where the kernel module is of another version.
     """
     path = os.environ.get(LIBRARY_ENV) or LIBRARY
     try:
@@ -83,7 +138,42 @@ def initialise() -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
+        if code_of(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            raise VersionMismatch(_mismatch()) from error
         raise NvmlUnavailable(f"NVML does not start: {error}") from error
+
+
+def _mismatch() -> str:
+    text = "NVML does not start: kernel module and library are of different driver versions"
+    return f"{text}; the library's file was replaced since" if library_replaced() else text
+
+
+def library_replaced() -> bool:
+    """Whether the file that this process has mapped as its library is another one on disk by now.
+
+    The loader keeps what it has loaded, so only a new process gets the new file.
+    """
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            mappings = [line.split(maxsplit=5) for line in maps if "libnvidia-ml" in line]
+    except OSError:
+        return False
+    return any(_replaced(*mapping[3:]) for mapping in mappings if len(mapping) == 6)
+
+
+def _replaced(device: str, inode: str, path: str) -> bool:
+    """Of a mapped file, by the columns of /proc/self/maps. Layered file systems tell another
+    device there than of the file: then nothing is known.
+    """
+    path = path.strip()
+    if path.endswith(" (deleted)"):
+        return True
+    try:
+        file = os.stat(path)
+    except OSError:
+        return False
+    same_device = device == f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}"
+    return same_device and file.st_ino != int(inode)
 
 
 def shut_down() -> None:

@@ -1,0 +1,46 @@
+"""Whose values they are: the GPUs and GPU instances of DCGM, found among the devices of NVML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from warpwatch.daemon.sources.base import Sink
+from warpwatch.telemetry.samples import Device, DeviceSample
+
+_DCGM_SOURCES = frozenset({"dcgm", "dcgm_exporter"})
+
+
+def device_of(told: Device, known: Iterable[DeviceSample]) -> Device | None:
+    """The device that ``told`` is, whose UUID is the GPU's even where it is a GPU instance.
+
+    DCGM does not tell the UUID of a MIG device: NVML's with the same GPU and GPU instance is
+    taken, of several (compute instances) the first. An instance of a GPU that NVML does not know
+    gets the key ``<uuid>/gi<id>``; one that NVML does not know of a GPU that it does, None.
+    """
+    devices = [sample.device for sample in known if sample.source not in _DCGM_SOURCES]
+    gpu = next((device for device in devices if device.uuid == told.uuid), None)
+    if not told.gpu_instance:
+        return gpu or told
+    if gpu is None:
+        return replace(told, uuid=f"{told.uuid}/gi{told.gpu_instance}")
+    place = (gpu.index, told.gpu_instance)
+    return next((d for d in devices if (d.index, d.gpu_instance) == place), None)
+
+
+class PublishedDevices:
+    """What a source has published, so that devices that it does not see any more are forgotten."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._uuids: frozenset[str] = frozenset()
+
+    def publish(self, samples: Iterable[DeviceSample], sink: Sink) -> None:
+        """Everything that the source knows now."""
+        uuids = set()
+        for sample in samples:
+            uuids.add(sample.device.uuid)
+            sink.publish_device(sample)
+        for uuid in self._uuids - uuids:
+            sink.forget_device(uuid, self._source)
+        self._uuids = frozenset(uuids)

@@ -1,0 +1,246 @@
+"""One device read through NVML: its handle, its readers, and what their errors mean for it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from warpwatch.daemon.nvml.batch import FieldBatch
+from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.events import EventWatcher
+from warpwatch.daemon.nvml.facts import count_fans, identify, read_facts
+from warpwatch.daemon.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
+from warpwatch.daemon.nvml.gpm import GpmWorker
+from warpwatch.daemon.nvml.library import DeviceGone, LibraryGone, judge, reason_of
+from warpwatch.daemon.nvml.mig import MigDevices
+from warpwatch.daemon.nvml.occupancy import Occupancy
+from warpwatch.daemon.nvml.readers import (
+    MIG_MODE,
+    UTILIZATION,
+    fast_readers,
+    slow_readers,
+    static_readers,
+)
+from warpwatch.daemon.nvml.samples import BUSY_SECONDS, Integral
+from warpwatch.daemon.nvml.substitutes import field_substitutes, supports
+from warpwatch.daemon.nvml.tiers import RARE_ROUNDS, SLOW_ROUNDS, Schedule, Values
+from warpwatch.daemon.sources.base import Sink
+from warpwatch.daemon.sources.xid_ledger import XidLedger
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import Device, DeviceSample
+
+logger = logging.getLogger(__name__)
+
+# How long a device that is gone is left alone before it is looked for again.
+PROBE_INTERVAL_S = 10.0
+
+# Counters that GPM's rates give as well, integrated. Those of PCIe are better: the fields may have
+# 32 bits, which a fast link fills several times a second.
+_PCIE_OF_GPM: tuple[SeriesKey, ...] = (
+    ("device_pcie_receive_bytes_total", ()),
+    ("device_pcie_transmit_bytes_total", ()),
+)
+# Those of NVLink count only where the device has no such field.
+_NVLINK_OF_GPM: dict[SeriesKey, int] = {
+    ("device_nvlink_receive_bytes_total", ()): pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    ("device_nvlink_transmit_bytes_total", ()): pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Companions:
+    """What the devices of one generation of NVML share."""
+
+    sink: Sink
+    ledger: XidLedger
+    events: EventWatcher
+    gpm: GpmWorker | None
+
+
+class NvmlDevice:
+    """The device at ``index``. Only its own loop calls ``step``; the watchdog reads ``devices``."""
+
+    def __init__(
+        self,
+        index: int,
+        companions: Companions,
+        interval_s: float,
+        probe_interval_s: float = PROBE_INTERVAL_S,
+    ) -> None:
+        # Until the device has told its UUID there is nothing better to call it.
+        self.device = Device(uuid=f"unknown-{index}", index=index, name="")
+        self.library_gone = False
+        self.reason = ""
+        self.costs = CallCosts()
+        self._companions = companions
+        self._index = index
+        self._interval_s = interval_s
+        self._probe_interval_s = probe_interval_s
+        self._probe_at = 0.0
+        self._handle: Any = None
+        self._handle_valid = True
+        self._denied: set[str] = set()
+        self._busy, self._energy = Integral(), Integral()
+        self._read_at: float | None = None
+        self._mig = MigDevices(companions.sink, companions.gpm, self.costs)
+        self._mig_mode = 0.0
+        self._settled = False
+        # From then on for good: two counters must not take turns.
+        self._pcie_of_gpm = False
+
+    @property
+    def known(self) -> bool:
+        """Whether it has ever told what it is."""
+        return bool(self.device.name)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is read, so that all of its MIG devices are known."""
+        return self._settled
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The GPU and its MIG devices."""
+        return (self.device, *self._mig.devices)
+
+    def move(self, index: int) -> None:
+        """Called when devices have come or gone: handles may have died, the index may differ."""
+        self._index = index
+        self._handle_valid = False
+
+    def step(self) -> None:
+        """Read the device once and publish what came of it."""
+        if self.library_gone:
+            return
+        if self.reason and time.monotonic() < self._probe_at:
+            self._publish_down()
+            return
+        try:
+            if self._handle is None or not self._handle_valid:
+                self._open()
+            self._read()
+            self.reason = ""
+            self._settled = True
+        except LibraryGone:
+            self.library_gone = True
+            self.reason = "driver"
+            self._publish_down()
+        except DeviceGone as gone:
+            self._give_up(str(gone))
+
+    def publish_stuck(self) -> None:
+        """Called by the watchdog, while ``step`` does not come back."""
+        self._publish_down("stuck")
+
+    def _publish_down(self, reason: str = "") -> None:
+        now = time.time()
+        for device in self.devices:
+            values = self._companions.ledger.values(device.uuid)
+            sample = DeviceSample(device, now, values, up=False, reason=reason or self.reason)
+            self._companions.sink.publish_device(sample)
+
+    def _give_up(self, reason: str) -> None:
+        if reason != self.reason:
+            logger.warning("device %s (%s): %s", self._index, self.device.uuid, reason)
+        self.reason = reason
+        self._settled = False
+        self._probe_at = time.monotonic() + self._probe_interval_s
+        self._handle = None
+        self._publish_down()
+
+    def _open(self) -> None:
+        """Raises DeviceGone, LibraryGone."""
+        self._handle_valid = True
+        try:
+            handle = self.costs.measure("facts", pynvml.nvmlDeviceGetHandleByIndex, self._index)
+            uuid, name = identify(handle, self.costs)
+        except pynvml.NVMLError as error:
+            raise DeviceGone(reason_of(judge(error))) from error
+        if self.known and uuid != self.device.uuid:
+            # Another one has come to this index: whose it is, is decided elsewhere.
+            raise DeviceGone("lost")
+        facts = read_facts(handle, self.costs)
+        self._fans = count_fans(handle, self.costs)
+        if not self.known:
+            self._companions.sink.forget_device(self.device.uuid)
+        self.device = Device(uuid=uuid, index=self._index, name=name, info=facts)
+        self._handle = handle
+        self._mig.find_again()
+        self._prepare()
+        self._companions.events.register(uuid, facts.get("pci_bus_id", ""), handle)
+        if self._companions.gpm is not None:
+            self._companions.gpm.add(uuid, handle)
+
+    def _prepare(self) -> None:
+        """Begin with all readers: what a device supports differs by driver and by MIG mode."""
+        driver_version = self.device.info.get("driver_version", "")
+        fast = FieldBatch("fields", fast_fields(driver_version))
+        slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_ROUNDS)
+        rare = FieldBatch("rare_fields", RARE_FIELDS, RARE_ROUNDS)
+        self._supports = supports((fast, slow, rare))
+        readers = (
+            *(fast.reader, slow.reader, rare.reader),
+            *fast_readers(self._busy),
+            *slow_readers(self._fans),
+            *static_readers(),
+            *field_substitutes(self._energy),
+        )
+        self._schedule = Schedule(readers, self._index, self.costs, self._supports, self._denied)
+        self._occupancy = Occupancy(self.costs, self._index)
+        self._read_at = None
+
+    def _read(self) -> None:
+        now = time.time()
+        values = self._schedule.read(self._handle)
+        self._integrate(values)
+        self._occupancy.read(self._handle)
+        if values.get(MIG_MODE, 0.0) != self._mig_mode:
+            self._change_mig_mode(values.get(MIG_MODE, 0.0))
+        # Before its GPU is published: their processes may have to be asked for.
+        instances = tuple(self._read_mig(now)) if self._mig_mode else ()
+        self._add_gpm(values)
+        values.update(self._companions.ledger.values(self.device.uuid))
+        processes = self._occupancy.of_gpu(self._mig.places)
+        publish = self._companions.sink.publish_device
+        publish(DeviceSample(self.device, now, values, processes=processes))
+        for sample in instances:
+            publish(sample)
+
+    def _read_mig(self, now: float) -> tuple[DeviceSample, ...]:
+        return tuple(self._mig.read(self.device, self._handle, now, self._occupancy))
+
+    def _change_mig_mode(self, mode: float) -> None:
+        self._mig_mode = mode
+        if not mode:
+            self._mig.clear()
+        self._prepare()
+
+    def _add_gpm(self, values: Values) -> None:
+        if self._companions.gpm is None:
+            return
+        gpm = self._companions.gpm.values(self.device.uuid)
+        self._pcie_of_gpm = self._pcie_of_gpm or _PCIE_OF_GPM[0] in gpm
+        if self._pcie_of_gpm:
+            for key in _PCIE_OF_GPM:
+                values.pop(key, None)
+        for key, value in gpm.items():
+            number = _NVLINK_OF_GPM.get(key)
+            if number is None or self._supports(number) is False:
+                values[key] = value
+
+    def _integrate(self, values: Values) -> None:
+        """Busy time of devices without sample buffers: the utilization that was read, for the time
+        since the reading before. A gap of more than three intervals is not known and adds nothing.
+        """
+        now = time.monotonic()
+        before, self._read_at = self._read_at, now
+        busy_ratio = values.get(UTILIZATION)
+        if busy_ratio is None or self._schedule.has("utilization_samples"):
+            return
+        if before is not None and now - before <= 3 * self._interval_s:
+            self._busy.total += busy_ratio * (now - before)
+        values[BUSY_SECONDS] = round(self._busy.total, 6)

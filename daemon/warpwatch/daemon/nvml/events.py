@@ -1,0 +1,301 @@
+"""XIDs and health events as the driver sends them: one event set for all devices, in one thread.
+
+A lost GPU makes every wait return at once. Then the set is built again without the devices that
+cannot be registered, which are tried again later, and never faster than the back-off allows.
+Events name a handle, and a dead GPU cannot be asked who it is: the table that tells is kept from
+the registration on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from warpwatch.daemon.nvml.call_guard import CallAbandoned, CallGuard, address_of
+from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.event_types import HEALTH_EVENTS, WANTED, XID
+from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
+from warpwatch.daemon.sources.base import Sink
+from warpwatch.daemon.sources.xid_ledger import XidLedger
+from warpwatch.daemon.supervisor import Loop, Supervisor
+
+logger = logging.getLogger(__name__)
+
+ORIGIN = "nvml"
+# Whose calls these are; the time of the second is spent waiting.
+READER, WAITING = "events", "event_wait"
+# Short enough that the daemon ends soon, long enough to cost nothing.
+WAIT_S = 0.5
+# Devices come together, each while the one before may be waited for already: shortly after one has
+# come, waits are short.
+SETTLING_S, SETTLING_WAIT_S = 2.0, 0.05
+# Events that one round takes before it lets the loop breathe.
+MAX_EVENTS = 200
+FIRST_BACK_OFF_S = 1.0
+LAST_BACK_OFF_S = 30.0
+# How long a device that could not be registered is left alone: the first time, and at most.
+FIRST_RETRY_S = 10.0
+LAST_RETRY_S = 300.0
+# A set that has been quiet for so long is taken to work.
+STEADY_S = 60.0
+MAX_REPLACEMENTS = 8
+
+
+@dataclass(slots=True, eq=False)
+class _Device:
+    """``registered``: in the present set. ``retry_at``: not to be registered before; after
+    another failure, ``retry_s`` later."""
+
+    uuid: str
+    pci_bus_id: str
+    handle: Any
+    mask: int
+    registered: bool = False
+    retry_at: float = 0.0
+    retry_s: float = FIRST_RETRY_S
+
+    def leave_alone(self) -> None:
+        self.retry_at = time.monotonic() + self.retry_s
+        self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
+
+
+class _Unusable(Exception):
+    """The event set must be freed and built again."""
+
+
+class EventWatcher:
+    """Hands the events of one generation of NVML to the ledger."""
+
+    def __init__(self, supervisor: Supervisor, sink: Sink, ledger: XidLedger) -> None:
+        self._costs = CallCosts()
+        self._supervisor = supervisor
+        self._sink = sink
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._devices: dict[str, _Device] = {}
+        self._by_address: dict[int, _Device] = {}
+        self._guard = CallGuard(self._costs, READER)
+        self._loop: Loop | None = None
+        self._replacements = 0
+        self._renew = False
+        self._settled_at = 0.0
+        self._closed = False
+        # Of the loop alone:
+        self._set: Any = None
+        self._built_at = 0.0
+        self._build_at = 0.0
+        self._back_off_s = 0.0
+        self._over = False
+
+    def register(self, uuid: str, pci_bus_id: str, handle: Any) -> None:
+        """Watch this GPU (of MIG instances: their GPU). Asks it, in the caller's thread, for what
+        it can tell; without events it is no device of the watcher, and still up."""
+        self._ledger.register(uuid, pci_bus_id)
+        mask = WANTED & self._supported(handle)
+        if not mask:
+            return
+        device, address = _Device(uuid, pci_bus_id, handle, mask), address_of(handle)
+        with self._lock:
+            if self._closed:
+                return
+            before = self._by_address.get(address)
+            # A GPU that comes back after a reset may be in the set and send nothing any more.
+            self._renew = self._renew or (before is not None and before.registered)
+            self._devices[uuid] = device
+            self._by_address[address] = device
+            self._settled_at = time.monotonic() + SETTLING_S
+            if self._loop is None:
+                self._begin()
+            self._wake()
+
+    def forget(self, uuid: str) -> None:
+        """Do not register it again. What it still sends is counted."""
+        with self._lock:
+            self._devices.pop(uuid, None)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a call is inside NVML, or one that never returned is."""
+        return self._guard.in_flight or self._replacements > 0
+
+    def watch(self, stuck_after_s: float) -> None:
+        """Replace a thread whose call does not return, and leave out the device that it was made
+        for. Never calls NVML; for the watchdog."""
+        stuck = self._guard.abandon_if_stuck(stuck_after_s + WAIT_S)
+        if stuck is None:
+            return
+        with self._lock:
+            self._replacements += 1
+            if isinstance(stuck, _Device):
+                self._devices.pop(stuck.uuid, None)
+            self._set = None
+            for device in self._devices.values():
+                device.registered = False
+            if not self._closed and self._replacements <= MAX_REPLACEMENTS:
+                self._begin()
+        logger.error("NVML events: %s does not return", _name(stuck))
+
+    def close(self) -> None:
+        """Free the set, unless a call may still use it."""
+        with self._lock:
+            self._closed = True
+            loop = self._loop
+        if loop is not None:
+            loop.stop(2 * WAIT_S)
+        if self._guard.abandon() and self._set is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._set)
+            self._set = None
+
+    def _begin(self) -> None:
+        if self._loop is not None:
+            self._loop.stop()
+        guard = self._guard = CallGuard(self._costs, READER)
+        self._loop = self._supervisor.every("nvml-events", WAIT_S, lambda: self._round(guard))
+
+    def _supported(self, handle: Any) -> int:
+        costs = CallCosts()  # of the caller's thread
+        try:
+            return int(costs.measure(READER, pynvml.nvmlDeviceGetSupportedEventTypes, handle))
+        except pynvml.NVMLError:
+            return 0
+        finally:
+            costs.drain(self._sink.count)
+
+    def _round(self, guard: CallGuard) -> None:
+        if self._over or time.monotonic() < self._build_at:
+            return
+        try:
+            if self._renew:
+                self._free_set(guard)
+            self._ensure_set(guard)
+            if self._renew:
+                self._wake()
+            elif self._set is not None:
+                self._take(guard)
+        except CallAbandoned:
+            return
+        except _Unusable as unusable:
+            self._rebuild_later(guard, unusable)
+        self._costs.drain(self._sink.count)
+
+    def _ensure_set(self, guard: CallGuard) -> None:
+        """A set with every device in it that can be registered now."""
+        now = time.monotonic()
+        with self._lock:
+            missing = [
+                device
+                for device in self._devices.values()
+                if not device.registered and now >= device.retry_at
+            ]
+        if missing and self._set is None:
+            self._set = self._create(guard)
+            self._built_at = now
+        for device in missing if self._set is not None else ():
+            self._register(guard, device)
+        if self._set is not None and now - self._built_at > STEADY_S:
+            self._back_off_s = 0.0
+
+    def _create(self, guard: CallGuard) -> Any:
+        try:
+            return guard.call("creation", pynvml.nvmlEventSetCreate)
+        except pynvml.NVMLError as error:
+            self._costs.add_error(READER, code_of(error))
+            self._judge(error)
+            return None
+
+    def _register(self, guard: CallGuard, device: _Device) -> None:
+        arguments = (device.handle, device.mask, self._set)
+        try:
+            guard.call(device, pynvml.nvmlDeviceRegisterEvents, *arguments)
+        except pynvml.NVMLError as error:
+            self._costs.add_error(READER, code_of(error))
+            device.leave_alone()
+            meaning = meaning_of(code_of(error))
+            if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
+                self.forget(device.uuid)
+            elif meaning is Meaning.LIBRARY:
+                self._judge(error)
+            elif meaning is Meaning.UNKNOWN:
+                # nvml.h: the set is in an undefined state then. Another one, without this device.
+                self._renew = True
+            return
+        device.registered, device.retry_s = True, FIRST_RETRY_S
+        health = [name for bit, name in HEALTH_EVENTS.items() if bit & device.mask]
+        self._ledger.watched(ORIGIN, device.uuid, bool(XID & device.mask), health)
+
+    def _take(self, guard: CallGuard) -> None:
+        """Wait for an event, and take those that have come with it."""
+        settling = time.monotonic() < self._settled_at
+        if settling:
+            self._wake()
+        timeout_ms = round(1000 * (SETTLING_WAIT_S if settling else WAIT_S))
+        for _ in range(MAX_EVENTS):
+            try:
+                event = guard.call(
+                    "wait", pynvml.nvmlEventSetWait_v2, self._set, timeout_ms, reader=WAITING
+                )
+            except pynvml.NVMLError as error:
+                if code_of(error) != pynvml.NVML_ERROR_TIMEOUT:
+                    self._costs.add_error(READER, code_of(error))
+                    self._judge(error)
+                return
+            self._observe(event)
+            timeout_ms = 0
+
+    def _observe(self, event: Any) -> None:
+        with self._lock:
+            device = self._by_address.get(address_of(event.device))
+        if device is None:
+            logger.warning("an NVML event of an unknown device: type 0x%x", event.eventType)
+        elif event.eventType & XID:
+            self._ledger.observe(device.pci_bus_id, int(event.eventData), ORIGIN)
+        elif event.eventType in HEALTH_EVENTS:
+            self._ledger.observe_health(device.uuid, HEALTH_EVENTS[event.eventType])
+
+    def _judge(self, error: pynvml.NVMLError) -> None:
+        """Raises _Unusable, or ends the watcher where NVML itself is gone or has no events."""
+        meaning = meaning_of(code_of(error))
+        if meaning in (Meaning.LIBRARY, Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
+            self._over = True
+            logger.info("no more events from NVML: %s", error)
+        else:
+            raise _Unusable(str(error)) from error
+
+    def _rebuild_later(self, guard: CallGuard, unusable: _Unusable) -> None:
+        """Free the set, and build another one: at once the first time, then when the back-off is
+        over, since what happens without a set is not told later."""
+        wait_s = self._back_off_s
+        self._back_off_s = min(max(2 * wait_s, FIRST_BACK_OFF_S), LAST_BACK_OFF_S)
+        self._build_at = time.monotonic() + wait_s
+        if wait_s == 0.0:
+            logger.warning("NVML events: %s; the event set is built again", unusable)
+            self._wake()
+        with contextlib.suppress(CallAbandoned):
+            self._free_set(guard)
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            self._loop.wake()
+
+    def _free_set(self, guard: CallGuard) -> None:
+        with self._lock:
+            event_set, self._set = self._set, None
+            self._renew = False
+            for device in (*self._devices.values(), *self._by_address.values()):
+                device.registered = False
+        if event_set is not None:
+            with contextlib.suppress(pynvml.NVMLError):
+                guard.call("release", pynvml.nvmlEventSetFree, event_set)
+
+
+def _name(stuck: object) -> str:
+    if isinstance(stuck, _Device):
+        return f"the registration of device {stuck.uuid}"
+    return f"the {stuck} of the event set"

@@ -1,0 +1,281 @@
+"""GPM: the hardware counters that Hopper and newer devices keep by themselves, through NVML.
+
+One thread reads all devices, one after the other, because calls in parallel have crashed drivers.
+A device whose call does not return takes that thread with it; another one serves the rest. The
+price of a device and round is one sample and one evaluation of two samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+
+from warpwatch.daemon.nvml.call_guard import CallAbandoned, CallGuard, address_of
+from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.gpm_metrics import (
+    GpmRequest,
+    refused,
+    shares_of,
+    traffic_of,
+)
+from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
+from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch.telemetry.metric import SeriesKey
+
+logger = logging.getLogger(__name__)
+
+READER = "gpm"
+# The driver refreshes the counters every 100 ms (nvml.h); over long windows they may wrap.
+MIN_WINDOW_S = 0.1
+MAX_WINDOW_S = 600.0
+# A loop of less would find the window still too short in every other round.
+MIN_INTERVAL_S = 0.12
+# Values that were not read again for so many intervals are gone.
+FRESH_INTERVALS = 3
+# How long a device that is lost is left alone.
+LOST_RETRY_S = 10.0
+# How long closing waits for a call that is about to return.
+CLOSE_TIMEOUT_S = 0.5
+
+_NO_PERMISSION = (
+    "GPM of device %s may not be read: the driver restricts profiling to administrators; load the "
+    "nvidia module with NVreg_RestrictProfilingToAdminUsers=0 (RmProfilingAdminOnly: 0 in "
+    "/proc/driver/nvidia/params) or give the daemon CAP_SYS_ADMIN"
+)
+
+Values = dict[SeriesKey, float]
+
+
+@dataclass(slots=True, eq=False)
+class _Device:
+    """A GPU or GPU instance. ``physical`` is the GPU that the calls end at.
+
+    ``earlier`` holds the sample of the time ``sampled_at``; ``spare`` takes the next one.
+    """
+
+    uuid: str
+    handle: Any
+    gpu_instance: int | None
+    physical: int
+    request: GpmRequest | None = None
+    earlier: Any = None
+    spare: Any = None
+    sampled_at: float | None = None
+    polled: bool = True
+    retry_at: float = 0.0
+    traffic_bytes: dict[str, float] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    read_at: float = 0.0
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        return tuple(buffer for buffer in (self.earlier, self.spare) if buffer is not None)
+
+
+class GpmWorker:
+    """The GPM of all devices of one generation of NVML. Only the worker's thread calls NVML."""
+
+    def __init__(self, supervisor: Supervisor, interval_s: float, stuck_after_s: float) -> None:
+        self.costs = CallCosts()
+        self._supervisor = supervisor
+        self._interval_s = max(interval_s, MIN_INTERVAL_S)
+        self._stuck_after_s = stuck_after_s
+        self._lock = threading.Lock()
+        self._devices: dict[str, _Device] = {}
+        self._removed: list[_Device] = []
+        self._given_up: dict[str, int] = {}
+        self._guard = CallGuard(self.costs, READER)
+        self._loop: Loop | None = None
+        self._closed = False
+        self._warned = False
+
+    def add(
+        self, uuid: str, handle: Any, gpu_instance: int | None = None, parent_handle: Any = None
+    ) -> None:
+        """Read this device from now on; one that is known is begun anew.
+
+        A GPU instance is read through ``parent_handle``. Devices of a GPU that was given up stay
+        so until there is a new worker.
+        """
+        asked = handle if parent_handle is None else parent_handle
+        device = _Device(uuid, asked, gpu_instance, address_of(asked))
+        with self._lock:
+            if self._closed or device.physical in self._given_up.values():
+                return
+            self._drop(uuid)
+            self._devices[uuid] = device
+            if self._loop is None:
+                self._begin()
+
+    def remove(self, uuid: str) -> None:
+        with self._lock:
+            self._drop(uuid)
+
+    def values(self, uuid: str) -> Values:
+        """What was read last, empty when that is too long ago."""
+        with self._lock:
+            device = self._devices.get(uuid)
+            if device is None:
+                return {}
+            age_s = time.monotonic() - device.read_at
+            return dict(device.values) if age_s <= FRESH_INTERVALS * self._interval_s else {}
+
+    @property
+    def given_up(self) -> frozenset[str]:
+        """Devices whose call did not return."""
+        with self._lock:
+            return frozenset(self._given_up)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a call of the present worker is inside NVML, or one that never returned is."""
+        return self._guard.in_flight or bool(self._given_up)
+
+    def watch(self) -> None:
+        """Replace the worker if its call does not return. Never calls NVML."""
+        stuck = self._guard.abandon_if_stuck(self._stuck_after_s)
+        if not isinstance(stuck, _Device):
+            return
+        with self._lock:
+            self._given_up[stuck.uuid] = stuck.physical
+            for device in list(self._devices.values()):
+                if device.physical == stuck.physical:
+                    self._given_up[device.uuid] = device.physical
+                    del self._devices[device.uuid]
+            # The call may still write into the buffers of a device that was removed meanwhile.
+            self._removed = [old for old in self._removed if old.physical != stuck.physical]
+            if not self._closed:
+                self._begin()
+        logger.error(
+            "GPM of device %s does not return: given up until NVML is restarted", stuck.uuid
+        )
+
+    def close(self) -> None:
+        """Free what can be freed: nothing while a call may still use it."""
+        with self._lock:
+            self._closed = True
+            loop = self._loop
+        if loop is not None:
+            loop.stop(CLOSE_TIMEOUT_S)
+        if not self._guard.abandon():
+            return
+        with self._lock:
+            devices = [*self._devices.values(), *self._removed]
+            self._devices, self._removed = {}, []
+        for device in devices:
+            for buffer in device.buffers:
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlGpmSampleFree(buffer)
+
+    def _begin(self) -> None:
+        """A new thread with a new guard; the old thread ends when its call ever returns."""
+        if self._loop is not None:
+            self._loop.stop()
+        guard = self._guard = CallGuard(self.costs, READER)
+        self._loop = self._supervisor.every("gpm", self._interval_s, lambda: self._round(guard))
+
+    def _drop(self, uuid: str) -> None:
+        device = self._devices.pop(uuid, None)
+        if device is not None:
+            self._removed.append(device)
+
+    def _round(self, guard: CallGuard) -> None:
+        with self._lock:
+            devices = list(self._devices.values())
+            removed, self._removed = self._removed, []
+        with contextlib.suppress(CallAbandoned):
+            for device in removed:
+                self._free(guard, device)
+            now = time.monotonic()
+            for device in devices:
+                if device.polled and now >= device.retry_at and self._known(device):
+                    self._poll(guard, device)
+
+    def _known(self, device: _Device) -> bool:
+        """Whether it was not removed while the devices before it were read."""
+        return self._devices.get(device.uuid) is device
+
+    def _free(self, guard: CallGuard, device: _Device) -> None:
+        for buffer in device.buffers:
+            with contextlib.suppress(pynvml.NVMLError):
+                guard.call(device, pynvml.nvmlGpmSampleFree, buffer)
+
+    def _poll(self, guard: CallGuard, device: _Device) -> None:
+        try:
+            if device.request is None and not self._prepare(guard, device):
+                device.polled = False
+                return
+            self._read(guard, device)
+        except pynvml.NVMLError as error:
+            self.costs.add_error(READER, code_of(error))
+            self._judge(device, meaning_of(code_of(error)))
+
+    def _prepare(self, guard: CallGuard, device: _Device) -> bool:
+        """Whether the device has GPM at all; then its buffers are there."""
+        support = guard.call(device, pynvml.nvmlGpmQueryDeviceSupport, device.handle)
+        if not support.isSupportedDevice:
+            return False
+        device.earlier = device.earlier or guard.call(device, pynvml.nvmlGpmSampleAlloc)
+        device.spare = device.spare or guard.call(device, pynvml.nvmlGpmSampleAlloc)
+        device.request = GpmRequest()
+        return True
+
+    def _read(self, guard: CallGuard, device: _Device) -> None:
+        """One sample more, and what the time since the sample before was like."""
+        before = device.sampled_at
+        if before is not None and time.monotonic() - before < MIN_WINDOW_S:
+            return
+        if device.gpu_instance is None:
+            guard.call(device, pynvml.nvmlGpmSampleGet, device.handle, device.spare)
+        else:
+            instance = (device.handle, device.gpu_instance, device.spare)
+            guard.call(device, pynvml.nvmlGpmMigSampleGet, *instance)
+        device.sampled_at = now = time.monotonic()
+        device.earlier, device.spare = device.spare, device.earlier
+        if before is not None and now - before <= MAX_WINDOW_S:
+            self._evaluate(guard, device, now - before)
+
+    def _evaluate(self, guard: CallGuard, device: _Device, window_s: float) -> None:
+        request = device.request
+        assert request is not None
+        # Since the exchange of the buffers the spare one holds the older sample.
+        argument = request.between(device.spare, device.earlier)
+        guard.call(device, pynvml.nvmlGpmMetricsGet, argument)
+        answers = request.answers()
+        denied = refused(answers)
+        request.drop(denied)
+        if not request.metrics:
+            self._judge(
+                device, Meaning.NO_PERMISSION if _forbidden(denied) else Meaning.UNSUPPORTED
+            )
+            return
+        values = shares_of(answers)
+        for name, rate in traffic_of(answers).items():
+            total = device.traffic_bytes.get(name, 0.0) + rate * window_s
+            device.traffic_bytes[name] = total
+            values[f"{name}_bytes_per_second", ()] = round(rate)
+        for name, total in device.traffic_bytes.items():
+            values[f"{name}_bytes_total", ()] = round(total)
+        with self._lock:
+            device.values, device.read_at = values, time.monotonic()
+
+    def _judge(self, device: _Device, meaning: Meaning) -> None:
+        """What an error says of the device: ask again at once, later, or never."""
+        if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION, Meaning.LIBRARY):
+            device.polled = False
+        elif meaning in (Meaning.LOST, Meaning.RESET_REQUIRED):
+            device.retry_at = time.monotonic() + LOST_RETRY_S
+            device.sampled_at = None
+        if meaning is Meaning.NO_PERMISSION and not self._warned:
+            self._warned = True
+            logger.warning(_NO_PERMISSION, device.uuid)
+
+
+def _forbidden(denied: dict[int, Meaning]) -> bool:
+    return Meaning.NO_PERMISSION in denied.values()

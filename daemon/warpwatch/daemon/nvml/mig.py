@@ -1,0 +1,205 @@
+"""The MIG devices of a GPU: devices of their own, read in the loop of the GPU that they are on.
+
+Memory and hardware counters belong to a GPU instance, so of several compute instances in it the
+lowest one alone tells them. Handles die when instances are taken down, so they are looked for
+again every few rounds, and at once when a call fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.gpm import GpmWorker
+from warpwatch.daemon.nvml.library import Meaning, code_of, judge, meaning_of
+from warpwatch.daemon.nvml.occupancy import Occupancy, Place
+from warpwatch.daemon.nvml.readers import read_memory
+from warpwatch.daemon.nvml.tiers import SLOW_ROUNDS, Values
+from warpwatch.daemon.sources.base import Sink
+from warpwatch.telemetry.samples import Device, DeviceSample
+
+MEMORY_ROUNDS = 2
+_NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION)
+_NO_DEVICE = (Meaning.UNSUPPORTED, Meaning.EMPTY)
+
+
+@dataclass(slots=True, eq=False)
+class _Instance:
+    """``leads``: it is the lowest compute instance of its GPU instance.
+
+    ``memory`` is None until it was asked for, ``silent`` says that it is never told.
+    """
+
+    device: Device
+    handle: Any
+    place: Place
+    leads: bool = False
+    silent: bool = False
+    memory: Values | None = None
+
+
+class MigDevices:
+    """Of one GPU. Only its loop calls; the watchdog reads ``devices``."""
+
+    def __init__(self, sink: Sink, gpm: GpmWorker | None, costs: CallCosts) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self._sink = sink
+        self._gpm = gpm
+        self._costs = costs
+        self._instances: dict[str, _Instance] = {}
+        self._round = 0
+        self._stale = True
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return tuple(instance.place for instance in self._instances.values())
+
+    def read(
+        self, parent: Device, handle: Any, time_s: float, occupancy: Occupancy
+    ) -> Iterator[DeviceSample]:
+        """A sample of each. Raises LibraryGone, DeviceGone."""
+        if self._stale or self._round % SLOW_ROUNDS == 0:
+            self._find(parent, handle)
+        for number, instance in enumerate(self._instances.values()):
+            if (self._round + number) % MEMORY_ROUNDS == 0 or instance.memory is None:
+                self._read_memory(instance)
+            if occupancy.by_instance and (self._round + number) % SLOW_ROUNDS == 0:
+                occupancy.read_instance(instance.handle, instance.place)
+        if self._stale:
+            self._find(parent, handle)
+        self._round += 1
+        for instance in self._instances.values():
+            yield self._sample(instance, time_s, occupancy)
+
+    def find_again(self) -> None:
+        """Handles may have died."""
+        self._stale = True
+
+    def clear(self) -> None:
+        """MIG was turned off: its devices are gone in order."""
+        for uuid in tuple(self._instances):
+            self._forget(uuid)
+        self.devices = ()
+        self._stale = True
+        self._round = 0
+
+    def _sample(self, instance: _Instance, time_s: float, occupancy: Occupancy) -> DeviceSample:
+        values = dict(instance.memory or {})
+        if self._gpm is not None and instance.leads:
+            values.update(self._gpm.values(instance.device.uuid))
+        processes = occupancy.of_instance(instance.place)
+        return DeviceSample(instance.device, time_s, values, processes=processes)
+
+    def _read_memory(self, instance: _Instance) -> None:
+        instance.memory = {}
+        if not instance.leads or instance.silent:
+            return
+        try:
+            instance.memory = self._costs.measure("mig_memory", read_memory, instance.handle)
+        except pynvml.NVMLError as error:
+            judge(error)
+            instance.silent = code_of(error) in _NEVER
+            # Any other error may come from a handle that has died.
+            self._stale = not instance.silent
+
+    def _find(self, parent: Device, handle: Any) -> None:
+        """What instances there are now; those that are not any more are forgotten."""
+        found: dict[str, _Instance] = {}
+        for slot, mig_handle in self._handles(handle):
+            uuid = self._ask(pynvml.nvmlDeviceGetUUID, mig_handle)
+            if uuid is None:
+                continue
+            known = self._instances.get(uuid)
+            if known is None or known.device.index != parent.index:
+                known = self._describe(uuid, slot, mig_handle, parent)
+            if known is not None:
+                known.handle = mig_handle
+                found[uuid] = known
+        for uuid in self._instances.keys() - found.keys():
+            self._forget(uuid)
+        self._instances = found
+        self.devices = tuple(instance.device for instance in found.values())
+        self._choose_leaders(handle)
+        self._stale = False
+
+    def _handles(self, parent_handle: Any) -> Iterator[tuple[int, Any]]:
+        """The slots that are not empty: their numbers have gaps."""
+        slots = self._ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent_handle) or 0
+        for slot in range(slots):
+            handle = self._ask(
+                lambda parent, slot=slot: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot),
+                parent_handle,
+            )
+            if handle is not None:
+                yield slot, handle
+
+    def _ask(self, call: Any, handle: Any) -> Any:
+        """The answer, None where there is none. Raises LibraryGone, DeviceGone."""
+        try:
+            return self._costs.measure("mig", call, handle)
+        except pynvml.NVMLError as error:
+            if meaning_of(code_of(error)) not in _NO_DEVICE:
+                judge(error)
+            return None
+
+    def _describe(self, uuid: str, slot: int, handle: Any, parent: Device) -> _Instance | None:
+        gpu_instance = self._ask(pynvml.nvmlDeviceGetGpuInstanceId, handle)
+        compute_instance = self._ask(pynvml.nvmlDeviceGetComputeInstanceId, handle)
+        if gpu_instance is None or compute_instance is None:
+            return None
+        name = self._ask(pynvml.nvmlDeviceGetName, handle) or parent.name
+        device = Device(
+            uuid=uuid,
+            index=parent.index,
+            name=name,
+            gpu_instance=str(gpu_instance),
+            profile=self._profile(name, handle),
+            info={**parent.info, "parent_uuid": parent.uuid, "mig_index": str(slot)},
+        )
+        return _Instance(device, handle, (gpu_instance, compute_instance))
+
+    def _profile(self, name: str, handle: Any) -> str:
+        """Such as 1g.10gb, or 1c.3g.40gb of a part of a GPU instance; the name ends with it."""
+        _, found, profile = name.rpartition("MIG ")
+        if found:
+            return profile
+        sizes = self._ask(pynvml.nvmlDeviceGetAttributes_v2, handle)
+        if sizes is None:
+            return ""
+        slices, part = sizes.gpuInstanceSliceCount, sizes.computeInstanceSliceCount
+        whole = f"{slices}g.{math.ceil(sizes.memorySizeMB / 1024)}gb"
+        return whole if part == slices else f"{part}c.{whole}"
+
+    def _choose_leaders(self, parent_handle: Any) -> None:
+        lowest: dict[int, _Instance] = {}
+        for instance in self._instances.values():
+            gpu_instance = instance.place[0]
+            leader = lowest.setdefault(gpu_instance, instance)
+            if instance.place < leader.place:
+                lowest[gpu_instance] = instance
+        for instance in self._instances.values():
+            leads = instance is lowest[instance.place[0]]
+            if leads != instance.leads:
+                instance.leads = leads
+                instance.memory = None
+                self._count_for(instance, parent_handle)
+
+    def _count_for(self, instance: _Instance, parent_handle: Any) -> None:
+        if self._gpm is None:
+            return
+        if instance.leads:
+            uuid, gpu_instance = instance.device.uuid, instance.place[0]
+            self._gpm.add(uuid, instance.handle, gpu_instance, parent_handle)
+        else:
+            self._gpm.remove(instance.device.uuid)
+
+    def _forget(self, uuid: str) -> None:
+        del self._instances[uuid]
+        if self._gpm is not None:
+            self._gpm.remove(uuid)
+        self._sink.forget_device(uuid)

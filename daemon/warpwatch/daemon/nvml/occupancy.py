@@ -1,0 +1,112 @@
+"""Who is on a device: the process lists and shares of one GPU, each read as seldom as will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pynvml
+
+from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.library import Meaning, judge
+from warpwatch.daemon.nvml.processes import (
+    COMPUTE,
+    GRAPHICS,
+    MPS,
+    Occupant,
+    ProcessList,
+    ProcessNames,
+    ProcessUse,
+    describe,
+)
+from warpwatch.daemon.nvml.tiers import SLOW_ROUNDS
+from warpwatch.telemetry.samples import DeviceProcess
+
+_ROUNDS = 2
+_FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
+# A process on a GPU instance: GPU instance, compute instance.
+Place = tuple[int, int]
+
+
+class Occupancy:
+    """The processes of one GPU and of its MIG devices, from one list for all of them.
+
+    Where that list is not permitted, ``by_instance`` says that each MIG device must be asked.
+    """
+
+    def __init__(self, costs: CallCosts, phase: int) -> None:
+        self.by_instance = False
+        self._costs = costs
+        self._phase = phase
+        self._round = 0
+        self._lists = {name: ProcessList(name) for name in (COMPUTE, MPS, GRAPHICS)}
+        self._found: dict[str, tuple[Occupant, ...]] = {}
+        self._use: ProcessUse | None = ProcessUse()
+        self._shares: dict[int, float] | None = None
+        self._names = ProcessNames()
+
+    def read(self, handle: Any) -> None:
+        """Read what is due in this round. Raises LibraryGone, DeviceGone."""
+        turn = self._round + self._phase
+        first = self._round == 0
+        self._round += 1
+        if first or turn % _ROUNDS == 0:
+            self._list(COMPUTE, handle)
+            self._names.keep({occupant.pid for occupant in self._all})
+            if any(self._found.values()):
+                self._share(handle)
+        if first or turn % SLOW_ROUNDS == 0:
+            self._list(MPS, handle)
+            self._list(GRAPHICS, handle)
+
+    def of_gpu(self, instances: Iterable[Place] = ()) -> tuple[DeviceProcess, ...]:
+        """Who is on the GPU and on none of these instances."""
+        places = set(instances)
+        return self._describe(o for o in self._all if _place(o) not in places)
+
+    def of_instance(self, place: Place) -> tuple[DeviceProcess, ...]:
+        return self._describe(o for o in self._all if _place(o) == place)
+
+    def read_instance(self, handle: Any, place: Place) -> None:
+        """The list of one MIG device, where the GPU's own is not permitted."""
+        name = f"{COMPUTE} {place}"
+        process_list = self._lists.get(name) or ProcessList(COMPUTE)
+        self._lists[name] = process_list
+        self._list(name, handle)
+        # Asked of a MIG device, they are on it, whatever else they say.
+        found = self._found.get(name, ())
+        self._found[name] = tuple(Occupant(o.pid, o.memory_bytes, *place) for o in found)
+
+    @property
+    def _all(self) -> Iterable[Occupant]:
+        return (occupant for found in self._found.values() for occupant in found)
+
+    def _describe(self, occupants: Iterable[Occupant]) -> tuple[DeviceProcess, ...]:
+        return describe(occupants, self._shares, self._names)
+
+    def _list(self, name: str, handle: Any) -> None:
+        process_list = self._lists.get(name)
+        if process_list is None:
+            return
+        self._found.pop(name, None)
+        try:
+            self._found[name] = self._costs.measure("processes", process_list.read, handle)
+        except pynvml.NVMLError as error:
+            meaning = judge(error)
+            if meaning in _FINAL:
+                del self._lists[name]
+                self.by_instance = self.by_instance or name == COMPUTE
+
+    def _share(self, handle: Any) -> None:
+        if self._use is None:
+            return
+        self._shares = None
+        try:
+            self._shares = self._costs.measure("process_utilization", self._use.read, handle)
+        except pynvml.NVMLError as error:
+            if judge(error) in _FINAL:
+                self._use = None
+
+
+def _place(occupant: Occupant) -> Place:
+    return (occupant.gpu_instance, occupant.compute_instance)

@@ -1,0 +1,252 @@
+"""The table of what is asked of a device through NVML's own calls: a row is a reader of one call.
+
+Each function takes a device handle and returns series in base units. They raise NVMLError; what
+that means is decided by the schedule that runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pynvml
+
+from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
+from warpwatch.daemon.nvml.samples import Integral, busy_samples
+from warpwatch.daemon.nvml.tiers import (
+    RARE_ROUNDS,
+    SLOW_ROUNDS,
+    SLOWER_ROUNDS,
+    Reader,
+    Values,
+)
+from warpwatch.telemetry.device_metrics import THROTTLE_REASONS
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.reliability_metrics import REMAP_AVAILABILITIES
+
+ONCE = 0
+_MHZ = 1_000_000
+_CLOCKS = {
+    "graphics": pynvml.NVML_CLOCK_GRAPHICS,
+    "sm": pynvml.NVML_CLOCK_SM,
+    "memory": pynvml.NVML_CLOCK_MEM,
+    "video": pynvml.NVML_CLOCK_VIDEO,
+}
+_THRESHOLDS = {
+    "shutdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
+    "slowdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
+    "memory_max": pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX,
+    "gpu_max": pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX,
+}
+Read = Callable[[Any], Values]
+
+
+def fast_readers(busy: Integral) -> Iterable[Reader]:
+    """What is read in every round."""
+    yield Reader("utilization", _utilization)
+    yield Reader("utilization_samples", busy_samples(busy).read)
+    yield Reader("memory", _first_of(read_memory, _old_memory))
+    yield Reader("temperature", _first_of(_temperature, _old_temperature))
+    yield Reader("throttle", _first_of(_event_reasons, _throttle_reasons))
+    yield Reader("clock", _clock("sm"))
+
+
+def slow_readers(fans: int) -> Iterable[Reader]:
+    """What seldom changes, or matters less."""
+    yield Reader("clock", _clock("memory"), SLOW_ROUNDS)
+    yield Reader("clock", _clock("graphics"), SLOW_ROUNDS)
+    yield Reader("clock", _clock("video"), SLOWER_ROUNDS)
+    yield Reader("encoder", _encoder, SLOW_ROUNDS)
+    yield Reader("decoder", _decoder, SLOW_ROUNDS)
+    yield Reader("jpeg", _jpeg, SLOWER_ROUNDS)
+    yield Reader("ofa", _ofa, SLOWER_ROUNDS)
+    yield Reader("performance_state", _performance_state, SLOW_ROUNDS)
+    yield Reader("temperature_margin", _temperature_margin, SLOW_ROUNDS)
+    yield Reader("pcie_link_generation", _pcie_generation, SLOWER_ROUNDS)
+    yield Reader("pcie_link_width", _pcie_width, SLOWER_ROUNDS)
+    yield Reader("bar1", _bar1, SLOWER_ROUNDS)
+    for fan in range(fans):
+        yield Reader("fan_speed", _fan_speed(fan), SLOWER_ROUNDS)
+    yield Reader("mig_mode", _mig_mode, SLOW_ROUNDS)
+    yield Reader("row_remap_banks", _row_remap_banks, RARE_ROUNDS)
+    yield Reader("persistence_mode", _persistence_mode, RARE_ROUNDS)
+    yield Reader("compute_mode", _compute_mode, RARE_ROUNDS)
+    yield Reader("vgpu_license", _vgpu_licensed, RARE_ROUNDS)
+
+
+def static_readers() -> Iterable[Reader]:
+    """What does not change while the driver is loaded."""
+    yield Reader("pcie_link_max", _pcie_generation_max, ONCE)
+    yield Reader("pcie_link_max", _pcie_width_max, ONCE)
+    for domain in _CLOCKS:
+        yield Reader("clock_max", _clock_max(domain), ONCE)
+    for name in _THRESHOLDS:
+        yield Reader("temperature_threshold", _threshold(name), ONCE)
+
+
+def read_memory(handle: Any) -> Values:
+    info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    return {
+        _MEMORY_USED: info.used,
+        _MEMORY_FREE: info.free,
+        _MEMORY_TOTAL: info.total,
+        _MEMORY_RESERVED: info.reserved,
+    }
+
+
+def _old_memory(handle: Any) -> Values:
+    """Before driver 510: what the driver keeps for itself counts as used."""
+    info = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return {_MEMORY_USED: info.used, _MEMORY_FREE: info.free, _MEMORY_TOTAL: info.total}
+
+
+def key_of(name: str, *own: str) -> SeriesKey:
+    return (f"device_{name}", own)
+
+
+UTILIZATION, MIG_MODE = key_of("utilization_ratio"), key_of("mig_mode")
+_MEMORY_UTILIZATION = key_of("memory_utilization_ratio")
+_MEMORY_USED, _MEMORY_FREE = key_of("memory_used_bytes"), key_of("memory_free_bytes")
+_MEMORY_TOTAL, _MEMORY_RESERVED = key_of("memory_total_bytes"), key_of("memory_reserved_bytes")
+_TEMPERATURE = key_of("temperature_celsius", "gpu")
+_THROTTLED = tuple(key_of("throttle_active", reason) for reason in THROTTLE_REASONS)
+
+
+def value_of(key: SeriesKey, read: Callable[[Any], float], divisor: int = 1) -> Read:
+    if divisor == 1:
+        return lambda handle: {key: read(handle)}
+    return lambda handle: {key: read(handle) / divisor}
+
+
+def _first_of(first: Read, second: Read) -> Read:
+    """The first, until it turns out that this driver does not have it: from then on the second."""
+    chosen = first
+
+    def read(handle: Any) -> Values:
+        nonlocal chosen
+        try:
+            return chosen(handle)
+        except pynvml.NVMLError as error:
+            if chosen is second or meaning_of(code_of(error)) is not Meaning.UNSUPPORTED:
+                raise
+            chosen = second
+            return second(handle)
+
+    return read
+
+
+def _utilization(handle: Any) -> Values:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    return {UTILIZATION: rates.gpu / 100, _MEMORY_UTILIZATION: rates.memory / 100}
+
+
+def _temperature(handle: Any) -> Values:
+    return {_TEMPERATURE: pynvml.nvmlDeviceGetTemperatureV(handle, pynvml.NVML_TEMPERATURE_GPU)}
+
+
+def _old_temperature(handle: Any) -> Values:
+    """For drivers older than the versioned call; this one goes away with CUDA 14."""
+    return {_TEMPERATURE: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)}
+
+
+def _event_reasons(handle: Any) -> Values:
+    return _reasons(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+
+
+def _throttle_reasons(handle: Any) -> Values:
+    """What older drivers call the same."""
+    return _reasons(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _reasons(bits: int) -> Values:
+    """The bits are in the order of THROTTLE_REASONS."""
+    return {key: bits >> bit & 1 for bit, key in enumerate(_THROTTLED)}
+
+
+def _clock(domain: str) -> Read:
+    key, kind = key_of("clock_hertz", domain), _CLOCKS[domain]
+    return lambda handle: {key: pynvml.nvmlDeviceGetClockInfo(handle, kind) * _MHZ}
+
+
+def _clock_max(domain: str) -> Read:
+    key, kind = key_of("clock_max_hertz", domain), _CLOCKS[domain]
+    return lambda handle: {key: pynvml.nvmlDeviceGetMaxClockInfo(handle, kind) * _MHZ}
+
+
+def _threshold(name: str) -> Read:
+    """Newer devices (Ada on) have margins, fields 193-196, in place of some or all of these."""
+    key, kind = key_of("temperature_threshold_celsius", name), _THRESHOLDS[name]
+    return lambda handle: {key: pynvml.nvmlDeviceGetTemperatureThreshold(handle, kind)}
+
+
+def _fan_speed(fan: int) -> Read:
+    key = key_of("fan_speed_ratio", str(fan))
+    return lambda handle: {key: pynvml.nvmlDeviceGetFanSpeed_v2(handle, fan) / 100}
+
+
+def _performance_state(handle: Any) -> Values:
+    state = pynvml.nvmlDeviceGetPerformanceState(handle)
+    return {} if state == pynvml.NVML_PSTATE_UNKNOWN else {key_of("performance_state"): state}
+
+
+def _bar1(handle: Any) -> Values:
+    info = pynvml.nvmlDeviceGetBAR1MemoryInfo(handle)
+    return {
+        key_of("bar1_memory_used_bytes"): info.bar1Used,
+        key_of("bar1_memory_free_bytes"): info.bar1Free,
+        key_of("bar1_memory_total_bytes"): info.bar1Total,
+    }
+
+
+def _row_remap_banks(handle: Any) -> Values:
+    banks = pynvml.nvmlDeviceGetRowRemapperHistogram(handle)
+    return {key_of("row_remap_banks", name): getattr(banks, name) for name in REMAP_AVAILABILITIES}
+
+
+def _vgpu_licensed(handle: Any) -> Values:
+    """Only inside a virtual machine with a vGPU is there anything to be licensed."""
+    mode = pynvml.nvmlDeviceGetVirtualizationMode(handle)
+    licensed = False
+    if mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
+        answer = pynvml.nvmlDeviceGetGridLicensableFeatures(handle)
+        features = answer.gridLicensableFeatures[: answer.licensableFeaturesCount]
+        licensed = any(feature.featureState for feature in features)
+    return {key_of("vgpu_licensed"): int(licensed)}
+
+
+_encoder = value_of(
+    key_of("encoder_utilization_ratio"),
+    lambda handle: pynvml.nvmlDeviceGetEncoderUtilization(handle)[0],
+    divisor=100,
+)
+_decoder = value_of(
+    key_of("decoder_utilization_ratio"),
+    lambda handle: pynvml.nvmlDeviceGetDecoderUtilization(handle)[0],
+    divisor=100,
+)
+_jpeg = value_of(
+    key_of("jpeg_utilization_ratio"),
+    lambda handle: pynvml.nvmlDeviceGetJpgUtilization(handle)[0],
+    divisor=100,
+)
+_ofa = value_of(
+    key_of("ofa_utilization_ratio"),
+    lambda handle: pynvml.nvmlDeviceGetOfaUtilization(handle)[0],
+    divisor=100,
+)
+_mig_mode = value_of(MIG_MODE, lambda handle: pynvml.nvmlDeviceGetMigMode(handle)[0])
+_temperature_margin = value_of(
+    key_of("temperature_margin_celsius"), pynvml.nvmlDeviceGetMarginTemperature
+)
+_pcie_generation = value_of(
+    key_of("pcie_link_generation"), pynvml.nvmlDeviceGetCurrPcieLinkGeneration
+)
+_pcie_width = value_of(key_of("pcie_link_width_lanes"), pynvml.nvmlDeviceGetCurrPcieLinkWidth)
+_pcie_generation_max = value_of(
+    key_of("pcie_link_generation_max"), pynvml.nvmlDeviceGetMaxPcieLinkGeneration
+)
+_pcie_width_max = value_of(
+    key_of("pcie_link_width_max_lanes"), pynvml.nvmlDeviceGetMaxPcieLinkWidth
+)
+_persistence_mode = value_of(key_of("persistence_mode"), pynvml.nvmlDeviceGetPersistenceMode)
+_compute_mode = value_of(key_of("compute_mode"), pynvml.nvmlDeviceGetComputeMode)

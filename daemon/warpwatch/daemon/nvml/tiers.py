@@ -1,0 +1,199 @@
+"""When each reader of a device is called: every round, seldom, or once, by what it costs.
+
+What seldom changes is read in every n-th round, and between two readings its values stand. The
+rounds of the slow readers are spread, over the readers of a device and over the devices, so that
+they never come all together. A reader of every round that turns out to be dear becomes a slow one.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pynvml
+
+from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.library import (
+    DeviceGone,
+    Meaning,
+    code_of,
+    judge,
+    meaning_of,
+    reason_of,
+)
+from warpwatch.telemetry.metric import SeriesKey
+
+logger = logging.getLogger(__name__)
+
+Values = dict[SeriesKey, float]
+
+# Rounds between two readings, by how soon a change matters.
+SLOW_ROUNDS = 10
+SLOWER_ROUNDS = 30
+RARE_ROUNDS = 60
+# A reader of every round whose median cost is above this becomes a slow one.
+DEAR_S = 0.005
+_JUDGED_READINGS = 5
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """``read`` is called in every ``rounds``-th round; 0: only once.
+
+    name: its label in nvml_calls_total; several readers of the same kind share one.
+    instead_of: the number of a field; the reader is for devices that do not support it.
+    calls: how many calls its newest reading made.
+    refusals: return codes of single values of a reading that gave others.
+    """
+
+    name: str
+    read: Callable[[Any], Values]
+    rounds: int = 1
+    instead_of: int = 0
+    calls: int = 1
+    refusals: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A reader and where it stands."""
+
+    reader: Reader
+    phase: int
+    rounds: int
+    values: Values = field(default_factory=dict)
+    costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=_JUDGED_READINGS))
+
+    def due(self, round_number: int) -> bool:
+        if self.rounds == 1 or round_number == 0:
+            return True
+        return self.rounds > 0 and (round_number + self.phase) % self.rounds == 0
+
+
+class Schedule:
+    """The readers of one device, from the opening of its handle on.
+
+    ``supports`` answers whether the device supports a field: None as long as it is not known.
+    ``denied`` are the names of readers that were already reported as not permitted.
+    """
+
+    def __init__(
+        self,
+        readers: Iterable[Reader],
+        phase: int,
+        costs: CallCosts,
+        supports: Callable[[int], bool | None],
+        denied: set[str],
+    ) -> None:
+        self._turns = [_Turn(r, phase + i, r.rounds) for i, r in enumerate(readers)]
+        self._costs = costs
+        self._supports = supports
+        self._denied = denied
+        self._refused: set[str] = set()
+        self._round = 0
+        # The newest values of the slow readers.
+        self._standing: Values = {}
+
+    def read(self, handle: Any) -> Values:
+        """All values of this round. Raises DeviceGone when nothing that was due has answered."""
+        fast: Values = {}
+        outcomes: list[Meaning | None] = []
+        for turn in tuple(self._turns):
+            if turn.due(self._round) and self._wanted(turn):
+                outcomes.append(self._run(turn, handle, fast))
+        self._round += 1
+        if len(outcomes) > 1 and None not in outcomes:
+            refused = Meaning.NO_PERMISSION in outcomes
+            raise DeviceGone(reason_of(Meaning.NO_PERMISSION if refused else Meaning.UNKNOWN))
+        self._report_denied()
+        return self._standing | fast
+
+    def has(self, name: str) -> bool:
+        """Whether there is still a reader of this name."""
+        return any(turn.reader.name == name for turn in self._turns)
+
+    def _wanted(self, turn: _Turn) -> bool:
+        """Whether a reader that stands in for a field is needed."""
+        number = turn.reader.instead_of
+        if not number:
+            return True
+        supported = self._supports(number)
+        if supported:
+            self._drop(turn)
+        return supported is False
+
+    def _run(self, turn: _Turn, handle: Any, fast: Values) -> Meaning | None:
+        """Take a reader's values, or say why there are none."""
+        reader = turn.reader
+        begun = time.perf_counter()
+        try:
+            values = reader.read(handle)
+        except pynvml.NVMLError as error:
+            self._costs.add(reader.name, reader.calls, time.perf_counter() - begun)
+            return self._failed(turn, error)
+        cost_s = time.perf_counter() - begun
+        self._costs.add(reader.name, reader.calls, cost_s)
+        for code in reader.refusals:
+            self._costs.add_error(reader.name, code)
+            if meaning_of(code) is Meaning.NO_PERMISSION:
+                self._refused.add(f"some of {reader.name}")
+        if turn.rounds == 1:
+            fast.update(values)
+        else:
+            self._stand(turn, values)
+        self._weigh(turn, cost_s)
+        return None
+
+    def _stand(self, turn: _Turn, values: Values) -> None:
+        for key in turn.values:
+            self._standing.pop(key, None)
+        turn.values = values
+        self._standing.update(values)
+
+    def _failed(self, turn: _Turn, error: pynvml.NVMLError) -> Meaning:
+        """A reader that will not answer is dropped; any other may do better the next time."""
+        self._costs.add_error(turn.reader.name, code_of(error))
+        meaning = judge(error)
+        self._stand(turn, {})
+        if meaning is Meaning.NO_PERMISSION:
+            self._refused.add(turn.reader.name)
+        if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
+            self._drop(turn)
+        elif turn.rounds == 0:
+            turn.rounds = RARE_ROUNDS
+        return meaning
+
+    def _drop(self, turn: _Turn) -> None:
+        self._turns.remove(turn)
+
+    def _report_denied(self) -> None:
+        """Once for each reader, and not for a device of which nothing may be read."""
+        new = self._refused - self._denied
+        if new:
+            self._denied |= new
+            logger.warning("not permitted, so not read: %s", ", ".join(sorted(new)))
+
+    def _weigh(self, turn: _Turn, cost_s: float) -> None:
+        """Move a reader to the slow tier when its readings are dear, and back when they are not."""
+        turn.costs_s.append(cost_s)
+        if turn.reader.rounds != 1 or len(turn.costs_s) < _JUDGED_READINGS:
+            return
+        demoted = turn.rounds != 1
+        if (cost_s > DEAR_S) == demoted:
+            return
+        median_s = statistics.median(turn.costs_s)
+        if (median_s > DEAR_S) == demoted:
+            return
+        if demoted:
+            self._stand(turn, {})
+        turn.rounds = 1 if demoted else SLOW_ROUNDS
+        turn.costs_s.clear()
+        logger.warning(
+            "reading %s takes %.1f ms: it is read in every %s. round from now on",
+            *(turn.reader.name, median_s * 1e3, turn.rounds),
+        )

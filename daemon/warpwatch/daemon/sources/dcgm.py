@@ -1,0 +1,194 @@
+"""DCGM's host engine as a source: the profiling fields of GPUs that do not count for themselves.
+
+Read-only, but for one thing: while a capture needs the hardware counters, profiling is paused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+
+from warpwatch.daemon.config import DcgmConfig
+from warpwatch.daemon.dcgm.bindings import (
+    DcgmRefused,
+    DcgmUnavailable,
+    Entity,
+    HostEngine,
+    Reading,
+    load,
+)
+from warpwatch.daemon.dcgm.devices import PublishedDevices, device_of
+from warpwatch.daemon.dcgm.pause import MAX_PAUSE_S, ProfilingPause
+from warpwatch.daemon.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
+from warpwatch.daemon.sources.base import Sink, Surroundings
+from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import DeviceSample, SourceHealth
+
+logger = logging.getLogger(__name__)
+
+# How often it is looked whether a capture wants the counters.
+PAUSE_INTERVAL_S = 0.5
+# How often GPUs and GPU instances are listed again.
+DISCOVERY_INTERVAL_S = 15.0
+RETRY_FIRST_S = 1.0
+RETRY_LONGEST_S = 60.0
+STUCK_AFTER_S = 10.0
+# A value older than this many intervals is no value of now.
+_STALE_INTERVALS = 3
+_STALE_AT_LEAST_S = 3.0
+_CLOSE_TIMEOUT_S = 2.0
+
+
+class DcgmSource:
+    """Starts without a host engine and comes up by itself when there is one."""
+
+    name = "dcgm"
+
+    def __init__(
+        self,
+        config: DcgmConfig,
+        surroundings: Surroundings,
+        retry_first_s: float = RETRY_FIRST_S,
+        discovery_interval_s: float = DISCOVERY_INTERVAL_S,
+        stuck_after_s: float = STUCK_AFTER_S,
+        max_pause_s: float = MAX_PAUSE_S,
+    ) -> None:
+        self._config = config
+        self._surroundings = surroundings
+        self._retry_first_s = self._retry_s = retry_first_s
+        self._discovery_interval_s = discovery_interval_s
+        self._stuck_after_s = stuck_after_s
+        self._engine: HostEngine | None = None
+        self._entities: tuple[Entity, ...] = ()
+        self._pause = ProfilingPause(max_pause_s)
+        self._published = PublishedDevices(self.name)
+        self._next_connect = self._next_discovery = self._next_read = 0.0
+        self._refused: dict[int, str] = {}
+        self._reason = "not connected yet"
+        self._errors = 0
+
+    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+        tick_s = min(PAUSE_INTERVAL_S, self._config.interval_s)
+        loop = supervisor.every(self.name, tick_s, lambda: self._step(sink))
+        watchdog_s = min(1.0, self._stuck_after_s)
+        supervisor.every("dcgm-watchdog", watchdog_s, lambda: self._watch(loop, sink))
+
+    def close(self) -> None:
+        """Resume profiling and leave; a host engine that does not answer is not waited for."""
+        leaving = threading.Thread(target=self._leave, name="ww-dcgm-close", daemon=True)
+        leaving.start()
+        leaving.join(_CLOSE_TIMEOUT_S)
+
+    def _step(self, sink: Sink) -> None:
+        begun = time.monotonic()
+        try:
+            engine = self._connected(begun)
+            if engine is None:
+                return
+            if self._pause.follow(engine, self._surroundings.counters_wanted(), begun):
+                self._next_read = begun
+            if begun < self._next_read:
+                return
+            self._next_read = begun + self._config.interval_s
+            self._publish(engine, sink)
+            self._retry_s = self._retry_first_s
+            self._reason = ""
+        except DcgmUnavailable as unavailable:
+            self._unavailable(str(unavailable), begun)
+        sink.publish_health(self._health(time.monotonic() - begun))
+
+    def _connected(self, now: float) -> HostEngine | None:
+        """The engine; None while it is not yet time to try again."""
+        engine = self._engine
+        if engine is not None and now >= self._next_discovery:
+            self._next_discovery = now + self._discovery_interval_s
+            if engine.entities() != self._entities:
+                logger.info("DCGM's devices changed")
+                self._drop()
+                self._next_connect = now
+        if self._engine is None and now >= self._next_connect:
+            self._connect()
+            self._next_discovery = now + self._discovery_interval_s
+        return self._engine
+
+    def _connect(self) -> None:
+        bindings = load(self._config.bindings)
+        self._engine = engine = HostEngine(bindings, self._config.address)
+        self._pause.connected(engine)
+        self._entities = entities = engine.entities()
+        self._refused = {}
+        for gpu_id in {entity.gpu_id: None for entity in entities}:
+            of_gpu = [entity for entity in entities if entity.gpu_id == gpu_id]
+            try:
+                engine.watch(of_gpu, list(PROFILING_ROWS), self._config.interval_s)
+            except DcgmRefused as refused:
+                self._refused[gpu_id] = f"GPU {gpu_id}: {refused}"
+
+    def _publish(self, engine: HostEngine, sink: Sink) -> None:
+        known = self._surroundings.devices()
+        samples = []
+        for entity, readings in engine.latest():
+            device = device_of(entity.device, known)
+            now = time.time()
+            values = {} if self._pause.active else self._values(entity, readings, now)
+            lost = not values and not self._pause.active and engine.is_lost(entity)
+            if device is not None and (values or lost or self._pause.active):
+                reason = "lost" if lost else ""
+                sample = DeviceSample(device, now, values, not lost, reason, source=self.name)
+                samples.append(sample)
+        self._published.publish(samples, sink)
+
+    def _values(
+        self, entity: Entity, readings: dict[str, Reading], now: float
+    ) -> dict[SeriesKey, float]:
+        oldest = now - max(_STALE_INTERVALS * self._config.interval_s, _STALE_AT_LEAST_S)
+        rows = INSTANCE_ROWS if entity.device.gpu_instance else PROFILING_ROWS
+        values: dict[SeriesKey, float] = {}
+        for name in rows.keys() & readings.keys():
+            row, reading = rows[name], readings[name]
+            value = in_our_unit(row, reading.value)
+            if value is None:
+                self._errors += 1
+            elif reading.time >= oldest:
+                values[row.series[0]] = value
+        return values
+
+    def _unavailable(self, reason: str, now: float) -> None:
+        reason = f"DCGM at {self._config.address}: {reason}"
+        if reason != self._reason:
+            logger.warning("%s", reason)
+        self._reason = reason
+        self._errors += 1
+        self._drop()
+        self._next_connect = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, RETRY_LONGEST_S)
+
+    def _drop(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _leave(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            with contextlib.suppress(DcgmUnavailable):
+                self._pause.end(engine)
+            engine.close()
+
+    def _health(self, duration_s: float) -> SourceHealth:
+        if self._engine is None:
+            return SourceHealth(self.name, False, self._reason, duration_s, self._errors)
+        reasons = [self._pause.reason, *self._refused.values()]
+        if not self._entities:
+            reasons.append("DCGM supports no GPU here")
+        reason = "; ".join(text for text in reasons if text)
+        return SourceHealth(self.name, True, reason, duration_s, self._errors)
+
+    def _watch(self, loop: Loop, sink: Sink) -> None:
+        """Speaks for a call that does not return."""
+        if loop.busy_s > self._stuck_after_s:
+            reason = f"DCGM at {self._config.address} does not answer"
+            sink.publish_health(SourceHealth(self.name, False, reason, errors=self._errors))

@@ -1,0 +1,170 @@
+"""The kernel log, for the XIDs that the driver writes there and may never send as events.
+
+A GPU that falls off the bus (XID 79) often takes its event with it. Reading /dev/kmsg wants
+CAP_SYSLOG on most systems, so this source is optional: where it may not read, it says so once.
+
+SXIDs, the errors of NVSwitches, are left out: a switch is no device of ours, there is no GPU whose
+counter they would belong to, and GPUs that suffer from one report XIDs of their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from warpwatch.daemon.config import KernelLogConfig
+from warpwatch.daemon.sources.base import Sink
+from warpwatch.daemon.sources.xid_ledger import XidLedger
+from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.samples import SourceHealth
+
+logger = logging.getLogger(__name__)
+
+ORIGIN = "kernel_log"
+INTERVAL_S = 1.0
+# How long before a log that could not be opened is tried again.
+REOPEN_INTERVAL_S = 60.0
+MAX_RECORDS_PER_ROUND = 1000
+# The kernel refuses (EINVAL) a buffer that the record does not fit in; records end below 8 KiB.
+READ_BYTES = 16 * 1024
+MAX_RECORD_BYTES = 64 * 1024
+
+# "6,339,5140900,-;text": priority and facility, sequence number, µs since boot, flags
+# (Documentation/ABI/testing/dev-kmsg).
+_HEADER = re.compile(r"\d+,\d+,\d+,[^;]*;")
+# "NVRM: Xid (PCI:0000:1a:00): 79, …", "… (0000:1a:00): …" of old drivers, "… (PCI:0000:1a:00.0
+# GPU-I:05): …" on MIG: what follows the address within the brackets does not matter.
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?"
+    r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2,4}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
+    r"(?:[\s,][^)]*)?\): ([1-9][0-9]{0,3})(?![0-9])"
+)
+
+
+def parse_record(line: str) -> list[tuple[str, int]]:
+    """PCI address and number of every XID that a record of the kernel log tells of.
+
+    A line that begins with a space continues a record with its dictionary and tells nothing.
+    """
+    if line.startswith(" "):
+        return []
+    text = line[header.end() :] if (header := _HEADER.match(line)) else line
+    return [(match[1], int(match[2])) for match in _XID.finditer(text)]
+
+
+class KernelLogSource:
+    """Hands the XIDs written from its start on to the ledger. Never blocks."""
+
+    name = "kernel_log"
+
+    def __init__(
+        self,
+        config: KernelLogConfig,
+        ledger: XidLedger,
+        interval_s: float = INTERVAL_S,
+        records_per_round: int = MAX_RECORDS_PER_ROUND,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._interval_s = interval_s
+        self._records_per_round = records_per_round
+        self._log: int | None = None
+        self._open_at = 0.0
+        self._worked = False
+        self._said = False
+        self._errors = 0
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+
+    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+        supervisor.every(self.name, self._interval_s, lambda: self._round(sink))
+
+    def close(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            os.close(log)
+
+    def _round(self, sink: Sink) -> None:
+        begun = time.monotonic()
+        reason = ""
+        try:
+            if self._log is None and not self._open(begun):
+                return
+            for line in self._records():
+                for address, xid in parse_record(line):
+                    self._ledger.observe(address, xid, ORIGIN)
+        except OSError as error:
+            reason = self._lost(error)
+        if self._worked:
+            duration_s = time.monotonic() - begun
+            health = SourceHealth(self.name, not reason, reason, duration_s, self._errors)
+            sink.publish_health(health)
+
+    def _open(self, now: float) -> bool:
+        """Open the log at its end. Raises OSError where it may not be read."""
+        if now < self._open_at:
+            return False
+        self._open_at = now + REOPEN_INTERVAL_S
+        log = os.open(self._config.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.lseek(log, 0, os.SEEK_END)
+        except OSError as error:
+            if error.errno != errno.ESPIPE:
+                os.close(log)
+                raise
+        self._lines.clear()
+        self._rest = b""
+        self._log = log
+        self._worked = True
+        self._ledger.watched(ORIGIN)
+        return True
+
+    def _lost(self, error: OSError) -> str:
+        """The log cannot be read, now or any more; why, in one line."""
+        reason = f"{self._config.path}: {error.strerror or error}"
+        if self._worked:
+            self._errors += 1
+        if not self._said:
+            self._said = True
+            logger.info(
+                "the kernel log is not read (%s): XIDs come from NVML's events alone; reading it "
+                "wants CAP_SYSLOG, or kernel.dmesg_restrict=0, and the file in the container",
+                reason,
+            )
+        self.close()
+        return reason
+
+    def _records(self) -> Iterator[str]:
+        """As many records as a round may take; the others wait for the next one."""
+        for _ in range(self._records_per_round):
+            if not self._lines and not self._fill():
+                return
+            if self._lines:
+                yield self._lines.popleft().decode("utf-8", "replace")
+
+    def _fill(self) -> bool:
+        """Read on; False when nothing is there yet. Of /dev/kmsg a read is one record."""
+        log = self._log
+        if log is None:
+            return False
+        try:
+            chunk = os.read(log, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            # Records were overwritten before they were read; the next read goes on behind them.
+            self._errors += 1
+            return True
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._lines.extend(lines)
+        if len(self._rest) > MAX_RECORD_BYTES:
+            self._rest = b""
+            self._errors += 1
+        return bool(chunk)

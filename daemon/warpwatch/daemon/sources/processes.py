@@ -1,0 +1,145 @@
+"""The processes that use a GPU: their processor time, memory and waiting for disks.
+
+``of="self"`` is the process, ``of="children"`` all its living descendants, such as the workers of
+a data loader. What a child used stays counted when it ends. Whose a process is says
+``process_info``, which comes from the attribution.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from warpwatch.daemon.config import ProcessesConfig
+from warpwatch.daemon.pid_namespace import sees_host_processes
+from warpwatch.daemon.sources.base import Sink, Surroundings
+from warpwatch.daemon.sources.process_tree import Process, ProcessTree, descendants
+from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+
+logger = logging.getLogger(__name__)
+
+MAX_PROCESSES = 256
+_DELAY_ACCOUNTING = Path("/proc/sys/kernel/task_delayacct")
+_NOT_ON_THE_HOST = "PIDs of the host mean nothing here: the daemon needs the host's PID namespace"
+
+
+class ProcessesSource:
+    name = "processes"
+
+    def __init__(
+        self,
+        config: ProcessesConfig,
+        surroundings: Surroundings,
+        host_processes: Callable[[], bool] = sees_host_processes,
+    ) -> None:
+        self._config = config
+        self._devices = surroundings.devices
+        self._host_processes = host_processes
+        self._tree = ProcessTree()
+        self._usages: dict[tuple[int, int], ProcessUsage] = {}
+
+    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+        if not self._host_processes():
+            logger.info("processes that use a GPU are not followed: %s", _NOT_ON_THE_HOST)
+            sink.publish_health(SourceHealth(self.name, True, _NOT_ON_THE_HOST))
+            return
+        supervisor.every(self.name, self._config.interval_s, lambda: self.read(sink))
+
+    def close(self) -> None:
+        pass
+
+    def read(self, sink: Sink) -> None:
+        """Where nothing uses a GPU, /proc is not looked at."""
+        begun, now = time.monotonic(), time.time()
+        names = gpu_processes(self._devices())
+        processes = self._tree.read(names) if names else {}
+        self._follow([processes[pid] for pid in names if pid in processes], processes)
+        accounted = io_wait_is_accounted()
+        values: dict[SeriesKey, float] = {}
+        for (pid, _), usage in self._usages.items():
+            values |= usage.series((str(pid), names[pid]), io_wait=accounted)
+        sink.publish_processes(HostSample(now, values))
+        sink.publish_health(SourceHealth(self.name, True, duration_s=time.monotonic() - begun))
+
+    def _follow(self, roots: Iterable[Process], processes: Mapping[int, Process]) -> None:
+        """A PID that was given out again is another process and begins anew."""
+        usages = {root.identity: self._usages.get(root.identity, ProcessUsage()) for root in roots}
+        for (pid, _), usage in usages.items():
+            usage.update(processes[pid], descendants(pid, processes))
+        self._usages = usages
+
+
+def gpu_processes(samples: Iterable[DeviceSample]) -> dict[int, str]:
+    """Names of the processes on all devices by PID; the lowest MAX_PROCESSES of them."""
+    names = {
+        process.pid: process.name
+        for sample in samples
+        for process in sample.processes
+        if process.pid > 0
+    }
+    return {pid: names[pid] for pid in sorted(names)[:MAX_PROCESSES]}
+
+
+def io_wait_is_accounted(switch: Path = _DELAY_ACCOUNTING) -> bool:
+    """Since Linux 5.14 the kernel accounts only when told to; before, it had no such switch."""
+    try:
+        return switch.read_text(encoding="ascii").strip() != "0"
+    except OSError:
+        return True
+
+
+class ProcessUsage:
+    """What a process and its descendants have used, without losing those that have ended."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._children: dict[tuple[int, int], Process] = {}
+        self._children_cpu_s = 0.0
+        self._children_io_wait_s = 0.0
+
+    def update(self, process: Process, children: Iterable[Process]) -> None:
+        now = {child.identity: child for child in children}
+        before = self._children
+        for identity, child in now.items():
+            old = before.get(identity)
+            self._children_cpu_s += child.cpu_s - (old.cpu_s if old else 0.0)
+            self._children_io_wait_s += child.io_wait_s - (old.io_wait_s if old else 0.0)
+        self._children_cpu_s += self._of_ended(process, now)
+        self._process, self._children = process, now
+
+    def _of_ended(self, process: Process, now: Mapping[tuple[int, int], Process]) -> float:
+        """Seconds of children that ended since they were last seen.
+
+        When a child is waited for, all it has used is added to ``waited_s`` of its parent: what
+        was counted while it lived is taken off again. One that nobody waited for adds nothing.
+        """
+        before = self._children
+        waited_s = process.waited_s - (self._process.waited_s if self._process else 0.0)
+        for identity, child in now.items():
+            old = before.get(identity)
+            waited_s += child.waited_s - (old.waited_s if old else 0.0)
+        ended = (child for identity, child in before.items() if identity not in now)
+        return max(0.0, waited_s - sum(child.cpu_s + child.waited_s for child in ended))
+
+    def series(self, own: tuple[str, str], *, io_wait: bool) -> dict[SeriesKey, float]:
+        """``own``: PID and name. Pages that several processes share count for each of them."""
+        process, children = self._process, self._children.values()
+        if process is None:
+            return {}
+        resident_bytes = sum(child.resident_bytes for child in children)
+        used: dict[str, tuple[float, float]] = {
+            "process_cpu_seconds_total": (process.cpu_s, self._children_cpu_s),
+            "process_resident_memory_bytes": (process.resident_bytes, resident_bytes),
+        }
+        if io_wait:
+            waits = (process.io_wait_s, self._children_io_wait_s)
+            used["process_io_wait_seconds_total"] = waits
+        values: dict[SeriesKey, float] = {("process_children", own): sum(c.alive for c in children)}
+        for name, (of_self, of_children) in used.items():
+            values[name, (*own, "self")] = round(of_self, 2)
+            values[name, (*own, "children")] = round(of_children, 2)
+        return values

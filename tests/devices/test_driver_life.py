@@ -1,0 +1,61 @@
+"""The driver comes, goes and is upgraded while the daemon runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.devices.node import device_node, devices, reasons, wait_all_up
+from tests.fakenvml.driver import LIBRARY, FakeDriver
+from tests.loop.node import poll
+
+# What is known of a device without asking it.
+COUNTED_BY_THE_DAEMON = {"xid_errors_total", "health_events_total"}
+
+
+def test_series_come_with_the_driver_and_go_with_it(fake_nvml: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    driver = FakeDriver(folder, tmp_path, gpus=2)
+    with device_node(tmp_path, driver) as node:
+        assert node.metric("warpwatch_source_up", source="nvml") == 0
+        ready = node.http.get("/readyz")
+        assert ready.status_code == 503
+        assert f"{LIBRARY} not found" in ready.text
+        (folder / LIBRARY).symlink_to(fake_nvml / LIBRARY)
+        wait_all_up(node, 2)
+        assert node.http.get("/readyz").status_code == 200
+        driver.set(None, driver_gone=True)
+        gone = {0: "driver", 1: "driver"}
+        poll(lambda: reasons(node) == gone, 30, "both are down with the driver")
+        known = {name for device in devices(node).values() for name in device["values"]}
+        assert {name.partition("{")[0] for name in known} <= COUNTED_BY_THE_DAEMON
+        driver.clear()
+        wait_all_up(node, 2)
+
+
+def test_after_an_upgrade_the_daemon_ends_with_a_clear_line(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path, gpus=2)
+    with device_node(tmp_path, driver) as node:
+        wait_all_up(node, 2)
+        driver.set(None, version_mismatch=True)
+        daemon = node.daemon
+        assert daemon is not None
+        assert daemon.wait(60) == 3
+        last = node.log("daemon").strip().splitlines()[-1]
+        assert "driver was upgraded" in last
+        assert "restart" in last
+
+
+def test_a_mismatch_that_passes_ends_nothing(fake_nvml: Path, tmp_path: Path) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path, gpus=1)
+    sources = {"nvml": {"interval_s": 0.1, "mismatch_grace_s": 60}, "host": {"enabled": False}}
+    with device_node(tmp_path, driver, sources=sources) as node:
+        wait_all_up(node, 1)
+        driver.set(None, version_mismatch=True)
+        poll(lambda: reasons(node) == {0: "driver"}, 30, "down")
+        driver.clear()
+        wait_all_up(node, 1)
+        assert node.daemon is not None
+        assert node.daemon.poll() is None

@@ -1,0 +1,93 @@
+"""One broken GPU breaks nothing else: the others go on, and what is broken says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.devices.node import (
+    INTERVAL_S,
+    device_node,
+    devices,
+    readings,
+    reasons,
+    wait_all_up,
+    watch,
+)
+from tests.fakenvml.driver import FakeDriver
+from tests.loop.node import poll
+
+BROKEN = {3: "lost", 5: "stuck", 6: "no_permission"}
+
+
+def test_lost_stuck_and_forbidden_gpus_cost_the_other_five_nothing(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path)
+    with device_node(tmp_path, driver) as node:
+        wait_all_up(node, 8)
+        uuids = {index: device["uuid"] for index, device in devices(node).items()}
+        driver.set(3, lost=True)
+        driver.hang(gpu=5)
+        driver.set(6, no_permission=True)
+        poll(lambda: reasons(node) == BROKEN, 30, "the three are down, each with its reason")
+        since, until = watch(4.0)
+        counts = readings(tmp_path, since, until)
+        wanted = (until - since) / INTERVAL_S
+        for index in (0, 1, 2, 4, 7):
+            assert counts[uuids[index]] == pytest.approx(wanted, rel=0.15), index
+        for index, reason in BROKEN.items():
+            labels = {"gpu": str(index), "uuid": uuids[index], "reason": reason}
+            assert node.metric("warpwatch_device_up", **labels) == 0
+            assert node.metric("warpwatch_device_power_watts", uuid=uuids[index]) is None
+        # An XID is known without asking the GPU that it took away.
+        lost = {"gpu": "3", "uuid": uuids[3], "xid": "79"}
+        assert node.metric("warpwatch_device_xid_errors_total", **lost) == 1
+        driver.clear()
+        wait_all_up(node, 8)
+        assert devices(node)[3]["uuid"] == uuids[3]
+
+
+def test_a_gpu_that_leaves_and_comes_back_elsewhere_is_the_same_device(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path, gpus=3)
+    with device_node(tmp_path, driver) as node:
+        wait_all_up(node, 3)
+        uuids = {index: device["uuid"] for index, device in devices(node).items()}
+
+        def state() -> dict[str, tuple[bool, str, int]]:
+            found = node.get("devices")
+            return {d["uuid"]: (d["up"], d["reason"], d["index"]) for d in found}
+
+        driver.set(1, absent=True)
+        poll(lambda: state()[uuids[1]][:2] == (False, "lost"), 60, "the missing GPU is lost")
+        assert state()[uuids[2]][0]
+        driver.set(1, absent=False)
+        driver.set(None, order="0,2,1")
+        poll(lambda: state()[uuids[1]] == (True, "", 2), 60, "it is back, at another index")
+        assert state()[uuids[2]] == (True, "", 1)
+
+
+def test_mig_instances_come_and_go_while_running(fake_nvml: Path, tmp_path: Path) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path, profile="a100", gpus=1)
+    with device_node(tmp_path, driver) as node:
+        wait_all_up(node, 1)
+
+        def instances() -> list[tuple[str, str]]:
+            found = [d for d in node.get("devices") if d["gpu_instance"] and d["up"]]
+            return sorted((d["gpu_instance"], d["profile"]) for d in found)
+
+        assert instances() == []
+        driver.mig(0, "0=3g.40gb/1/0", "3=1g.10gb/9/0")
+        expected = [("1", "3g.40gb"), ("9", "1g.10gb")]
+        poll(lambda: instances() == expected, 60, "two instances")
+        parent = devices(node)[0]
+        assert parent["up"]
+        assert "power_watts" in parent["values"]
+        driver.mig(0, "1=2g.20gb/5/0")
+        poll(lambda: instances() == [("5", "2g.20gb")], 60, "the new layout alone")
+        driver.mig_off(0)
+        poll(lambda: instances() == [], 60, "no instances")
+        poll(lambda: "utilization_ratio" in devices(node)[0]["values"], 60, "whole again")

@@ -1,0 +1,138 @@
+"""What the daemon exports of each kind of GPU: golden scrapes, one GPU of each in one node."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.devices.node import device_node, devices, wait_all_up
+from tests.fakenvml.driver import FakeDriver
+from tests.loop.node import poll
+from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch.telemetry.dcgm_names import DCGM_NAMES
+
+Golden = Callable[[str, bytes], None]
+
+PROFILES = ("v100", "a100", "a100-mig", "h100", "b200", "rtx4090", "t4")
+# Gauges that move with time; counters do anyway.
+MOVING = re.compile(r"bytes_per_second|timestamp_seconds")
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@pytest.fixture(scope="module")
+def scrape(fake_nvml: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One page of a node that holds a GPU of every kind, after everything slow was read."""
+    folder = tmp_path_factory.mktemp("profiles")
+    driver = FakeDriver(fake_nvml, folder, gpus=len(PROFILES))
+    for gpu, name in enumerate(PROFILES):
+        driver.set(gpu, profile=name.partition("-")[0], load=60)
+        # A PID that no process has, so that its name is unknown everywhere.
+        driver.processes(gpu, "4194303/1024")
+    driver.mig(PROFILES.index("a100-mig"), "default")
+    driver.processes(PROFILES.index("a100-mig"))
+    with device_node(folder, driver, exporters={"prometheus": {"dcgm_names": True}}) as node:
+        wait_all_up(node, len(PROFILES))
+        pages: list[frozenset[str]] = []
+
+        def settled() -> bool:
+            text = node.http.get("/metrics").text
+            pages.append(frozenset(_series(text)))
+            return len(pages) > 30 and len(set(pages[-30:])) == 1
+
+        poll(settled, 60, "no new series any more")
+        assert devices(node)[0]["up"]
+        yield node.http.get("/metrics").text
+
+
+def _series(page: str) -> Iterator[str]:
+    return (line.rpartition(" ")[0] for line in _own(page) if not line.startswith("#"))
+
+
+def _own(page: str) -> list[str]:
+    """The lines of our own names."""
+    return [line for line in page.splitlines() if "DCGM_FI_" not in line]
+
+
+def _of_gpu(page: str, gpu: int) -> list[str]:
+    """The lines of one GPU; what moves has no value."""
+    lines = [line for line in _own(page) if f'{{gpu="{gpu}",' in line]
+    return [_without_moving_value(line) for line in lines]
+
+
+def _without_moving_value(line: str) -> str:
+    series, _, value = line.rpartition(" ")
+    name = series.partition("{")[0].removeprefix("warpwatch_")
+    still = CATALOGUE[name].kind == "gauge" and not MOVING.search(name)
+    return f"{series} {value if still else '…'}"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_gpu_of_each_kind_tells_what_the_golden_scrape_says(
+    scrape: str, golden: Golden, name: str
+) -> None:
+    lines = _of_gpu(scrape, PROFILES.index(name))
+    golden(f"devices/{name}.prom", "\n".join([*lines, ""]).encode())
+
+
+def test_every_name_is_in_the_catalogue_and_in_the_documentation(scrape: str) -> None:
+    names = {series.partition("{")[0] for series in _series(scrape)}
+    known = {row.full_name for row in CATALOGUE.values()}
+    histogram = {name for name in names if name.startswith("warpwatch_step_duration_seconds")}
+    assert names - histogram <= known
+    documented = set(re.findall(r"`(warpwatch_\w+)`", DOCS.read_text(encoding="utf-8")))
+    assert names - histogram <= documented
+
+
+def test_promtool_finds_nothing_to_say_about_the_scrape(scrape: str) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    # The names of dcgm-exporter are not Prometheus' style.
+    text = "\n".join([*_own(scrape), ""]).encode()
+    command = [promtool, "check", "metrics"]
+    checked = subprocess.run(command, input=text, capture_output=True, timeout=30)
+    assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+def _names(page: str, gpu: str) -> set[str]:
+    """Metrics of one kind of GPU, without the prefix."""
+    lines = _of_gpu(page, PROFILES.index(gpu))
+    return {line.partition("{")[0].removeprefix("warpwatch_device_") for line in lines}
+
+
+def test_what_a_kind_of_gpu_does_not_know_is_absent(scrape: str) -> None:
+    assert "sm_active_ratio" in _names(scrape, "h100")
+    assert "sm_active_ratio" in _names(scrape, "b200")
+    for older in ("v100", "a100", "rtx4090", "t4"):
+        assert "sm_active_ratio" not in _names(scrape, older)
+    assert "retired_pages" in _names(scrape, "v100")
+    assert "remapped_rows" not in _names(scrape, "v100")
+    assert "remapped_rows" in _names(scrape, "a100")
+    assert "fan_speed_ratio" in _names(scrape, "rtx4090")
+    assert "fan_speed_ratio" not in _names(scrape, "h100")
+    assert "nvlink_link_up" in _names(scrape, "h100")
+    assert "nvlink_link_up" not in _names(scrape, "t4")
+
+
+@pytest.mark.parametrize("name", ["h100", "b200"])
+def test_a_gpu_with_gpm_gives_the_whole_list_of_dcgm_exporter(scrape: str, name: str) -> None:
+    gpu = f'{{gpu="{PROFILES.index(name)}",'
+    found = {line.partition("{")[0] for line in scrape.splitlines() if gpu in line}
+    assert found >= {row.name for row in DCGM_NAMES.values() if row.default}
+
+
+def test_a_parent_in_mig_mode_keeps_what_belongs_to_the_whole_gpu(scrape: str) -> None:
+    lines = _of_gpu(scrape, PROFILES.index("a100-mig"))
+    parent = {line.partition("{")[0] for line in lines if "gpu_instance=" not in line}
+    assert "warpwatch_device_power_watts" in parent
+    assert "warpwatch_device_temperature_celsius" in parent
+    assert "warpwatch_device_utilization_ratio" not in parent
+    used = [line for line in lines if "memory_used_bytes" in line and "gpu_instance=" in line]
+    instances = re.findall(r'gpu_instance="(\d+)"', "\n".join(used))
+    # Memory belongs to the GPU instance, however many compute instances share it.
+    assert len(instances) == len(set(instances)) >= 3

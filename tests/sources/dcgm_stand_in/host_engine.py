@@ -1,0 +1,259 @@
+"""A stand-in for DCGM's Python bindings and its host engine, for tests without DCGM.
+
+Written from the public API (NVIDIA/DCGM testing/python3): only the names that dcgm_bindings.py
+uses, with their signatures and types. The real bindings have not been run with Warpwatch. The
+host engine's state is a folder that the environment variable DCGM_STAND_IN names:
+
+- state.json: what the engine knows, replaced at once by the test
+- paused: exists while profiling is paused
+- calls: a line for each call that changes something in the engine
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from ctypes import c_void_p
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+OK = 0
+NOT_SUPPORTED = -6
+DUPLICATE_KEY = -26
+CONNECTION_NOT_VALID = -21
+GPU_IS_LOST = -18
+MODULE_NOT_LOADED = -33
+PROFILING_NOT_SUPPORTED = -36
+
+AUTO = 1
+FE_GPU = 1
+FE_GPU_I = 4
+
+
+class DCGMError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        texts = {
+            CONNECTION_NOT_VALID: "The connection to the host engine is not valid any longer",
+            PROFILING_NOT_SUPPORTED: "Profiling is not supported for this group of GPUs or GPU",
+            MODULE_NOT_LOADED: "This request is serviced by a module that is not loaded",
+        }
+        return texts.get(self.value, f"DCGM Error with code {self.value}")
+
+
+def folder() -> Path:
+    return Path(os.environ["DCGM_STAND_IN"])
+
+
+def state() -> Any:
+    return json.loads((folder() / "state.json").read_text())
+
+
+def log(text: str) -> None:
+    with (folder() / "calls").open("a") as calls:
+        calls.write(text + "\n")
+
+
+def call(started: float) -> Any:
+    """What every call does: the state, unless the engine hangs, is down or was started again."""
+    now = state()
+    while now.get("stuck"):
+        time.sleep(0.02)
+        now = state()
+    if not now.get("up", True) or now.get("started", 0) != started:
+        raise DCGMError(CONNECTION_NOT_VALID)
+    return now
+
+
+class DcgmHandle:
+    def __init__(
+        self,
+        handle: Any = None,
+        ipAddress: str | None = None,
+        opMode: int = AUTO,
+        persistAfterDisconnect: bool = False,
+        unixSocketPath: str | None = None,
+        timeoutMs: int = 0,
+    ) -> None:
+        now = state()
+        self.started = now.get("started", 0)
+        call(self.started)
+        assert opMode == AUTO and not persistAfterDisconnect
+        log(f"connect {ipAddress} {unixSocketPath}")
+        self.handle: c_void_p | None = c_void_p(1)
+
+    def GetSystem(self) -> DcgmSystem:
+        return DcgmSystem(self)
+
+    def Shutdown(self) -> None:
+        if self.handle is not None:
+            self.handle = None
+            DcgmFieldGroup.names.clear()
+            log("disconnect")
+
+
+class DcgmSystem:
+    def __init__(self, dcgmHandle: DcgmHandle) -> None:
+        self._handle = dcgmHandle
+        self.discovery = DcgmSystemDiscovery(dcgmHandle)
+        self.profiling = DcgmSystemProfiling(dcgmHandle)
+
+    def GetEmptyGroup(self, groupName: str) -> DcgmGroup:
+        return DcgmGroup(self._handle, groupName)
+
+
+class DcgmSystemDiscovery:
+    def __init__(self, dcgmHandle: DcgmHandle) -> None:
+        self._handle = dcgmHandle
+
+    def GetAllSupportedGpuIds(self) -> list[int]:
+        return [gpu["id"] for gpu in call(self._handle.started)["gpus"]]
+
+    def GetGpuAttributes(self, gpuId: int) -> Any:
+        (gpu,) = (g for g in call(self._handle.started)["gpus"] if g["id"] == gpuId)
+        identifiers = SimpleNamespace(
+            uuid=gpu["uuid"],
+            deviceName=gpu.get("name", "NVIDIA A100-SXM4-80GB"),
+            pciBusId=f"00000000:0{gpuId}:00.0",
+            serial="<<<NOT_SUPPORTED>>>",
+            vbios="92.00.36.00.01",
+            driverVersion="550.54.15",
+        )
+        return SimpleNamespace(identifiers=identifiers)
+
+    def GetGpuStatus(self, gpuId: int) -> int:
+        (gpu,) = (g for g in call(self._handle.started)["gpus"] if g["id"] == gpuId)
+        return int(gpu.get("status", 1))
+
+
+class DcgmSystemProfiling:
+    def __init__(self, dcgmHandle: DcgmHandle) -> None:
+        self._handle = dcgmHandle
+
+    def Pause(self) -> int:
+        if call(self._handle.started).get("no_module"):
+            raise DCGMError(MODULE_NOT_LOADED)
+        (folder() / "paused").touch()
+        log("pause")
+        return OK
+
+    def Resume(self) -> int:
+        call(self._handle.started)
+        (folder() / "paused").unlink(missing_ok=True)
+        log("resume")
+        return OK
+
+
+class DcgmGroup:
+    def __init__(self, dcgmHandle: DcgmHandle, groupName: str) -> None:
+        self._handle = dcgmHandle
+        self.members: list[tuple[int, int]] = []
+        self.samples: DcgmGroupSamples | None = DcgmGroupSamples(dcgmHandle, self)
+        self.profiling: DcgmGroupProfiling | None = DcgmGroupProfiling(dcgmHandle, self)
+
+    def AddEntity(self, entityGroupId: int, entityId: int) -> None:
+        for gpu in call(self._handle.started)["gpus"]:
+            if entityGroupId == FE_GPU and gpu["id"] == entityId and gpu.get("status") == 4:
+                raise DCGMError(GPU_IS_LOST)
+        self.members.append((entityGroupId, entityId))
+
+    def Delete(self) -> None:
+        call(self._handle.started)
+        self.samples = self.profiling = None
+
+
+class DcgmGroupProfiling:
+    def __init__(self, dcgmHandle: DcgmHandle, dcgmGroup: DcgmGroup) -> None:
+        self._handle = dcgmHandle
+        self._group = dcgmGroup
+
+    def GetSupportedMetricGroups(self) -> Any:
+        now = call(self._handle.started)
+        first = next(entity for kind, entity in self._group.members if kind == FE_GPU)
+        (gpu,) = (g for g in now["gpus"] if g["id"] == first)
+        if not gpu["profiling"]:
+            raise DCGMError(PROFILING_NOT_SUPPORTED)
+        # As in the C structures, arrays are longer than what is valid of them.
+        half = len(gpu["profiling"]) // 2
+        groups = [
+            SimpleNamespace(numFieldIds=len(part), fieldIds=[*part, *[0] * 8])
+            for part in (gpu["profiling"][:half], gpu["profiling"][half:])
+        ]
+        return SimpleNamespace(numMetricGroups=2, metricGroups=[*groups, None, None])
+
+
+class DcgmFieldGroup:
+    names: ClassVar[set[str]] = set()
+
+    def __init__(self, dcgmHandle: DcgmHandle, name: str = "", fieldIds: Any = None) -> None:
+        call(dcgmHandle.started)
+        if name in self.names:
+            raise DCGMError(DUPLICATE_KEY)
+        self.names.add(name)
+        self.name = name
+        self.fieldIds = list(fieldIds)
+
+    def Delete(self) -> None:
+        self.names.discard(self.name)
+
+
+class DcgmGroupSamples:
+    def __init__(self, dcgmHandle: DcgmHandle, dcgmGroup: DcgmGroup) -> None:
+        self._handle = dcgmHandle
+        self._group = dcgmGroup
+
+    def WatchFields(
+        self, fieldGroup: DcgmFieldGroup, updateFreq: int, maxKeepAge: float, maxKeepSamples: int
+    ) -> None:
+        call(self._handle.started)
+        fields = ",".join(map(str, sorted(fieldGroup.fieldIds)))
+        log(f"watch {self._group.members} {fields} {updateFreq} {maxKeepAge} {maxKeepSamples}")
+
+    def UnwatchFields(self, fieldGroup: DcgmFieldGroup) -> None:
+        call(self._handle.started)
+        log(f"unwatch {self._group.members}")
+
+    def GetLatest_v2(self, fieldGroup: DcgmFieldGroup) -> Any:
+        now = call(self._handle.started)
+        # Values become blank at the next update after the pause began.
+        paused = (folder() / "paused").exists() and not now.get("not_updated")
+        values: dict[int, dict[int, dict[int, list[Any]]]] = {}
+        for kind, entity in self._group.members:
+            told = now["values"].get(f"{kind}/{entity}", {})
+            values.setdefault(kind, {})[entity] = {
+                field: [_field_value(None if paused else told.get(str(field)), now)]
+                for field in fieldGroup.fieldIds
+            }
+        return SimpleNamespace(values=values)
+
+
+def _field_value(value: float | None, now: Any) -> Any:
+    """dcgm_field_helpers.DcgmFieldValue: ``ts`` in microseconds."""
+    ts = int((time.time() - now.get("age_s", 0)) * 1e6)
+    return SimpleNamespace(value=value, isBlank=value is None, ts=ts)
+
+
+def dcgmGetGpuInstanceHierarchy(dcgm_handle: Any) -> Any:
+    now = state()
+    if "instances" not in now:
+        raise DCGMError(NOT_SUPPORTED)
+    pairs = [
+        SimpleNamespace(
+            entity=SimpleNamespace(entityGroupId=FE_GPU_I, entityId=one["id"]),
+            parent=SimpleNamespace(entityGroupId=FE_GPU, entityId=one["gpu"]),
+            info=SimpleNamespace(nvmlInstanceId=one["gi"]),
+        )
+        for one in now["instances"]
+    ]
+    # A compute instance, whose parent is the instance, and the unused rest of the array.
+    compute = SimpleNamespace(
+        entity=SimpleNamespace(entityGroupId=5, entityId=0),
+        parent=SimpleNamespace(entityGroupId=FE_GPU_I, entityId=0),
+        info=SimpleNamespace(nvmlInstanceId=0),
+    )
+    return SimpleNamespace(count=len(pairs) + 1, entityList=[*pairs, compute, None, None])
