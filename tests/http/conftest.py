@@ -16,6 +16,7 @@ import pytest
 from warpwatch.daemon.config import HttpConfig
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.http.server import Server
+from warpwatch.exporters.prometheus import Options
 from warpwatch.telemetry.anomalies import Anomaly
 from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch.telemetry.metric import SeriesKey
@@ -190,6 +191,9 @@ class MemoryBackend:
 
     def state(self) -> State:
         return self.now
+
+    def exposition(self) -> Options:
+        return Options()
 
     def missing(self) -> tuple[str, ...]:
         return self.lacks

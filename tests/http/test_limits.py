@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.http import server as server_module
+from warpwatch.daemon.http import connection as connection_module
 from warpwatch.daemon.http.app import create_app
 from warpwatch.daemon.http.limits import PeerLimit
 
@@ -74,7 +74,7 @@ def test_a_body_over_one_mebibyte_is_refused(client, backend, declared):
 
 
 def test_a_peer_that_sends_no_request_is_cut_off(serve, monkeypatch):
-    monkeypatch.setattr(server_module, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection_module, "HEAD_TIMEOUT_S", 0.3)
     with socket.create_connection(serve().address, timeout=5) as connection:
         begun = time.monotonic()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")

@@ -82,6 +82,17 @@ def test_it_speaks_tls_with_the_certificate_of_the_web_config(serve, certificate
         httpx.get(f"http://127.0.0.1:{server.address[1]}/healthz")
 
 
+def test_a_kept_tls_connection_is_scraped_again_and_again(serve, certificates):
+    text = "tls_server_config: {cert_file: server.crt, key_file: server.key}\n"
+    url = serve(web_config=write(certificates, text)).url + "metrics"
+    context = ssl.create_default_context(cafile=certificates / "server.crt")
+    with httpx.Client(verify=context) as client:
+        answers = [client.get(url) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert {answer.content for answer in answers} == {answers[0].content}
+    assert answers[0].content.startswith(b"# HELP ")
+
+
 def test_a_client_certificate_is_demanded_when_configured(serve, certificates):
     path = write(
         certificates,

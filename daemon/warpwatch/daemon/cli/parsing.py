@@ -1,12 +1,17 @@
-"""What the commands' parsers have in common."""
+"""What the commands' parsers have in common.
+
+The client is imported where it is used: the daemon itself needs none.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from warpwatch.daemon.api_client import DEFAULT_URL, ApiClient
+if TYPE_CHECKING:
+    from warpwatch.daemon.api_client import ApiClient
 
 
 def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -34,6 +39,8 @@ def add_config(command: argparse.ArgumentParser) -> None:
 
 
 def add_daemon(command: argparse.ArgumentParser) -> None:
+    from warpwatch.daemon.api_client import DEFAULT_URL
+
     default = os.environ.get("WARPWATCH_URL", DEFAULT_URL)
     command.add_argument(
         "--url", default=default, help="the daemon (default WARPWATCH_URL, else %(default)s)"
@@ -44,4 +51,6 @@ def add_daemon(command: argparse.ArgumentParser) -> None:
 
 
 def api(arguments: argparse.Namespace) -> ApiClient:
+    from warpwatch.daemon.api_client import ApiClient
+
     return ApiClient(arguments.url, arguments.token_file)

@@ -4,6 +4,7 @@
 - server, web_config: listening, TLS; app: the routes
 - guard, limits, basic_auth: what every request passes before a route sees it
 - access: who may change something or read the files of captures
-- api, documents, openapi: the JSON API; metrics: the scrape; capture_files: traces and reports
+- metrics: the scrape; connection, scrapes: time-outs, and the short way for repeated scrapes
+- api, documents, openapi: the JSON API; capture_files: traces and reports
 - page: the web page
 """

@@ -16,11 +16,12 @@ from warpwatch.daemon.http.api import Api
 from warpwatch.daemon.http.backend import Backend
 from warpwatch.daemon.http.basic_auth import BasicAuth
 from warpwatch.daemon.http.capture_files import CaptureFiles
-from warpwatch.daemon.http.guard import Guard
+from warpwatch.daemon.http.guard import Admission, Guard
 from warpwatch.daemon.http.limits import PeerLimit
-from warpwatch.daemon.http.metrics import MetricsEndpoint
+from warpwatch.daemon.http.metrics import MetricsPages
 from warpwatch.daemon.http.openapi import openapi
 from warpwatch.daemon.http.page.endpoint import PageEndpoint
+from warpwatch.daemon.http.scrapes import Scrapes
 
 _REASONS = {404: "not_found", 405: "method_not_allowed"}
 
@@ -35,27 +36,25 @@ def create_app(
 ) -> Starlette:
     """``loopback``: whether the daemon listens on a loopback address.
 
-    Raises UsageError when the token file cannot be used.
+    Its ``state.scrapes`` is the short way to ``/metrics``. Raises UsageError when the token file
+    cannot be used.
     """
     access = Access(config, loopback=loopback)
-    guard = Middleware(
-        Guard,
-        count=backend.count_request,
-        limit=limit or PeerLimit(),
-        access=access,
-        basic_auth=basic_auth,
-    )
+    admission = Admission(access, limit or PeerLimit(), basic_auth)
+    pages = MetricsPages(backend)
+    guard = Middleware(Guard, admission=admission, count=backend.count_request)
     app = Starlette(
-        routes=_routes(backend, access),
+        routes=_routes(backend, access, pages),
         middleware=[guard],
         exception_handlers={HTTPException: _http_error},
     )
     # A redirect would be sent to whatever the Host header says.
     app.router.redirect_slashes = False
+    app.state.scrapes = Scrapes(pages, admission, backend.count_request)
     return app
 
 
-def _routes(backend: Backend, access: Access) -> list[Route]:
+def _routes(backend: Backend, access: Access, pages: MetricsPages) -> list[Route]:
     api = Api(backend, access)
 
     async def describe(request: Request) -> Response:
@@ -63,7 +62,7 @@ def _routes(backend: Backend, access: Access) -> list[Route]:
 
     return [
         Route("/", PageEndpoint(backend, access).show),
-        Route("/metrics", MetricsEndpoint(backend).scrape),
+        Route("/metrics", pages.scrape),
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),
         Route("/openapi.json", describe),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from warpwatch.exporters.prometheus import Options
 from warpwatch.telemetry.captures import Capture, CaptureRequest
 from warpwatch.telemetry.state import State
 
@@ -13,6 +14,9 @@ class Backend(Protocol):
     """Every method returns at once and may be called from the server's thread."""
 
     def state(self) -> State: ...
+
+    def exposition(self) -> Options:
+        """How ``/metrics`` is written."""
 
     def missing(self) -> tuple[str, ...]:
         """What keeps the daemon from being ready, one line each; empty when it is."""

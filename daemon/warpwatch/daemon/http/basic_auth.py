@@ -43,11 +43,20 @@ class BasicAuth:
                 {"WWW-Authenticate": 'Basic realm="warpwatch"'},
             )
 
-    async def _matches(self, name: str, password: bytes) -> bool:
+    def remembers(self, header: str) -> bool:
+        """Whether ``check`` would let this pass at once, having done so before."""
+        credentials = _credentials(header)
+        return credentials is not None and self._digest(*credentials) in self._right
+
+    def _digest(self, name: str, password: bytes) -> bytes:
         hashed = self._users.get(name, _NOBODY)
-        digest = hashlib.sha256(hashed.encode() + password).digest()
+        return hashlib.sha256(hashed.encode() + password).digest()
+
+    async def _matches(self, name: str, password: bytes) -> bool:
+        digest = self._digest(name, password)
         if digest in self._right:
             return True
+        hashed = self._users.get(name, _NOBODY)
         # One at a time: guessing passwords must not take every core from the training job.
         async with self._turn:
             right = await asyncio.to_thread(self._compare, password, hashed)

@@ -33,42 +33,17 @@ SECURITY_HEADERS = {
 }
 
 
-class Guard:
-    """ASGI middleware around all routes; ``count`` is told the status of every answer."""
+class Admission:
+    """Which requests are let in; after it, a route may still ask for the token."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        count: Callable[[int], None],
-        limit: PeerLimit,
-        access: Access,
-        basic_auth: BasicAuth | None,
-    ) -> None:
-        self._app = app
-        self._count = count
-        self._limit = limit
+    def __init__(self, access: Access, limit: PeerLimit, basic_auth: BasicAuth | None) -> None:
         self._access = access
+        self._limit = limit
         self._basic_auth = basic_auth
-        self._logged_at = -math.inf
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        answer = _Answer(send, self._count)
-        try:
-            await self._admit(HTTPConnection(scope))
-            await self._app(scope, receive, answer.send)
-        except ApiError as error:
-            await error.answer()(scope, receive, answer.send)
-        except Exception:
-            self._log(scope["path"])
-            if not answer.begun:
-                failure = ApiError(500, "internal", "the daemon failed; its log says how")
-                await failure.answer()(scope, receive, answer.send)
-
-    async def _admit(self, request: HTTPConnection) -> None:
-        wait_s = self._limit.wait_s(request.client.host if request.client else "")
+    async def admit(self, request: HTTPConnection) -> None:
+        """Raises ApiError unless the request is let in."""
+        wait_s = self._limit.wait_s(_peer(request))
         if wait_s > 0:
             retry = {"Retry-After": str(math.ceil(wait_s))}
             raise ApiError(429, "too_many_requests", "too many requests from this address", retry)
@@ -79,11 +54,51 @@ class Guard:
         if self._basic_auth is not None and not self._access.has_token(request):
             await self._basic_auth.check(request.headers.get("authorization", ""))
 
+    def admits_at_once(self, request: HTTPConnection) -> bool:
+        """Whether ``admit`` would let a request without a body in, and without waiting.
+
+        False says nothing: ``admit`` has to be asked. True counts towards the peer's limit.
+        """
+        if self._basic_auth is not None and not self._access.has_token(request):
+            header = request.headers.get("authorization", "")
+            if not self._basic_auth.remembers(header):
+                return False
+        return self._limit.wait_s(_peer(request)) == 0
+
+
+class Guard:
+    """ASGI middleware around all routes; ``count`` is told the status of every answer."""
+
+    def __init__(self, app: ASGIApp, *, admission: Admission, count: Callable[[int], None]) -> None:
+        self._app = app
+        self._admission = admission
+        self._count = count
+        self._logged_at = -math.inf
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        answer = _Answer(send, self._count)
+        try:
+            await self._admission.admit(HTTPConnection(scope))
+            await self._app(scope, receive, answer.send)
+        except ApiError as error:
+            await error.answer()(scope, receive, answer.send)
+        except Exception:
+            self._log(scope["path"])
+            if not answer.begun:
+                failure = ApiError(500, "internal", "the daemon failed; its log says how")
+                await failure.answer()(scope, receive, answer.send)
+
     def _log(self, path: str) -> None:
         now = time.monotonic()
         if now - self._logged_at >= ERROR_LOG_INTERVAL_S:
             self._logged_at = now
             logger.error("a request for %.200r failed", path, exc_info=True)
+
+
+def _peer(request: HTTPConnection) -> str:
+    return request.client.host if request.client else ""
 
 
 def too_large() -> ApiError:

@@ -1,14 +1,24 @@
-"""``/metrics``: the newest state in the format that the scraper asks for."""
+"""``/metrics``: the newest state in the format that the scraper asks for.
+
+A page is rendered at most once a second, however many ask for it, and ahead of time for who comes
+every second: a scrape then sends bytes that are there already.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch.daemon.http.backend import Backend
+from warpwatch.daemon.http.guard import SECURITY_HEADERS
 from warpwatch.exporters.prometheus import OPENMETRICS_TYPE, TEXT_TYPE, render
 
 _OPENMETRICS = "application/openmetrics-text"
@@ -16,21 +26,85 @@ _OPENMETRICS = "application/openmetrics-text"
 _VERSIONS = frozenset({"", "0.0.1", "1.0.0"})
 # Fastest: a node has its cycles for something else than a denser scrape.
 GZIP_LEVEL = 1
+# What the sources' intervals are, and a tenth for a refresh that comes late.
+MAX_AGE_S = 1.1
+# Who scrapes at longer intervals gets a page rendered when asked for: as fresh as can be.
+AHEAD_INTERVAL_S = 2.0
 
 
-class MetricsEndpoint:
-    def __init__(self, backend: Backend) -> None:
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a page is written; each has a page of its own."""
+
+    openmetrics: bool
+    gzip: bool
+
+    @classmethod
+    def of(cls, headers: Headers) -> Format:
+        """What the headers of a request ask for."""
+        return cls(
+            openmetrics=wants_openmetrics(headers.get("accept", "")),
+            gzip=accepts_gzip(headers.get("accept-encoding", "")),
+        )
+
+    def headers(self) -> dict[str, str]:
+        media_type = OPENMETRICS_TYPE if self.openmetrics else TEXT_TYPE
+        encoding = {"content-encoding": "gzip"} if self.gzip else {}
+        return {"content-type": media_type, "vary": "Accept, Accept-Encoding", **encoding}
+
+
+@dataclass(slots=True)
+class Page:
+    """One format's newest page. ``head``: its header lines, all but what changes with the date.
+
+    Times are of the monotonic clock; ``interval_s`` lay between the last two requests for it.
+    """
+
+    content: bytes = b""
+    head: bytes = b""
+    rendered_at: float = -math.inf
+    asked_at: float = -math.inf
+    interval_s: float = math.inf
+
+
+class MetricsPages:
+    """For the server's thread alone."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend = backend
+        self._clock = clock
+        self._pages: dict[Format, Page] = {}
+
+    def page(self, form: Format) -> Page:
+        """At most MAX_AGE_S old. Raises what the backend raises."""
+        now = self._clock()
+        page = self._pages.setdefault(form, Page())
+        page.interval_s, page.asked_at = now - page.asked_at, now
+        if now - page.rendered_at > MAX_AGE_S:
+            self._render(form, page, now)
+        return page
+
+    def refresh(self) -> None:
+        """Render anew what is asked for all the time; to be called each second."""
+        now = self._clock()
+        for form, page in self._pages.items():
+            if max(page.interval_s, now - page.asked_at) <= AHEAD_INTERVAL_S:
+                # A scrape that meets the same fault reports it.
+                with contextlib.suppress(Exception):
+                    self._render(form, page, now)
 
     async def scrape(self, request: Request) -> Response:
-        openmetrics = wants_openmetrics(request.headers.get("accept", ""))
-        content = render(self._backend.state(), openmetrics=openmetrics)
-        headers = {"Vary": "Accept, Accept-Encoding"}
-        if accepts_gzip(request.headers.get("accept-encoding", "")):
-            content = gzip.compress(content, compresslevel=GZIP_LEVEL)
-            headers["Content-Encoding"] = "gzip"
-        media_type = OPENMETRICS_TYPE if openmetrics else TEXT_TYPE
-        return Response(content, headers=headers | {"Content-Type": media_type})
+        form = Format.of(request.headers)
+        return Response(self.page(form).content, headers=form.headers())
+
+    def _render(self, form: Format, page: Page, now: float) -> None:
+        options = self._backend.exposition()
+        content = render(self._backend.state(), options, openmetrics=form.openmetrics)
+        page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
+        length = {"content-length": str(len(page.content))}
+        headers = {**form.headers(), **length, **SECURITY_HEADERS}
+        page.head = b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
+        page.rendered_at = now
 
 
 def wants_openmetrics(accept: str) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from warpwatch.daemon.config import HttpConfig
 from warpwatch.daemon.errors import UsageError
@@ -21,14 +21,14 @@ from warpwatch.daemon.http.access import is_loopback
 from warpwatch.daemon.http.app import create_app
 from warpwatch.daemon.http.backend import Backend
 from warpwatch.daemon.http.basic_auth import BasicAuth
+from warpwatch.daemon.http.connection import Connection
+from warpwatch.daemon.http.scrapes import Scrapes
 from warpwatch.daemon.http.web_config import Tls, WebConfig
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 128
 KEEP_ALIVE_S = 5
-# A connection that did not send the head of a request by then is closed.
-HEAD_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 2
 CERTIFICATE_INTERVAL_S = 10
 # What uvicorn's on_tick counts in: it does its work at every such tick.
@@ -60,7 +60,9 @@ class Server:
         except UsageError:
             listener.close()
             raise
-        self._uvicorn = _Uvicorn(_uvicorn_config(app, self._refresh_certificate))
+        scrapes: Scrapes = app.state.scrapes
+        uvicorn_config = _uvicorn_config(app, scrapes, self._refresh_certificate)
+        self._uvicorn = _Uvicorn(uvicorn_config, scrapes.refresh)
         self._uvicorn.config.load()
         # Not by file name: the context is ours, so that a renewed certificate gets into it.
         self._uvicorn.config.ssl = self._tls.context if self._tls else None
@@ -101,8 +103,9 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, each_second: Callable[[], None]) -> None:
         super().__init__(config)
+        self._each_second = each_second
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -118,6 +121,7 @@ class _Uvicorn(uvicorn.Server):
         ticks = 0
         while not await self.on_tick(ticks * TICKS_A_SECOND):
             ticks += 1
+            self._each_second()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), 1.0)
 
@@ -127,30 +131,13 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class _Connection(H11Protocol):
-    """Closes a peer that does not send a request: uvicorn alone would wait for ever."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._expect_request()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._expect_request()
-
-    def _expect_request(self) -> None:
-        self.loop.call_later(HEAD_TIMEOUT_S, self._give_up, self.cycle)
-
-    def _give_up(self, last: RequestResponseCycle | None) -> None:
-        if self.cycle is last:
-            self.transport.close()
-
-
-def _uvicorn_config(app: Any, notify: Any) -> uvicorn.Config:
+def _uvicorn_config(app: Any, scrapes: Scrapes, notify: Any) -> uvicorn.Config:
+    # Called as the class would be, which is what the parameter is declared as.
+    connection: Any = functools.partial(Connection, scrapes=scrapes)
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=_Connection,
+        http=connection,
         ws="none",
         lifespan="off",
         log_config=None,
