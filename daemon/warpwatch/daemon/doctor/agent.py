@@ -1,0 +1,79 @@
+"""What the daemon itself needs: a platform it knows, and folders it may write."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from warpwatch.client import rendezvous
+from warpwatch.daemon.api_client import ApiClient
+from warpwatch.daemon.captures.store import store_path
+from warpwatch.daemon.doctor.check import Check
+from warpwatch.daemon.doctor.context import Context
+from warpwatch.daemon.errors import WarpwatchError
+from warpwatch.daemon.rendezvous.folder import resolve
+
+_LEAST_FREE_BYTES = 200 << 20
+
+
+def checks(context: Context) -> Iterator[Check]:
+    config = context.config
+    folder, inbox = resolve(config.rendezvous, os.environ, os.getuid())
+    yield _platform()
+    yield _daemon(context.api)
+    yield _rendezvous(folder)
+    yield _writable("inbox", inbox, "rendezvous.inbox")
+    yield _writable("capture store", store_path(config.store), "store.url")
+
+
+def _platform() -> Check:
+    fit = sys.platform == "linux" and struct.calcsize("P") == 8 and sys.byteorder == "little"
+    detail = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    return Check("platform", fit, detail, "" if fit else "64-bit little-endian Linux is needed")
+
+
+def _daemon(api: ApiClient) -> Check:
+    try:
+        health = api.get("/healthz")
+    except WarpwatchError as error:
+        detail, _, advice = str(error).partition("; ")
+        return Check("daemon", None, detail, advice)
+    return Check("daemon", True, f"version {health['version']} at {api.url}")
+
+
+def _rendezvous(folder: Path) -> Check:
+    lock = folder / rendezvous.LOCK_FILE
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return _writable("rendezvous", folder, "rendezvous.dir")
+    except OSError as error:
+        return Check("rendezvous", False, f"{lock}: {error.strerror}", _elsewhere("rendezvous.dir"))
+    holder = rendezvous.lock_holder(fd)
+    os.close(fd)
+    if holder is None:
+        return Check("rendezvous", None, f"{folder}, no daemon", "start one: warpwatch daemon")
+    return Check("rendezvous", True, f"{folder}, held by pid {holder}")
+
+
+def _writable(name: str, folder: Path, key: str) -> Check:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        detail = f"{folder}: uid {os.getuid()} may not write {existing}"
+        return Check(
+            name, False, detail, f"sudo install -d -o $USER {folder}, or {_elsewhere(key)}"
+        )
+    free = shutil.disk_usage(existing).free
+    detail = f"{folder}, {free >> 20} MiB free"
+    if free > _LEAST_FREE_BYTES:
+        return Check(name, True, detail)
+    return Check(name, False, detail, f"free at least 200 MiB, or {_elsewhere(key)}")
+
+
+def _elsewhere(key: str) -> str:
+    return f"name another folder in {key}"

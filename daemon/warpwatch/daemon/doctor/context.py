@@ -1,0 +1,23 @@
+"""What every group of checks is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from warpwatch.daemon.api_client import ApiClient
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.doctor.check import Check
+from warpwatch.daemon.doctor.facts import Survey
+from warpwatch.daemon.doctor.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    config: Config
+    api: ApiClient
+    machine: Machine
+    survey: Survey
+
+
+Group = Callable[[Context], Iterator[Check]]

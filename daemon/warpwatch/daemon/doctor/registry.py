@@ -1,0 +1,36 @@
+"""The groups of checks, in the order in which they are shown. A new group is one line here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from warpwatch.daemon.doctor import (
+    agent,
+    devices,
+    driver,
+    host,
+    kernel_log,
+    nccl,
+    schedulers,
+    topology,
+)
+from warpwatch.daemon.doctor.check import Check
+from warpwatch.daemon.doctor.context import Context, Group
+
+GROUPS: dict[str, Group] = {
+    "agent": agent.checks,
+    "driver": driver.checks,
+    "devices": devices.checks,
+    "kernel log": kernel_log.checks,
+    "topology": topology.checks,
+    "host": host.checks,
+    "NCCL": nccl.checks,
+    "schedulers": schedulers.checks,
+}
+
+
+def examine(context: Context) -> list[Check]:
+    """What all groups find."""
+    return [
+        replace(check, group=name) for name, checks in GROUPS.items() for check in checks(context)
+    ]

@@ -1,0 +1,142 @@
+"""Asking the driver without being held up by it: a child asks, its answers are read as they come.
+
+A call that never returns, or a library that crashes, costs the child alone; what was told before
+is kept, and the question without an answer is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from typing import IO, Any
+
+from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch.daemon.doctor.questions import QUESTIONS
+from warpwatch.daemon.errors import WarpwatchError
+
+DEFAULT_PATIENCE_S = 10.0
+# For a child that was killed or has said its last.
+_GOODBYE_S = 2.0
+# How NVML writes numbers that it does not have (NVML_VALUE_NOT_AVAILABLE).
+_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
+_MODULE = "warpwatch.daemon.doctor.interview"
+
+
+def ask_driver(patience_s: float = DEFAULT_PATIENCE_S) -> Survey:
+    """Every answer of the driver; whoever is silent for ``patience_s`` is stuck.
+
+    Raises WarpwatchError where no child can be started.
+    """
+    child = _start()
+    assert child.stdout is not None
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    pump = threading.Thread(target=_pump, args=(child.stdout, lines), daemon=True)
+    pump.start()
+    answers, silent = _listen(lines, patience_s)
+    if silent:
+        child.kill()
+    # A child that hangs inside the kernel survives even this; it is left behind.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_GOODBYE_S)
+        pump.join()
+        child.stdout.close()
+    crashed = not silent and child.returncode is not None and child.returncode < 0
+    return _survey(answers, patience_s, -child.returncode if crashed else None)
+
+
+def _start() -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise WarpwatchError(f"cannot start {sys.executable}: {error.strerror}") from error
+
+
+def _listen(lines: queue.SimpleQueue[bytes], patience_s: float) -> tuple[list[Any], bool]:
+    """The answers, and whether they ceased without an end."""
+    answers: list[Any] = []
+    # The child's first line comes before it touches the driver, however slowly it starts.
+    line = lines.get()
+    while line:
+        with contextlib.suppress(ValueError):
+            answers.append(json.loads(line))
+        try:
+            line = lines.get(timeout=patience_s)
+        except queue.Empty:
+            return answers, True
+    return answers, False
+
+
+def _pump(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+    for line in stream:
+        lines.put(line)
+    lines.put(b"")
+
+
+def _survey(answers: list[Any], patience_s: float, crashed_by: int | None) -> Survey:
+    common = {a["question"]: a for a in answers if a["device"] is None}
+
+    def value(question: str) -> Any:
+        answer = common.get(question)
+        return answer["value"] if answer and answer["code"] == 0 else None
+
+    started = common.get("initialise", {"code": None, "value": ""})
+    return Survey(
+        patience_s=patience_s,
+        code=started["code"],
+        error=started["value"] or "",
+        crashed_by=crashed_by,
+        library=value("library"),
+        driver_version=value("driver_version"),
+        nvml_version=value("nvml_version"),
+        cuda_version=value("cuda_version"),
+        count=value("count"),
+        count_code=common["count"]["code"] or None if "count" in common else None,
+        devices=tuple(_device(index, answers) for index in range(value("count") or 0)),
+        ancestors=_pairs(answers, "ancestor"),
+        peer_access=_pairs(answers, "peer access"),
+    )
+
+
+def _device(index: int, answers: list[Any]) -> DeviceFacts:
+    told = {a["question"]: a for a in answers if a["device"] == index}
+    unanswered = [question for question in QUESTIONS if question not in told]
+    waiting_for = None if "done" in told else (unanswered or ["a pair of GPUs"])[0]
+    if not told:
+        waiting_for = "handle"
+    values = {
+        q: a["value"]
+        for q, a in told.items()
+        if q in QUESTIONS and a["code"] == 0 and _known(a["value"])
+    }
+    asked = {*QUESTIONS, "handle"}
+    codes = {q: a["code"] for q, a in told.items() if q in asked and a["code"] != 0}
+    return DeviceFacts(index=index, codes=codes, waiting_for=waiting_for, **values)
+
+
+def _known(value: Any) -> bool:
+    numbers = value if isinstance(value, list) else [value]
+    return not any(isinstance(each, int) and each in _NOT_AVAILABLE for each in numbers)
+
+
+def _pairs(answers: list[Any], subject: str) -> dict[tuple[int, int], int]:
+    found = {}
+    for answer in answers:
+        about, _, peer = str(answer["question"]).rpartition(" ")
+        if about == subject and answer["code"] == 0:
+            first, second = sorted((int(answer["device"]), int(peer)))
+            found[first, second] = int(answer["value"])
+    return found
+
+
+def signal_name(number: int) -> str:
+    return signal.Signals(number).name

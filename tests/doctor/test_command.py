@@ -1,0 +1,74 @@
+"""The command: its text, its JSON, its exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.doctor.conftest import MakeDriver
+from warpwatch.daemon.cli import main
+from warpwatch.daemon.doctor import text
+from warpwatch.daemon.doctor.check import Check
+from warpwatch.daemon.doctor.registry import GROUPS
+
+NOBODY = "http://127.0.0.1:9"
+
+
+def test_findings_are_grouped_aligned_and_wrapped() -> None:
+    checks = [
+        Check("NVML", True, "8 GPUs", group="driver"),
+        Check("ECC", False, "GPU 3: off: memory errors corrupt results", "turn it on", "devices"),
+        Check("GPM", None, "no samples", group="devices"),
+    ]
+    assert list(text.lines(checks, width=50)) == [
+        "driver",
+        "  ok   NVML             8 GPUs",
+        "",
+        "devices",
+        "  BAD  ECC              GPU 3: off: memory errors",
+        "                        corrupt results",
+        "                        → turn it on",
+        "  note GPM              no samples",
+        "",
+        "to fix: ECC",
+        "1 problem, 1 note",
+    ]
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    check = Check("x" * 16, False, "word " * 100, "advice " * 100, "devices")
+    assert max(len(line) for line in text.lines([check], width=80)) <= 80
+
+
+def test_json_has_every_finding_with_group_and_advice(
+    driver: MakeDriver, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver("h100", gpus=2).set(1, lost=1)
+    assert main(["doctor", "--json", "--url", NOBODY]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert all(set(check) == {"name", "ok", "detail", "advice", "group"} for check in found)
+    assert {check["group"] for check in found} <= set(GROUPS)
+    by_name = {check["name"]: check for check in found}
+    assert by_name["GPU 0"]["ok"] is True
+    assert by_name["GPU 1"]["ok"] is False
+    assert "power-cycle" in by_name["GPU 1"]["advice"]
+
+
+def test_text_ends_with_a_summary(driver: MakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
+    driver("t4", gpus=1)
+    main(["doctor", "--url", NOBODY])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("warpwatch ")
+    assert [line for line in lines if line in GROUPS][:3] == ["agent", "driver", "devices"]
+    assert lines[-1].split()[1].rstrip(",") in ("problem", "problems")
+
+
+def test_without_nvml_wanted_no_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WARPWATCH_SOURCES__NVML__ENABLED", "false")
+    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "/nowhere")
+    main(["doctor", "--json", "--url", NOBODY])
+    by_name = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert by_name["NVML"]["ok"] is None

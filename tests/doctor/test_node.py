@@ -1,0 +1,204 @@
+"""The node beside its GPUs: NCCL's environment, the kernel log, schedulers, the host."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.doctor.conftest import MakeContext, surveyed
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.doctor import host, kernel_log, nccl, schedulers
+from warpwatch.daemon.doctor.check import Check
+from warpwatch.daemon.doctor.facts import DeviceFacts, Memory
+from warpwatch.daemon.doctor.kernel_log import Occurrences, occurrences
+
+INTERFACES = "Inter-| Receive\n face |bytes\n    lo: 0 0\n  eth0: 1 1\n"
+HOST_PIDS = {"/proc/self/ns/pid": "-> pid:[4026531836]"}
+
+
+def training(*pids: int) -> DeviceFacts:
+    return DeviceFacts(index=0, bus_id="00000000:1A:00.0", memory=Memory(0, 1), processes=pids)
+
+
+def environment(pid: int, **values: str) -> dict[str, str]:
+    text = "".join(f"{name}={value}\0" for name, value in values.items())
+    return {f"/proc/{pid}/environ": text, f"/proc/{pid}/net/dev": INTERFACES}
+
+
+def told(checks: list[Check]) -> dict[str, tuple[bool | None, str]]:
+    return {check.name: (check.ok, check.detail) for check in checks}
+
+
+def test_suspicious_variables_of_training_processes_are_explained_once(
+    context: MakeContext,
+) -> None:
+    files = {
+        **HOST_PIDS,
+        **environment(7, NCCL_P2P_DISABLE="1", PASSWORD="secret", NCCL_SOCKET_IFNAME="ens5"),
+        **environment(8, NCCL_P2P_DISABLE="1", NCCL_SOCKET_IFNAME="eth", NCCL_DEBUG="INFO"),
+    }
+    checks = list(nccl.checks(context(surveyed(training(7, 8)), files)))
+    assert told(checks) == {
+        "NCCL_P2P_DISABLE": (
+            False,
+            "set to 1 (pid 7, pid 8): GPUs of the node copy through host memory "
+            "instead of NVLink or PCIe",
+        ),
+        "NCCL_SOCKET_IFNAME": (
+            False,
+            "set to ens5 (pid 7): no such network interface: start-up fails",
+        ),
+    }
+    assert "secret" not in repr(checks)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ok"),
+    [
+        ("NCCL_SHM_DISABLE", "1", False),
+        ("NCCL_P2P_LEVEL", "LOC", False),
+        ("NCCL_IB_DISABLE", "1", None),
+        ("NCCL_DEBUG", "TRACE", None),
+        ("NCCL_ALGO", "Ring", None),
+        ("NCCL_SOCKET_IFNAME", "=lo", None),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", False),
+        ("CUDA_LAUNCH_BLOCKING", "1", False),
+    ],
+)
+def test_a_variable_of_this_shell_is_judged(
+    context: MakeContext, name: str, value: str, ok: bool | None
+) -> None:
+    given = context(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
+    (check,) = nccl.checks(given)
+    assert (check.name, check.ok) == (name, ok)
+    assert check.detail.startswith(f"set to {value} (this shell): ")
+    assert check.advice
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_P2P_DISABLE", "0"),
+        ("NCCL_DEBUG", "INFO"),
+        ("NCCL_SOCKET_IFNAME", "^docker,lo"),
+        ("NCCL_SOCKET_IFNAME", "eth"),
+        ("NCCL_P2P_LEVEL", "NVL"),
+        ("CUDA_LAUNCH_BLOCKING", "0"),
+    ],
+)
+def test_a_harmless_value_is_none_of_our_business(
+    context: MakeContext, name: str, value: str
+) -> None:
+    given = context(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
+    assert told(list(nccl.checks(given))) == {
+        "environment": (True, "nothing suspicious in this shell")
+    }
+
+
+def test_infiniband_that_is_switched_off_is_a_fault_where_there_is_some(
+    context: MakeContext,
+) -> None:
+    files = {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"}
+    given = context(files=files, environ={"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx4"})
+    found = told(list(nccl.checks(given)))
+    assert found["NCCL_IB_DISABLE"][0] is False
+    assert found["NCCL_IB_HCA"][0] is False
+
+
+def test_settings_of_the_node_are_read_from_the_file_of_nccl(context: MakeContext) -> None:
+    files = {"/etc/nccl.conf": "# fast\nNCCL_PROTO = Simple\n"}
+    (check,) = nccl.checks(context(files=files))
+    assert check.detail.startswith("set to Simple (/etc/nccl.conf): fixed")
+
+
+def test_in_another_pid_namespace_processes_are_known_by_their_open_gpus(
+    context: MakeContext,
+) -> None:
+    files = {
+        **environment(7, CUDA_LAUNCH_BLOCKING="1"),
+        **environment(9, NCCL_P2P_DISABLE="1"),
+        "/proc/9/fd/4": "-> /dev/nvidia0",
+        "/proc/7/fd/4": "-> /dev/null",
+    }
+    found = told(list(nccl.checks(context(surveyed(training(7)), files))))
+    assert list(found) == ["NCCL_P2P_DISABLE"]
+
+
+def record(age_s: float, text: str) -> str:
+    return f"3,100,{int((time.clock_gettime(time.CLOCK_MONOTONIC) - age_s) * 1e6)},-;{text}\n"
+
+
+def test_xids_of_the_kernel_log_are_explained_with_their_gpu(context: MakeContext) -> None:
+    now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
+    log = record(2, "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.")
+    log += record(1, "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.")
+    log += record(now_s, "usb 1-1: new device")
+    given = context(surveyed(training()), {"/dev/kmsg": log})
+    found = list(kernel_log.checks(given))
+    assert [check.name for check in found] == ["kernel log", "XID 79"]
+    assert found[1].ok is False
+    assert found[1].detail.startswith("GPU 0 (0000:1a:00): ")
+    assert "2 times, last " in found[1].detail
+    assert found[1].advice
+
+
+def test_occurrences_are_counted_by_gpu_and_number() -> None:
+    records = [
+        "4,1,1000000,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=1",
+        "4,2,5000000,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=1",
+        "4,3,9000000,-;NVRM: Xid (PCI:0000:1b:00): 31, pid=2",
+    ]
+    assert occurrences(records, now_s=10.0) == [
+        Occurrences("0000:1b:00", 31, 1, 1.0),
+        Occurrences("0000:1a:00", 31, 2, 5.0),
+    ]
+
+
+def test_a_kernel_log_that_is_not_there_says_what_is_needed(context: MakeContext) -> None:
+    (check,) = kernel_log.checks(context())
+    assert check.ok is None
+    assert "/dev/kmsg: No such file" in check.detail
+    assert "--device /dev/kmsg" in check.advice
+
+
+def test_the_kubelet_is_asked_for_where_there_is_kubernetes(
+    context: MakeContext, tmp_path: Path
+) -> None:
+    assert [check.name for check in schedulers.checks(context())] == ["cgroup"]
+    in_pod = context(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    check = next(schedulers.checks(in_pod))
+    assert (check.name, check.ok) == ("kubelet", None)
+    assert "hostPath" in check.advice
+
+
+def test_a_kubelet_that_does_not_listen_is_a_fault(context: MakeContext) -> None:
+    config = Config.model_validate({"attribution": {"kubelet_socket": "/k.sock"}})
+    given = context(config=config)
+    path = given.machine.path("/k.sock")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert next(schedulers.checks(given)).ok is False
+        server.listen()
+        check = next(schedulers.checks(given))
+        assert (check.ok, check.detail) == (True, "/k.sock answers")
+
+
+def test_infiniband_without_peer_memory_is_a_note(context: MakeContext) -> None:
+    files = {"/sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN\n"}
+    found = told(list(host.checks(context(files=files))))
+    assert found["InfiniBand"] == (None, "1 adapters (mlx5_0); not active: mlx5_0:1 down")
+    assert found["GPUDirect RDMA"][0] is None
+    loaded = {**files, "/proc/modules": "nvidia_peermem 16384 0 - Live\n"}
+    assert told(list(host.checks(context(files=loaded))))["GPUDirect RDMA"] == (
+        True,
+        "loaded: nvidia_peermem",
+    )
+
+
+def test_a_kernel_without_pressure_figures_is_a_note(context: MakeContext) -> None:
+    assert told(list(host.checks(context())))["pressure (PSI)"][0] is None
+    files = {"/proc/pressure/cpu": "some avg10=0.00\n"}
+    assert told(list(host.checks(context(files=files))))["pressure (PSI)"][0] is True

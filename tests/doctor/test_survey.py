@@ -1,0 +1,224 @@
+"""What the doctor learns from a driver in a child, whatever the driver does."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.doctor.conftest import MakeContext, MakeDriver
+from warpwatch.daemon.doctor import devices, topology
+from warpwatch.daemon.doctor import driver as driver_checks
+from warpwatch.daemon.doctor.check import Check
+from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch.daemon.doctor.questions import QUESTIONS
+from warpwatch.daemon.doctor.survey import ask_driver
+
+# Where nothing answers, and where healthy GPUs of a busy machine must not be taken for stuck.
+SHORT_S, LONG_S = 1.0, 3.0
+
+
+def worth_a_word(survey: Survey, context: MakeContext) -> dict[str, Check]:
+    """What is not well, by name."""
+    given = context(survey)
+    groups = (driver_checks.checks, devices.checks, topology.checks)
+    found = [check for group in groups for check in group(given)]
+    return {check.name: check for check in found if check.ok is not True}
+
+
+def test_every_question_has_a_place_for_its_answer() -> None:
+    others = {"index", "codes", "waiting_for"}
+    assert set(QUESTIONS) == set(DeviceFacts.model_fields) - others
+
+
+@pytest.mark.parametrize(
+    ("profile", "notes"),
+    [
+        ("v100", {"not offered"}),
+        ("a100", {"not offered"}),
+        ("h100", set()),
+        ("b200", set()),
+        ("rtx4090", {"not offered", "peer access"}),
+        ("t4", {"not offered", "peer access"}),
+    ],
+)
+def test_a_healthy_gpu_of_any_model_gives_no_problem(
+    driver: MakeDriver, context: MakeContext, profile: str, notes: set[str]
+) -> None:
+    driver(profile)
+    found = worth_a_word(ask_driver(), context)
+    assert set(found) == notes
+    assert all(check.ok is None for check in found.values())
+
+
+def test_facts_of_an_h100_are_read(driver: MakeDriver) -> None:
+    driver("h100", gpus=2)
+    survey = ask_driver()
+    first = survey.devices[0]
+    assert (survey.code, survey.count, survey.crashed_by) == (0, 2, None)
+    assert survey.library is not None and survey.library.endswith("/libnvidia-ml.so.1")
+    assert first.name == "NVIDIA H100 80GB HBM3"
+    assert first.power_limit_mw == 700_000
+    assert first.max_pcie == (5, 16)
+    assert first.gpm_sample is True
+    assert first.nvlinks is not None
+    assert sum(1 for link in first.nvlinks if link.active) == 18
+    assert set(survey.ancestors) == {(0, 1)}
+    assert first.codes == {"retired_pages_pending": 3}
+
+
+def test_a_v100_says_what_it_has_not(driver: MakeDriver, context: MakeContext) -> None:
+    driver("v100", gpus=1)
+    (check,) = worth_a_word(ask_driver(), context).values()
+    assert check.detail == (
+        "GPU 0: temperature margin, row remapping, recovery advice, MIG, NVLink fabric, "
+        "GPM (SM, tensor and memory activity)"
+    )
+
+
+def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
+    driver: MakeDriver, context: MakeContext
+) -> None:
+    fake = driver("h100")
+    fake.set(1, unknown=1)
+    fake.set(2, reset_required=1)
+    fake.set(3, lost=1)
+    fake.hang("nvmlDeviceGetPersistenceMode", gpu=4)
+    fake.hang(gpu=5)
+    fake.set(6, no_permission=1)
+    survey = ask_driver(LONG_S)
+    assert [device.index for device in survey.up] == [0, 7]
+    assert survey.devices[4].waiting_for == "persistence_mode"
+    assert survey.devices[4].name == "NVIDIA H100 80GB HBM3"
+    found = worth_a_word(survey, context)
+    assert {name: check.detail.split(":")[0].split(";")[0] for name, check in found.items()} == {
+        "GPU 1": "every call fails with Unknown Error (999)",
+        "GPU 2": "needs a reset before it can be used again",
+        "GPU 3": "lost",
+        "GPU 4": "stuck",
+        "GPU 5": "stuck",
+        "GPU 6": "this process may not use it",
+    }
+    assert "--gpu-reset -i 2" in found["GPU 2"].advice
+    assert "/dev/nvidia6 for uid 1000" in found["GPU 6"].advice
+
+
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
+def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(
+    driver: MakeDriver, context: MakeContext, function: str
+) -> None:
+    driver().hang(function)
+    found = worth_a_word(ask_driver(SHORT_S), context)
+    assert found["NVML"].detail == "the driver has not answered for 1 s: the kernel module hangs"
+
+
+@pytest.mark.parametrize(
+    ("fault", "detail", "advice"),
+    [
+        ({"driver_gone": 1}, "Driver Not Loaded (9)", "modprobe nvidia"),
+        ({"version_mismatch": 1}, "different driver versions (18)", "reboot"),
+        ({"unknown": 1}, "every call says Unknown Error (999)", "recreate the container"),
+        ({"init": 999}, "Unknown Error (999)", "recreate the container"),
+        ({"gpus": 0}, "the driver shows no GPU", "docker run --gpus all"),
+    ],
+)
+def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
+    driver: MakeDriver, context: MakeContext, fault: dict[str, int], detail: str, advice: str
+) -> None:
+    driver().set(**fault)
+    in_container = context(ask_driver(), {"/.dockerenv": ""})
+    (check,) = (c for c in driver_checks.checks(in_container) if c.name == "NVML")
+    assert check.ok is False
+    assert detail in check.detail
+    assert advice in check.advice
+
+
+def test_settings_and_faults_of_single_gpus_are_told_apart(
+    driver: MakeDriver, context: MakeContext
+) -> None:
+    fake = driver("h100")
+    fake.set(None, persistence_mode=0)
+    fake.set(0, nvlinks_down=0b101, recovery_action=1)
+    fake.set(1, remap_failure=1, ecc_uncorrected=3, ecc_uncorrected_aggregate=7)
+    fake.set(2, temperature_c=88, throttle_reasons=0x40)
+    fake.set(4, power_limit_w=500)
+    fake.set(5, pcie_width=8)
+    fake.set(7, fabric_state=1, compute_mode=2)
+    found = worth_a_word(ask_driver(), context)
+    assert {name: (check.ok, check.detail[:44]) for name, check in found.items()} == {
+        "persistence": (None, "GPU 0-7: off: the GPU is initialised anew wh"),
+        "NVLink": (False, "GPU 0: 16 of 18 links active, peers have 18;"),
+        "recovery": (False, "GPU 0: the driver asks to reset the GPU"),
+        "row remapping": (False, "GPU 1: failed; remapped so far: 0 rows after"),
+        "uncorrected ECC": (False, "GPU 1: 3 since the driver was loaded, 7 ever"),
+        "temperature": (False, "GPU 2: 88 °C, 3 °C above the slowdown"),
+        "throttling": (False, "GPU 2: slowed down now: hardware thermal slo"),
+        "power limit": (None, "GPU 4: 500 W, 700 W by default: slower under"),
+        "PCIe": (False, "GPU 5: generation 5 x8 of 5 x16: lanes are m"),
+        "NVLink fabric": (False, "GPU 7: registration not started: CUDA progra"),
+        "compute mode": (False, "GPU 7: prohibited: no CUDA program can run"),
+    }
+
+
+def test_mig_instances_are_listed_and_their_absence_too(
+    driver: MakeDriver, context: MakeContext
+) -> None:
+    fake = driver("a100", gpus=2)
+    fake.mig(0, "0=1g.10gb/7/0", "1=1g.10gb/8/0", "2=3g.40gb/2/0")
+    fake.mig(1)
+    mig = [c for c in devices.checks(context(ask_driver())) if c.name == "MIG"]
+    assert [(check.ok, check.detail) for check in mig] == [
+        (None, "GPU 1: on, but no instance: nothing can run"),
+        (True, "GPU 0: on, 2 x 1g.10gb, 1 x 3g.40gb"),
+    ]
+
+
+def test_numbers_that_nvml_does_not_have_are_not_taken_for_values(
+    driver: MakeDriver, context: MakeContext
+) -> None:
+    driver("h100", gpus=1).set(sentinels=1)
+    survey = ask_driver()
+    assert survey.devices[0].power_mw is None
+    assert worth_a_word(survey, context) == {}
+
+
+def test_gpm_that_is_refused_is_told_with_the_setting(
+    driver: MakeDriver, context: MakeContext
+) -> None:
+    driver("h100", gpus=2).fail("nvmlGpmSampleGet", 4)
+    given = context(ask_driver(), {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"})
+    (check,) = (c for c in devices.checks(given) if c.name == "GPM")
+    assert check.ok is None
+    assert check.detail == (
+        "GPU 0-1: uid 1000 may take no samples (the driver reserves profiling for CAP_SYS_ADMIN)"
+    )
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in check.advice
+
+
+def test_a_library_that_crashes_costs_the_child_alone(
+    tmp_path: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "crash.c", tmp_path / "libnvidia-ml.so.1"
+    source.write_text("int nvmlInitWithFlags(unsigned f) { (void)f; __builtin_trap(); }\n")
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True, timeout=60)
+    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
+    survey = ask_driver()
+    assert survey.crashed_by == signal.SIGILL
+    found = worth_a_word(survey, context)
+    assert found["NVML"].detail == "the library crashed while it was asked (SIGILL)"
+
+
+def test_no_library_is_no_crash(context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1")
+    survey = ask_driver()
+    assert (survey.code, survey.library, survey.devices) == (12, None, ())
+    (check,) = worth_a_word(survey, context).values()
+    assert "no NVIDIA GPU on the PCI bus" in check.detail
+    assert "sources.nvml.enabled: false" in check.advice
