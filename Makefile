@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check format bench docs clean
+.PHONY: demo test check format bench docs protobuf clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
@@ -23,11 +23,16 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # One JSON object; each figure with the limit or the peer measured in the same run.
-bench: $(VENV)/.dev
+bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m warpwatch.telemetry.catalogue > docs/metrics.md
+	$(BIN)/python -m warpwatch.telemetry.xids > docs/xids.md
+
+protobuf: $(VENV)/.dev
+	$(BIN)/python -m grpc_tools.protoc -I daemon --python_out=daemon \
+		daemon/warpwatch/daemon/attribution/podresources.proto
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -42,4 +47,8 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	@$(BIN)/pip install --quiet --editable '.[demo,dev]' --constraint constraints.txt >&2
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@$(BIN)/pip install --quiet --editable '.[demo,dev,bench]' --constraint constraints.txt >&2
 	@touch $@
