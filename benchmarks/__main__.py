@@ -1,30 +1,48 @@
 """``make bench``: every benchmark, one JSON object on standard output.
 
-``make bench ARGS=shim`` runs one of them.
+``make bench ARGS=shim`` runs one of them; ``--quick`` shortens those that can be. Ends with 1 when
+one could not be measured, with one line that says why.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 
-from benchmarks import agent, capture, shim_step
+from benchmarks import agent, capture, devices, shim_step
+from benchmarks.processes import CannotMeasure
 
-BENCHMARKS = {"shim": shim_step.measure, "agent": agent.measure, "capture": capture.measure}
+BENCHMARKS = {
+    "shim": shim_step.measure,
+    "agent": agent.measure,
+    "devices": devices.measure,
+    "capture": capture.measure,
+}
 
 
 def main() -> int:
-    names = sys.argv[1:] or list(BENCHMARKS)
+    names = [name for name in sys.argv[1:] if name != "--quick"] or list(BENCHMARKS)
+    if "--quick" in sys.argv:
+        os.environ["WARPWATCH_BENCH_QUICK"] = "1"
     unknown = set(names) - set(BENCHMARKS)
     if unknown:
         print(f"no benchmark {sorted(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    results = {}
+    # So that what was started is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    results: dict[str, object] = {}
+    failed = False
     for name in names:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
-        results[name] = BENCHMARKS[name]()
+        try:
+            results[name] = BENCHMARKS[name]()
+        except CannotMeasure as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            failed = True
     print(json.dumps(results, indent=1))
-    return 0
+    return int(failed)
 
 
 if __name__ == "__main__":

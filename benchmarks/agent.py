@@ -10,7 +10,6 @@ import http.client
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,9 +19,9 @@ from typing import Any
 import psutil
 import yaml
 
+from benchmarks.processes import clean_environment, start, wait_until
 from warpwatch.daemon.api_client import ApiClient
 from warpwatch.daemon.demo.processes import free_port
-from warpwatch.daemon.errors import WarpwatchError
 
 RANKS = 8
 DEVICES = 8
@@ -86,7 +85,7 @@ def node(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
         "store": {"url": (folder / "captures").as_uri()},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
+    environment = clean_environment()
     arguments = ["-m", "warpwatch.daemon", "daemon", "--config", str(folder / "config.yaml")]
     processes = [start(arguments, environment)]
     try:
@@ -106,25 +105,6 @@ def node(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 def config_dir(config: dict[str, Any]) -> str:
     return str(config["rendezvous"]["dir"])
-
-
-def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def wait_until(ready: Any, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(WarpwatchError):
-            if ready():
-                return
-        time.sleep(0.1)
-    raise TimeoutError(f"not ready within {timeout_s} s")
 
 
 def scrape(port: int) -> tuple[list[float], int]:

@@ -1,0 +1,148 @@
+"""Who is compared: our daemon and two other exporters, each on a fake driver of its own.
+
+The drivers are alike, but count the calls of one peer each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+
+from benchmarks import plain_loop
+from benchmarks.processes import CannotMeasure, clean_environment, start, stop, wait_until
+from benchmarks.scraping import Scraper
+from tests.fakenvml.driver import CannotBuild, FakeDriver, build
+from warpwatch.client._version import __version__
+from warpwatch.daemon.demo.processes import free_port
+
+GPUS = 8
+PROFILE = "h100"
+OURS = "warpwatch"
+# Values move, as those of a GPU that trains.
+LOAD = {"load": 60, "load_swing": 30, "load_period_s": 20}
+MEMORY_MIB = 40_960
+
+INSTALL = "install the extra: pip install -e '.[bench]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """``arguments``: of Python, for a port and a folder of the peer's own."""
+
+    name: str
+    distributions: tuple[str, ...]
+    arguments: Callable[[int, Path], list[str]]
+
+    @property
+    def version(self) -> str:
+        """Raises CannotMeasure when something is not installed."""
+        if self.name == OURS:
+            return __version__
+        try:
+            return ", ".join(f"{name} {metadata.version(name)}" for name in self.distributions)
+        except metadata.PackageNotFoundError as error:
+            raise CannotMeasure(f"{error.name} is not installed; {INSTALL}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPeer:
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    driver: FakeDriver
+
+    @property
+    def pid(self) -> int:
+        """Raises CannotMeasure when the peer has ended by itself."""
+        if self.process.poll() is not None:
+            raise CannotMeasure(f"{self.name} ended with status {self.process.returncode}")
+        return self.process.pid
+
+
+def _daemon(port: int, folder: Path) -> list[str]:
+    """Everything that is on by default, but for the kubelet, which another machine may have."""
+    config = {
+        "http": {"listen": f"127.0.0.1:{port}"},
+        "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")},
+        "attribution": {"kubelet_socket": "off"},
+        "store": {"url": (folder / "captures").as_uri()},
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return ["-m", "warpwatch.daemon", "daemon", "--config", str(path)]
+
+
+def _nvitop_exporter(port: int, folder: Path) -> list[str]:
+    listen = ["--bind-address", "127.0.0.1", "--port", str(port), "--hostname", "localhost"]
+    return ["-m", "nvitop_exporter", *listen]
+
+
+def _plain_loop(port: int, folder: Path) -> list[str]:
+    return [plain_loop.__file__, str(port)]
+
+
+PEERS = (
+    Peer(OURS, (), _daemon),
+    Peer("nvitop_exporter", ("nvitop-exporter",), _nvitop_exporter),
+    Peer("plain_loop", ("nvidia-ml-py", "prometheus-client"), _plain_loop),
+)
+
+
+def build_driver(folder: Path) -> Path:
+    """The fake driver's library. Raises CannotMeasure."""
+    try:
+        return build(folder)
+    except CannotBuild as error:
+        raise CannotMeasure(f"no fake driver: {error}; a C compiler and {INSTALL}") from error
+    except subprocess.SubprocessError as error:
+        raise CannotMeasure(f"the fake driver cannot be compiled: {error}") from error
+
+
+@contextlib.contextmanager
+def running(library: Path, folder: Path, latency_us: float) -> Iterator[tuple[RunningPeer, ...]]:
+    """All peers, each serving its page; ended at the end."""
+    with contextlib.ExitStack() as stack:
+        peers = []
+        for peer in PEERS:
+            peers.append(_start(peer, library, folder / peer.name, latency_us))
+            stack.callback(stop, peers[-1].process)
+        for running_peer in peers:
+            _wait(running_peer, folder / running_peer.name / "log")
+        yield tuple(peers)
+
+
+def _start(peer: Peer, library: Path, folder: Path, latency_us: float) -> RunningPeer:
+    folder.mkdir(parents=True)
+    driver = FakeDriver(library, folder / "driver", PROFILE, GPUS, latency_us=latency_us, **LOAD)
+    # A process on each GPU, as where somebody trains: one that is there, so that it has a name.
+    driver.processes(None, f"{os.getpid()}/{MEMORY_MIB}")
+    port = free_port()
+    environment = clean_environment() | driver.environment
+    process = start(peer.arguments(port, folder), environment, folder / "log")
+    return RunningPeer(peer.name, process, port, driver)
+
+
+def _wait(peer: RunningPeer, log: Path) -> None:
+    with Scraper(peer.port, gzip=False) as scraper:
+        try:
+            wait_until(lambda: peer.pid and _accepts(peer.port))
+            scraper.scrape()
+        except (TimeoutError, CannotMeasure) as error:
+            lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
+            raise CannotMeasure(
+                f"{peer.name} serves no page: {error}; it said: {lines[-1]}"
+            ) from error
+
+
+def _accepts(port: int) -> bool:
+    """Raises OSError as long as nobody listens."""
+    with socket.create_connection(("127.0.0.1", port)):
+        return True

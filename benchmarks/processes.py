@@ -1,0 +1,95 @@
+"""Starting what is measured, and what a process has cost so far."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from warpwatch.daemon.errors import WarpwatchError
+
+STOP_TIMEOUT_S = 5.0
+
+
+class CannotMeasure(Exception):
+    """A benchmark cannot be run here; the one line says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    rss_bytes: int
+    pss_bytes: int
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours without what configures a daemon."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
+
+
+def start(
+    arguments: list[str], environment: Mapping[str, str], log: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """A Python process; ``log`` takes what it writes."""
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(log.open("wb")) if log else subprocess.DEVNULL
+        return subprocess.Popen(
+            [sys.executable, *arguments], env=environment, stdout=output, stderr=output
+        )
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Asked first: a child of its own is then not left behind."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until(ready: Callable[[], object], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(WarpwatchError, OSError):
+            if ready():
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"not ready within {timeout_s} s")
+
+
+def cpu_s(pid: int) -> float:
+    """User and system seconds of a process and its children, those that have ended included.
+
+    Of the living to the nanosecond, by the clock that clock_getcpuclockid(3) names.
+    """
+    process = psutil.Process(pid)
+    ended = process.cpu_times()
+    spent_s = _clock_s(pid) + float(ended.children_user + ended.children_system)
+    for child in process.children(recursive=True):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            spent_s += _clock_s(child.pid)
+    return spent_s
+
+
+def _clock_s(pid: int) -> float:
+    # CPUCLOCK_SCHED (2) of a process in the kernel's encoding of dynamic clocks.
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def memory(pid: int) -> Memory:
+    """Of a process and its children."""
+    process = psutil.Process(pid)
+    rss_bytes = pss_bytes = 0
+    for member in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            info = member.memory_full_info()
+            rss_bytes += info.rss
+            pss_bytes += info.pss
+    return Memory(rss_bytes, pss_bytes)

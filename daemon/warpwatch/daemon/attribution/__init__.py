@@ -1,0 +1,9 @@
+"""Whose work runs on which device, asked beside the sampling and never by a scrape.
+
+- source: the loops that ask each origin and publish what it said
+- kubelet: which containers hold which devices; podresources_client asks the kubelet over gRPC,
+  podresources_pb2 is generated from podresources.proto
+- device_ids: what an id of a device plugin or a claim says; known_devices: which device that is
+- control_groups: pod, container and Slurm job of a process
+- slurm_folder: job ids that a prolog writes to files
+"""

@@ -1,0 +1,69 @@
+"""Pod, container and Slurm job of a process, as the paths of its control groups have them.
+
+One line a hierarchy, ``<id>:<controllers>:<path>``; version 2 has one hierarchy, ``0::<path>``.
+
+    /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope
+    /kubepods/burstable/pod<uid>/<id>
+    /system.slice/slurmstepd.scope/job_<id>/step_0/user/task_0     (version 2; <node>_slurmstepd)
+    /slurm/uid_<uid>/job_<id>/step_0/task_0                        (version 1; slurm_<node>)
+
+systemd's names have ``_`` for the ``-`` of a UID. Static pods have 32 digits for a UID. In a
+container with a control group namespace of its own, paths outside of it begin with ``/..``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from warpwatch.telemetry.attribution import ProcessOwner
+
+_PROC = Path("/proc")
+# More hierarchies and deeper paths than any kernel has.
+_MAX_BYTES = 64 * 1024
+
+_POD = re.compile(
+    r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)"
+)
+# Behind a runtime's prefix, a slash, or the colon of containerd under systemd without a scope.
+_CONTAINER = re.compile(r"(?:[/:]|[/:](?:[a-z]+-)+)([0-9a-f]{64})(?:\.scope)?(?=/|$)")
+_SLURM = re.compile(
+    r"(?:/(?:[^/]+_)?slurmstepd\.scope|/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?)/job_([0-9]{1,20})(?=/|$)",
+    re.ASCII,
+)
+
+
+def owner_of(text: str, name: str = "") -> ProcessOwner:
+    """The owner of a process called ``name`` by the text of its /proc/<pid>/cgroup."""
+    paths = list(_paths(text))
+    pod_uid = _first(_POD, paths)
+    if len(pod_uid) > 32:
+        pod_uid = pod_uid.replace("_", "-")
+    return ProcessOwner(name, pod_uid, _first(_CONTAINER, paths), _first(_SLURM, paths))
+
+
+def _paths(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        _, _, path = line.partition(":")[2].partition(":")
+        if path:
+            yield path
+
+
+def _first(pattern: re.Pattern[str], paths: list[str]) -> str:
+    """The innermost match of the first path that has one: pods and containers may be nested."""
+    for path in paths:
+        found = pattern.findall(path)
+        if found:
+            return str(found[-1])
+    return ""
+
+
+def read_owner(pid: int, name: str, proc: Path = _PROC) -> ProcessOwner | None:
+    """None where the process is gone or may not be looked at."""
+    try:
+        with open(proc / str(pid) / "cgroup", "rb") as file:
+            text = file.read(_MAX_BYTES)
+    except OSError:
+        return None
+    return owner_of(text.decode("utf-8", "replace"), name)

@@ -1,0 +1,70 @@
+"""Owners of the processes on the devices, and through them the Slurm jobs of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from warpwatch.daemon.attribution.control_groups import read_owner
+from warpwatch.daemon.attribution.origin import Reading
+from warpwatch.daemon.pid_namespace import sees_host_processes
+from warpwatch.telemetry.attribution import Attribution, ProcessOwner
+from warpwatch.telemetry.samples import DeviceSample
+
+# A GPU has some ten processes at most; what is beyond this is not looked at.
+MAX_PROCESSES = 1024
+
+
+class DeviceProcessesOrigin:
+    """``slurm``: whether the jobs are wanted as well."""
+
+    name = "cgroup"
+
+    def __init__(
+        self,
+        *,
+        slurm: bool = True,
+        read: Callable[[int, str], ProcessOwner | None] = read_owner,
+        host_processes: Callable[[], bool] = sees_host_processes,
+    ) -> None:
+        self._slurm = slurm
+        self._had_jobs = False
+        self._read = read
+        self._host_processes = host_processes
+
+    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+        if not self._host_processes():
+            return Reading()
+        samples = tuple(samples)
+        owners = self._owners(samples)
+        found = [Attribution(self.name, now, processes=owners)]
+        jobs = _slurm_jobs(samples, owners) if self._slurm else {}
+        # Where Slurm never ran, it is no origin.
+        self._had_jobs = self._had_jobs or bool(jobs)
+        if self._had_jobs:
+            found.append(Attribution("slurm", now, slurm_jobs=jobs))
+        return Reading(tuple(found))
+
+    def close(self) -> None:
+        pass
+
+    def _owners(self, samples: tuple[DeviceSample, ...]) -> dict[int, ProcessOwner]:
+        names = {
+            process.pid: process.name
+            for sample in samples
+            for process in sample.processes
+            if process.pid > 0
+        }
+        owners = ((pid, self._read(pid, names[pid])) for pid in sorted(names)[:MAX_PROCESSES])
+        return {pid: owner for pid, owner in owners if owner is not None}
+
+
+def _slurm_jobs(
+    samples: tuple[DeviceSample, ...], owners: Mapping[int, ProcessOwner]
+) -> dict[str, tuple[str, ...]]:
+    jobs: dict[str, set[str]] = {}
+    for sample in samples:
+        for process in sample.processes:
+            owner = owners.get(process.pid)
+            if owner is not None and owner.slurm_job:
+                jobs.setdefault(sample.device.uuid, set()).add(owner.slurm_job)
+    return {uuid: tuple(sorted(found)) for uuid, found in jobs.items()}

@@ -1,0 +1,115 @@
+"""The containers that hold devices, from the kubelet of the node."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from warpwatch.daemon.attribution.allocations import allocations_of
+from warpwatch.daemon.attribution.known_devices import KnownDevices
+from warpwatch.daemon.attribution.origin import OriginError, Reading
+from warpwatch.telemetry.attribution import Attribution, Workload
+from warpwatch.telemetry.samples import DeviceSample
+
+if TYPE_CHECKING:
+    from warpwatch.daemon.attribution.podresources_client import PodResourcesClient
+
+DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+DEADLINE_S = 10.0
+# Nothing real comes near these; they keep an absurd answer from becoming absurd series.
+MAX_HOLDERS = 256
+MAX_REFUSED = 1000
+
+
+class KubeletOrigin:
+    """``optional``: a node without the socket has no kubelet, which is no failure."""
+
+    name = "kubelet"
+
+    def __init__(
+        self,
+        socket: Path = DEFAULT_SOCKET,
+        *,
+        optional: bool = True,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._socket = socket
+        self._deadline_s = deadline_s
+        self._optional = optional
+        self._client: PodResourcesClient | None = None
+        self._holders = Holders()
+
+    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+        if not self._is_there():
+            return Reading()
+        if self._client is None:
+            # Here and not above: this imports gRPC.
+            from warpwatch.daemon.attribution.podresources_client import PodResourcesClient
+
+            self._client = PodResourcesClient(self._socket, self._deadline_s)
+        allocations, refused = allocations_of(self._client.list())
+        devices = KnownDevices(sample.device for sample in samples)
+        held: dict[str, dict[Workload, bool]] = {}
+        for allocation in allocations:
+            uuid = devices.resolve(allocation.device)
+            if uuid is None:
+                refused.add(allocation.device_id)
+                continue
+            shared = held.setdefault(uuid, {})
+            shared[allocation.workload] = allocation.device.shared
+        workloads = self._holders.follow(held)
+        attribution = Attribution(self.name, now, workloads=workloads)
+        return Reading((attribution,), frozenset(islice(refused, MAX_REFUSED)))
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _is_there(self) -> bool:
+        """A socket that was there and is gone is a kubelet that is away, also if optional."""
+        try:
+            if stat.S_ISSOCK(self._socket.stat().st_mode):
+                return True
+            raise OriginError(f"{self._socket} is no socket")
+        except OSError as error:
+            absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+            if absent and self._optional and self._client is None:
+                return False
+            raise OriginError(f"{self._socket}: {error.strerror}") from error
+
+
+class Holders:
+    """Who holds each device, without the pods that have ended.
+
+    Kubelets before 1.34 also list pods that have ended. A whole device that several pods seem to
+    hold is the newest one's: whoever was listed before it has ended. Pods that were first seen
+    together cannot be told apart and are all kept; so are those of a shared device.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str, str], int] = {}
+        self._round = 0
+
+    def follow(self, held: dict[str, dict[Workload, bool]]) -> dict[str, tuple[Workload, ...]]:
+        """``held`` is by UUID and workload whether the device is shared."""
+        self._round += 1
+        self._since = {
+            key: self._since.get(key, self._round)
+            for uuid, workloads in held.items()
+            for key in (_claim(uuid, workload) for workload in workloads)
+        }
+        return {uuid: self._living(uuid, workloads) for uuid, workloads in held.items()}
+
+    def _living(self, uuid: str, workloads: dict[Workload, bool]) -> tuple[Workload, ...]:
+        if any(workloads.values()):
+            return tuple(sorted(workloads))[:MAX_HOLDERS]
+        newest = max(self._since[_claim(uuid, workload)] for workload in workloads)
+        living = (w for w in workloads if self._since[_claim(uuid, w)] == newest)
+        return tuple(sorted(living))[:MAX_HOLDERS]
+
+
+def _claim(uuid: str, workload: Workload) -> tuple[str, str, str]:
+    return uuid, workload.namespace, workload.pod

@@ -1,0 +1,33 @@
+"""What an origin is: somebody who knows whose work runs on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from warpwatch.telemetry.attribution import Attribution
+from warpwatch.telemetry.samples import DeviceSample
+
+
+class OriginError(Exception):
+    """The origin could not be read; its text says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """``refused``: single pieces that could not be believed, each in a few words."""
+
+    attributions: tuple[Attribution, ...] = ()
+    refused: frozenset[str] = frozenset()
+
+
+class Origin(Protocol):
+    """``name`` is the value of the label ``origin`` under which its failures are counted."""
+
+    name: str
+
+    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+        """``now``: wall clock in seconds. Raises OriginError when there was no answer."""
+
+    def close(self) -> None: ...

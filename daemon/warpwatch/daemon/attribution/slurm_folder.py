@@ -1,0 +1,104 @@
+"""Job ids that a prolog writes to a folder: a file for each device, a job id on each line.
+
+A file is named by the device's UUID, or by its index on the node (``3``; a MIG instance ``3.7``
+with its GPU instance). The index is the driver's, as in SLURM_JOB_GPUS. What a job itself counts
+from 0 (CUDA_VISIBLE_DEVICES) names another GPU as soon as the job does not hold the first one.
+
+The folder may be written to by others than root, so its files are untrusted: bounded, no links
+followed, nothing believed that is no job id.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from warpwatch.daemon.attribution.origin import OriginError, Reading
+from warpwatch.telemetry.attribution import Attribution
+from warpwatch.telemetry.samples import Device, DeviceSample
+
+MAX_FILE_BYTES = 4096
+MAX_JOBS = 64
+# Array tasks (12_3), parts of heterogeneous jobs (12+1), ids of other batch systems (12.server).
+_JOB_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.+\[\]-]{0,63}", re.ASCII)
+
+
+class FileRefused(Exception):
+    """A file that is not to be believed."""
+
+
+class SlurmFolderOrigin:
+    name = "slurm"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+        """Only files of known devices are opened, so that a full folder costs nothing."""
+        try:
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise OriginError(f"{self._folder}: {error.strerror}") from error
+        jobs: dict[str, tuple[str, ...]] = {}
+        refused: set[str] = set()
+        try:
+            for sample in samples:
+                found = _jobs_of(sample.device, descriptor, refused)
+                if found:
+                    jobs[sample.device.uuid] = tuple(sorted(found))
+        finally:
+            os.close(descriptor)
+        return Reading((Attribution(self.name, now, slurm_jobs=jobs),), frozenset(refused))
+
+    def close(self) -> None:
+        pass
+
+
+def _jobs_of(device: Device, folder: int, refused: set[str]) -> set[str]:
+    place = f"{device.index}.{device.gpu_instance}" if device.gpu_instance else f"{device.index}"
+    found: set[str] = set()
+    for name in (device.uuid, place):
+        # Before R470 the UUID of a MIG instance had slashes in it.
+        if not name or "/" in name:
+            continue
+        try:
+            found |= _read_jobs(name, folder)
+        except FileRefused as error:
+            refused.add(f"{name}: {error}")
+    return found
+
+
+def _read_jobs(name: str, folder: int) -> set[str]:
+    """Empty where there is no such file."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise FileRefused(error.strerror) from error
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileRefused("no regular file")
+        text = os.read(descriptor, MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise FileRefused(error.strerror) from error
+    finally:
+        os.close(descriptor)
+    return parse_jobs(text)
+
+
+def parse_jobs(text: bytes) -> set[str]:
+    """One job id a line; a file with anything else is refused as a whole."""
+    if len(text) > MAX_FILE_BYTES:
+        raise FileRefused(f"more than {MAX_FILE_BYTES} bytes")
+    lines = text.decode("ascii", "replace").splitlines()
+    jobs = {line.strip() for line in lines if line.strip()}
+    if len(jobs) > MAX_JOBS:
+        raise FileRefused(f"more than {MAX_JOBS} jobs")
+    if not all(_JOB_ID.fullmatch(job) for job in jobs):
+        raise FileRefused("holds something else than job ids")
+    return jobs

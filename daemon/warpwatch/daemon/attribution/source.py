@@ -1,0 +1,132 @@
+"""The loops that ask each origin whose work runs where. Scrapes read only what was published."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from warpwatch.daemon.attribution.device_processes import DeviceProcessesOrigin
+from warpwatch.daemon.attribution.kubelet import KubeletOrigin
+from warpwatch.daemon.attribution.origin import Origin, OriginError, Reading
+from warpwatch.daemon.attribution.slurm_folder import SlurmFolderOrigin
+from warpwatch.daemon.config import AttributionConfig
+from warpwatch.daemon.sources.base import Sink, Surroundings
+from warpwatch.daemon.supervisor import Supervisor
+from warpwatch.telemetry.samples import DeviceSample, SourceHealth
+
+logger = logging.getLogger(__name__)
+
+# How soon after the first device is known an origin is asked for the first time.
+TICK_S = 1.0
+
+
+class AttributionSource:
+    name = "attribution"
+
+    def __init__(self, config: AttributionConfig, surroundings: Surroundings) -> None:
+        self._config = config
+        self._devices = surroundings.devices
+        self._origins = origins_of(config)
+        self._lock = threading.Lock()
+        self._failures: dict[str, str] = {}
+        self._errors = 0
+
+    def start(self, supervisor: Supervisor, sink: Sink) -> None:
+        """A loop for each origin: one that does not answer keeps no other waiting."""
+        sink.publish_health(SourceHealth(self.name, up=True))
+        interval_s = self._config.interval_s
+        for origin in self._origins:
+            asker = Asker(origin, interval_s, self._devices, sink, self._tell(sink))
+            supervisor.every(f"attribution-{origin.name}", min(TICK_S, interval_s), asker.step)
+
+    def close(self) -> None:
+        for origin in self._origins:
+            origin.close()
+
+    def _tell(self, sink: Sink) -> Callable[[str, str, float], None]:
+        def tell(origin: str, failure: str, duration_s: float) -> None:
+            with self._lock:
+                self._errors += bool(failure)
+                self._failures[origin] = failure
+                failures = [f"{name}: {text}" for name, text in self._failures.items() if text]
+                errors = self._errors
+            reason = "; ".join(failures)
+            sink.publish_health(SourceHealth(self.name, not failures, reason, duration_s, errors))
+
+        return tell
+
+
+def origins_of(config: AttributionConfig) -> list[Origin]:
+    """Whom to ask by the configuration."""
+    origins: list[Origin] = [DeviceProcessesOrigin(slurm=config.slurm == "auto")]
+    if config.kubelet_socket == "auto":
+        origins.append(KubeletOrigin())
+    elif config.kubelet_socket != "off":
+        origins.append(KubeletOrigin(Path(config.kubelet_socket), optional=False))
+    if config.slurm not in ("auto", "off"):
+        origins.append(SlurmFolderOrigin(Path(config.slurm)))
+    return origins
+
+
+class Asker:
+    """Asks one origin each ``interval_s``, once there are devices, and publishes what it says.
+
+    What it said last stays published while it is away and grows old. A failure is counted each
+    time and logged when it changes; a piece that is refused is counted and logged when it is new.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        interval_s: float,
+        devices: Callable[[], tuple[DeviceSample, ...]],
+        sink: Sink,
+        tell: Callable[[str, str, float], None],
+    ) -> None:
+        self._origin = origin
+        self._interval_s = interval_s
+        self._devices = devices
+        self._sink = sink
+        self._tell = tell
+        self._due = 0.0
+        self._failure = ""
+        self._refused: frozenset[str] = frozenset()
+
+    def step(self) -> None:
+        begun = time.monotonic()
+        if begun < self._due:
+            return
+        samples = self._devices()
+        if not samples:
+            return
+        self._due = begun + self._interval_s
+        try:
+            self._publish(self._origin.read(samples, time.time()))
+            failure = ""
+        except OriginError as error:
+            failure = str(error)
+            self._sink.count("attribution_errors_total", self._origin.name)
+        self._log(failure)
+        self._tell(self._origin.name, failure, time.monotonic() - begun)
+
+    def _publish(self, reading: Reading) -> None:
+        for attribution in reading.attributions:
+            self._sink.publish_attribution(attribution)
+        new = reading.refused - self._refused
+        self._refused = reading.refused
+        if new:
+            self._sink.count("attribution_errors_total", self._origin.name, by=len(new))
+            shown = ", ".join(sorted(new)[:5])
+            logger.warning("%s: %d not understood: %s", self._origin.name, len(new), shown)
+
+    def _log(self, failure: str) -> None:
+        if failure == self._failure:
+            return
+        self._failure = failure
+        if failure:
+            logger.warning("%s cannot be asked whose work runs: %s", self._origin.name, failure)
+        else:
+            logger.info("%s answers again", self._origin.name)

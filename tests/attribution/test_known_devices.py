@@ -1,0 +1,86 @@
+"""An id means one device of the node, or none: never a guess."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node, sample
+from warpwatch.daemon.attribution.device_ids import (
+    DeviceReference,
+    parse_cdi_name,
+    parse_device_id,
+    parse_driver_name,
+)
+from warpwatch.daemon.attribution.known_devices import KnownDevices
+
+DEVICES = KnownDevices(one.device for one in node())
+
+
+@pytest.mark.parametrize(
+    ("reference", "uuid"),
+    [
+        (parse_device_id(GPU_0), GPU_0),
+        (parse_device_id(f"{MIG_7}::1"), MIG_7),
+        (parse_device_id(f"MIG-{GPU_1}/3/0"), MIG_3),
+        (parse_device_id(f"MIG-{GPU_0}/3/0"), None),
+        (parse_device_id("nvidia0"), GPU_0),
+        (parse_device_id("nvidia1/gi7"), MIG_7),
+        (parse_device_id("nvidia0/gi7"), None),
+        (parse_device_id("nvidia8"), None),
+        (parse_driver_name("gpu-1"), GPU_1),
+        (parse_driver_name("gpu-1-mig-3g40gb-9-4"), MIG_3),
+        (parse_driver_name("gpu-1-mig-7g80gb-0-0"), None),
+        (parse_cdi_name("nvidia.com/gpu=1"), GPU_1),
+        (parse_cdi_name("nvidia.com/gpu=1:0"), None),
+    ],
+)
+def test_ids_lead_to_devices(reference: DeviceReference, uuid: str | None) -> None:
+    assert DEVICES.resolve(reference) == uuid
+
+
+def test_a_gpu_that_cannot_be_sampled_keeps_its_uuid() -> None:
+    assert KnownDevices(()).resolve(DeviceReference(uuid=GPU_0)) == GPU_0
+
+
+def test_a_minor_number_is_not_the_index() -> None:
+    swapped = KnownDevices(
+        one.device
+        for one in (
+            sample(GPU_0, 0, info={"minor_number": "1"}),
+            sample(GPU_1, 1, info={"minor_number": "0"}),
+            sample(MIG_7, 1, gpu_instance="7", profile="1g.10gb"),
+        )
+    )
+    assert swapped.resolve(DeviceReference(minor=0)) == GPU_1
+    assert swapped.resolve(DeviceReference(minor=0, gpu_instance="7")) == MIG_7
+    assert swapped.resolve(DeviceReference(index=0)) == GPU_0
+
+
+def test_equal_instances_are_told_apart_by_their_place_or_not_at_all() -> None:
+    reference = parse_driver_name("gpu-0-mig-1g10gb-19-4")
+    assert reference is not None
+
+    def instances(*starts: str) -> KnownDevices:
+        parts = (
+            sample(
+                f"MIG-{start}",
+                0,
+                gpu_instance=start,
+                profile="1g.10gb",
+                info={"placement_start": start} if known else {},
+            )
+            for start in starts
+        )
+        return KnownDevices(part.device for part in parts)
+
+    known = True
+    assert instances("2", "4").resolve(reference) == "MIG-4"
+    known = False
+    assert instances("2", "4").resolve(reference) is None
+
+
+def test_an_instance_is_found_by_its_index_where_the_source_tells_it() -> None:
+    part = sample(MIG_7, 1, gpu_instance="7", info={"mig_index": "2"})
+    devices = KnownDevices(one.device for one in (*node()[:2], part))
+    assert devices.resolve(DeviceReference(index=1, mig_index=2)) == MIG_7
+    assert devices.resolve(DeviceReference(index=1, mig_index=1)) is None
