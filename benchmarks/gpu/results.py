@@ -20,7 +20,7 @@ SCHEMA = 1
 _MARKS = {True: "ok  ", False: "BAD ", None: "    "}
 # What the daemon and the checks need, by the name that is imported.
 _NEEDED = (
-    "grpc", "h11", "jinja2", "psutil", "pydantic", "pynvml", "starlette", "torch", "uvicorn",
+    "grpc", "h11", "jinja2", "msgspec", "psutil", "pynvml", "starlette", "torch", "uvicorn",
     "yaml",
 )  # fmt: skip
 # What identifies a machine does not belong into a result that is published.

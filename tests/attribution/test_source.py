@@ -62,8 +62,9 @@ def asker(origin: Scripted, sink: RecordingSink, devices: Devices = node) -> Ask
 
 
 def test_the_configuration_says_who_is_asked(tmp_path: Path) -> None:
-    def names(**config: str) -> list[str]:
-        return [origin.name for origin in origins_of(AttributionConfig.model_validate(config))]
+    def names(kubelet_socket: str = "auto", slurm: str = "auto") -> list[str]:
+        config = AttributionConfig(kubelet_socket=kubelet_socket, slurm=slurm)
+        return [origin.name for origin in origins_of(config)]
 
     assert names() == ["cgroup", "kubelet"]
     assert names(kubelet_socket="off") == ["cgroup"]

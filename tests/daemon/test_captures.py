@@ -65,6 +65,7 @@ class Node:
             self.source,
             self.hub,
             lambda busy: None,
+            lambda: None,
             lambda: self.at,
         )
         self.rings = [RingFile(self.folder.ranks, rank=rank) for rank in (0, 1)]
@@ -285,7 +286,7 @@ def test_after_a_restart_a_running_capture_is_failed_and_the_cooldown_goes_on(
     asked = node.coordinator.request(AUTOMATIC)
     policy = Policy(TriggersConfig(), node.store.path)
     hub = Hub(10.0)
-    Coordinator(policy, node.store, node.folder, node.source, hub, lambda busy: None)
+    Coordinator(policy, node.store, node.folder, node.source, hub, lambda busy: None, lambda: None)
     (capture,) = hub.state().captures
     assert (capture.id, capture.outcome) == (asked.id, "failed")
     with pytest.raises(Refused, match="cooldown_s leaves"):
@@ -348,7 +349,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
 
 
 def test_retention_by_age_removes_even_the_newest(tmp_path: Path) -> None:
-    store = Store(StoreConfig(url=tmp_path.as_uri(), max_age="1h"))
+    store = Store(StoreConfig(url=tmp_path.as_uri(), max_age=3600.0))
     folder = store.folder("old", 0.0)
     capture = Capture("old", MANUAL, 0.0, folder=str(folder), outcome="complete")
     assert store.retain([capture], 3601.0)[0] == []

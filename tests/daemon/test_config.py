@@ -30,8 +30,15 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("http: {liste: x}", "http.liste: unknown key, did you mean 'listen'?"),
         ("sorces: {}", "sorces: unknown key, did you mean 'sources'?"),
         ("http: {listen: nonsense}", "not 'nonsense'"),
-        ("sources: {host: {interval_s: fast}}", "sources.host.interval_s: "),
-        ("sources: {host: {interval_s: 0}}", "greater than or equal to 0.1, not 0"),
+        ("sources: {host: {interval_s: fast}}", "interval_s: expected a number, not 'fast'"),
+        ("sources: {host: {interval_s: true}}", "expected a number, not True"),
+        ("sources: {simulated: {devices: true}}", "expected a whole number, not True"),
+        ("sources: {simulated: {devices: 2.5}}", "expected a whole number, not 2.5"),
+        ("sources: {simulated: {profile: h200}}", "expected one of h100, a100, l4, not 'h200'"),
+        ("sources: {host: null}", "sources.host: expected a mapping, not None"),
+        ("http: {token_required: 'yes'}", "expected true or false, not 'yes'"),
+        ("http: {token_file: 5}", "http.token_file: expected a path, not 5"),
+        ("sources: {host: {interval_s: 0}}", "expected a number >= 0.1, not 0"),
         ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
         ("store: {url: 's3://bucket'}", "store.url: "),
         ("detectors: {hang: {timeout_s: -1}}", "detectors.hang.timeout_s: "),
@@ -40,7 +47,14 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("a: 2024-99-99", "not YAML"),
         ("[" * 3000, "not YAML"),
         ("triggers: {arm_timeout_s: .inf}", "triggers.arm_timeout_s: "),
-        ("triggers: {recipes: {hangs: {}}}", "'hangs' is no anomaly kind, did you mean 'hang'"),
+        ("triggers: {cooldown_s: .nan}", "triggers.cooldown_s: expected a number >= 0"),
+        (
+            "triggers: {recipes: {hangs: {}}}",
+            "an anomaly kind such as 'hang', not 'hangs'",
+        ),
+        ("triggers: {recipes: {hang: {step: 5}}}", "recipes.hang.step: unknown key, did you mean"),
+        ("http: {liste: x, listen: 5}\nstore: 5", "did you mean 'listen'? (and 2 more)"),
+        ('http: {"a\\nb": 1}', "http.'a\\nb': unknown key"),
     ],
 )
 def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:
@@ -59,6 +73,24 @@ def test_units_are_understood(tmp_path: Path) -> None:
     config = load(tmp_path, "store: {max_bytes: 1.5GiB, max_age: 2h}")
     assert config.store.max_bytes == 1610612736
     assert config.store.max_age == 7200
+
+
+def test_numbers_may_be_written_as_texts(tmp_path: Path) -> None:
+    config = load(tmp_path, "sources: {host: {interval_s: '2.5'}, simulated: {devices: '2'}}")
+    assert config.sources.host.interval_s == 2.5
+    assert config.sources.simulated.devices == 2
+    config = load(tmp_path, "", WARPWATCH_TRIGGERS__COOLDOWN_S="1e3")
+    assert config.triggers.cooldown_s == 1000
+
+
+def test_what_is_shown_reads_as_what_it_was(tmp_path: Path) -> None:
+    text = "{http: {token_file: /t}, triggers: {recipes: {oom: {steps: 7}}}, store: {max_age: 1w}}"
+    config = load(tmp_path, text)
+    shown = configuration.as_tree(config)
+    assert shown["http"]["token_file"] == "/t"
+    assert shown["triggers"]["recipes"] == {"oom": {"kind": "torch", "steps": 7}}
+    assert shown["store"]["max_age"] == 604800
+    assert load(tmp_path, yaml.safe_dump(shown)) == config
 
 
 def test_variables_come_on_top_of_the_file(tmp_path: Path) -> None:
@@ -80,4 +112,4 @@ def test_a_variable_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
 
 def test_the_documented_defaults_are_the_defaults() -> None:
     block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
-    assert yaml.safe_load(block) == Config().model_dump(mode="json")
+    assert yaml.safe_load(block) == configuration.as_tree(Config())

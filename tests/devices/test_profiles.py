@@ -59,9 +59,9 @@ def _own(page: str) -> list[str]:
 
 
 def _of_gpu(page: str, gpu: int) -> list[str]:
-    """The lines of one GPU; what moves has no value."""
+    """The lines of one GPU, in order; what moves has no value."""
     lines = [line for line in _own(page) if f'{{gpu="{gpu}",' in line]
-    return [_without_moving_value(line) for line in lines]
+    return sorted(_without_moving_value(line) for line in lines)
 
 
 def _without_moving_value(line: str) -> str:

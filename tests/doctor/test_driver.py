@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.conftest import MakeContext, surveyed
-from warpwatch.daemon.config import Config
+from warpwatch.daemon.config import Config, NvmlConfig, SourcesConfig
 from warpwatch.daemon.doctor import devices, driver
 from warpwatch.daemon.doctor.check import Check
 from warpwatch.daemon.doctor.context import Context
@@ -106,7 +106,7 @@ def test_what_the_container_was_given_is_judged(
 def test_nvml_that_is_switched_off_is_a_note(context: MakeContext) -> None:
     checks = list(driver.checks(context()))
     assert checks == [Check("NVML", None, "switched off (sources.nvml.enabled)")]
-    off = Config.model_validate({"sources": {"nvml": {"enabled": False}}})
+    off = Config(sources=SourcesConfig(nvml=NvmlConfig(enabled=False)))
     assert list(devices.checks(context(config=off))) == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.conftest import MakeContext, surveyed
-from warpwatch.daemon.config import Config
+from warpwatch.daemon.config import AttributionConfig, Config
 from warpwatch.daemon.doctor import host, kernel_log, nccl, schedulers
 from warpwatch.daemon.doctor.check import Check
 from warpwatch.daemon.doctor.facts import DeviceFacts, Memory
@@ -175,7 +175,7 @@ def test_the_kubelet_is_asked_for_where_there_is_kubernetes(
 
 
 def test_a_kubelet_that_does_not_listen_is_a_fault(context: MakeContext) -> None:
-    config = Config.model_validate({"attribution": {"kubelet_socket": "/k.sock"}})
+    config = Config(attribution=AttributionConfig(kubelet_socket="/k.sock"))
     given = context(config=config)
     path = given.machine.path("/k.sock")
     with socket.socket(socket.AF_UNIX) as server:

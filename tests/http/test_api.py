@@ -132,6 +132,9 @@ def test_a_refusal_keeps_its_reason(client, backend, reason, status):
         b'{"job": "a", "ranks": []}',
         b'{"job": "a", "trigger": "anomaly"}',
         b'{"job": "\xff"}',
+        b'{"job": "\\ud800"}',
+        b'{"job": "a", "steps": "3"}',
+        b'{"job": "a", "ranks": [true]}',
         b"[" * 100_000,
     ],
 )
@@ -142,6 +145,21 @@ def test_a_body_that_is_no_request_is_refused(client, backend, body):
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"reason", "detail"}
     assert backend.asked == []
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({}, "job: this key is needed"),
+        ({"job": "a", "steps": 0}, "steps: expected a whole number >= 1"),
+        ({"job": "a", "ranks": [0, -1]}, "ranks.1: expected a whole number >= 0"),
+        ({"job": "a", "kind": "gdb"}, "kind: expected one of torch, "),
+        ({"job": "a", "step": 3}, "step: unknown key, did you mean 'steps'?"),
+    ],
+)
+def test_a_refused_body_is_told_what_is_wrong(client, body, detail):
+    answer = client.post("/api/v1/captures", json=body)
+    assert answer.json()["error"]["detail"].startswith(detail)
 
 
 def test_unknown_paths_and_methods_are_json_errors_and_counted(client, backend):

@@ -13,9 +13,11 @@ from warpwatch.daemon.http.page.captures import outcome, price
 from warpwatch.daemon.http.page.charts import ceiling_s, phase_shares, step_chart
 from warpwatch.daemon.http.page.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch.daemon.http.page.verdict import verdict
+from warpwatch.telemetry.attribution import Attribution, Workload
 from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch.telemetry.samples import SourceHealth
 from warpwatch.telemetry.state import State
+from warpwatch.telemetry.xids import explain
 
 HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
 
@@ -75,6 +77,32 @@ def test_the_page_shows_the_story_from_anomaly_to_report(client):
         "not there: libnvidia-ml.so.1 not found · 3 errors",
     ):
         assert expected in page
+
+
+def test_a_device_tells_its_xids_its_workload_and_which_instance_it_is(client, backend):
+    now = backend.now
+    lost, other = now.devices[0], now.devices[1]
+    xids = {
+        ("device_xid_errors_total", ("79",)): 1.0,
+        ("device_xid_last_timestamp_seconds", ("79",)): now.time - 60,
+        ("device_xid_errors_total", ("48",)): 0.0,
+    }
+    instance = replace(other.device, gpu_instance="7", profile="1g.10gb")
+    held = {instance.uuid: (Workload("ml", "llama-0", "trainer"),)}
+    backend.now = replace(
+        now,
+        ranks=(),
+        devices=(
+            replace(lost, up=False, reason="lost", values=xids),
+            replace(other, device=instance),
+        ),
+        attributions=(Attribution("kubelet", now.time, held),),
+    )
+    page = client.get("/").text
+    assert f"XID 79, {explain(79).name}, 60 s ago: " in page
+    assert "XID 48" not in page
+    assert f">{other.device.index}:7<" in page
+    assert "ml/llama-0" in page
 
 
 def test_empty_sections_say_what_to_do_next(client, backend):

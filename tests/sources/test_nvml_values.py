@@ -350,7 +350,7 @@ def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) 
 
 
 def test_a_reader_that_is_dear_is_called_seldom_until_it_is_cheap(process: Stepper) -> None:
-    name = "nvmlDeviceGetTemperatureV"
+    name = "nvmlDeviceGetUtilizationRates"
     fake = process.begin("h100")
     process.step()
     fake.slow(name, 8000)
@@ -358,7 +358,7 @@ def test_a_reader_that_is_dear_is_called_seldom_until_it_is_cheap(process: Stepp
     before = process.calls(name)
     values = process.step(4 * SLOW)
     assert process.calls(name) == before + 4
-    assert "temperature_celsius{sensor=gpu}" in values
+    assert "utilization_ratio" in values
     fake.slow(name, 0)
     process.step(8 * SLOW)
     before = process.calls(name)

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from warpwatch.client._version import __version__
 from warpwatch.daemon import config as configuration
 from warpwatch.daemon.captures.coordinator import Coordinator
@@ -36,7 +38,8 @@ logger = logging.getLogger(__name__)
 # How often the pipeline looks while a capture runs: a rank answers within a step.
 HURRY_INTERVAL_S = 0.02
 RETENTION_INTERVAL_S = 60.0
-FINISH_INTERVAL_S = 0.1
+# A finisher that has something to do is woken.
+FINISH_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
 # Sections that a reload swaps; every other change needs a restart.
 RELOADABLE = frozenset({"triggers"})
@@ -67,7 +70,13 @@ class Daemon:
         )
         self.policy = Policy(config.triggers, self.store.path)
         self.coordinator = Coordinator(
-            self.policy, self.store, self.folder, self.ranks, self.hub, self._hurry
+            self.policy,
+            self.store,
+            self.folder,
+            self.ranks,
+            self.hub,
+            self._hurry,
+            self._wake_finisher,
         )
         self.pipeline = Pipeline(
             self.hub,
@@ -85,6 +94,7 @@ class Daemon:
         )
         self.sources = enabled_sources(config, surroundings)
         self._pipeline_loop: Loop | None = None
+        self._finisher_loop: Loop | None = None
 
     # --- running ---
 
@@ -118,7 +128,7 @@ class Daemon:
         self._pipeline_loop = every(
             "pipeline", self._config.rendezvous.poll_interval_s, self.pipeline.step
         )
-        every("captures", FINISH_INTERVAL_S, self.coordinator.finish)
+        self._finisher_loop = every("captures", FINISH_INTERVAL_S, self.coordinator.finish)
         every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
         every("self", SELF_INTERVAL_S, self._observe_self)
         for source in self.sources:
@@ -131,6 +141,10 @@ class Daemon:
             source.close()
         self.ranks.close()
         self.folder.close()
+
+    def _wake_finisher(self) -> None:
+        if self._finisher_loop is not None:
+            self._finisher_loop.wake()
 
     def _hurry(self, busy: bool) -> None:
         loop = self._pipeline_loop
@@ -167,7 +181,7 @@ class Daemon:
             return
         changed = [
             name
-            for name in Config.model_fields
+            for name in Config.__struct_fields__
             if getattr(new, name) != getattr(self._config, name)
         ]
         fixed = [name for name in changed if name not in RELOADABLE]
@@ -175,7 +189,7 @@ class Daemon:
             logger.warning("changes of %s need a restart", ", ".join(fixed))
         self.policy.config = new.triggers
         self.pipeline.recipes = new.triggers.recipes
-        self._config = self._config.model_copy(update={"triggers": new.triggers})
+        self._config = msgspec.structs.replace(self._config, triggers=new.triggers)
         self.hub.count("config_reloads_total", "ok")
         logger.info("configuration reloaded")
 

@@ -50,6 +50,7 @@ class Coordinator:
         ranks: RanksSource,
         hub: Hub,
         hurry: Callable[[bool], None],
+        wake_finisher: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.policy = policy
@@ -59,6 +60,7 @@ class Coordinator:
         self._ranks = ranks
         self._hub = hub
         self._hurry = hurry
+        self._wake_finisher = wake_finisher
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
         self._costs: dict[str, tuple[Session, float]] = {}
@@ -189,13 +191,17 @@ class Coordinator:
                     session.cancel()
                     del self._sessions[name]
                     self._costs[name] = (session, at)
-                    self._finishing.put(partial(self._finish, session))
+                    self._put_off(partial(self._finish, session))
             for name, (session, since) in list(self._costs.items()):
                 if session.cost.complete or at - since >= COST_TIMEOUT_S:
                     del self._costs[name]
-                    self._finishing.put(partial(self._note_cost, name, session))
+                    self._put_off(partial(self._note_cost, name, session))
             busy = bool(self._sessions)
         self._hurry(busy)
+
+    def _put_off(self, work: Callable[[], None]) -> None:
+        self._finishing.put(work)
+        self._wake_finisher()
 
     def _note_cost(self, name: str, session: Session) -> None:
         if session.capture.request.kind == "torch":

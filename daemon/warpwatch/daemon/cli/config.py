@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         return _check(arguments.file, arguments.json)
     named = os.environ.get("WARPWATCH_CONFIG")
     file = arguments.file or (Path(named) if named else None)
-    tree = configuration.load(file).model_dump(mode="json")
+    tree = configuration.as_tree(configuration.load(file))
     print(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
     return 0
 

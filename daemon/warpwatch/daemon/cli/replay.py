@@ -10,6 +10,7 @@ from typing import Any
 
 from warpwatch.daemon import config as configuration
 from warpwatch.daemon.cli import parsing
+from warpwatch.daemon.config_reading import parse_value
 from warpwatch.daemon.detection import anomaly_to_json
 from warpwatch.daemon.errors import UsageError
 from warpwatch.daemon.replay import replay
@@ -58,7 +59,7 @@ def _open(path: Path) -> Any:
 
 
 def _configured(path: Path | None, settings: list[str]) -> configuration.Config:
-    tree = configuration.load(path).model_dump()
+    tree = configuration.as_tree(configuration.load(path))
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator:
@@ -69,5 +70,5 @@ def _configured(path: Path | None, settings: list[str]) -> configuration.Config:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise UsageError(f"--set {key}: {parent} is no section")
-        node[leaf] = configuration.parse_value(text)
+        node[leaf] = parse_value(text)
     return configuration.parse(tree, "--set")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import pynvml
-from pydantic import BaseModel, ConfigDict
 
 from warpwatch.daemon.nvml.library import Meaning, meaning_of
 
@@ -55,13 +55,11 @@ class Pcie(NamedTuple):
     width: int
 
 
-class DeviceFacts(BaseModel):
+class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of one GPU; None: it did not tell, and ``codes`` has NVML's return code for it.
 
     ``waiting_for``: the question that was never answered. Power in mW, temperatures in °C.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     index: int
     codes: dict[str, int] = {}

@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import IO, Any
 
+import msgspec
+
 from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
 from warpwatch.daemon.doctor.questions import QUESTIONS
 from warpwatch.daemon.errors import WarpwatchError
@@ -120,7 +122,8 @@ def _device(index: int, answers: list[Any]) -> DeviceFacts:
     }
     asked = {*QUESTIONS, "handle"}
     codes = {q: a["code"] for q, a in told.items() if q in asked and a["code"] != 0}
-    return DeviceFacts(index=index, codes=codes, waiting_for=waiting_for, **values)
+    facts = {"index": index, "codes": codes, "waiting_for": waiting_for, **values}
+    return msgspec.convert(facts, DeviceFacts, strict=False)
 
 
 def _known(value: Any) -> bool:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
+from msgspec import Meta
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from warpwatch.daemon.conversion import NotConvertibleError, convert
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.http import documents
 from warpwatch.daemon.http.access import Access
@@ -26,19 +27,17 @@ _REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503
 _CONFLICT = 409
 
 
-class CaptureBody(BaseModel):
+Rank = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class CaptureBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of ``POST /api/v1/captures``."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    job: str = Field(min_length=1, max_length=512)
+    job: Annotated[str, Meta(min_length=1, max_length=512)]
     kind: CaptureKind = "torch"
-    ranks: (
-        Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)]
-        | None
-    ) = None
-    steps: int = Field(5, ge=1, le=100)
-    reason: str = Field("", max_length=500)
+    ranks: Annotated[list[Rank], Meta(min_length=1, max_length=1024)] | None = None
+    steps: Annotated[int, Meta(ge=1, le=100)] = 5
+    reason: Annotated[str, Meta(max_length=500)] = ""
 
 
 class Api:
@@ -159,8 +158,8 @@ async def _capture_body(request: Request) -> CaptureBody:
     if media_type != "application/json":
         raise ApiError(415, "not_json", "the body must be JSON: Content-Type: application/json")
     try:
-        return CaptureBody.model_validate(json.loads(await _read(request)))
-    except (ValueError, RecursionError) as error:
+        return convert(msgspec.json.decode(await _read(request)), CaptureBody, strict=True)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ApiError(400, "bad_request", _explain(error)) from error
 
 
@@ -178,8 +177,7 @@ async def _read(request: Request) -> bytes:
 
 
 def _explain(error: Exception) -> str:
-    if not isinstance(error, ValidationError):
+    if not isinstance(error, NotConvertibleError):
         return "the body is no JSON"
-    first: Any = error.errors(include_url=False)[0]
-    path = ".".join(str(part)[:50] for part in first["loc"])
-    return f"{path}: {first['msg']}" if path else str(first["msg"])
+    first = error.mistakes[0]
+    return f"{first.path[:50]}: {first.text}" if first.path else first.text

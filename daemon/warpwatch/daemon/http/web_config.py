@@ -10,11 +10,12 @@ import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from warpwatch.daemon.conversion import NotConvertibleError, convert
 from warpwatch.daemon.errors import UsageError
 
 _CLIENT_AUTH = {
@@ -25,18 +26,20 @@ _CLIENT_AUTH = {
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 
 TlsVersion = Literal["TLS12", "TLS13"]
-# The toolkit takes an empty client_auth_type for none.
+
+
+def _none_if_empty(client_auth_type: Any) -> Any:
+    # As the toolkit does.
+    return client_auth_type or "NoClientCert"
+
+
 ClientAuth = Annotated[
     Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"],
-    BeforeValidator(lambda value: value or "NoClientCert"),
+    _none_if_empty,
 ]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TlsServerConfig(_Section):
+class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     cert_file: Path
     key_file: Path
     client_ca_file: Path | None = None
@@ -45,9 +48,9 @@ class TlsServerConfig(_Section):
     max_version: TlsVersion = "TLS13"
 
 
-class WebConfig(_Section):
+class WebConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tls_server_config: TlsServerConfig | None = None
-    basic_auth_users: dict[str, str] = Field(default_factory=dict)
+    basic_auth_users: dict[str, str] = {}
 
 
 def load(path: Path) -> WebConfig:
@@ -61,13 +64,13 @@ def load(path: Path) -> WebConfig:
             error
         )
     try:
-        config = WebConfig.model_validate({} if tree is None else tree)
-    except ValidationError as error:
+        config = convert({} if tree is None else tree, WebConfig)
+    except NotConvertibleError as error:
         raise UsageError(f"http.web_config {path}: {_explain(error)}") from error
     if config.tls_server_config is None:
         return config
-    return config.model_copy(
-        update={"tls_server_config": _absolute(config.tls_server_config, path.parent)}
+    return msgspec.structs.replace(
+        config, tls_server_config=_absolute(config.tls_server_config, path.parent)
     )
 
 
@@ -126,14 +129,14 @@ def _check_client_auth(config: TlsServerConfig) -> None:
 def _absolute(config: TlsServerConfig, folder: Path) -> TlsServerConfig:
     names = ("cert_file", "key_file", "client_ca_file")
     paths = {name: getattr(config, name) for name in names}
-    return config.model_copy(
-        update={name: folder / path for name, path in paths.items() if path is not None}
+    return msgspec.structs.replace(
+        config, **{name: folder / path for name, path in paths.items() if path is not None}
     )
 
 
-def _explain(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"{path}: not supported"
-    return f"{path}: {first['msg']}" if path else first["msg"]
+def _explain(error: NotConvertibleError) -> str:
+    """Without the value, which may be a password."""
+    first = error.mistakes[0]
+    if first.unknown_key:
+        return f"{first.path}: not supported"
+    return f"{first.path}: {first.text}" if first.path else first.text

@@ -46,7 +46,8 @@ def fast_readers(busy: Integral) -> Iterable[Reader]:
     yield Reader("utilization", _utilization)
     yield Reader("utilization_samples", busy_samples(busy).read)
     yield Reader("memory", _first_of(read_memory, _old_memory))
-    yield Reader("temperature", _first_of(_temperature, _old_temperature))
+    # Heat takes seconds: every second round loses nothing.
+    yield Reader("temperature", _first_of(_temperature, _old_temperature), 2)
     yield Reader("throttle", _first_of(_event_reasons, _throttle_reasons))
     yield Reader("clock", _clock("sm"))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +66,7 @@ class _Turn:
     phase: int
     rounds: int
     values: Values = field(default_factory=dict)
-    costs_s: deque[float] = field(default_factory=lambda: deque(maxlen=_JUDGED_READINGS))
+    costs_s: list[float] = field(default_factory=list)
 
     def due(self, round_number: int) -> bool:
         if self.rounds == 1 or round_number == 0:
@@ -180,8 +179,10 @@ class Schedule:
 
     def _weigh(self, turn: _Turn, cost_s: float) -> None:
         """Move a reader to the slow tier when its readings are dear, and back when they are not."""
-        turn.costs_s.append(cost_s)
-        if turn.reader.rounds != 1 or len(turn.costs_s) < _JUDGED_READINGS:
+        if turn.reader.rounds != 1:
+            return
+        turn.costs_s = [*turn.costs_s[1 - _JUDGED_READINGS :], cost_s]
+        if len(turn.costs_s) < _JUDGED_READINGS:
             return
         demoted = turn.rounds != 1
         if (cost_s > DEAR_S) == demoted:
@@ -192,7 +193,7 @@ class Schedule:
         if demoted:
             self._stand(turn, {})
         turn.rounds = 1 if demoted else SLOW_ROUNDS
-        turn.costs_s.clear()
+        turn.costs_s = []
         logger.warning(
             "reading %s takes %.1f ms: it is read in every %s. round from now on",
             *(turn.reader.name, median_s * 1e3, turn.rounds),

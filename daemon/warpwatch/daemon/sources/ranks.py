@@ -45,6 +45,7 @@ class RanksSource:
         self._table = RingTable(folder.ranks, reject, scan_interval_s)
         self._saved = saved.load(folder.path)
         self._saved_at = 0.0
+        self._rank_was_saved = True
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
@@ -64,7 +65,10 @@ class RanksSource:
             self._expire(at)
             if at - self._saved_at >= SAVE_INTERVAL_S:
                 self._saved_at = at
-                self._save()
+                # Once more when the last one is gone.
+                if self._ranks or self._rank_was_saved:
+                    self._save()
+                self._rank_was_saved = bool(self._ranks)
         records.sort(key=lambda record: record.time)
         return records
 

@@ -11,7 +11,6 @@ import logging
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -48,7 +47,7 @@ class _Xid:
     total: int = 0
     last_time: float | None = None
     logged_at: float | None = None
-    unmatched: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MAX_UNMATCHED))
+    unmatched: list[tuple[float, str]] = field(default_factory=list)
 
 
 class XidLedger:
@@ -108,7 +107,7 @@ class XidLedger:
             entry = self._entry(address, xid)
             if entry is None or _matched(entry.unmatched, now, origin):
                 return False
-            entry.unmatched.append((now, origin))
+            entry.unmatched = [*entry.unmatched[1 - MAX_UNMATCHED :], (now, origin)]
             entry.total += 1
             entry.last_time = now
             silent = entry.logged_at is not None and 0 <= now - entry.logged_at < LOG_INTERVAL_S
@@ -159,10 +158,10 @@ class XidLedger:
         self._xids.pop(address, None)
 
 
-def _matched(unmatched: deque[tuple[float, str]], now: float, origin: str) -> bool:
+def _matched(unmatched: list[tuple[float, str]], now: float, origin: str) -> bool:
     """Whether another origin has told of this event already; that one is used up then."""
     while unmatched and abs(now - unmatched[0][0]) > SAME_EVENT_S:
-        unmatched.popleft()
+        unmatched.pop(0)
     for told in unmatched:
         if told[1] != origin:
             unmatched.remove(told)

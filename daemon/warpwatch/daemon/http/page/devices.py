@@ -7,15 +7,20 @@ from dataclasses import dataclass
 
 from warpwatch.daemon.http.page.quantities import (
     NO_VALUE,
+    ago,
     gibibytes,
     percent,
+    sentence,
     text,
 )
+from warpwatch.telemetry.attribution import Workload
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.samples import DeviceSample
 from warpwatch.telemetry.state import State
+from warpwatch.telemetry.xids import explain
 
 MAX_DEVICES = 64
+MAX_XIDS = 3
 # A cap that the driver keeps all day is worth a word, but no alarm.
 _ALARMING = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
 # Reasons for lower clocks that are no trouble: nothing to do, or somebody asked for it.
@@ -44,7 +49,9 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    index: int
+    """``place``: the index and the GPU instance. ``xids``: what was seen, newest first."""
+
+    place: str
     name: str
     simulated: bool
     up: bool
@@ -56,6 +63,7 @@ class DeviceView:
     temperature: Gauge
     clock: Gauge
     throttling: Gauge
+    xids: tuple[str, ...]
 
 
 def device_views(state: State) -> tuple[DeviceView, ...]:
@@ -65,20 +73,31 @@ def device_views(state: State) -> tuple[DeviceView, ...]:
             users.setdefault(rank.device, []).append(
                 f"{text(rank.job, 40)} rank {text(rank.name, 24)}"
             )
+    for origin in state.attributions:
+        for uuid, workloads in origin.workloads.items():
+            users.setdefault(uuid, [_named(workload) for workload in workloads])
     return tuple(
-        _view(sample, users.get(sample.device.uuid, [])) for sample in state.devices[:MAX_DEVICES]
+        _view(sample, users.get(sample.device.uuid, []), state.time)
+        for sample in state.devices[:MAX_DEVICES]
     )
 
 
-def _view(sample: DeviceSample, users: Sequence[str]) -> DeviceView:
+def _named(workload: Workload) -> str:
+    return f"{text(workload.namespace, 40)}/{text(workload.pod, 60)}"
+
+
+def _view(sample: DeviceSample, users: Sequence[str], now: float) -> DeviceView:
     device, values = sample.device, sample.values
     simulated = device.info.get("simulated") == "true"
     name = device.name.removesuffix(" (simulated)") if simulated else device.name
     more = f" and {len(users) - 2} more" if len(users) > 2 else ""
-    utilization = values.get(("device_utilization_ratio", ()))
+    # A GPU instance has no utilization of the driver's, but may have GPM's.
+    activity = values.get(("device_graphics_active_ratio", ()))
+    utilization = values.get(("device_utilization_ratio", ()), activity)
+    instance = f":{device.gpu_instance}" if device.gpu_instance else ""
     return DeviceView(
-        index=device.index,
-        name=text(f"{name} {device.profile}".strip(), 48),
+        place=f"{device.index}{instance}",
+        name=text(name, 48),
         simulated=simulated,
         up=sample.up,
         reason=text(sample.reason) or "unknown",
@@ -89,7 +108,24 @@ def _view(sample: DeviceSample, users: Sequence[str]) -> DeviceView:
         temperature=_temperature(values),
         clock=_clock(values),
         throttling=_throttling(values),
+        xids=_xids(values, now),
     )
+
+
+def _xids(values: Values, now: float) -> tuple[str, ...]:
+    """What each XID means and what to do about it."""
+    seen = {
+        int(key[1][0]): time
+        for key, time in values.items()
+        if key[0] == "device_xid_last_timestamp_seconds"
+    }
+    newest = sorted(seen, key=lambda xid: -seen[xid])[:MAX_XIDS]
+    return tuple(_told(xid, ago(seen[xid], now)) for xid in newest)
+
+
+def _told(number: int, when: str) -> str:
+    xid = explain(number)
+    return sentence(f"XID {number}, {xid.name}, {when}: {xid.action}", 400)
 
 
 def _memory(values: Values) -> Gauge:
