@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node, sample
@@ -13,7 +15,7 @@ from warpwatch.daemon.attribution.device_ids import (
 )
 from warpwatch.daemon.attribution.known_devices import KnownDevices
 
-DEVICES = KnownDevices(one.device for one in node())
+DEVICES = KnownDevices(node())
 
 
 @pytest.mark.parametrize(
@@ -42,10 +44,15 @@ def test_a_gpu_that_cannot_be_sampled_keeps_its_uuid() -> None:
     assert KnownDevices(()).resolve(DeviceReference(uuid=GPU_0)) == GPU_0
 
 
+def test_a_lost_gpu_does_not_stand_in_the_way_of_the_one_that_took_its_index() -> None:
+    lost = replace(sample(GPU_0, 3), up=False, reason="lost")
+    devices = KnownDevices((lost, sample(GPU_1, 3)))
+    assert devices.resolve(DeviceReference(index=3)) == GPU_1
+
+
 def test_a_minor_number_is_not_the_index() -> None:
     swapped = KnownDevices(
-        one.device
-        for one in (
+        (
             sample(GPU_0, 0, info={"minor_number": "1"}),
             sample(GPU_1, 1, info={"minor_number": "0"}),
             sample(MIG_7, 1, gpu_instance="7", profile="1g.10gb"),
@@ -71,7 +78,7 @@ def test_equal_instances_are_told_apart_by_their_place_or_not_at_all() -> None:
             )
             for start in starts
         )
-        return KnownDevices(part.device for part in parts)
+        return KnownDevices(parts)
 
     known = True
     assert instances("2", "4").resolve(reference) == "MIG-4"
@@ -81,6 +88,6 @@ def test_equal_instances_are_told_apart_by_their_place_or_not_at_all() -> None:
 
 def test_an_instance_is_found_by_its_index_where_the_source_tells_it() -> None:
     part = sample(MIG_7, 1, gpu_instance="7", info={"mig_index": "2"})
-    devices = KnownDevices(one.device for one in (*node()[:2], part))
+    devices = KnownDevices((*node()[:2], part))
     assert devices.resolve(DeviceReference(index=1, mig_index=2)) == MIG_7
     assert devices.resolve(DeviceReference(index=1, mig_index=1)) is None

@@ -23,7 +23,7 @@ def rank(job: str) -> RankState:
 
 def test_values_that_were_not_read_again_are_gone_and_the_device_is_down() -> None:
     now = [100.0]
-    hub = Hub(4.0, lambda: now[0])
+    hub = Hub(4.0, monotonic=lambda: now[0])
     hub.publish_device(sample(100.0, 5.0))
     hub.publish_host(HostSample(100.0, {("host_cpu_count", ()): 2.0}))
     assert hub.state().devices[0].up
@@ -32,6 +32,20 @@ def test_values_that_were_not_read_again_are_gone_and_the_device_is_down() -> No
     assert (state.devices[0].up, state.devices[0].reason) == (False, "stale")
     assert state.devices[0].values == {}
     assert state.host is None
+
+
+def test_a_wall_clock_that_is_set_makes_nothing_old() -> None:
+    hub = Hub(4.0, lambda: 1e9)
+    hub.publish_device(sample(100.0, 5.0))
+    assert hub.state().devices[0].up
+
+
+def test_gauges_that_are_replaced_end_when_they_are_not_named() -> None:
+    hub = Hub(4.0)
+    hub.replace_gauges("loop_duration_seconds", {("a",): 1.0, ("b",): 2.0})
+    hub.replace_gauges("loop_duration_seconds", {("b",): 3.0})
+    found = {key[1]: v for key, v in hub.state().agent.items() if key[0] == "loop_duration_seconds"}
+    assert found == {("b",): 3.0}
 
 
 def test_a_published_sample_is_also_a_record_for_the_pipeline() -> None:

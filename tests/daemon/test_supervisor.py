@@ -76,3 +76,18 @@ def test_wake_runs_the_next_round_now(supervisor: Supervisor) -> None:
     loop.wake()
     until(ran)
     assert len(rounds) == 2
+
+
+def test_failures_of_a_loop_that_ended_still_count() -> None:
+    def fail() -> None:
+        raise ValueError("always")
+
+    supervisor = Supervisor()
+    for _ in range(2):
+        loop = supervisor.every("same", 60.0, fail)
+        while not loop.runs:
+            time.sleep(0.01)
+        loop.stop(5.0)
+    supervisor.every("other", 60.0, lambda: None)
+    assert supervisor.failures() == {"same": 2, "other": 0}
+    supervisor.stop()

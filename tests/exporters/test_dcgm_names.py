@@ -59,14 +59,23 @@ def mig_state() -> State:
     (parent,) = simulated(1)
     instances = [
         DeviceSample(
-            Device(f"MIG-{i}", 0, "NVIDIA H100 MIG 1g.10gb", gpu_instance=gi, profile="1g.10gb"),
+            Device(
+                f"MIG-{i}",
+                0,
+                "NVIDIA H100 MIG 1g.10gb",
+                gpu_instance=gi,
+                profile="1g.10gb",
+                info={"parent_uuid": parent.device.uuid},
+            ),
             TIME,
             {("device_memory_used_bytes", ()): 3 * 2**30},
         )
         # The last two are compute instances of one GPU instance.
         for i, gi in enumerate(("7", "9", "9"))
     ]
-    return State(TIME, "1", "host-1", devices=(parent, *instances))
+    # Another GPU was at the index before, and is lost.
+    gone = DeviceSample(Device("GPU-gone", 0, "x"), TIME, up=False, reason="lost")
+    return State(TIME, "1", "host-1", devices=(parent, *instances, gone))
 
 
 def test_the_exposition_is_the_golden_one(golden: Golden) -> None:

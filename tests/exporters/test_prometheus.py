@@ -13,8 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.exporters.states import TIME, full_state, rank
+from warpwatch.exporters import prometheus
 from warpwatch.exporters.prometheus import Options, render
-from warpwatch.telemetry.attribution import Attribution, Workload
+from warpwatch.telemetry.attribution import Attribution, ProcessOwner, Workload
 from warpwatch.telemetry.catalogue import CATALOGUE
 from warpwatch.telemetry.samples import Device, DeviceSample
 from warpwatch.telemetry.state import State
@@ -194,3 +195,20 @@ def test_only_what_the_catalogue_knows_is_exported() -> None:
 def test_the_golden_state_shows_every_device_metric() -> None:
     names = {name.removeprefix("warpwatch_") for name, _ in samples_of(render(full_state()))}
     assert {row.name for row in CATALOGUE.values() if row.scope == "device"} <= names
+
+
+def test_what_is_gone_leaves_nothing_behind() -> None:
+    uuid = full_state().devices[0].device.uuid
+    for pod in range(50):
+        held = {uuid: (Workload("ml", f"llama-{pod}", "trainer"),)}
+        users = {pid: ProcessOwner("python") for pid in range(pod * 100, pod * 100 + 100)}
+        state = replace(
+            full_state(),
+            ranks=(rank(0, job=f"job-{pod}"),),
+            attributions=(Attribution("kubelet", TIME, held, processes=users),),
+        )
+        render(state, Options(inline_workloads=True))
+    pods = {workload.pod for _, workload in prometheus._prefixes if workload is not None}
+    assert pods == {"llama-49"}
+    assert len(prometheus._buckets) == 1
+    assert len(prometheus._prefixes[(), None]) < 1000

@@ -214,8 +214,8 @@ def test_gpu_instances_are_the_mig_devices_of_nvml(engine: Engine) -> None:
     around = Around()
     around.known = (
         DeviceSample(Device(A, 5, "A100"), 1.0),
-        DeviceSample(Device("MIG-seven", 5, "A100", "7", "1g.10gb"), 1.0),
-        DeviceSample(Device("MIG-other", 0, "A100", "9"), 1.0),
+        DeviceSample(Device("MIG-seven", 5, "A100", "7", "1g.10gb", {"parent_uuid": A}), 1.0),
+        DeviceSample(Device("MIG-other", 0, "A100", "9", info={"parent_uuid": "GPU-x"}), 1.0),
     )
     with running(around) as sink:
         wait_until(lambda: newest(sink, "MIG-seven"))
@@ -237,7 +237,7 @@ def test_instances_of_a_gpu_without_nvml_have_a_key_of_their_own(engine: Engine)
         # NVML came: the instance has its right name now.
         around.known = (
             DeviceSample(Device(A, 0, "A100"), 1.0),
-            DeviceSample(Device("MIG-seven", 0, "A100", "7"), 1.0),
+            DeviceSample(Device("MIG-seven", 0, "A100", "7", info={"parent_uuid": A}), 1.0),
         )
         wait_until(lambda: sorted(sink.devices) == [A, "MIG-seven"])
 

@@ -134,8 +134,9 @@ def newest(sink: RecordingSink, uuid: str) -> DeviceSample | None:
         return sink.devices[uuid][-1] if uuid in sink.devices else None
 
 
-def of_nvml(uuid: str, index: int, gpu_instance: str = "") -> DeviceSample:
-    return DeviceSample(Device(uuid, index, "NVIDIA A100", gpu_instance), 1.0)
+def of_nvml(uuid: str, index: int, gpu_instance: str = "", parent: str = "") -> DeviceSample:
+    info = {"parent_uuid": parent or A100} if gpu_instance else {}
+    return DeviceSample(Device(uuid, index, "NVIDIA A100", gpu_instance, info=info), 1.0)
 
 
 def test_its_values_become_ours_in_base_units(exporter: tuple[Exporter, str]) -> None:
@@ -327,8 +328,8 @@ def test_gpu_instances_are_the_mig_devices_of_nvml(exporter: tuple[Exporter, str
     # NVML counts from the bus, dcgm-exporter's number of the GPU is not believed.
     known = (
         of_nvml(A100, 3),
+        of_nvml("MIG-elsewhere", 3, "7", "GPU-that-is-gone"),
         of_nvml("MIG-seven", 3, "7"),
-        of_nvml("MIG-elsewhere", 0, "7"),
         of_nvml("MIG-nine-first", 3, "9"),
         of_nvml("MIG-nine-second", 3, "9"),
     )
@@ -336,7 +337,7 @@ def test_gpu_instances_are_the_mig_devices_of_nvml(exporter: tuple[Exporter, str
         wait_until(lambda: newest(sink, "MIG-nine-first"))
     assert sorted(sink.devices) == ["MIG-nine-first", "MIG-seven"]
     seven = newest(sink, "MIG-seven")
-    assert seven is not None and seven.device == known[1].device
+    assert seven is not None and seven.device == known[2].device
     assert seven.values == {("device_graphics_active_ratio", ()): 0.5}
 
 

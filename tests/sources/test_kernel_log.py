@@ -36,6 +36,8 @@ FALLEN = "4,1201,5140900123,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', n
         ),
         (" SUBSYSTEM=pci NVRM: Xid (PCI:0000:1a:00): 79", []),
         ("4,1,2,-;NVRM: GPU at PCI:0000:1a:00: GPU-b850f46d", []),
+        # Facility 1: a program wrote it.
+        ("12,1,2,-;app: NVRM: Xid (PCI:0000:1a:00): 79, x", []),
         ("4,1,2,-;nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Non-fatal, Link 30", []),
         ("NVRM: Xid (PCI:0000:1a:00): none", []),
         ("NVRM: Xid (PCI:0000:1a:00): 0, x", []),

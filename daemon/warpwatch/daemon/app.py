@@ -162,9 +162,13 @@ class Daemon:
         if self._reload_asked:
             self._reload_asked = False
             self._reload()
-        for loop in self.supervisor.loops:
-            self.hub.gauge("loop_failures_total", loop.failures, loop.name)
-            self.hub.gauge("loop_duration_seconds", loop.last_duration_s, loop.name)
+        for name, failures in self.supervisor.failures().items():
+            self.hub.gauge("loop_failures_total", failures, name)
+        alive = [loop for loop in self.supervisor.loops if loop.alive]
+        durations_s: dict[tuple[str, ...], float] = {
+            (loop.name,): loop.last_duration_s for loop in alive
+        }
+        self.hub.replace_gauges("loop_duration_seconds", durations_s)
 
     # --- reload: validate, then swap ---
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from warpwatch.telemetry.catalogue import CATALOGUE
 from warpwatch.telemetry.metric import DEVICE_PRECEDENCE, SeriesKey
@@ -14,30 +15,40 @@ from warpwatch.telemetry.samples import DeviceSample
 
 # A device that its first source finds in such a state has nothing to tell through another one,
 # whose values are old ones.
-_NOT_READABLE = frozenset({"lost", "stuck", "reset_required"})
+_NOT_READABLE = frozenset({"lost", "stuck", "reset_required", "driver"})
+
+
+class _Put(NamedTuple):
+    at: float
+    sample: DeviceSample
 
 
 class DeviceTable:
     """The newest sample of every device from every source. Not for several threads at once.
 
     ``stale_after_s``: by source, how long its values are believed; ``default_s`` for others.
+    Times are of the monotonic clock: a wall clock that is set makes nothing old or young.
     """
 
     def __init__(self, default_s: float, stale_after_s: Mapping[str, float] | None = None) -> None:
         self._default_s = default_s
         self._stale_after_s = dict(stale_after_s or {})
-        self._devices: dict[str, dict[str, DeviceSample]] = {}
+        self._devices: dict[str, dict[str, _Put]] = {}
 
-    def put(self, sample: DeviceSample) -> DeviceSample | None:
-        """Keep it; returns what of it is believed, None for nothing."""
+    def put(self, sample: DeviceSample, at: float) -> DeviceSample | None:
+        """Keep it, published ``at``; returns what of it is believed, None for nothing."""
         by_source = self._devices.setdefault(sample.device.uuid, {})
-        by_source[sample.source] = sample
-        if len(by_source) == 1:
+        known = sample.source in by_source
+        by_source[sample.source] = _Put(at, sample)
+        if not known:
+            ordered = sorted(by_source.items(), key=lambda item: _rank(item[0]))
+            by_source = self._devices[sample.device.uuid] = dict(ordered)
+        in_order = [put.sample for put in by_source.values()]
+        first = in_order[0]
+        if sample is first:
             return sample
-        in_order = sorted(by_source.values(), key=lambda other: _rank(other.source))
-        self._devices[sample.device.uuid] = {other.source: other for other in in_order}
-        if sample is in_order[0]:
-            return sample
+        if not first.up and first.reason in _NOT_READABLE:
+            return None
         own = {
             key: value for key, value in sample.values.items() if _believed(key, in_order) is sample
         }
@@ -54,23 +65,25 @@ class DeviceTable:
         samples = (self._merge(by_source, now) for by_source in self._devices.values())
         return tuple(sorted(samples, key=_place))
 
-    def _merge(self, by_source: Mapping[str, DeviceSample], now: float) -> DeviceSample:
-        samples = [self._fresh(sample, now) for sample in by_source.values()]
+    def _merge(self, by_source: Mapping[str, _Put], now: float) -> DeviceSample:
+        samples = [self._fresh(put, now) for put in by_source.values()]
         first = samples[0]
         if len(samples) == 1 or (not first.up and first.reason in _NOT_READABLE):
             return first
         readable = [sample for sample in samples if sample.up]
         if not readable:
             return first
-        keys = {key: None for sample in readable for key in sample.values}
-        values = {key: _believed(key, readable).values[key] for key in keys}
-        best = readable[0]
+        # One that is down still has what is known without asking the device.
+        keys = {key: None for sample in samples for key in sample.values}
+        values = {key: _believed(key, samples).values[key] for key in keys}
+        time = readable[0].time
         processes = next((sample.processes for sample in readable if sample.processes), ())
-        return replace(best, device=first.device, values=values, processes=processes)
+        return DeviceSample(first.device, time, values, processes=processes, source=first.source)
 
-    def _fresh(self, sample: DeviceSample, now: float) -> DeviceSample:
+    def _fresh(self, put: _Put, now: float) -> DeviceSample:
+        sample = put.sample
         limit_s = self._stale_after_s.get(sample.source, self._default_s)
-        if not sample.up or now - sample.time <= limit_s:
+        if not sample.up or now - put.at <= limit_s:
             return sample
         return replace(sample, values={}, up=False, reason="stale", processes=())
 

@@ -31,13 +31,15 @@ class Hub:
         stale_after_s: float,
         clock: Callable[[], float] = time.time,
         by_source: Mapping[str, float] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._monotonic = monotonic
         self._stale_after_s = {"": stale_after_s, **(by_source or {})}
         self._lock = threading.Lock()
         self._records: queue.SimpleQueue[Record] = queue.SimpleQueue()
         self._devices = DeviceTable(stale_after_s, by_source)
-        self._host: dict[str, HostSample] = {}
+        self._host: dict[str, tuple[float, HostSample]] = {}
         self._attributions: dict[str, Attribution] = {}
         self._health: dict[str, SourceHealth] = {}
         self._ranks: tuple[RankState, ...] = ()
@@ -53,7 +55,7 @@ class Hub:
 
     def publish_device(self, sample: DeviceSample) -> None:
         with self._lock:
-            believed = self._devices.put(sample)
+            believed = self._devices.put(sample, self._monotonic())
             if believed is None:
                 return
             self._energy.add(believed)
@@ -66,11 +68,11 @@ class Hub:
 
     def publish_host(self, sample: HostSample) -> None:
         with self._lock:
-            self._host["host"] = sample
+            self._host["host"] = (self._monotonic(), sample)
 
     def publish_processes(self, sample: HostSample) -> None:
         with self._lock:
-            self._host["processes"] = sample
+            self._host["processes"] = (self._monotonic(), sample)
 
     def publish_attribution(self, attribution: Attribution) -> None:
         with self._lock:
@@ -105,6 +107,14 @@ class Hub:
         with self._lock:
             self._agent[(name, labels)] = value
 
+    def replace_gauges(self, name: str, values: Mapping[tuple[str, ...], float]) -> None:
+        """Set every series of a gauge; those that are not named end."""
+        with self._lock:
+            for key in [key for key in self._agent if key[0] == name and key[1] not in values]:
+                del self._agent[key]
+            for labels, value in values.items():
+                self._agent[(name, labels)] = value
+
     # --- what everybody reads ---
 
     def take_records(self) -> list[Record]:
@@ -126,17 +136,17 @@ class Hub:
 
     def devices(self) -> tuple[DeviceSample, ...]:
         with self._lock:
-            return self._devices.merged(self._clock())
+            return self._devices.merged(self._monotonic())
 
     def captures(self) -> tuple[Capture, ...]:
         with self._lock:
             return self._captures
 
     def state(self) -> State:
-        now = self._clock()
+        now = self._monotonic()
         with self._lock:
             return State(
-                time=now,
+                time=self._clock(),
                 version=__version__,
                 hostname=self._hostname,
                 devices=self._devices.merged(now),
@@ -155,8 +165,8 @@ class Hub:
         default_s = self._stale_after_s[""]
         fresh = [
             sample
-            for source, sample in self._host.items()
-            if now - sample.time <= self._stale_after_s.get(source, default_s)
+            for source, (published_at, sample) in self._host.items()
+            if now - published_at <= self._stale_after_s.get(source, default_s)
         ]
         if not fresh:
             return None

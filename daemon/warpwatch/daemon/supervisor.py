@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
@@ -93,13 +94,26 @@ class Supervisor:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loops: list[Loop] = []
+        # Of loops that have ended, by name.
+        self._past_failures: Counter[str] = Counter()
 
     def every(self, name: str, interval_s: float, step: Callable[[], None]) -> Loop:
         loop = Loop(name, interval_s, step)
         with self._lock:
+            for other in self._loops:
+                if not other.alive:
+                    self._past_failures[other.name] += other.failures
             self._loops = [other for other in self._loops if other.alive] + [loop]
             loop.start()
         return loop
+
+    def failures(self) -> dict[str, int]:
+        """How often rounds have failed, by the loop's name, also of loops that have ended."""
+        with self._lock:
+            counts = Counter(self._past_failures)
+            for loop in self._loops:
+                counts[loop.name] += loop.failures
+        return dict(counts)
 
     @property
     def loops(self) -> tuple[Loop, ...]:

@@ -36,14 +36,14 @@ def families(state: State, node: str, *, openmetrics: bool) -> Iterator[str]:
 
 def _described(state: State, node: str) -> Iterator[tuple[DeviceSample, str]]:
     """The devices that can be read and their labels; of a GPU instance only one."""
-    parents = {s.device.index: s.device for s in state.devices if not s.device.gpu_instance}
-    seen: set[tuple[int, str]] = set()
+    gpus = {s.device.uuid: s.device for s in state.devices}
+    seen: set[tuple[str, str]] = set()
     for sample in state.devices:
         device = sample.device
-        place = (device.index, device.gpu_instance)
+        place = (device.info.get("parent_uuid", device.uuid), device.gpu_instance)
         if sample.up and place not in seen:
             seen.add(place)
-            parent = parents.get(device.index, device)
+            parent = gpus.get(device.info.get("parent_uuid", ""), device)
             yield sample, ",".join(_labels(device, parent, node, state))
 
 

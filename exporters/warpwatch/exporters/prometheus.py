@@ -7,7 +7,8 @@ identity, and a scrape only joins cached prefixes with values.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -24,17 +25,15 @@ logger = logging.getLogger(__name__)
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-# Cached prefixes are forgotten all together when there are more identities than this.
-MAX_IDENTITIES = 5000
-# Of one identity, e.g. of processes that come and go.
-MAX_PREFIXES = 2000
+# Prefixes that are cached beyond those of the newest page, e.g. of processes that have ended.
+SPARE_PREFIXES = 500
 
 _STEP_DURATION = CATALOGUE["step_duration_seconds"]
 _Prefixes = dict[SeriesKey, str]
 _Lines = dict[str, list[str]]
-
 _Holder = tuple[Identity, Workload | None]
 
+# By what they belong to; what a page did not need is forgotten with it.
 _prefixes: dict[_Holder, _Prefixes] = {}
 _buckets: dict[Identity, list[str]] = {}
 
@@ -56,13 +55,14 @@ class Options:
 def render(state: State, options: Options = Options(), *, openmetrics: bool = False) -> bytes:
     """The exposition of ``state``: HELP and TYPE once a family, only what the catalogue knows."""
     lines: _Lines = {name: [] for name in CATALOGUE}
-    if len(_prefixes) > MAX_IDENTITIES:
-        _prefixes.clear()
-        _buckets.clear()
+    needed: Counter[_Holder] = Counter()
     for part in series_of(state, inline_workloads=options.inline_workloads):
+        needed[part.identity, part.workload] += len(part.values)
         _add(lines, part)
-    for rank in exported_ranks(state):
-        lines[_STEP_DURATION.name].extend(_histogram(rank))
+    ranks = {(rank.job, rank.name): rank for rank in exported_ranks(state)}
+    for identity, rank in ranks.items():
+        lines[_STEP_DURATION.name].extend(_histogram(identity, rank))
+    _forget_others(needed, ranks)
     headers = _OPENMETRICS_HEADERS if openmetrics else _TEXT_HEADERS
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
     if options.dcgm_names:
@@ -73,10 +73,7 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
 
 
 def _add(lines: _Lines, part: Part) -> None:
-    holder = (part.identity, part.workload)
-    prefixes = _prefixes.get(holder)
-    if prefixes is None or len(prefixes) > MAX_PREFIXES:
-        prefixes = _prefixes[holder] = {}
+    prefixes = _prefixes.setdefault((part.identity, part.workload), {})
     for key, value in part.values.items():
         prefix = prefixes.get(key)
         if prefix is None:
@@ -84,6 +81,17 @@ def _add(lines: _Lines, part: Part) -> None:
         # Neither NaN nor infinity is a value that was read.
         if prefix and value - value == 0:
             lines[key[0]].append(f"{prefix}{value!r}")
+
+
+def _forget_others(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankState]) -> None:
+    """Devices, workloads and processes come and go; the caches hold those of the newest page."""
+    for holder in _prefixes.keys() - needed.keys():
+        del _prefixes[holder]
+    for holder, count in needed.items():
+        if len(_prefixes[holder]) > count + SPARE_PREFIXES:
+            _prefixes[holder] = {}
+    for identity in _buckets.keys() - ranks.keys():
+        del _buckets[identity]
 
 
 def _series_prefix(part: Part, key: SeriesKey) -> str:
@@ -122,8 +130,7 @@ def _labels(row: Metric, identity: Identity, own: tuple[str, ...], *more: str) -
     return f"{{{','.join(pairs)}}}" if pairs else ""
 
 
-def _histogram(rank: RankState) -> Iterator[str]:
-    identity = (rank.job, rank.name)
+def _histogram(identity: Identity, rank: RankState) -> Iterator[str]:
     prefixes = _buckets.get(identity)
     if prefixes is None:
         prefixes = _buckets[identity] = _histogram_prefixes(identity)

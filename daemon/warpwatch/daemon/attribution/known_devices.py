@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from warpwatch.daemon.attribution.device_ids import DeviceReference
-from warpwatch.telemetry.samples import Device
+from warpwatch.telemetry.samples import Device, DeviceSample
 
 
 class KnownDevices:
@@ -16,8 +16,9 @@ class KnownDevices:
     only where device nodes were not made in the order of the PCI bus.
     """
 
-    def __init__(self, devices: Iterable[Device]) -> None:
-        devices = tuple(devices)
+    def __init__(self, samples: Iterable[DeviceSample]) -> None:
+        # Another GPU may have come to the index of one that is lost.
+        devices = tuple(sample.device for sample in samples if sample.reason != "lost")
         self._gpus = [device for device in devices if not device.gpu_instance]
         self._instances = [device for device in devices if device.gpu_instance]
 

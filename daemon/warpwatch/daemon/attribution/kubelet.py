@@ -51,7 +51,7 @@ class KubeletOrigin:
 
             self._client = PodResourcesClient(self._socket, self._deadline_s)
         allocations, refused = allocations_of(self._client.list())
-        devices = KnownDevices(sample.device for sample in samples)
+        devices = KnownDevices(samples)
         held: dict[str, dict[Workload, bool]] = {}
         for allocation in allocations:
             uuid = devices.resolve(allocation.device)

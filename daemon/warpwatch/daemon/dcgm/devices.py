@@ -24,8 +24,8 @@ def device_of(told: Device, known: Iterable[DeviceSample]) -> Device | None:
         return gpu or told
     if gpu is None:
         return replace(told, uuid=f"{told.uuid}/gi{told.gpu_instance}")
-    place = (gpu.index, told.gpu_instance)
-    return next((d for d in devices if (d.index, d.gpu_instance) == place), None)
+    instances = (d for d in devices if d.info.get("parent_uuid") == gpu.uuid)
+    return next((d for d in instances if d.gpu_instance == told.gpu_instance), None)
 
 
 class PublishedDevices:

@@ -9,8 +9,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from warpwatch.daemon.http.scrapes import Scrape, Scrapes
 
-# A connection that did not send the head of a request by then is closed.
+# A new connection that did not send the head of a request by then is closed.
 HEAD_TIMEOUT_S = 10.0
+# Between requests: longer than usual intervals of scrapes, so that each does not need a new one.
+KEEP_ALIVE_S = 75
 
 
 class Connection(H11Protocol):
@@ -24,7 +26,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_request()
+        self._expect_request(HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
         idle = self._idle()
@@ -41,7 +43,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._answers += 1
-        self._expect_request()
+        self._expect_request(KEEP_ALIVE_S)
 
     def _idle(self) -> bool:
         """Between requests, with nothing received of the next, and the peer has read the last."""
@@ -66,8 +68,8 @@ class Connection(H11Protocol):
         self.on_response_complete()
         return True
 
-    def _expect_request(self) -> None:
-        self.loop.call_later(HEAD_TIMEOUT_S, self._give_up, self.cycle, self._answers)
+    def _expect_request(self, timeout_s: float) -> None:
+        self.loop.call_later(timeout_s, self._give_up, self.cycle, self._answers)
 
     def _give_up(self, last: RequestResponseCycle | None, answers: int) -> None:
         if self.cycle is last and self._answers == answers:

@@ -21,14 +21,13 @@ from warpwatch.daemon.http.access import is_loopback
 from warpwatch.daemon.http.app import create_app
 from warpwatch.daemon.http.backend import Backend
 from warpwatch.daemon.http.basic_auth import BasicAuth
-from warpwatch.daemon.http.connection import Connection
+from warpwatch.daemon.http.connection import KEEP_ALIVE_S, Connection
 from warpwatch.daemon.http.scrapes import Scrapes
 from warpwatch.daemon.http.web_config import Tls, WebConfig
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 128
-KEEP_ALIVE_S = 5
 SHUTDOWN_TIMEOUT_S = 2
 CERTIFICATE_INTERVAL_S = 10
 # What uvicorn's on_tick counts in: it does its work at every such tick.

@@ -36,7 +36,7 @@ MAX_RECORD_BYTES = 64 * 1024
 
 # "6,339,5140900,-;text": priority and facility, sequence number, µs since boot, flags
 # (Documentation/ABI/testing/dev-kmsg).
-_HEADER = re.compile(r"\d+,\d+,\d+,[^;]*;")
+_HEADER = re.compile(r"(\d+),\d+,\d+,[^;]*;")
 # "NVRM: Xid (PCI:0000:1a:00): 79, …", "… (0000:1a:00): …" of old drivers, "… (PCI:0000:1a:00.0
 # GPU-I:05): …" on MIG: what follows the address within the brackets does not matter.
 _XID = re.compile(
@@ -49,11 +49,13 @@ _XID = re.compile(
 def parse_record(line: str) -> list[tuple[str, int]]:
     """PCI address and number of every XID that a record of the kernel log tells of.
 
-    A line that begins with a space continues a record with its dictionary and tells nothing.
+    A line that begins with a space continues a record with its dictionary and tells nothing. Nor
+    does what a program wrote into the log: only the kernel has facility 0.
     """
-    if line.startswith(" "):
+    header = _HEADER.match(line)
+    if line.startswith(" ") or (header is not None and int(header[1]) >> 3 != 0):
         return []
-    text = line[header.end() :] if (header := _HEADER.match(line)) else line
+    text = line[header.end() :] if header else line
     return [(match[1], int(match[2])) for match in _XID.finditer(text)]
 
 
