@@ -228,6 +228,8 @@ static nvmlReturn_t read_nvlink_counts(const call_t *call, const motion_t *motio
     unsigned links = call->profile->nvlinks, field = value->fieldId;
     SUPPORTED(call->profile->nvlink_counts);
     REFUSE_IF(value->scopeId >= links, NVML_ERROR_INVALID_ARGUMENT);
+    REFUSE_IF((unsigned)of(call, SET_nvlinks_silent) >> value->scopeId & 1,
+              (nvmlReturn_t)of(call, SET_nvlink_silence));
     double bytes = link_active(call, value->scopeId) ? nvlink_kib(motion) * 1024 / links : 0;
     switch (field) {
     case NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES:

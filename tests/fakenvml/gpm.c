@@ -75,7 +75,8 @@ nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
     ENTER(device, nvmlGpmSampleGet);
     NEEDS(sample);
     WHOLE_GPU;
-    SUPPORTED(call.profile->gpm);
+    /* In MIG mode only its instances have counters. */
+    SUPPORTED(call.profile->gpm && !call.row->mig_mode);
     take(&call, NO_INSTANCE, sample);
     return NVML_SUCCESS;
 }

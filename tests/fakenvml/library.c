@@ -11,7 +11,8 @@ static struct nvmlDevice_st mig_handles[MAX_MIG_HANDLES];
 static _Atomic unsigned mig_handle_count;
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int users;
-/* The driver went while the library was in use: only a new initialisation helps. */
+/* The driver went while the library was in use: only a new initialisation helps, and one that finds
+ * users just counts. */
 static _Atomic bool dead;
 
 static void sleep_us(double us)
@@ -69,9 +70,11 @@ static nvmlReturn_t at_door(const control_t **now, unsigned row, function_t func
     count_call(row, function);
     take_time(&(*now)->rows[row], function);
     *now = wait_out(*now, row, function);
-    if ((*now)->rows[LIBRARY].settings[SET_driver_gone] != 0)
+    const double *settings = (*now)->rows[LIBRARY].settings;
+    bool mismatch = settings[SET_version_mismatch] != 0;
+    if (mismatch || settings[SET_driver_gone] != 0)
         atomic_store(&dead, true);
-    if (users == 0 || dead)
+    if (users == 0 || (dead && !mismatch))
         return NVML_ERROR_UNINITIALIZED;
     return fault(&(*now)->rows[row], function);
 }
@@ -168,13 +171,13 @@ static nvmlReturn_t initialise(function_t function)
     count_call(LIBRARY, function);
     take_time(&now->rows[LIBRARY], function);
     const gpu_control_t *row = &wait_out(now, LIBRARY, function)->rows[LIBRARY];
-    REFUSE_IF(row->settings[SET_driver_gone] != 0, NVML_ERROR_DRIVER_NOT_LOADED);
-    REFUSE_IF(row->settings[SET_version_mismatch] != 0, NVML_ERROR_LIB_RM_VERSION_MISMATCH);
-    REFUSE_IF(row->settings[SET_init] != 0, (nvmlReturn_t)row->settings[SET_init]);
-    REFUSE_IF(row->error[function] != 0, row->error[function]);
-    if (atomic_exchange(&dead, false)) {
-        users = 0;
-        begin_anew();
+    if (users == 0) {
+        REFUSE_IF(row->settings[SET_driver_gone] != 0, NVML_ERROR_DRIVER_NOT_LOADED);
+        REFUSE_IF(row->settings[SET_version_mismatch] != 0, NVML_ERROR_LIB_RM_VERSION_MISMATCH);
+        REFUSE_IF(row->settings[SET_init] != 0, (nvmlReturn_t)row->settings[SET_init]);
+        REFUSE_IF(row->error[function] != 0, row->error[function]);
+        if (atomic_exchange(&dead, false))
+            begin_anew();
     }
     users++;
     return NVML_SUCCESS;

@@ -87,7 +87,8 @@ static void take_samples(moving_t *gpu, const gpu_control_t *row, double now_s)
     double oldest_s = now_s - SENSOR_SAMPLES * SENSOR_PERIOD_S;
     if (gpu->sampled_s < oldest_s)
         gpu->sampled_s = oldest_s;
-    while (gpu->sampled_s + SENSOR_PERIOD_S <= now_s) {
+    /* Sums of periods round, the more so the longer the machine has been up. */
+    while (gpu->sampled_s + SENSOR_PERIOD_S <= now_s + 1e-6) {
         gpu->sampled_s += SENSOR_PERIOD_S;
         take_sample(gpu, row, gpu->sampled_s);
     }

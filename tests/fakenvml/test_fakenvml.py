@@ -271,13 +271,23 @@ def test_a_driver_that_is_unloaded_needs_a_new_initialisation(fake_driver: FakeD
         old_energy = ask("nvmlDeviceGetTotalEnergyConsumption(gpu(0))")
         fake_driver.set(driver_gone=True)
         wait_for_code(ask, "nvmlDeviceGetCount()", 1)
-        assert ask.code("nvmlInit()") == 9
+        # While there are users an initialisation counts one more, and does nothing else.
+        assert ask.code("nvmlInit()") == 0
+        ask("nvmlShutdown()")
         fake_driver.set(driver_gone=None, driver_version="590.10")
+        ask("__import__('time').sleep(0.05)")
+        assert ask.code("nvmlDeviceGetCount()") == 1
+        fake_driver.set(driver_gone=True)
+        ask("__import__('time').sleep(0.05)")
+        ask("nvmlShutdown()")
+        assert ask.code("nvmlInit()") == 9
+        fake_driver.set(driver_gone=None)
         wait_for_code(ask, "nvmlInit()", 0)
         assert ask("nvmlSystemGetDriverVersion()") == "590.10"
         assert ask("nvmlDeviceGetTotalEnergyConsumption(gpu(0))") < old_energy
         fake_driver.set(version_mismatch=True)
         wait_for_code(ask, "nvmlDeviceGetCount()", 18)
+        ask("nvmlShutdown()")
         assert ask.code("nvmlInit()") == 18
 
 

@@ -18,7 +18,7 @@ import pynvml
 from tests.sources.recording import RecordingSink
 from warpwatch.daemon.config import KernelLogConfig
 from warpwatch.daemon.nvml.events import EventWatcher
-from warpwatch.daemon.nvml.gpm import GpmWorker
+from warpwatch.daemon.nvml.gpm import TAKE_BACK_AFTER_S, GpmWorker
 from warpwatch.daemon.nvml.library import initialise
 from warpwatch.daemon.sources.kernel_log import KernelLogSource
 from warpwatch.daemon.sources.xid_ledger import XidLedger
@@ -34,14 +34,19 @@ def texts(values: dict[SeriesKey, float]) -> dict[str, float]:
 
 
 class Parts:
-    """``options``: gpm_interval_s, events, kernel_log (a path)."""
+    """``options``: gpm_interval_s, take_back_after_s, events, kernel_log (a path)."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.supervisor = Supervisor()
         self.sink = RecordingSink()
         self.ledger = XidLedger()
         self.watcher = EventWatcher(self.supervisor, self.sink, self.ledger)
-        self.worker = GpmWorker(self.supervisor, options.get("gpm_interval_s", 0.2), STUCK_AFTER_S)
+        self.worker = GpmWorker(
+            self.supervisor,
+            options.get("gpm_interval_s", 0.2),
+            STUCK_AFTER_S,
+            options.get("take_back_after_s", TAKE_BACK_AFTER_S),
+        )
         self.events = options.get("events", False)
         self.gpm = "gpm_interval_s" in options
         self.log = None
@@ -73,6 +78,10 @@ class Parts:
             except pynvml.NVMLError:
                 time.sleep(0.02)
 
+    def register(self, uuid: str) -> None:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        self.watcher.register(uuid, pynvml.nvmlDeviceGetPciInfo(handle).busId, handle)
+
     def add_instances(self, parent: Any) -> None:
         for place in range(8):
             try:
@@ -92,6 +101,8 @@ class Parts:
             "given_up": sorted(self.worker.given_up),
             "ledger": {uuid: texts(self.ledger.values(uuid)) for uuid in self.uuids},
             "errors": {" ".join(key): count for key, count in self.sink.counts.items()},
+            "in_flight": self.worker.in_flight,
+            "trouble": self.watcher.trouble,
             "time": time.monotonic(),
         }
         print(json.dumps(state), flush=True)
@@ -103,6 +114,8 @@ class Parts:
             self.watcher.forget(uuid)
         elif command == "again":
             self.add_again()
+        elif command == "register":
+            self.register(uuid)
 
     def close(self) -> None:
         self.worker.close()

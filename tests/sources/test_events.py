@@ -35,6 +35,15 @@ def waits(driver: FakeDriver) -> int:
     return driver.calls().get(None, {}).get("nvmlEventSetWait_v2", 0)
 
 
+def calls(driver: FakeDriver, gpu: int, function: str) -> int:
+    return driver.calls().get(gpu, {}).get(function, 0)
+
+
+def pause(process: PartsProcess, seconds: float) -> None:
+    begun = process.state["time"]
+    process.until(lambda state: state["time"] > begun + seconds)
+
+
 def write_line(log: Path, gpu: int, number: int) -> None:
     with log.open("a", encoding="utf-8") as file:
         file.write(f"4,7,8,-;NVRM: Xid (PCI:0000:{FIRST_BUS + gpu:02x}:00): {number}, pid=1\n")
@@ -90,6 +99,36 @@ def test_a_gpu_that_is_registered_again_is_in_a_new_set_and_counts_once(fake_dri
         fake_driver.xid(1, 31)
         state = process.until(lambda state: xid(state, 1, 31))
         assert (xid(state, 0, 13), xid(state, 1, 31)) == (1, 1)
+
+
+def test_a_gpu_that_comes_back_often_costs_the_others_one_new_set(fake_driver):
+    fake_driver.set(gpus=2)
+    with running(fake_driver, events=True) as process:
+        watched(process, 0, 1)
+        sets = fake_driver.calls()[None]["nvmlEventSetCreate"]
+        for _ in range(6):
+            process.tell("register", uuid(1))
+            pause(process, 0.4)
+        asked = calls(fake_driver, 1, "nvmlDeviceGetSupportedEventTypes")
+        assert asked == 7
+        assert fake_driver.calls()[None]["nvmlEventSetCreate"] == sets + 1
+        fake_driver.xid(0, 13)
+        fake_driver.xid(1, 31)
+        state = process.until(lambda state: xid(state, 0, 13) and xid(state, 1, 31))
+        assert (xid(state, 0, 13), xid(state, 1, 31)) == (1, 1)
+
+
+def test_that_nothing_is_watched_any_more_is_told_once(fake_driver):
+    fake_driver.set(gpus=1)
+    with running(fake_driver, events=True) as process:
+        watched(process, 0)
+        assert process.state["trouble"] == ""
+        fake_driver.fail("nvmlEventSetWait_v2", 4)
+        state = process.until(lambda state: state["trouble"])
+        assert "not watched through NVML any more: Insufficient Permissions" in state["trouble"]
+        pause(process, 0.7)
+        process.close()
+    assert process.log.count("not watched") == 1
 
 
 def test_gpus_are_registered_for_what_they_support(fake_driver):

@@ -119,6 +119,35 @@ def test_a_call_that_never_returns_costs_that_device_only(fake_driver):
     assert unfreed == 4
 
 
+def test_a_gpu_whose_call_returns_is_taken_back_three_times(fake_driver):
+    fake_driver.set(gpus=1)
+    options = {"gpm_interval_s": INTERVAL_S, "take_back_after_s": 0.1}
+    with running(fake_driver, **options) as process:
+        sent = process.until(lambda state: gpm(state, 0))
+        for _ in range(3):
+            fake_driver.hang("nvmlGpmSampleGet", gpu=0)
+            process.until(lambda state: state["given_up"] and state["in_flight"])
+            fake_driver.hang("nvmlGpmSampleGet", gpu=0, on=False)
+            back = process.until(lambda state: not state["given_up"] and gpm(state, 0))
+            total = "pcie_receive_bytes_total"
+            assert gpm(back, 0)[total] >= gpm(sent, 0)[total]
+            sent = back
+        fake_driver.hang("nvmlGpmSampleGet", gpu=0)
+        process.until(lambda state: state["given_up"])
+        fake_driver.hang("nvmlGpmSampleGet", gpu=0, on=False)
+        state = process.until(lambda state: not state["in_flight"])
+        before, begun = samples(fake_driver, 0), state["time"]
+        process.until(lambda state: state["time"] > begun + 1.2)
+        assert samples(fake_driver, 0) == before
+        assert process.state["given_up"] == [uuid(0)]
+        process.close()
+    assert process.log.count("given up until it does") == 3
+    assert process.log.count("given up until NVML is restarted") == 1
+    # What was taken back has freed its buffers; the last device was given up for good.
+    unfreed = calls(fake_driver, "nvmlGpmSampleAlloc") - calls(fake_driver, "nvmlGpmSampleFree")
+    assert unfreed == 2
+
+
 def test_closing_frees_nothing_under_a_call(fake_driver):
     fake_driver.set(gpus=1)
     with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
@@ -135,7 +164,7 @@ def test_instances_are_read_through_their_gpu(fake_driver):
     fake_driver.set(gpus=1, load=50)
     fake_driver.mig(0, "0=3g.40gb/1/0", "2=1g.10gb/9/0")
     with running(fake_driver, gpm_interval_s=INTERVAL_S) as process:
-        state = process.until(lambda state: len([v for v in state["gpm"].values() if v]) == 3)
+        state = process.until(lambda state: len([v for v in state["gpm"].values() if v]) == 2)
         instances = {name: values for name, values in state["gpm"].items() if "MIG" in name}
         assert len(instances) == 2
         for values in instances.values():

@@ -9,8 +9,11 @@ import pytest
 
 from tests.fakenvml.driver import FakeDriver
 from tests.sources.nvml_stepping import Stepper, stepping
+from tests.sources.nvml_watched import watched
+from tests.sources.recording import wait_until
 
 SLOW = 10
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 GPU = "GPU-00000000-0000-0000-0000-000000000000"
 
 
@@ -68,6 +71,72 @@ def test_instances_are_asked_for_their_processes_where_the_gpu_may_not_be(proces
     process.step(SLOW)
     on = [p[0] for d in process.instances.values() for p in d["processes"]]
     assert on == [4000001]
+
+
+def test_who_was_on_an_instance_that_is_gone_is_not_on_the_gpu(process: Stepper) -> None:
+    fake = begin(process)
+    fake.processes(0, "4000001/100/C/1/0", "4000002/200/C/5/1")
+    process.step()
+    fake.fail(COMPUTE, 4)
+    process.step(2)
+    fake.fail(COMPUTE, 0)
+    process.step(SLOW)
+    on = {p[0] for d in process.instances.values() for p in d["processes"]}
+    assert on == {4000001, 4000002}
+    fake.processes(0, "4000001/100/C/1/0")
+    fake.mig(0, "0=3g.40gb/1/0")
+    process.step(SLOW + 1)
+    on = {p[0] for d in process.instances.values() for p in d["processes"]}
+    assert on == {4000001}
+    assert process.gpu["processes"] == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetMigMode",
+    ],
+)
+def test_instances_stay_while_they_cannot_be_asked_for(process: Stepper, function: str) -> None:
+    fake = begin(process)
+    process.step()
+    before = process.instances.keys()
+    fake.fail(function, 999)
+    process.step(SLOW + 1)
+    assert process.instances.keys() == before
+    assert len(before) == 3
+    assert not [uuid for uuid in process.forgotten if uuid.startswith("MIG-")]
+    fake.mig(0, "0=3g.40gb/1/0")
+    fake.fail(function, 0)
+    process.step(SLOW + 1)
+    assert len(process.instances) == 1
+
+
+def test_a_whole_gpu_has_its_counters_again_after_mig_was_turned_off(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
+    fake = FakeDriver(fake_nvml, tmp_path, profile="h100", gpus=1)
+
+    def has(mig_mode: int, counters: bool) -> bool:
+        values = source.newest(0).get("values", {})
+        told = [name in values for name in ("sm_active_ratio", "pcie_receive_bytes_total")]
+        return bool(values) and values.get("mig_mode") == mig_mode and told == [counters] * 2
+
+    with watched(fake.environment) as source:
+        wait_until(lambda: has(mig_mode=0, counters=True))
+        fake.mig(0, "default")
+        wait_until(lambda: has(mig_mode=1, counters=False))
+        fake.mig_off(0)
+        wait_until(lambda: has(mig_mode=0, counters=True))
+        totals = [
+            sample["values"]["pcie_receive_bytes_total"]
+            for sample in source.samples(source.newest(0)["device"])
+            if "pcie_receive_bytes_total" in sample["values"]
+        ]
+    assert totals == sorted(totals)
 
 
 def test_instances_come_and_go_while_running(process: Stepper) -> None:

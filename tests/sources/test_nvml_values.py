@@ -10,9 +10,12 @@ import pytest
 
 from tests.fakenvml.driver import FakeDriver
 from tests.sources.nvml_stepping import Stepper, stepping
-from warpwatch.daemon.nvml.batch import GrowthRate, WrappingCounter
+from warpwatch.daemon.nvml.batch import GrowthRate
 from warpwatch.daemon.nvml.fields import fast_fields
-from warpwatch.daemon.nvml.samples import Integral, busy_samples
+from warpwatch.daemon.nvml.pcie_bytes import PATIENCE_ROUNDS, PcieBytes
+from warpwatch.daemon.nvml.processes import ProcessUse
+from warpwatch.daemon.nvml.samples import BUSY_SECONDS, Integral, SampledIntegral, busy_samples
+from warpwatch.daemon.nvml.tiers import RARE_S, SLOW_S, SLOWER_S, Values, rounds_of
 
 # A driver that has every field where nvml.h has it now.
 VERSION = "580.105.08"
@@ -67,7 +70,6 @@ HOPPER = {
     "temperature_margin_threshold_celsius{threshold=slowdown}",
     "throttle_seconds_total{reason=sw_thermal}",
     "violation_seconds_total{policy=thermal}",
-    "pcie_receive_bytes_total",
     "pcie_errors_total{type=fatal}",
     "nvlink_receive_bytes_total",
     "nvlink_link_up{link=17}",
@@ -198,20 +200,108 @@ def test_all_ones_are_no_value_but_a_wide_counter_may_have_them_below(process: S
     assert values["power_watts"] > 0
 
 
-def test_pcie_bytes_go_on_where_a_32_bit_counter_starts_over(process: Stepper) -> None:
+RECEIVED = ("device_pcie_receive_bytes_total", ())
+
+
+def link(generation: int, received: float) -> Values:
+    return {
+        ("device_pcie_link_generation_max", ()): generation,
+        ("device_pcie_link_width_max_lanes", ()): 16,
+        RECEIVED: received,
+    }
+
+
+def test_a_32_bit_counter_of_a_link_that_fills_it_within_a_round_is_not_told() -> None:
+    seen = []
+    for generation, interval_s in ((1, 1.0), (2, 1.0), (4, 0.1), (5, 0.1)):
+        values = link(generation, 7)
+        PcieBytes(interval_s).count(values, {})
+        seen.append(values.get(RECEIVED))
+    unknown: Values = {RECEIVED: 7}
+    PcieBytes(0.1).count(unknown, {})
+    assert seen == [7, None, 7, None]
+    assert unknown == {}
+
+
+def test_a_32_bit_counter_goes_on_where_it_starts_over_and_where_its_handle_is_new() -> None:
+    pcie, seen = PcieBytes(1.0), []
+    for raw in (2**32 - 10, 90, 50):
+        values = link(1, raw)
+        pcie.count(values, {})
+        seen.append(values[RECEIVED])
+    pcie.begin()
+    for raw in (20, 30, 2**33):
+        values = link(1, raw)
+        pcie.count(values, {})
+        seen.append(values[RECEIVED] - seen[2])
+    # Meanwhile is not known; then it turns out to be wide.
+    assert seen == [2**32 - 10, 2**32 + 90, 2 * 2**32 + 50, 0, 10, 2**33 - 20]
+
+
+def test_pcie_bytes_go_on_where_gpm_ends_and_comes_back() -> None:
+    pcie = PcieBytes(1.0)
+
+    def count(raw: float, gpm: float | None) -> float | None:
+        values = link(5, raw)
+        pcie.count(values, {} if gpm is None else {RECEIVED: gpm})
+        return values.get(RECEIVED)
+
+    assert [count(2**40, 100), count(2**40, 300)] == [100, 300]
+    # For some rounds it may come back.
+    assert [count(2**40, None) for _ in range(PATIENCE_ROUNDS)] == [None] * PATIENCE_ROUNDS
+    assert [count(2**40 + 50, None), count(2**40 + 90, None)] == [300, 340]
+    assert [count(2**40 + 99, 7), count(2**40 + 99, 9)] == [340, 342]
+    pcie.begin()
+    assert [count(2**40 + 100, None), count(2**40 + 101, None)] == [342, 343]
+
+
+def test_pcie_bytes_are_told_once_they_are_seen_to_have_64_bits(process: Stepper) -> None:
     fake = process.begin("h100")
     seen = []
-    for raw in (2**32 - 10, 90, 50, 2**33, 2**33 + 7, 5):
+    for raw in (2**32 - 1, 2**33, 2**33 + 7):
         fake.field(198, value=raw)
-        seen.append(process.step()["pcie_receive_bytes_total"])
-    above = 2**32
-    # Twice around; then it turns out to be wide, and at last it was reset.
-    assert seen == [above - 10, above + 90, 2 * above + 50, 2**33, 2**33 + 7, 5]
+        seen.append(process.step(2).get("pcie_receive_bytes_total"))
+    fake.set(lost=1)
+    process.step()
+    fake.set(lost=0)
+    fake.field(198, value=5)
+    seen.append(process.step()["pcie_receive_bytes_total"])
+    # At last the device was reset.
+    assert seen == [None, 2**33, 2**33 + 7, 2**33 + 12]
 
 
-def test_a_wide_counter_does_not_wrap() -> None:
-    counter = WrappingCounter()
-    assert [counter.total(raw) for raw in (2**40, 2**40 + 1, 3)] == [2**40, 2**40 + 1, 3]
+def test_errors_of_nvlink_do_not_fall_where_one_link_is_silent(process: Stepper) -> None:
+    name = "nvlink_errors_total{type=receive}"
+    fake = process.begin("b200", nvlink_errors=10)
+    assert process.step(SLOW + 1)[name] == 180
+    for code in (999, 3):
+        fake.set(nvlinks_silent=0b100, nvlink_silence=code)
+        assert process.step(SLOW)[name] == 180
+    fake.set(nvlink_errors=11)
+    assert process.step(SLOW)[name] == 197
+    # A link that said that it has no such counter is asked again.
+    fake.set(nvlinks_silent=0)
+    assert process.step(EVERYTHING)[name] == 198
+    fake.set(nvlinks_silent=0b100, lost=1)
+    process.step()
+    fake.set(lost=0)
+    assert process.step(SLOW + 1)[name] == 198
+
+
+def test_events_are_asked_for_once_a_device_was_read_well(process: Stepper) -> None:
+    fake = process.begin("h100")
+    fake.fail("nvmlDeviceGetFieldValues", 15)
+    process.step(2)
+    before = process.calls("nvmlDeviceGetSupportedEventTypes")
+    fake.fail("nvmlDeviceGetFieldValues", 0)
+    process.step(3)
+    assert (before, process.calls("nvmlDeviceGetSupportedEventTypes")) == (0, 1)
+
+
+def test_tiers_are_seconds_and_short_rounds_count_as_a_second() -> None:
+    tiers = (SLOW_S, SLOWER_S, RARE_S)
+    rounds = {s: [rounds_of(tier, s) for tier in tiers] for s in (0.1, 1.0, 5.0, 15.0)}
+    assert rounds == {0.1: [10, 30, 60], 1.0: [10, 30, 60], 5.0: [2, 6, 12], 15.0: [1, 2, 4]}
 
 
 def test_a_rate_is_the_growth_over_the_drivers_own_time() -> None:
@@ -253,6 +343,7 @@ def test_an_older_driver_counts_throttling_too(process: Stepper) -> None:
 def test_one_field_that_fails_the_whole_call_costs_only_itself(process: Stepper) -> None:
     fake = process.begin("h100")
     fake.field(197, fails_call=2)
+    fake.field(198, value=2**33)
     process.step()
     before = process.calls("nvmlDeviceGetFieldValues")
     values = process.step()
@@ -338,6 +429,52 @@ def test_a_sample_holds_since_the_one_before_it_but_not_over_a_gap() -> None:
     # The buffer holds three seconds: what lies further apart was not sampled in a row.
     samples.add([(18 * second, 100), (19 * second, 20)])
     assert integral.total == pytest.approx(0.75 + 0.2)
+
+
+class Clock:
+    """Seconds, as set."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_busy_time_goes_on_after_the_clock_was_set_back() -> None:
+    integral, wall = Integral(), Clock(10_000.0)
+    samples = SampledIntegral(0, BUSY_SECONDS, 0.01, integral, wall)
+    before = [(10_000_000_000 - 100_000 * i, 100) for i in range(30)]
+    samples.add(before)
+    wall.now_s -= 3600
+    after_us = 6_400_000_000
+    samples.check()
+    # The driver still has the samples of the time that is to come again.
+    samples.add([*before, (after_us, 100)])
+    assert integral.total == 0
+    samples.check()
+    samples.add([*before, (after_us + 500_000, 100)])
+    assert integral.total == pytest.approx(0.5)
+
+
+def test_busy_time_goes_on_after_nothing_new_came_for_longer_than_the_buffer() -> None:
+    integral, clock = Integral(), Clock(0.0)
+    samples = SampledIntegral(0, BUSY_SECONDS, 0.01, integral, clock=clock)
+    samples.add([(100_000_000, 100)])
+    for newest in ((), [(50_000_000, 100)], [(50_500_000, 100)]):
+        clock.now_s += 2.5
+        samples.check()
+        samples.add(newest)
+    assert integral.total == pytest.approx(0.5)
+
+
+def test_shares_of_processes_go_on_after_the_clock_was_set_back() -> None:
+    wall = Clock(10_000.0)
+    use = ProcessUse(wall)
+    old = (7, 10_000_000_000, 80, 0, 0, 0)
+    assert use.shares([old]) == {7: 0.8}
+    wall.now_s -= 3600
+    assert use.shares([old, (7, 6_400_000_000, 20, 0, 0, 0)]) == {7: 0.2}
 
 
 def test_where_there_are_no_samples_utilization_is_integrated(process: Stepper) -> None:

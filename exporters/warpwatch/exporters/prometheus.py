@@ -59,7 +59,9 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
     for part in series_of(state, inline_workloads=options.inline_workloads):
         needed[part.identity, part.workload] += len(part.values)
         _add(lines, part)
-    ranks = {(rank.job, rank.name): rank for rank in exported_ranks(state)}
+    ranks: dict[Identity, RankState] = {
+        (rank.job, rank.name): rank for rank in exported_ranks(state)
+    }
     for identity, rank in ranks.items():
         lines[_STEP_DURATION.name].extend(_histogram(identity, rank))
     _forget_others(needed, ranks)

@@ -55,9 +55,12 @@ def _link_rate(link: str, direction: str, origin: str) -> Metric:
     )
 
 
+# Drivers give 32 or 64 bits.
+_FIELD_WRAPS = "where it has 64 bits or the link cannot carry 4 GiB between two readings"
+
 _LINKS = (
-    _link_bytes("PCIe", "receive", "field 198; GPM 21, integrated"),
-    _link_bytes("PCIe", "transmit", "field 197; GPM 20, integrated"),
+    _link_bytes("PCIe", "receive", f"GPM 21, integrated; else field 198, {_FIELD_WRAPS}"),
+    _link_bytes("PCIe", "transmit", f"GPM 20, integrated; else field 197, {_FIELD_WRAPS}"),
     _link_rate("PCIe", "receive", "GPM 21"),
     _link_rate("PCIe", "transmit", "GPM 20"),
     _row(

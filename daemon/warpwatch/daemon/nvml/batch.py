@@ -20,10 +20,14 @@ from warpwatch.daemon.nvml.tiers import Reader, Values
 
 # nvmlFieldValue_t: fieldId, scopeId, timestamp (µs), latencyUsec, valueType, nvmlReturn, value.
 _ANSWER = struct.Struct("=IIqqIIQ")
-_UINT32 = 2**32 - 1
+# A batch asks single links that did not answer, of fields that others answer, so seldom again.
+_RETRY_READINGS = 6
 # What an answer means for the whole device, if the driver gives it for a single field.
 _OF_THE_DEVICE = (Meaning.LIBRARY, Meaning.LOST, Meaning.RESET_REQUIRED)
 _FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
+
+# The newest value of each field of which several make one series; it outlives the batches.
+Parts = dict[Field, float]
 
 
 def _double(raw: int) -> float | None:
@@ -64,28 +68,6 @@ _DECODERS: dict[int, Callable[[int], float | None]] = {
 }
 
 
-class WrappingCounter:
-    """A counter of the driver's that may have 32 bits: once it is seen above, it has 64."""
-
-    def __init__(self) -> None:
-        self._newest: float = 0
-        self._wrapped: float = 0
-        self._wide = False
-
-    def total(self, raw: float) -> float:
-        """What was counted in all. A 64-bit counter that falls has started anew, and so does this.
-
-        A 32-bit one that wraps twice between two readings looks as if it had wrapped once.
-        """
-        self._wide = self._wide or raw > _UINT32
-        if self._wide:
-            self._wrapped = 0
-        elif raw < self._newest:
-            self._wrapped += _UINT32 + 1
-        self._newest = raw
-        return raw + self._wrapped
-
-
 class GrowthRate:
     """A counter's growth per second between two readings of the driver's."""
 
@@ -103,13 +85,23 @@ class GrowthRate:
 class FieldBatch:
     """Some fields of one device. ``reader`` reads them in one call, without those that the device
     does not support: their numbers are in ``unsupported``.
+
+    ``parts``: what a link said last counts for as long as it says nothing.
     """
 
-    def __init__(self, name: str, fields: Sequence[Field], rounds: int = 1) -> None:
-        self.reader = Reader(name, self.read, rounds)
+    def __init__(
+        self,
+        name: str,
+        fields: Sequence[Field],
+        period_s: float = 0.0,
+        parts: Parts | None = None,
+    ) -> None:
+        self.reader = Reader(name, self.read, period_s)
         self.answered: set[int] = set()
         self.unsupported: set[int] = set()
-        self._counters = {f.number: WrappingCounter() for f in fields if f.wraps}
+        self._parts: Parts = {} if parts is None else parts
+        self._resting: list[Field] = []
+        self._readings = 0
         self._rates = {f.number: GrowthRate() for f in fields if f.rate}
         self._keep(fields)
 
@@ -127,6 +119,10 @@ class FieldBatch:
         """Raises NVMLError when no field has answered, or when the device is gone."""
         if not self._fields:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._readings += 1
+        if self._resting and self._readings % _RETRY_READINGS == 0:
+            fields, self._resting = [*self._fields, *self._resting], []
+            self._keep(fields)
         self.reader.calls = 1
         self._answers[:] = self._template
         code = function("nvmlDeviceGetFieldValues")(handle, len(self._fields), self._pointer)
@@ -149,18 +145,29 @@ class FieldBatch:
             for key in field.series:
                 values[key] = value if field.divisor == 1 else value / field.divisor
         self._settle(failures)
+        self._sum(values)
         return values
+
+    def _sum(self, values: Values) -> None:
+        """Series that several fields make together, each with what it said last."""
+        sums: Values = {}
+        for field in (*self._fields, *self._resting):
+            if field.adds and field in self._parts:
+                for key in field.series:
+                    sums[key] = sums.get(key, 0) + self._parts[field]
+        values.update(sums)
 
     def _add(self, field: Field, value: float, time_us: int, values: Values) -> None:
         if field.instead_of and field.instead_of not in self.unsupported:
             return
         if field.flag:
             value = 1 if value else 0
-        if field.wraps:
-            value = self._counters[field.number].total(value)
         value *= field.factor
+        if field.adds:
+            self._parts[field] = value
+            return
         for key in field.series:
-            values[key] = values.get(key, 0) + value if field.adds else value
+            values[key] = value
         if field.rate is not None:
             per_second = self._rates[field.number].per_second(value, time_us)
             if per_second is not None:
@@ -209,6 +216,8 @@ class FieldBatch:
         answered = {field.number for field in self._fields if field not in failures}
         self.answered |= answered
         self.unsupported |= {field.number for field in dropped} - self.answered
-        dropped |= {field for field in self._fields if field.instead_of in self.answered}
+        replaced = {field for field in self._fields if field.instead_of in self.answered}
+        self._resting += [f for f in dropped - replaced if f.number in self.answered]
+        dropped |= replaced
         if dropped:
             self._keep([field for field in self._fields if field not in dropped])

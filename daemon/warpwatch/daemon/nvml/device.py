@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.batch import FieldBatch
+from warpwatch.daemon.nvml.batch import FieldBatch, Parts
 from warpwatch.daemon.nvml.costs import CallCosts
 from warpwatch.daemon.nvml.events import EventWatcher
 from warpwatch.daemon.nvml.facts import count_fans, identify, read_facts
@@ -18,6 +18,7 @@ from warpwatch.daemon.nvml.gpm import GpmWorker
 from warpwatch.daemon.nvml.library import DeviceGone, LibraryGone, judge, reason_of
 from warpwatch.daemon.nvml.mig import MigDevices
 from warpwatch.daemon.nvml.occupancy import Occupancy
+from warpwatch.daemon.nvml.pcie_bytes import PCIE_BYTES, PcieBytes
 from warpwatch.daemon.nvml.readers import (
     MIG_MODE,
     UTILIZATION,
@@ -27,7 +28,7 @@ from warpwatch.daemon.nvml.readers import (
 )
 from warpwatch.daemon.nvml.samples import BUSY_SECONDS, Integral
 from warpwatch.daemon.nvml.substitutes import field_substitutes, supports
-from warpwatch.daemon.nvml.tiers import RARE_ROUNDS, SLOW_ROUNDS, Schedule, Values
+from warpwatch.daemon.nvml.tiers import RARE_S, SLOW_S, Schedule, Values
 from warpwatch.daemon.sources.base import Sink
 from warpwatch.daemon.sources.xid_ledger import XidLedger
 from warpwatch.telemetry.metric import SeriesKey
@@ -38,13 +39,8 @@ logger = logging.getLogger(__name__)
 # How long a device that is gone is left alone before it is looked for again.
 PROBE_INTERVAL_S = 10.0
 
-# Counters that GPM's rates give as well, integrated. Those of PCIe are better: the fields may have
-# 32 bits, which a fast link fills several times a second.
-_PCIE_OF_GPM: tuple[SeriesKey, ...] = (
-    ("device_pcie_receive_bytes_total", ()),
-    ("device_pcie_transmit_bytes_total", ()),
-)
-# Those of NVLink count only where the device has no such field.
+# Counters that GPM's rates give as well, integrated: they count only where the device has no such
+# field.
 _NVLINK_OF_GPM: dict[SeriesKey, int] = {
     ("device_nvlink_receive_bytes_total", ()): pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
     ("device_nvlink_transmit_bytes_total", ()): pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
@@ -85,12 +81,13 @@ class NvmlDevice:
         self._handle_valid = True
         self._denied: set[str] = set()
         self._busy, self._energy = Integral(), Integral()
+        self._pcie_bytes = PcieBytes(interval_s)
+        self._parts: Parts = {}
         self._read_at: float | None = None
-        self._mig = MigDevices(companions.sink, companions.gpm, self.costs)
+        self._mig = MigDevices(companions.sink, companions.gpm, self.costs, interval_s)
         self._mig_mode = 0.0
         self._settled = False
-        # From then on for good: two counters must not take turns.
-        self._pcie_of_gpm = False
+        self._watched = False
 
     @property
     def known(self) -> bool:
@@ -171,16 +168,14 @@ class NvmlDevice:
         self._handle = handle
         self._mig.find_again()
         self._prepare()
-        self._companions.events.register(uuid, facts.get("pci_bus_id", ""), handle)
-        if self._companions.gpm is not None:
-            self._companions.gpm.add(uuid, handle)
+        self._watched = False
 
     def _prepare(self) -> None:
         """Begin with all readers: what a device supports differs by driver and by MIG mode."""
         driver_version = self.device.info.get("driver_version", "")
         fast = FieldBatch("fields", fast_fields(driver_version))
-        slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_ROUNDS)
-        rare = FieldBatch("rare_fields", RARE_FIELDS, RARE_ROUNDS)
+        slow = FieldBatch("slow_fields", SLOW_FIELDS, SLOW_S, self._parts)
+        rare = FieldBatch("rare_fields", RARE_FIELDS, RARE_S)
         self._supports = supports((fast, slow, rare))
         readers = (
             *(fast.reader, slow.reader, rare.reader),
@@ -189,19 +184,30 @@ class NvmlDevice:
             *static_readers(),
             *field_substitutes(self._energy),
         )
-        self._schedule = Schedule(readers, self._index, self.costs, self._supports, self._denied)
-        self._occupancy = Occupancy(self.costs, self._index)
+        self._schedule = Schedule(
+            *(readers, self._index, self.costs, self._supports, self._denied, self._interval_s)
+        )
+        self._occupancy = Occupancy(self.costs, self._index, self._interval_s)
         self._read_at = None
+        self._pcie_bytes.begin()
+        if self._companions.gpm is not None:
+            # A GPU has no GPM of its own while it is in MIG mode.
+            self._companions.gpm.add(self.device.uuid, self._handle)
 
     def _read(self) -> None:
         now = time.time()
         values = self._schedule.read(self._handle)
+        if not self._watched:
+            self._watch()
         self._integrate(values)
         self._occupancy.read(self._handle)
-        if values.get(MIG_MODE, 0.0) != self._mig_mode:
-            self._change_mig_mode(values.get(MIG_MODE, 0.0))
+        # What was not told has not changed.
+        mig_mode = values.get(MIG_MODE, self._mig_mode)
+        if mig_mode != self._mig_mode:
+            self._change_mig_mode(mig_mode)
         # Before its GPU is published: their processes may have to be asked for.
         instances = tuple(self._read_mig(now)) if self._mig_mode else ()
+        self._occupancy.keep_instances(self._mig.places)
         self._add_gpm(values)
         values.update(self._companions.ledger.values(self.device.uuid))
         processes = self._occupancy.of_gpu(self._mig.places)
@@ -209,6 +215,12 @@ class NvmlDevice:
         publish(DeviceSample(self.device, now, values, processes=processes))
         for sample in instances:
             publish(sample)
+
+    def _watch(self) -> None:
+        """Events, once the device has been read well: to register it takes calls of its own."""
+        self._watched = True
+        pci_bus_id = self.device.info.get("pci_bus_id", "")
+        self._companions.events.register(self.device.uuid, pci_bus_id, self._handle)
 
     def _read_mig(self, now: float) -> tuple[DeviceSample, ...]:
         return tuple(self._mig.read(self.device, self._handle, now, self._occupancy))
@@ -220,16 +232,12 @@ class NvmlDevice:
         self._prepare()
 
     def _add_gpm(self, values: Values) -> None:
-        if self._companions.gpm is None:
-            return
-        gpm = self._companions.gpm.values(self.device.uuid)
-        self._pcie_of_gpm = self._pcie_of_gpm or _PCIE_OF_GPM[0] in gpm
-        if self._pcie_of_gpm:
-            for key in _PCIE_OF_GPM:
-                values.pop(key, None)
+        worker = self._companions.gpm
+        gpm = {} if worker is None else worker.values(self.device.uuid)
+        self._pcie_bytes.count(values, gpm)
         for key, value in gpm.items():
             number = _NVLINK_OF_GPM.get(key)
-            if number is None or self._supports(number) is False:
+            if key not in PCIE_BYTES and (number is None or self._supports(number) is False):
                 values[key] = value
 
     def _integrate(self, values: Values) -> None:

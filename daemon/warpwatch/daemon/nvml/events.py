@@ -12,13 +12,13 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from warpwatch.daemon.nvml.call_guard import CallAbandoned, CallGuard, address_of
 from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.event_devices import FIRST_RETRY_S, EventDevice, Renewals
 from warpwatch.daemon.nvml.event_types import HEALTH_EVENTS, WANTED, XID
 from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
 from warpwatch.daemon.sources.base import Sink
@@ -39,30 +39,9 @@ SETTLING_S, SETTLING_WAIT_S = 2.0, 0.05
 MAX_EVENTS = 200
 FIRST_BACK_OFF_S = 1.0
 LAST_BACK_OFF_S = 30.0
-# How long a device that could not be registered is left alone: the first time, and at most.
-FIRST_RETRY_S = 10.0
-LAST_RETRY_S = 300.0
 # A set that has been quiet for so long is taken to work.
 STEADY_S = 60.0
 MAX_REPLACEMENTS = 8
-
-
-@dataclass(slots=True, eq=False)
-class _Device:
-    """``registered``: in the present set. ``retry_at``: not to be registered before; after
-    another failure, ``retry_s`` later."""
-
-    uuid: str
-    pci_bus_id: str
-    handle: Any
-    mask: int
-    registered: bool = False
-    retry_at: float = 0.0
-    retry_s: float = FIRST_RETRY_S
-
-    def leave_alone(self) -> None:
-        self.retry_at = time.monotonic() + self.retry_s
-        self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
 
 
 class _Unusable(Exception):
@@ -78,11 +57,15 @@ class EventWatcher:
         self._sink = sink
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._devices: dict[str, _Device] = {}
-        self._by_address: dict[int, _Device] = {}
+        self._devices: dict[str, EventDevice] = {}
+        self._by_address: dict[int, EventDevice] = {}
+        self._renewals: dict[str, Renewals] = {}
         self._guard = CallGuard(self._costs, READER)
+        # Given up, as its call did not return.
+        self._hung: list[CallGuard] = []
         self._loop: Loop | None = None
-        self._replacements = 0
+        # Why nothing is watched any more.
+        self.trouble = ""
         self._renew = False
         self._settled_at = 0.0
         self._closed = False
@@ -91,7 +74,6 @@ class EventWatcher:
         self._built_at = 0.0
         self._build_at = 0.0
         self._back_off_s = 0.0
-        self._over = False
 
     def register(self, uuid: str, pci_bus_id: str, handle: Any) -> None:
         """Watch this GPU (of MIG instances: their GPU). Asks it, in the caller's thread, for what
@@ -100,13 +82,14 @@ class EventWatcher:
         mask = WANTED & self._supported(handle)
         if not mask:
             return
-        device, address = _Device(uuid, pci_bus_id, handle, mask), address_of(handle)
+        device, address = EventDevice(uuid, pci_bus_id, handle, mask), address_of(handle)
         with self._lock:
             if self._closed:
                 return
             before = self._by_address.get(address)
-            # A GPU that comes back after a reset may be in the set and send nothing any more.
-            self._renew = self._renew or (before is not None and before.registered)
+            if before is not None and (before.registered or before.stale):
+                device.stale = True
+                device.retry_at = self._renewals.setdefault(uuid, Renewals()).take()
             self._devices[uuid] = device
             self._by_address[address] = device
             self._settled_at = time.monotonic() + SETTLING_S
@@ -121,25 +104,29 @@ class EventWatcher:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a call is inside NVML, or one that never returned is."""
-        return self._guard.in_flight or self._replacements > 0
+        """Whether a call is inside NVML."""
+        return any(guard.in_flight for guard in (self._guard, *self._hung))
 
     def watch(self, stuck_after_s: float) -> None:
         """Replace a thread whose call does not return, and leave out the device that it was made
         for. Never calls NVML; for the watchdog."""
-        stuck = self._guard.abandon_if_stuck(stuck_after_s + WAIT_S)
+        guard = self._guard
+        stuck = guard.abandon_if_stuck(stuck_after_s + WAIT_S)
         if stuck is None:
             return
         with self._lock:
-            self._replacements += 1
-            if isinstance(stuck, _Device):
+            self._hung.append(guard)
+            if isinstance(stuck, EventDevice):
                 self._devices.pop(stuck.uuid, None)
             self._set = None
             for device in self._devices.values():
-                device.registered = False
-            if not self._closed and self._replacements <= MAX_REPLACEMENTS:
+                device.registered = device.stale = False
+            replaced = len(self._hung) <= MAX_REPLACEMENTS
+            if not self._closed and replaced:
                 self._begin()
         logger.error("NVML events: %s does not return", _name(stuck))
+        if not replaced:
+            self._give_up(f"{_name(stuck)} does not return")
 
     def close(self) -> None:
         """Free the set, unless a call may still use it."""
@@ -169,10 +156,10 @@ class EventWatcher:
             costs.drain(self._sink.count)
 
     def _round(self, guard: CallGuard) -> None:
-        if self._over or time.monotonic() < self._build_at:
+        if self.trouble or time.monotonic() < self._build_at:
             return
         try:
-            if self._renew:
+            if self._renew or self._one_came_back():
                 self._free_set(guard)
             self._ensure_set(guard)
             if self._renew:
@@ -185,6 +172,12 @@ class EventWatcher:
             self._rebuild_later(guard, unusable)
         self._costs.drain(self._sink.count)
 
+    def _one_came_back(self) -> bool:
+        """Whether the set must be built again for a device that is in it as it was before."""
+        now = time.monotonic()
+        with self._lock:
+            return any(d.stale and now >= d.retry_at for d in self._devices.values())
+
     def _ensure_set(self, guard: CallGuard) -> None:
         """A set with every device in it that can be registered now."""
         now = time.monotonic()
@@ -192,7 +185,7 @@ class EventWatcher:
             missing = [
                 device
                 for device in self._devices.values()
-                if not device.registered and now >= device.retry_at
+                if not (device.registered or device.stale) and now >= device.retry_at
             ]
         if missing and self._set is None:
             self._set = self._create(guard)
@@ -210,7 +203,7 @@ class EventWatcher:
             self._judge(error)
             return None
 
-    def _register(self, guard: CallGuard, device: _Device) -> None:
+    def _register(self, guard: CallGuard, device: EventDevice) -> None:
         arguments = (device.handle, device.mask, self._set)
         try:
             guard.call(device, pynvml.nvmlDeviceRegisterEvents, *arguments)
@@ -263,10 +256,15 @@ class EventWatcher:
         """Raises _Unusable, or ends the watcher where NVML itself is gone or has no events."""
         meaning = meaning_of(code_of(error))
         if meaning in (Meaning.LIBRARY, Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
-            self._over = True
-            logger.info("no more events from NVML: %s", error)
+            # That the library is gone is told by all that is read through it.
+            level = logging.INFO if meaning is Meaning.LIBRARY else logging.WARNING
+            self._give_up(str(error), level)
         else:
             raise _Unusable(str(error)) from error
+
+    def _give_up(self, reason: str, level: int = logging.WARNING) -> None:
+        self.trouble = f"XIDs and events are not watched through NVML any more: {reason}"
+        logger.log(level, "%s", self.trouble)
 
     def _rebuild_later(self, guard: CallGuard, unusable: _Unusable) -> None:
         """Free the set, and build another one: at once the first time, then when the back-off is
@@ -290,12 +288,14 @@ class EventWatcher:
             self._renew = False
             for device in (*self._devices.values(), *self._by_address.values()):
                 device.registered = False
+                if device.stale:
+                    device.stale, device.retry_at = False, 0.0
         if event_set is not None:
             with contextlib.suppress(pynvml.NVMLError):
                 guard.call("release", pynvml.nvmlEventSetFree, event_set)
 
 
 def _name(stuck: object) -> str:
-    if isinstance(stuck, _Device):
+    if isinstance(stuck, EventDevice):
         return f"the registration of device {stuck.uuid}"
     return f"the {stuck} of the event set"

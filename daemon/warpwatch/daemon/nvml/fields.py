@@ -25,7 +25,6 @@ class Field:
 
     factor, divisor: from the field's unit to the series'; a plain field has no factor, the others
     have no divisor.
-    wraps: the driver's counter may start over at 2**32.
     rate: the series of its growth per second, by the driver's own timestamps.
     adds: the series is the sum of several fields.
     flag: whatever is not 0 is 1.
@@ -37,7 +36,6 @@ class Field:
     factor: int = 1
     divisor: int = 1
     scope: int = 0
-    wraps: bool = False
     rate: SeriesKey | None = None
     adds: bool = False
     flag: bool = False
@@ -46,9 +44,7 @@ class Field:
     @property
     def plain(self) -> bool:
         """Whether a reading needs at most to be divided."""
-        return self.factor == 1 and not (
-            self.wraps or self.rate or self.adds or self.flag or self.instead_of
-        )
+        return self.factor == 1 and not (self.rate or self.adds or self.flag or self.instead_of)
 
 
 def _field(number: int, name: str, *own: str, divisor: int = 1) -> Field:
@@ -74,7 +70,8 @@ def _throttled(number: int, reason: str) -> Field:
 
 
 def _pcie_bytes(number: int, direction: str) -> Field:
-    return Field(number, ((f"device_pcie_{direction}_bytes_total", ()),), wraps=True)
+    """Of 32 or 64 bits: what they have counted is found out by PcieBytes."""
+    return _field(number, f"pcie_{direction}_bytes_total")
 
 
 def _nvlink_bytes(number: int, direction: str) -> Field:

@@ -1,23 +1,23 @@
 """The devices between one initialisation of NVML and the next, each with a loop of its own.
 
-Devices that come, go or change places while NVML is up are found by a loop of its own too, since
-to ask for them may take as long as a device that does not answer.
+Devices that come, go or change places while NVML is up are found by the scanner. What outlives
+``end`` is at most a thread whose call does not return: it publishes nothing and starts nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import Any
-
-import pynvml
+import threading
+import time
 
 from warpwatch.daemon.config import NvmlConfig
 from warpwatch.daemon.nvml.costs import CallCosts
 from warpwatch.daemon.nvml.device import Companions, NvmlDevice
 from warpwatch.daemon.nvml.events import EventWatcher
+from warpwatch.daemon.nvml.generation_sink import GenerationSink
 from warpwatch.daemon.nvml.gpm import GpmWorker
-from warpwatch.daemon.nvml.library import LibraryGone, Meaning, code_of, meaning_of
+from warpwatch.daemon.nvml.library import LibraryGone
+from warpwatch.daemon.nvml.scanner import Inventory, Scanner, Search
 from warpwatch.daemon.sources.base import Sink
 from warpwatch.daemon.sources.xid_ledger import XidLedger
 from warpwatch.daemon.supervisor import Loop, Supervisor
@@ -27,17 +27,12 @@ logger = logging.getLogger(__name__)
 # Reasons for which a device that is still there may have been exchanged for another.
 _MAYBE_GONE = ("lost", "driver")
 
-
-@dataclass(slots=True)
-class _Inventory:
-    """What devices NVML names: UUIDs by index, and the indices at which one does not answer."""
-
-    index_of: dict[str, int] = field(default_factory=dict)
-    silent: set[int] = field(default_factory=set)
+Running = tuple[NvmlDevice, Loop]
 
 
 class Generation:
-    """``begin`` starts the loops; ``end`` stops them and says whether NVML may be left."""
+    """``begin`` starts the loops; ``end`` stops them; then NVML may be left once nothing is
+    ``in_flight``."""
 
     def __init__(
         self,
@@ -47,32 +42,57 @@ class Generation:
         config: NvmlConfig,
         probe_interval_s: float,
     ) -> None:
+        self._sink = GenerationSink(sink)
         gpm = None
         if config.gpm:
             gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s)
-        events = EventWatcher(supervisor, sink, ledger)
-        self.loops: tuple[tuple[NvmlDevice, Loop], ...] = ()
-        self._companions = Companions(sink, ledger, events, gpm)
+        events = EventWatcher(supervisor, self._sink, ledger)
+        self.loops: tuple[Running, ...] = ()
+        self._companions = Companions(self._sink, ledger, events, gpm)
         self._supervisor = supervisor
         self._config = config
         self._probe_interval_s = probe_interval_s
         self._count = 0
-        self._scanner: Loop | None = None
+        self._scanner = Scanner(supervisor, probe_interval_s, self._look)
         self._library_gone = False
+        # Devices were matched with indices that could not be asked.
+        self._guessed = False
+        # Guards ``loops`` against changes by a scanner that comes back after the end.
+        self._lock = threading.Lock()
+        self._closed = False
+        self._removed_loops: list[Loop] = []
         # Of devices that have gone, until they are drained.
-        self._costs = CallCosts()
         self._past_costs: list[CallCosts] = []
 
     def begin(self, count: int) -> None:
         self._count = count
-        self.loops = tuple(self._loop(index) for index in range(count))
-        self._scanner = self._supervisor.every("nvml-scan", self._probe_interval_s, self._scan)
+        self.loops = tuple(self._start(index) for index in range(count))
+        self._scanner.begin()
         logger.info("NVML has %d devices", count)
 
     @property
     def gone(self) -> bool:
         """Whether NVML must be initialised again."""
         return self._library_gone or any(device.library_gone for device, _ in self.loops)
+
+    @property
+    def works(self) -> bool:
+        """Whether a device is read, or there is none to read."""
+        return not self.gone and (not self.loops or any(d.settled for d in self.devices))
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether every call of every device fails, for no reason that NVML has a name for."""
+        devices = self.devices
+        return bool(devices) and all(d.reason == "driver" and not d.library_gone for d in devices)
+
+    @property
+    def trouble(self) -> str:
+        """What does not work beside the devices."""
+        troubles = [self._companions.events.trouble]
+        if self._scanner.hangs:
+            troubles.append("the search for devices that come and go does not return")
+        return "; ".join(trouble for trouble in troubles if trouble)
 
     @property
     def devices(self) -> tuple[NvmlDevice, ...]:
@@ -86,6 +106,18 @@ class Generation:
     def slowest_s(self) -> float:
         return max((loop.last_duration_s for _, loop in self.loops), default=0.0)
 
+    @property
+    def in_flight(self) -> bool:
+        """After ``end``: whether a call is inside NVML still."""
+        loops = (*(loop for _, loop in self.loops), *self._removed_loops)
+        gpm = self._companions.gpm
+        return (
+            any(loop.alive for loop in loops)
+            or self._scanner.in_flight
+            or self._companions.events.in_flight
+            or (gpm is not None and gpm.in_flight)
+        )
+
     def drain(self, sink: Sink) -> None:
         for costs in self._all_costs():
             costs.drain(sink.count)
@@ -93,117 +125,131 @@ class Generation:
     def watch(self) -> None:
         """Speak for the devices whose call does not return. Never calls NVML."""
         for device, loop in self.loops:
-            if loop.busy_s > self._config.stuck_after_s:
+            if self._is_stuck(loop):
                 device.publish_stuck()
+        self._scanner.watch(self._config.stuck_after_s)
         self._companions.events.watch(self._config.stuck_after_s)
         if self._companions.gpm is not None:
             self._companions.gpm.watch()
 
-    def end(self) -> bool:
-        """Stop the loops; whether none of them is inside a call that does not return."""
-        loops = [loop for _, loop in self.loops]
-        if self._scanner is not None:
-            loops.append(self._scanner)
-        for loop in loops:
+    def end(self, timeout_s: float) -> None:
+        """Stop the loops, and wait so long for all of them together."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._closed = True
+        self._sink.close()
+        self._scanner.end()
+        for _, loop in self.loops:
             loop.stop()
         self._companions.events.close()
-        in_flight = [self._companions.events.in_flight]
         if self._companions.gpm is not None:
             self._companions.gpm.close()
-            in_flight.append(self._companions.gpm.in_flight)
-        stuck = [loop.busy_s > self._config.stuck_after_s for loop in loops]
-        return not any(in_flight + stuck)
+        for device, loop in self.loops:
+            loop.stop(max(0.0, deadline - time.monotonic()))
+            self._forget_unknown(device)
 
     def _all_costs(self) -> tuple[CallCosts, ...]:
         gpm = self._companions.gpm
         of_gpm = () if gpm is None else (gpm.costs,)
         of_devices = (device.costs for device in self.devices)
-        return (self._costs, *of_gpm, *self._past_costs, *of_devices)
+        return (self._scanner.costs, *of_gpm, *self._past_costs, *of_devices)
 
-    def _loop(self, index: int) -> tuple[NvmlDevice, Loop]:
+    def _is_stuck(self, loop: Loop) -> bool:
+        return loop.busy_s > self._config.stuck_after_s
+
+    def _start(self, index: int) -> Running:
         interval_s = self._config.interval_s
         device = NvmlDevice(index, self._companions, interval_s, self._probe_interval_s)
+        self._sink.welcome(device.device.uuid)
         return device, self._supervisor.every(f"nvml-{index}", interval_s, device.step)
 
-    def _scan(self) -> None:
+    def _forget_unknown(self, device: NvmlDevice) -> None:
+        """Nobody will ever speak for an index again at which no device has told its UUID."""
+        if not device.known:
+            self._sink.retire(device.device.uuid)
+
+    def _look(self, search: Search) -> None:
         """One call, unless something has changed or is missing."""
         if self.gone:
             return
         try:
-            count = self._ask(lambda _: pynvml.nvmlDeviceGetCount(), None)
+            count = search.count()
             missing = any(device.reason in _MAYBE_GONE for device in self.devices)
-            if count is not None and (count != self._count or missing):
-                self._apply(self._take_inventory(count), count)
+            if count is None or not (count != self._count or missing or self._guessed):
+                return
+            stuck = {device.device.index for device, loop in self.loops if self._is_stuck(loop)}
+            inventory = search.inventory(count, stuck)
         except LibraryGone:
             self._library_gone = True
+            return
+        with self._lock:
+            if not self._closed:
+                self._apply(inventory, count)
 
-    def _ask(self, call: Any, argument: Any) -> Any:
-        """The answer, None where there is none. Raises LibraryGone."""
-        try:
-            return self._costs.measure("scan", call, argument)
-        except pynvml.NVMLError as error:
-            if meaning_of(code_of(error)) is Meaning.LIBRARY:
-                raise LibraryGone from error
-            return None
-
-    def _take_inventory(self, count: int) -> _Inventory:
-        inventory = _Inventory()
-        stuck = {
-            device.device.index
-            for device, loop in self.loops
-            if loop.busy_s > self._config.stuck_after_s
-        }
-        for index in range(count):
-            # One that does not return would not return here either.
-            uuid = None if index in stuck and count == self._count else self._identify(index)
-            if uuid is None:
-                inventory.silent.add(index)
-            else:
-                inventory.index_of[uuid] = index
-        return inventory
-
-    def _identify(self, index: int) -> str | None:
-        handle = self._ask(pynvml.nvmlDeviceGetHandleByIndex, index)
-        if handle is None:
-            return None
-        uuid: str | None = self._ask(pynvml.nvmlDeviceGetUUID, handle)
-        return uuid
-
-    def _apply(self, inventory: _Inventory, count: int) -> None:
+    def _apply(self, inventory: Inventory, count: int) -> None:
         """Devices are where NVML says; who is not named any more goes, who is new comes."""
         changed = count != self._count
         self._count = count
-        kept: list[tuple[NvmlDevice, Loop]] = []
+        self._guessed = bool(inventory.unasked)
+        places = self._places(inventory)
+        kept: list[Running] = []
         for device, loop in self.loops:
-            index = inventory.index_of.pop(device.device.uuid, None)
-            if index is None:
-                index = self._place_of_silent(device, inventory)
+            index = places.get(device)
             if index is None:
                 self._remove(device, loop)
                 continue
-            if changed or index != device.device.index:
+            # One that is read well is not moved to where it was not seen.
+            guessed = index in inventory.unasked
+            if not guessed and (changed or index != device.device.index):
                 device.move(index)
             kept.append((device, loop))
-        for index in (*inventory.index_of.values(), *inventory.silent):
+        for index in sorted(set(range(count)) - set(places.values())):
             logger.info("a device has come to index %d", index)
-            kept.append(self._loop(index))
+            kept.append(self._start(index))
         self.loops = tuple(kept)
 
-    def _place_of_silent(self, device: NvmlDevice, inventory: _Inventory) -> int | None:
-        """The index of a device that does not answer, or has never told its UUID; None: gone."""
-        index = device.device.index
-        if index in inventory.silent:
-            inventory.silent.remove(index)
-            return index
-        if not device.known and index in inventory.index_of.values():
-            inventory.index_of = {u: i for u, i in inventory.index_of.items() if i != index}
-            return index
-        return None
+    def _places(self, inventory: Inventory) -> dict[NvmlDevice, int]:
+        """The index of each device that is still there.
+
+        Who is not named may be at an index that named nobody: there those stay who are most
+        likely still there, in the order in which they were, since NVML sorts by the bus.
+        """
+        named = dict(inventory.index_of)
+        places: dict[NvmlDevice, int] = {}
+        for device in self.devices:
+            index = named.pop(device.device.uuid, None)
+            if index is not None:
+                places[device] = index
+        left: list[Running] = []
+        for device, loop in self.loops:
+            index = device.device.index
+            if device in places:
+                continue
+            if not device.known and index in named.values():
+                named = {uuid: at for uuid, at in named.items() if at != index}
+                places[device] = index
+            else:
+                left.append((device, loop))
+        silent = sorted(inventory.silent)
+        left.sort(key=lambda running: self._doubt(running, inventory))
+        staying = sorted(left[: len(silent)], key=lambda running: running[0].device.index)
+        own = {d: d.device.index for d, _ in staying if d.device.index in inventory.silent}
+        others = [device for device, _ in staying if device not in own]
+        free = sorted(inventory.silent - set(own.values()))
+        return places | own | dict(zip(others, free, strict=False))
+
+    def _doubt(self, running: Running, inventory: Inventory) -> tuple[bool, bool]:
+        """Low: surely still there."""
+        device, loop = running
+        there = self._is_stuck(loop) or not device.reason
+        return not there, device.device.index not in inventory.silent
 
     def _remove(self, device: NvmlDevice, loop: Loop) -> None:
         logger.warning("device %s is not there any more", device.device.uuid)
         loop.stop()
+        self._removed_loops = [old for old in self._removed_loops if old.alive] + [loop]
         self._past_costs.append(device.costs)
+        self._forget_unknown(device)
         for gone in device.devices:
             self._companions.events.forget(gone.uuid)
             if self._companions.gpm is not None:

@@ -1,8 +1,9 @@
 """GPM: the hardware counters that Hopper and newer devices keep by themselves, through NVML.
 
 One thread reads all devices, one after the other, because calls in parallel have crashed drivers.
-A device whose call does not return takes that thread with it; another one serves the rest. The
-price of a device and round is one sample and one evaluation of two samples.
+A GPU whose call does not return takes that thread with it; another one serves the rest, and takes
+the GPU back some time after its call has returned. The price of a device and round is one sample
+and one evaluation of two samples.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
 
 from warpwatch.daemon.nvml.call_guard import CallAbandoned, CallGuard, address_of
 from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch.daemon.nvml.gpm_devices import GivenUp, GpmDevice, Values
 from warpwatch.daemon.nvml.gpm_metrics import (
     GpmRequest,
     refused,
@@ -26,7 +27,6 @@ from warpwatch.daemon.nvml.gpm_metrics import (
 )
 from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
 from warpwatch.daemon.supervisor import Loop, Supervisor
-from warpwatch.telemetry.metric import SeriesKey
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,9 @@ MIN_INTERVAL_S = 0.12
 FRESH_INTERVALS = 3
 # How long a device that is lost is left alone.
 LOST_RETRY_S = 10.0
+# A GPU whose call has returned after all is read again so much later, twice as much each time.
+TAKE_BACK_AFTER_S = 10.0
+MAX_TAKEN_BACK = 3
 # How long closing waits for a call that is about to return.
 CLOSE_TIMEOUT_S = 0.5
 
@@ -49,47 +52,27 @@ _NO_PERMISSION = (
     "/proc/driver/nvidia/params) or give the daemon CAP_SYS_ADMIN"
 )
 
-Values = dict[SeriesKey, float]
-
-
-@dataclass(slots=True, eq=False)
-class _Device:
-    """A GPU or GPU instance. ``physical`` is the GPU that the calls end at.
-
-    ``earlier`` holds the sample of the time ``sampled_at``; ``spare`` takes the next one.
-    """
-
-    uuid: str
-    handle: Any
-    gpu_instance: int | None
-    physical: int
-    request: GpmRequest | None = None
-    earlier: Any = None
-    spare: Any = None
-    sampled_at: float | None = None
-    polled: bool = True
-    retry_at: float = 0.0
-    traffic_bytes: dict[str, float] = field(default_factory=dict)
-    values: Values = field(default_factory=dict)
-    read_at: float = 0.0
-
-    @property
-    def buffers(self) -> tuple[Any, ...]:
-        return tuple(buffer for buffer in (self.earlier, self.spare) if buffer is not None)
-
 
 class GpmWorker:
     """The GPM of all devices of one generation of NVML. Only the worker's thread calls NVML."""
 
-    def __init__(self, supervisor: Supervisor, interval_s: float, stuck_after_s: float) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        interval_s: float,
+        stuck_after_s: float,
+        take_back_after_s: float = TAKE_BACK_AFTER_S,
+    ) -> None:
         self.costs = CallCosts()
         self._supervisor = supervisor
         self._interval_s = max(interval_s, MIN_INTERVAL_S)
         self._stuck_after_s = stuck_after_s
+        self._take_back_after_s = take_back_after_s
         self._lock = threading.Lock()
-        self._devices: dict[str, _Device] = {}
-        self._removed: list[_Device] = []
-        self._given_up: dict[str, int] = {}
+        self._devices: dict[str, GpmDevice] = {}
+        self._removed: list[GpmDevice] = []
+        # By GPU. One that was taken back stays here, without a guard.
+        self._given_up: dict[int, GivenUp] = {}
         self._guard = CallGuard(self.costs, READER)
         self._loop: Loop | None = None
         self._closed = False
@@ -100,13 +83,18 @@ class GpmWorker:
     ) -> None:
         """Read this device from now on; one that is known is begun anew.
 
-        A GPU instance is read through ``parent_handle``. Devices of a GPU that was given up stay
-        so until there is a new worker.
+        A GPU instance is read through ``parent_handle``. Devices of a GPU that was given up wait
+        until that is taken back.
         """
         asked = handle if parent_handle is None else parent_handle
-        device = _Device(uuid, asked, gpu_instance, address_of(asked))
+        device = GpmDevice(uuid, asked, gpu_instance, address_of(asked))
         with self._lock:
-            if self._closed or device.physical in self._given_up.values():
+            if self._closed:
+                return
+            given_up = self._given_up.get(device.physical)
+            if given_up is not None and given_up.guard is not None:
+                given_up.names.add(uuid)
+                given_up.devices[uuid] = device
                 return
             self._drop(uuid)
             self._devices[uuid] = device
@@ -116,6 +104,8 @@ class GpmWorker:
     def remove(self, uuid: str) -> None:
         with self._lock:
             self._drop(uuid)
+            for given_up in self._given_up.values():
+                given_up.devices.pop(uuid, None)
 
     def values(self, uuid: str) -> Values:
         """What was read last, empty when that is too long ago."""
@@ -128,33 +118,58 @@ class GpmWorker:
 
     @property
     def given_up(self) -> frozenset[str]:
-        """Devices whose call did not return."""
+        """Devices whose call did not return, and which are not read again."""
         with self._lock:
-            return frozenset(self._given_up)
+            every = (given_up for given_up in self._given_up.values() if given_up.guard is not None)
+            return frozenset(uuid for given_up in every for uuid in given_up.names)
 
     @property
     def in_flight(self) -> bool:
-        """Whether a call of the present worker is inside NVML, or one that never returned is."""
-        return self._guard.in_flight or bool(self._given_up)
+        """Whether a call is inside NVML."""
+        with self._lock:
+            hanging = any(given_up.in_flight for given_up in self._given_up.values())
+            return hanging or self._guard.in_flight
 
     def watch(self) -> None:
         """Replace the worker if its call does not return. Never calls NVML."""
-        stuck = self._guard.abandon_if_stuck(self._stuck_after_s)
-        if not isinstance(stuck, _Device):
-            return
+        guard = self._guard
+        stuck = guard.abandon_if_stuck(self._stuck_after_s)
+        if isinstance(stuck, GpmDevice):
+            self._give_up(guard, stuck)
+        self._take_back()
+
+    def _give_up(self, guard: CallGuard, stuck: GpmDevice) -> None:
         with self._lock:
-            self._given_up[stuck.uuid] = stuck.physical
+            given_up = self._given_up.setdefault(stuck.physical, GivenUp())
+            given_up.times += 1
+            given_up.guard, given_up.back_at = guard, None
+            given_up.names = {stuck.uuid}
             for device in list(self._devices.values()):
                 if device.physical == stuck.physical:
-                    self._given_up[device.uuid] = device.physical
-                    del self._devices[device.uuid]
+                    given_up.names.add(device.uuid)
+                    given_up.devices[device.uuid] = self._devices.pop(device.uuid)
             # The call may still write into the buffers of a device that was removed meanwhile.
             self._removed = [old for old in self._removed if old.physical != stuck.physical]
             if not self._closed:
                 self._begin()
-        logger.error(
-            "GPM of device %s does not return: given up until NVML is restarted", stuck.uuid
-        )
+        for_good = given_up.times > MAX_TAKEN_BACK
+        until = "until NVML is restarted" if for_good else "until it does"
+        logger.error("GPM of device %s does not return: given up %s", stuck.uuid, until)
+
+    def _take_back(self) -> None:
+        """GPUs whose call has returned some time ago. Their buffers are freed, as of devices that
+        are removed; what they counted goes on."""
+        with self._lock:
+            for given_up in self._given_up.values():
+                if self._closed or not given_up.due(MAX_TAKEN_BACK, self._take_back_after_s):
+                    continue
+                for old in given_up.devices.values():
+                    new = GpmDevice(old.uuid, old.handle, old.gpu_instance, old.physical)
+                    new.traffic_bytes = old.traffic_bytes
+                    self._devices[old.uuid] = new
+                    self._removed.append(old)
+                    logger.info("GPM of device %s is read again", old.uuid)
+                given_up.guard, given_up.devices = None, {}
 
     def close(self) -> None:
         """Free what can be freed: nothing while a call may still use it."""
@@ -197,16 +212,16 @@ class GpmWorker:
                 if device.polled and now >= device.retry_at and self._known(device):
                     self._poll(guard, device)
 
-    def _known(self, device: _Device) -> bool:
+    def _known(self, device: GpmDevice) -> bool:
         """Whether it was not removed while the devices before it were read."""
         return self._devices.get(device.uuid) is device
 
-    def _free(self, guard: CallGuard, device: _Device) -> None:
+    def _free(self, guard: CallGuard, device: GpmDevice) -> None:
         for buffer in device.buffers:
             with contextlib.suppress(pynvml.NVMLError):
                 guard.call(device, pynvml.nvmlGpmSampleFree, buffer)
 
-    def _poll(self, guard: CallGuard, device: _Device) -> None:
+    def _poll(self, guard: CallGuard, device: GpmDevice) -> None:
         try:
             if device.request is None and not self._prepare(guard, device):
                 device.polled = False
@@ -216,7 +231,7 @@ class GpmWorker:
             self.costs.add_error(READER, code_of(error))
             self._judge(device, meaning_of(code_of(error)))
 
-    def _prepare(self, guard: CallGuard, device: _Device) -> bool:
+    def _prepare(self, guard: CallGuard, device: GpmDevice) -> bool:
         """Whether the device has GPM at all; then its buffers are there."""
         support = guard.call(device, pynvml.nvmlGpmQueryDeviceSupport, device.handle)
         if not support.isSupportedDevice:
@@ -226,7 +241,7 @@ class GpmWorker:
         device.request = GpmRequest()
         return True
 
-    def _read(self, guard: CallGuard, device: _Device) -> None:
+    def _read(self, guard: CallGuard, device: GpmDevice) -> None:
         """One sample more, and what the time since the sample before was like."""
         before = device.sampled_at
         if before is not None and time.monotonic() - before < MIN_WINDOW_S:
@@ -241,7 +256,7 @@ class GpmWorker:
         if before is not None and now - before <= MAX_WINDOW_S:
             self._evaluate(guard, device, now - before)
 
-    def _evaluate(self, guard: CallGuard, device: _Device, window_s: float) -> None:
+    def _evaluate(self, guard: CallGuard, device: GpmDevice, window_s: float) -> None:
         request = device.request
         assert request is not None
         # Since the exchange of the buffers the spare one holds the older sample.
@@ -265,7 +280,7 @@ class GpmWorker:
         with self._lock:
             device.values, device.read_at = values, time.monotonic()
 
-    def _judge(self, device: _Device, meaning: Meaning) -> None:
+    def _judge(self, device: GpmDevice, meaning: Meaning) -> None:
         """What an error says of the device: ask again at once, later, or never."""
         if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION, Meaning.LIBRARY):
             device.polled = False

@@ -138,14 +138,27 @@ def initialise() -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        if code_of(error) == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            raise VersionMismatch(_mismatch()) from error
-        raise NvmlUnavailable(f"NVML does not start: {error}") from error
+        raise _unavailable("NVML does not start", error) from error
 
 
-def _mismatch() -> str:
-    text = "NVML does not start: kernel module and library are of different driver versions"
-    return f"{text}; the library's file was replaced since" if library_replaced() else text
+def count_devices() -> int:
+    """Raises NvmlUnavailable and VersionMismatch.
+
+    An initialisation that found the library in use only counted, so this may be the first call to
+    meet a driver that was exchanged.
+    """
+    try:
+        return int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        raise _unavailable("NVML does not count devices", error) from error
+
+
+def _unavailable(what: str, error: pynvml.NVMLError) -> NvmlUnavailable:
+    if code_of(error) != pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+        return NvmlUnavailable(f"{what}: {error}")
+    text = f"{what}: kernel module and library are of different driver versions"
+    replaced = "; the library's file was replaced since" if library_replaced() else ""
+    return VersionMismatch(text + replaced)
 
 
 def library_replaced() -> bool:
@@ -177,6 +190,6 @@ def _replaced(device: str, inode: str, path: str) -> bool:
 
 
 def shut_down() -> None:
-    """Give up the library's generation; it can be initialised again."""
+    """Take one initialisation back. After the last one the next initialisation is a real one."""
     with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlShutdown()

@@ -16,16 +16,26 @@ import pynvml
 
 from warpwatch.daemon.nvml.costs import CallCosts
 from warpwatch.daemon.nvml.gpm import GpmWorker
-from warpwatch.daemon.nvml.library import Meaning, code_of, judge, meaning_of
+from warpwatch.daemon.nvml.library import code_of, judge
 from warpwatch.daemon.nvml.occupancy import Occupancy, Place
 from warpwatch.daemon.nvml.readers import read_memory
-from warpwatch.daemon.nvml.tiers import SLOW_ROUNDS, Values
+from warpwatch.daemon.nvml.tiers import SLOW_S, Values, rounds_of
 from warpwatch.daemon.sources.base import Sink
 from warpwatch.telemetry.samples import Device, DeviceSample
 
-MEMORY_ROUNDS = 2
+MEMORY_PERIOD_S = 2.0
 _NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION)
-_NO_DEVICE = (Meaning.UNSUPPORTED, Meaning.EMPTY)
+# What says that there is no MIG device. Anything else may be another the next time.
+_ABSENT = (
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+)
+
+
+class _NotTold(Exception):
+    """This time it cannot be said whether there is a MIG device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +47,7 @@ class _Instance:
 
     device: Device
     handle: Any
+    slot: int
     place: Place
     leads: bool = False
     silent: bool = False
@@ -46,13 +57,17 @@ class _Instance:
 class MigDevices:
     """Of one GPU. Only its loop calls; the watchdog reads ``devices``."""
 
-    def __init__(self, sink: Sink, gpm: GpmWorker | None, costs: CallCosts) -> None:
+    def __init__(
+        self, sink: Sink, gpm: GpmWorker | None, costs: CallCosts, interval_s: float
+    ) -> None:
         self.devices: tuple[Device, ...] = ()
         self._sink = sink
         self._gpm = gpm
         self._costs = costs
         self._instances: dict[str, _Instance] = {}
         self._round = 0
+        self._memory_rounds = rounds_of(MEMORY_PERIOD_S, interval_s)
+        self._slow_rounds = rounds_of(SLOW_S, interval_s)
         self._stale = True
 
     @property
@@ -63,14 +78,15 @@ class MigDevices:
         self, parent: Device, handle: Any, time_s: float, occupancy: Occupancy
     ) -> Iterator[DeviceSample]:
         """A sample of each. Raises LibraryGone, DeviceGone."""
-        if self._stale or self._round % SLOW_ROUNDS == 0:
+        looked = self._stale or self._round % self._slow_rounds == 0
+        if looked:
             self._find(parent, handle)
         for number, instance in enumerate(self._instances.values()):
-            if (self._round + number) % MEMORY_ROUNDS == 0 or instance.memory is None:
+            if (self._round + number) % self._memory_rounds == 0 or instance.memory is None:
                 self._read_memory(instance)
-            if occupancy.by_instance and (self._round + number) % SLOW_ROUNDS == 0:
+            if occupancy.by_instance and (self._round + number) % self._slow_rounds == 0:
                 occupancy.read_instance(instance.handle, instance.place)
-        if self._stale:
+        if self._stale and not looked:
             self._find(parent, handle)
         self._round += 1
         for instance in self._instances.values():
@@ -105,46 +121,62 @@ class MigDevices:
             judge(error)
             instance.silent = code_of(error) in _NEVER
             # Any other error may come from a handle that has died.
-            self._stale = not instance.silent
+            self._stale = self._stale or not instance.silent
 
     def _find(self, parent: Device, handle: Any) -> None:
         """What instances there are now; those that are not any more are forgotten."""
+        self._stale = False
+        try:
+            slots = self._ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+        except _NotTold:
+            self._stale = True
+            return
         found: dict[str, _Instance] = {}
-        for slot, mig_handle in self._handles(handle):
-            uuid = self._ask(pynvml.nvmlDeviceGetUUID, mig_handle)
-            if uuid is None:
-                continue
-            known = self._instances.get(uuid)
-            if known is None or known.device.index != parent.index:
-                known = self._describe(uuid, slot, mig_handle, parent)
-            if known is not None:
-                known.handle = mig_handle
-                found[uuid] = known
+        for slot in range(slots):
+            instance = self._instance_in(slot, parent, handle)
+            if instance is not None:
+                found[instance.device.uuid] = instance
         for uuid in self._instances.keys() - found.keys():
             self._forget(uuid)
         self._instances = found
         self.devices = tuple(instance.device for instance in found.values())
         self._choose_leaders(handle)
-        self._stale = False
 
-    def _handles(self, parent_handle: Any) -> Iterator[tuple[int, Any]]:
-        """The slots that are not empty: their numbers have gaps."""
-        slots = self._ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, parent_handle) or 0
-        for slot in range(slots):
+    def _instance_in(self, slot: int, parent: Device, parent_handle: Any) -> _Instance | None:
+        """None where the slot is empty; who was in it, where that cannot be said this time."""
+        try:
             handle = self._ask(
-                lambda parent, slot=slot: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot),
+                lambda parent: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, slot),
                 parent_handle,
             )
-            if handle is not None:
-                yield slot, handle
+            uuid = None if handle is None else self._ask(pynvml.nvmlDeviceGetUUID, handle)
+            if uuid is None:
+                return None
+            known = self._instances.get(uuid)
+            if known is None or known.device.index != parent.index:
+                known = self._describe(uuid, slot, handle, parent)
+            if known is not None:
+                known.handle = handle
+            return known
+        except _NotTold:
+            self._stale = True
+            return next((i for i in self._instances.values() if i.slot == slot), None)
 
     def _ask(self, call: Any, handle: Any) -> Any:
-        """The answer, None where there is none. Raises LibraryGone, DeviceGone."""
+        """The answer, None where there is no such device. Raises _NotTold, or as judge does."""
         try:
             return self._costs.measure("mig", call, handle)
         except pynvml.NVMLError as error:
-            if meaning_of(code_of(error)) not in _NO_DEVICE:
-                judge(error)
+            if code_of(error) in _ABSENT:
+                return None
+            judge(error)
+            raise _NotTold from error
+
+    def _ask_detail(self, call: Any, handle: Any) -> Any:
+        """The answer, None where there is none, for now or for good."""
+        try:
+            return self._ask(call, handle)
+        except _NotTold:
             return None
 
     def _describe(self, uuid: str, slot: int, handle: Any, parent: Device) -> _Instance | None:
@@ -152,7 +184,7 @@ class MigDevices:
         compute_instance = self._ask(pynvml.nvmlDeviceGetComputeInstanceId, handle)
         if gpu_instance is None or compute_instance is None:
             return None
-        name = self._ask(pynvml.nvmlDeviceGetName, handle) or parent.name
+        name = self._ask_detail(pynvml.nvmlDeviceGetName, handle) or parent.name
         device = Device(
             uuid=uuid,
             index=parent.index,
@@ -161,14 +193,14 @@ class MigDevices:
             profile=self._profile(name, handle),
             info={**parent.info, "parent_uuid": parent.uuid, "mig_index": str(slot)},
         )
-        return _Instance(device, handle, (gpu_instance, compute_instance))
+        return _Instance(device, handle, slot, (gpu_instance, compute_instance))
 
     def _profile(self, name: str, handle: Any) -> str:
         """Such as 1g.10gb, or 1c.3g.40gb of a part of a GPU instance; the name ends with it."""
         _, found, profile = name.rpartition("MIG ")
         if found:
             return profile
-        sizes = self._ask(pynvml.nvmlDeviceGetAttributes_v2, handle)
+        sizes = self._ask_detail(pynvml.nvmlDeviceGetAttributes_v2, handle)
         if sizes is None:
             return ""
         slices, part = sizes.gpuInstanceSliceCount, sizes.computeInstanceSliceCount

@@ -19,10 +19,10 @@ from warpwatch.daemon.nvml.processes import (
     ProcessUse,
     describe,
 )
-from warpwatch.daemon.nvml.tiers import SLOW_ROUNDS
+from warpwatch.daemon.nvml.tiers import SLOW_S, rounds_of
 from warpwatch.telemetry.samples import DeviceProcess
 
-_ROUNDS = 2
+_PERIOD_S = 2.0
 _FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
 # A process on a GPU instance: GPU instance, compute instance.
 Place = tuple[int, int]
@@ -34,12 +34,15 @@ class Occupancy:
     Where that list is not permitted, ``by_instance`` says that each MIG device must be asked.
     """
 
-    def __init__(self, costs: CallCosts, phase: int) -> None:
+    def __init__(self, costs: CallCosts, phase: int, interval_s: float) -> None:
         self.by_instance = False
         self._costs = costs
         self._phase = phase
         self._round = 0
+        self._rounds = rounds_of(_PERIOD_S, interval_s)
+        self._slow_rounds = rounds_of(SLOW_S, interval_s)
         self._lists = {name: ProcessList(name) for name in (COMPUTE, MPS, GRAPHICS)}
+        self._instances: dict[str, Place] = {}
         self._found: dict[str, tuple[Occupant, ...]] = {}
         self._use: ProcessUse | None = ProcessUse()
         self._shares: dict[int, float] | None = None
@@ -50,12 +53,12 @@ class Occupancy:
         turn = self._round + self._phase
         first = self._round == 0
         self._round += 1
-        if first or turn % _ROUNDS == 0:
+        if first or turn % self._rounds == 0:
             self._list(COMPUTE, handle)
             self._names.keep({occupant.pid for occupant in self._all})
             if any(self._found.values()):
                 self._share(handle)
-        if first or turn % SLOW_ROUNDS == 0:
+        if first or turn % self._slow_rounds == 0:
             self._list(MPS, handle)
             self._list(GRAPHICS, handle)
 
@@ -72,10 +75,20 @@ class Occupancy:
         name = f"{COMPUTE} {place}"
         process_list = self._lists.get(name) or ProcessList(COMPUTE)
         self._lists[name] = process_list
+        self._instances[name] = place
         self._list(name, handle)
         # Asked of a MIG device, they are on it, whatever else they say.
         found = self._found.get(name, ())
         self._found[name] = tuple(Occupant(o.pid, o.memory_bytes, *place) for o in found)
+
+    def keep_instances(self, places: Iterable[Place]) -> None:
+        """Of those that were taken down nobody is left to ask who is on them."""
+        kept = set(places)
+        for name, place in tuple(self._instances.items()):
+            if place not in kept:
+                del self._instances[name]
+                self._lists.pop(name, None)
+                self._found.pop(name, None)
 
     @property
     def _all(self) -> Iterable[Occupant]:

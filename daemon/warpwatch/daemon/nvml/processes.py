@@ -17,6 +17,7 @@ import pynvml
 
 from warpwatch.daemon.nvml.buffer import Buffer
 from warpwatch.daemon.nvml.library import function
+from warpwatch.daemon.nvml.samples import NewestSample
 from warpwatch.daemon.pid_namespace import sees_host_processes
 from warpwatch.telemetry.samples import DeviceProcess
 
@@ -75,9 +76,9 @@ class ProcessList:
 class ProcessUse:
     """The share of SM time by process, since the reading before."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
         self._buffer = Buffer(_USE)
-        self._newest_us = 0
+        self._newest = NewestSample(wall)
         self._mean: dict[int, float] = {}
         self._read_at = 0.0
 
@@ -87,21 +88,29 @@ class ProcessUse:
         Nothing new means that nobody used the device, unless there was no time for it.
         """
         ask = function("nvmlDeviceGetProcessUtilization")
-        since = ctypes.c_ulonglong(self._newest_us)
+        self._newest.check()
+        since = ctypes.c_ulonglong(self._newest.time_us)
         try:
             uses = self._buffer.fill(lambda structs, count: ask(handle, structs, count, since))
         except pynvml.NVMLError_NotFound:
             if time.monotonic() - self._read_at > _SAMPLE_PERIOD_S:
                 self._mean = {}
             return self._mean
-        self._mean, self._read_at = self._shares(uses), time.monotonic()
+        self._mean, self._read_at = self.shares(uses), time.monotonic()
         return self._mean
 
-    def _shares(self, uses: Iterable[tuple[int, ...]]) -> dict[int, float]:
-        samples = [(pid, time_us, sm) for pid, time_us, sm, *_ in uses if pid and sm <= 100]
-        newest_us = max((time_us for _, time_us, _ in samples), default=self._newest_us)
-        after_us = self._newest_us or newest_us - _FIRST_WINDOW_US
-        self._newest_us = newest_us
+    def shares(self, uses: Iterable[tuple[int, ...]]) -> dict[int, float]:
+        """The mean of what is new: (PID, time in µs, share of SM time in per cent, …) each."""
+        newest = self._newest
+        newest.check()
+        samples = [
+            (pid, time_us, sm)
+            for pid, time_us, sm, *_ in uses
+            if pid and sm <= 100 and not newest.in_future(time_us)
+        ]
+        before_us = newest.time_us
+        newest.time_us = max((time_us for _, time_us, _ in samples), default=before_us)
+        after_us = before_us or newest.time_us - _FIRST_WINDOW_US
         by_pid: dict[int, list[int]] = {}
         for pid, time_us, sm in samples:
             if time_us > after_us:

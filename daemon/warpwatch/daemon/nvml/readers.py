@@ -14,9 +14,10 @@ import pynvml
 from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
 from warpwatch.daemon.nvml.samples import Integral, busy_samples
 from warpwatch.daemon.nvml.tiers import (
-    RARE_ROUNDS,
-    SLOW_ROUNDS,
-    SLOWER_ROUNDS,
+    ONCE,
+    RARE_S,
+    SLOW_S,
+    SLOWER_S,
     Reader,
     Values,
 )
@@ -24,8 +25,8 @@ from warpwatch.telemetry.device_metrics import THROTTLE_REASONS
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.reliability_metrics import REMAP_AVAILABILITIES
 
-ONCE = 0
 _MHZ = 1_000_000
+_HEAT_S = 2.0
 _CLOCKS = {
     "graphics": pynvml.NVML_CLOCK_GRAPHICS,
     "sm": pynvml.NVML_CLOCK_SM,
@@ -46,33 +47,33 @@ def fast_readers(busy: Integral) -> Iterable[Reader]:
     yield Reader("utilization", _utilization)
     yield Reader("utilization_samples", busy_samples(busy).read)
     yield Reader("memory", _first_of(read_memory, _old_memory))
-    # Heat takes seconds: every second round loses nothing.
-    yield Reader("temperature", _first_of(_temperature, _old_temperature), 2)
+    # Heat takes seconds.
+    yield Reader("temperature", _first_of(_temperature, _old_temperature), _HEAT_S)
     yield Reader("throttle", _first_of(_event_reasons, _throttle_reasons))
     yield Reader("clock", _clock("sm"))
 
 
 def slow_readers(fans: int) -> Iterable[Reader]:
     """What seldom changes, or matters less."""
-    yield Reader("clock", _clock("memory"), SLOW_ROUNDS)
-    yield Reader("clock", _clock("graphics"), SLOW_ROUNDS)
-    yield Reader("clock", _clock("video"), SLOWER_ROUNDS)
-    yield Reader("encoder", _encoder, SLOW_ROUNDS)
-    yield Reader("decoder", _decoder, SLOW_ROUNDS)
-    yield Reader("jpeg", _jpeg, SLOWER_ROUNDS)
-    yield Reader("ofa", _ofa, SLOWER_ROUNDS)
-    yield Reader("performance_state", _performance_state, SLOW_ROUNDS)
-    yield Reader("temperature_margin", _temperature_margin, SLOW_ROUNDS)
-    yield Reader("pcie_link_generation", _pcie_generation, SLOWER_ROUNDS)
-    yield Reader("pcie_link_width", _pcie_width, SLOWER_ROUNDS)
-    yield Reader("bar1", _bar1, SLOWER_ROUNDS)
+    yield Reader("clock", _clock("memory"), SLOW_S)
+    yield Reader("clock", _clock("graphics"), SLOW_S)
+    yield Reader("clock", _clock("video"), SLOWER_S)
+    yield Reader("encoder", _encoder, SLOW_S)
+    yield Reader("decoder", _decoder, SLOW_S)
+    yield Reader("jpeg", _jpeg, SLOWER_S)
+    yield Reader("ofa", _ofa, SLOWER_S)
+    yield Reader("performance_state", _performance_state, SLOW_S)
+    yield Reader("temperature_margin", _temperature_margin, SLOW_S)
+    yield Reader("pcie_link_generation", _pcie_generation, SLOWER_S)
+    yield Reader("pcie_link_width", _pcie_width, SLOWER_S)
+    yield Reader("bar1", _bar1, SLOWER_S)
     for fan in range(fans):
-        yield Reader("fan_speed", _fan_speed(fan), SLOWER_ROUNDS)
-    yield Reader("mig_mode", _mig_mode, SLOW_ROUNDS)
-    yield Reader("row_remap_banks", _row_remap_banks, RARE_ROUNDS)
-    yield Reader("persistence_mode", _persistence_mode, RARE_ROUNDS)
-    yield Reader("compute_mode", _compute_mode, RARE_ROUNDS)
-    yield Reader("vgpu_license", _vgpu_licensed, RARE_ROUNDS)
+        yield Reader("fan_speed", _fan_speed(fan), SLOWER_S)
+    yield Reader("mig_mode", _mig_mode, SLOW_S)
+    yield Reader("row_remap_banks", _row_remap_banks, RARE_S)
+    yield Reader("persistence_mode", _persistence_mode, RARE_S)
+    yield Reader("compute_mode", _compute_mode, RARE_S)
+    yield Reader("vgpu_license", _vgpu_licensed, RARE_S)
 
 
 def static_readers() -> Iterable[Reader]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pynvml
@@ -25,6 +26,8 @@ _CAPACITY = 256
 # Two samples further apart than this were not taken in a row, if the buffer is shorter.
 _LEAST_GAP_US = 2_000_000
 _UINT32 = 2**32 - 1
+# A sample further ahead of the clock than this was taken before the clock was set back.
+_AHEAD_US = 2_000_000
 
 BUSY_SECONDS: SeriesKey = ("device_busy_seconds_total", ())
 ENERGY_JOULES: SeriesKey = ("device_energy_joules_total", ())
@@ -37,52 +40,97 @@ class Integral:
         self.total = 0.0
 
 
+class NewestSample:
+    """The time of the newest sample that was taken from a buffer of the driver's: 0 is none.
+
+    The driver's samples bear the CPU's clock, so that one that is set back would hide all samples
+    until it is where it was: then the buffer is begun anew, and what it holds of the time that is
+    to come again is left out.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self.time_us = 0
+        self._wall = wall
+
+    def check(self) -> None:
+        """Before the driver is asked for what is newer."""
+        if self.in_future(self.time_us):
+            self.time_us = 0
+
+    def in_future(self, time_us: int) -> bool:
+        return time_us > self._wall() * 1e6 + _AHEAD_US
+
+
 class SampledIntegral:
     """Integrates one kind of the driver's samples, each for the time since the one before.
 
     ``per_unit``: what one unit of the sample adds to the integral in one second.
     """
 
-    def __init__(self, kind: int, series: SeriesKey, per_unit: float, integral: Integral) -> None:
+    def __init__(
+        self,
+        kind: int,
+        series: SeriesKey,
+        per_unit: float,
+        integral: Integral,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._kind = ctypes.c_uint(kind)
         self._series = series
         self._per_us = per_unit / 1e6
         self._integral = integral
-        self._newest_us = 0
+        self._newest = NewestSample(wall)
+        self._clock = clock
+        self._silent_since: float | None = None
         self._longest_gap_us = _LEAST_GAP_US
         self._buffer = Buffer(_SAMPLE, _CAPACITY)
 
     def read(self, handle: Any) -> Values:
         """The integral up to the newest sample. Raises NVMLError."""
         ask = function("nvmlDeviceGetSamples")
-        since, value_type = ctypes.c_ulonglong(self._newest_us), ctypes.byref(ctypes.c_uint())
+        self.check()
+        since = ctypes.c_ulonglong(self._newest.time_us)
+        value_type = ctypes.byref(ctypes.c_uint())
+        samples: Iterable[tuple[int, ...]] = ()
         with contextlib.suppress(pynvml.NVMLError_NotFound):
-            self.add(
-                self._buffer.fill(
-                    lambda structs, count: ask(
-                        handle, self._kind, since, value_type, count, structs
-                    )
-                )
+            samples = self._buffer.fill(
+                lambda structs, count: ask(handle, self._kind, since, value_type, count, structs)
             )
+        self.add(samples)
         return {self._series: round(self._integral.total, 6)}
+
+    def check(self) -> None:
+        """Before the driver is asked: begin its buffer anew where nothing more would come of it,
+        since the clock was set back, or nothing has come for longer than the buffer is.
+        """
+        self._newest.check()
+        silent_since = self._silent_since
+        if silent_since is None or (self._clock() - silent_since) * 1e6 <= self._longest_gap_us:
+            return
+        self._newest.time_us = 0
+        self._silent_since = None
 
     def add(self, samples: Iterable[tuple[int, ...]]) -> None:
         """Integrate samples, (time in µs, value) each. The first time, what came before them is
         not ours to count: then they tell no more than how long the driver's buffer is.
         """
-        new = sorted(sample for sample in samples if sample[0] > self._newest_us)
+        newest = self._newest
+        new = sorted(s for s in samples if s[0] > newest.time_us and not newest.in_future(s[0]))
         if not new:
+            self._silent_since = self._silent_since or self._clock()
             return
-        if self._newest_us == 0:
+        self._silent_since = None
+        if newest.time_us == 0:
             self._longest_gap_us = max(_LEAST_GAP_US, new[-1][0] - new[0][0])
-            self._newest_us = new[-1][0]
+            newest.time_us = new[-1][0]
             return
         for time_us, raw in new:
-            gap_us = time_us - self._newest_us
+            gap_us = time_us - newest.time_us
             value = raw & _UINT32
             if gap_us <= self._longest_gap_us and value != _UINT32:
                 self._integral.total += value * gap_us * self._per_us
-            self._newest_us = time_us
+            newest.time_us = time_us
 
 
 def busy_samples(integral: Integral) -> SampledIntegral:

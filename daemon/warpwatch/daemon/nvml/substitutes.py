@@ -10,27 +10,27 @@ import pynvml
 from warpwatch.daemon.nvml.batch import FieldBatch
 from warpwatch.daemon.nvml.readers import Read, key_of, value_of
 from warpwatch.daemon.nvml.samples import Integral, energy_samples
-from warpwatch.daemon.nvml.tiers import RARE_ROUNDS, SLOWER_ROUNDS, Reader, Values
+from warpwatch.daemon.nvml.tiers import RARE_S, SLOWER_S, Reader, Values
 
 
 def field_substitutes(energy: Integral) -> Iterable[Reader]:
     """Each is dropped as soon as the device has answered its field."""
 
-    def instead(number: int, name: str, read: Read, rounds: int = 1) -> Reader:
-        return Reader(name, read, rounds, instead_of=number)
+    def instead(number: int, name: str, read: Read, period_s: float = 0.0) -> Reader:
+        return Reader(name, read, period_s, instead_of=number)
 
     integrate = energy_samples(energy).read
     yield instead(pynvml.NVML_FI_DEV_POWER_AVERAGE, "power", _power)
     yield instead(pynvml.NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, "power_samples", integrate)
     current = pynvml.NVML_FI_DEV_POWER_CURRENT_LIMIT
-    yield instead(current, "power_limit", _power_limit, SLOWER_ROUNDS)
+    yield instead(current, "power_limit", _power_limit, SLOWER_S)
     default = pynvml.NVML_FI_DEV_POWER_DEFAULT_LIMIT
-    yield instead(default, "power_limit", _power_limit_default, RARE_ROUNDS)
+    yield instead(default, "power_limit", _power_limit_default, RARE_S)
     highest = pynvml.NVML_FI_DEV_POWER_MAX_LIMIT
-    yield instead(highest, "power_limit", _power_limit_range, RARE_ROUNDS)
+    yield instead(highest, "power_limit", _power_limit_range, RARE_S)
     state = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        yield instead(state, "nvlink_state", _nvlink_state(link), RARE_ROUNDS)
+        yield instead(state, "nvlink_state", _nvlink_state(link), RARE_S)
 
 
 def supports(batches: Iterable[FieldBatch]) -> Callable[[int], bool | None]:

@@ -1,6 +1,6 @@
 """When each reader of a device is called: every round, seldom, or once, by what it costs.
 
-What seldom changes is read in every n-th round, and between two readings its values stand. The
+What seldom changes is read every so many seconds, and between two readings its values stand. The
 rounds of the slow readers are spread, over the readers of a device and over the devices, so that
 they never come all together. A reader of every round that turns out to be dear becomes a slow one.
 """
@@ -8,6 +8,7 @@ they never come all together. A reader of every round that turns out to be dear 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -31,18 +32,26 @@ logger = logging.getLogger(__name__)
 
 Values = dict[SeriesKey, float]
 
-# Rounds between two readings, by how soon a change matters.
-SLOW_ROUNDS = 10
-SLOWER_ROUNDS = 30
-RARE_ROUNDS = 60
+# Seconds between two readings, by how soon a change matters.
+SLOW_S = 10.0
+SLOWER_S = 30.0
+RARE_S = 60.0
+ONCE = math.inf
+# Rounds that are shorter count as if they took so long: the price of a round stays the same.
+_LEAST_ROUND_S = 1.0
 # A reader of every round whose median cost is above this becomes a slow one.
 DEAR_S = 0.005
 _JUDGED_READINGS = 5
 
 
+def rounds_of(period_s: float, interval_s: float) -> int:
+    """In every how many rounds of ``interval_s`` something is done every ``period_s`` seconds."""
+    return max(1, round(period_s / max(interval_s, _LEAST_ROUND_S)))
+
+
 @dataclass(slots=True, eq=False)
 class Reader:
-    """``read`` is called in every ``rounds``-th round; 0: only once.
+    """``read`` is called every ``period_s`` seconds; 0: in every round.
 
     name: its label in nvml_calls_total; several readers of the same kind share one.
     instead_of: the number of a field; the reader is for devices that do not support it.
@@ -52,7 +61,7 @@ class Reader:
 
     name: str
     read: Callable[[Any], Values]
-    rounds: int = 1
+    period_s: float = 0.0
     instead_of: int = 0
     calls: int = 1
     refusals: list[int] = field(default_factory=list)
@@ -60,7 +69,7 @@ class Reader:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A reader and where it stands."""
+    """A reader and where it stands; ``rounds`` is 0 where it is read only once."""
 
     reader: Reader
     phase: int
@@ -75,7 +84,7 @@ class _Turn:
 
 
 class Schedule:
-    """The readers of one device, from the opening of its handle on.
+    """The readers of one device, from the opening of its handle on, with rounds of ``interval_s``.
 
     ``supports`` answers whether the device supports a field: None as long as it is not known.
     ``denied`` are the names of readers that were already reported as not permitted.
@@ -88,8 +97,13 @@ class Schedule:
         costs: CallCosts,
         supports: Callable[[int], bool | None],
         denied: set[str],
+        interval_s: float,
     ) -> None:
-        self._turns = [_Turn(r, phase + i, r.rounds) for i, r in enumerate(readers)]
+        self._interval_s = interval_s
+        self._turns = [
+            _Turn(r, phase + i, 0 if r.period_s == ONCE else self._rounds(r.period_s))
+            for i, r in enumerate(readers)
+        ]
         self._costs = costs
         self._supports = supports
         self._denied = denied
@@ -115,6 +129,9 @@ class Schedule:
     def has(self, name: str) -> bool:
         """Whether there is still a reader of this name."""
         return any(turn.reader.name == name for turn in self._turns)
+
+    def _rounds(self, period_s: float) -> int:
+        return rounds_of(period_s, self._interval_s)
 
     def _wanted(self, turn: _Turn) -> bool:
         """Whether a reader that stands in for a field is needed."""
@@ -164,7 +181,7 @@ class Schedule:
         if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
             self._drop(turn)
         elif turn.rounds == 0:
-            turn.rounds = RARE_ROUNDS
+            turn.rounds = self._rounds(RARE_S)
         return meaning
 
     def _drop(self, turn: _Turn) -> None:
@@ -179,7 +196,8 @@ class Schedule:
 
     def _weigh(self, turn: _Turn, cost_s: float) -> None:
         """Move a reader to the slow tier when its readings are dear, and back when they are not."""
-        if turn.reader.rounds != 1:
+        slow_rounds = self._rounds(SLOW_S)
+        if turn.reader.period_s or slow_rounds == 1:
             return
         turn.costs_s = [*turn.costs_s[1 - _JUDGED_READINGS :], cost_s]
         if len(turn.costs_s) < _JUDGED_READINGS:
@@ -192,7 +210,7 @@ class Schedule:
             return
         if demoted:
             self._stand(turn, {})
-        turn.rounds = 1 if demoted else SLOW_ROUNDS
+        turn.rounds = 1 if demoted else slow_rounds
         turn.costs_s = []
         logger.warning(
             "reading %s takes %.1f ms: it is read in every %s. round from now on",

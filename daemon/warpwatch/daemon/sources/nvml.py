@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import time
 
-import pynvml
-
 from warpwatch.daemon.config import NvmlConfig
 from warpwatch.daemon.nvml.device import PROBE_INTERVAL_S
 from warpwatch.daemon.nvml.generation import Generation
+from warpwatch.daemon.nvml.last_resort import LastResort
 from warpwatch.daemon.nvml.library import (
     NvmlUnavailable,
     VersionMismatch,
+    count_devices,
     initialise,
     shut_down,
 )
@@ -30,9 +30,21 @@ logger = logging.getLogger(__name__)
 # How long to wait before NVML is initialised again.
 RETRY_INTERVAL_S = 5.0
 
+# How long the end of the process waits for calls; the supervisor has waited before.
+CLOSE_TIMEOUT_S = 0.5
+
+# What only a restart mends.
 _UPGRADED = (
     "the NVIDIA driver was upgraded under this process: kernel module and library differ; "
     "restarting picks the new library up"
+)
+_BLOCKED = (
+    "a stuck driver call prevents NVML from being restarted in this process; "
+    "restarting the daemon helps"
+)
+_UNREADABLE = (
+    "no GPU can be read any more: every call fails without a known reason; the container lost its "
+    "devices, as when systemd reloads on the host; restarting it helps"
 )
 
 
@@ -57,9 +69,11 @@ class NvmlSource:
         self._retry_at = 0.0
         self._reason = ""
         self._errors = 0
-        self._mismatched_at: float | None = None
-        self._failed = False
+        self._mismatched = False
+        self._last_resort = LastResort(surroundings.fail, config.mismatch_grace_s)
         self._generation: Generation | None = None
+        # Ended ones with a call inside NVML still: each holds its initialisation.
+        self._left: list[Generation] = []
         # Every device that was seen, with the UUID of its GPU; of the watchdog's loop alone.
         self._known: dict[str, tuple[Device, str]] = {}
 
@@ -73,16 +87,20 @@ class NvmlSource:
     def close(self) -> None:
         """Leave NVML, unless a call is still in it: the process's end does that then."""
         generation, self._generation = self._generation, None
-        if generation is not None and generation.end():
-            shut_down()
+        if generation is not None:
+            generation.end(CLOSE_TIMEOUT_S)
+            self._left.append(generation)
+        self._release()
 
     def _manage(self, supervisor: Supervisor, sink: Sink) -> None:
         if self._generation is not None and self._generation.gone:
             self._leave(sink)
+        self._release()
         if self._generation is None and time.monotonic() >= self._retry_at:
             self._try(supervisor, sink)
         if self._generation is not None:
             self._generation.drain(sink)
+        self._last_resort.consider(self._ailment())
         sink.publish_health(self._health())
 
     def _leave(self, sink: Sink) -> None:
@@ -91,34 +109,60 @@ class NvmlSource:
         generation.drain(sink)
         self._errors += generation.errors + 1
         self._unavailable("the driver went away")
-        # A library that was left for another version's sake is not waited for.
-        self._retry_at = time.monotonic()
-        if generation.end():
-            shut_down()
+        generation.end(self._config.stuck_after_s)
+        self._left.append(generation)
+
+    def _release(self) -> None:
+        """Shut NVML down as often as it was initialised for generations that are over.
+
+        Never under a call. NVML counts, and only what follows its last user's shutdown is a real
+        initialisation, so one such call keeps all later generations from a driver that is new.
+        """
+        for generation in tuple(self._left):
+            if not generation.in_flight:
+                self._left.remove(generation)
+                shut_down()
+                # A driver that was left for another version's sake is not waited for.
+                self._retry_at = time.monotonic()
 
     def _try(self, supervisor: Supervisor, sink: Sink) -> None:
         try:
             self._generation = self._begin(supervisor, sink)
             self._reason = ""
-            self._mismatched_at = None
+            self._mismatched = False
         except VersionMismatch as mismatch:
-            self._wait_for_restart(str(mismatch))
+            self._mismatched = True
+            grace_s = self._config.mismatch_grace_s
+            self._unavailable(f"{mismatch}; the daemon ends after {grace_s:g} s of it")
         except NvmlUnavailable as unavailable:
-            self._mismatched_at = None
-            self._unavailable(str(unavailable))
+            self._mismatched = False
+            self._unavailable(f"{unavailable}; {_BLOCKED}" if self._left else str(unavailable))
 
     def _begin(self, supervisor: Supervisor, sink: Sink) -> Generation:
         initialise()
         try:
-            count = pynvml.nvmlDeviceGetCount()
-        except pynvml.NVMLError as error:
+            count = count_devices()
+        except NvmlUnavailable:
             shut_down()
-            raise NvmlUnavailable(f"NVML does not count devices: {error}") from error
+            raise
         generation = Generation(
             supervisor, sink, self._ledger, self._config, self._probe_interval_s
         )
         generation.begin(count)
         return generation
+
+    def _ailment(self) -> str:
+        """What is wrong that only a restart mends, if it lasts; empty: nothing."""
+        if self._mismatched:
+            return _UPGRADED
+        generation = self._generation
+        if self._left and (generation is None or not generation.works):
+            return _BLOCKED
+        return _UNREADABLE if self._unreadable() else ""
+
+    def _unreadable(self) -> bool:
+        """Whether no device can be read where one could."""
+        return self._generation is not None and self._generation.unreadable and bool(self._known)
 
     def _unavailable(self, reason: str) -> None:
         if reason != self._reason:
@@ -126,23 +170,14 @@ class NvmlSource:
         self._reason = reason
         self._retry_at = time.monotonic() + self._retry_interval_s
 
-    def _wait_for_restart(self, reason: str) -> None:
-        """An upgrade may be under way, so that the versions agree again in a moment."""
-        now = time.monotonic()
-        if self._mismatched_at is None:
-            self._mismatched_at = now
-        grace_s = self._config.mismatch_grace_s
-        self._unavailable(f"{reason}; the daemon ends after {grace_s:g} s of it")
-        if now - self._mismatched_at >= grace_s and not self._failed:
-            self._failed = True
-            self._surroundings.fail(_UPGRADED)
-
     def _health(self) -> SourceHealth:
         generation = self._generation
         if generation is None:
             return SourceHealth(self.name, False, self._reason, errors=self._errors)
-        reason = "" if generation.loops else "the driver has no device"
         errors = self._errors + generation.errors
+        if self._unreadable():
+            return SourceHealth(self.name, False, _UNREADABLE, generation.slowest_s, errors)
+        reason = generation.trouble if generation.loops else "the driver has no device"
         return SourceHealth(self.name, True, reason, generation.slowest_s, errors)
 
     def _watch(self, manager: Loop, sink: Sink) -> None:
