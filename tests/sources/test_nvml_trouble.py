@@ -96,16 +96,18 @@ def test_an_upgrade_beside_a_call_that_hangs_ends_the_daemon(fake_driver: FakeDr
 
 
 def test_nvml_is_not_shut_down_under_a_call(fake_driver: FakeDriver) -> None:
-    with watched(fake_driver.environment, stuck_after_s=2) as watch:
+    function = "nvmlDeviceGetUtilizationRates"
+    # Long inside, and not yet taken to be stuck.
+    with watched(fake_driver.environment, stuck_after_s=60) as watch:
         wait_until(watch.all_up)
-        # Slow, and not yet taken to be stuck.
-        fake_driver.slow("nvmlDeviceGetUtilizationRates", 1.2e6, gpu=1)
-        before = calls(fake_driver, 1, "nvmlDeviceGetUtilizationRates")
-        wait_until(lambda: calls(fake_driver, 1, "nvmlDeviceGetUtilizationRates") > before)
-        begun = time.monotonic()
+        fake_driver.hang(function, gpu=1)
+        wait_until(lambda: time.time() - watch.newest(1)["time"] > 0.5)
         fake_driver.set(driver_gone=1)
+        wait_until(lambda: watch.reason(0) == "driver")
+        time.sleep(0.5)
+        assert calls(fake_driver, None, "nvmlShutdown") == 0
+        fake_driver.hang(function, gpu=1, on=False)
         wait_until(lambda: calls(fake_driver, None, "nvmlShutdown"))
-        assert time.monotonic() - begun > 0.5
 
 
 def test_a_search_that_comes_back_late_begins_nothing(fake_nvml: Path, tmp_path: Path) -> None:
