@@ -134,7 +134,7 @@ def _split(kind: Any) -> tuple[Any, list[Any]]:
 
 def _decode(kind: type, value: Any) -> Any:
     if kind is not Path:
-        raise NotImplementedError(f"no way to read {kind}")
+        raise TypeError(f"no way to read {kind}")
     if not isinstance(value, str):
         raise ValueError("Expected `path`")
     return Path(value)
