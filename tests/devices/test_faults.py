@@ -91,3 +91,20 @@ def test_mig_instances_come_and_go_while_running(fake_nvml: Path, tmp_path: Path
         driver.mig_off(0)
         poll(lambda: instances() == [], 60, "no instances")
         poll(lambda: "utilization_ratio" in devices(node)[0]["values"], 60, "whole again")
+
+
+def test_gpus_whose_addresses_cannot_be_read_keep_their_xids_apart(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
+    driver = FakeDriver(fake_nvml, tmp_path, gpus=2)
+    driver.fail("nvmlDeviceGetPciInfo_v3", 3)
+    with device_node(tmp_path, driver) as node:
+        wait_all_up(node, 2)
+
+        def count(gpu: int) -> float | None:
+            return node.metric("warpwatch_device_xid_errors_total", gpu=str(gpu), xid="48")
+
+        poll(lambda: count(0) == count(1) == 0, 30, "both are watched")
+        driver.xid(1, 48)
+        poll(lambda: count(1) == 1, 30, "the XID is counted")
+        assert count(0) == 0

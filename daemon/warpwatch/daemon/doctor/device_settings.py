@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pynvml
 
 from warpwatch.daemon.doctor.check import Check, gpu_set
-from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch.daemon.doctor.facts import DeviceFacts, Modes, Survey
 from warpwatch.daemon.doctor.machine import CAP_SYS_ADMIN, Machine
 
 _DESKTOP_NAMES = ("GeForce", "RTX", "Quadro", "TITAN", "NVS", "T400", "T600", "T1000")
@@ -41,14 +41,18 @@ def persistence_mode(device: DeviceFacts) -> Check | None:
     return Check("persistence", None, detail, advice)
 
 
+def _pending(name: str, modes: Modes) -> Check:
+    detail = f"{_on(modes.current)}, will be {_on(modes.pending)} after a reset"
+    advice = "`sudo nvidia-smi --gpu-reset -i {gpus}` once idle, or reboot"
+    return Check(name, None, detail, advice)
+
+
 def ecc_mode(device: DeviceFacts) -> Check | None:
     modes = device.ecc_mode
     if modes is None:
         return None
     if modes.current != modes.pending:
-        detail = f"{_on(modes.current)}, will be {_on(modes.pending)} after a reset"
-        advice = "`sudo nvidia-smi --gpu-reset -i {gpus}` once idle, or reboot"
-        return Check("ECC", None, detail, advice)
+        return _pending("ECC", modes)
     if modes.current:
         return Check("ECC", True, "on")
     if any(name in (device.name or "") for name in _DESKTOP_NAMES):
@@ -85,9 +89,7 @@ def mig_mode(device: DeviceFacts) -> Check | None:
     if modes is None:
         return None
     if modes.current != modes.pending:
-        detail = f"{_on(modes.current)}, will be {_on(modes.pending)} after a reset"
-        advice = "`sudo nvidia-smi --gpu-reset -i {gpus}` once idle, or reboot"
-        return Check("MIG", None, detail, advice)
+        return _pending("MIG", modes)
     if not modes.current:
         return Check("MIG", True, "off")
     if not device.mig_instances:

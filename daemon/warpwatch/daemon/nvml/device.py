@@ -206,7 +206,9 @@ class NvmlDevice:
         if mig_mode != self._mig_mode:
             self._change_mig_mode(mig_mode)
         # Before its GPU is published: their processes may have to be asked for.
-        instances = tuple(self._read_mig(now)) if self._mig_mode else ()
+        instances: tuple[DeviceSample, ...] = ()
+        if self._mig_mode:
+            instances = tuple(self._mig.read(self.device, self._handle, now, self._occupancy))
         self._occupancy.keep_instances(self._mig.places)
         self._add_gpm(values)
         values.update(self._companions.ledger.values(self.device.uuid))
@@ -219,11 +221,9 @@ class NvmlDevice:
     def _watch(self) -> None:
         """Events, once the device has been read well: to register it takes calls of its own."""
         self._watched = True
-        pci_bus_id = self.device.info.get("pci_bus_id", "")
-        self._companions.events.register(self.device.uuid, pci_bus_id, self._handle)
-
-    def _read_mig(self, now: float) -> tuple[DeviceSample, ...]:
-        return tuple(self._mig.read(self.device, self._handle, now, self._occupancy))
+        # Where the address cannot be read, the UUID tells the GPU from the others.
+        address = self.device.info.get("pci_bus_id", self.device.uuid)
+        self._companions.events.register(self.device.uuid, address, self._handle)
 
     def _change_mig_mode(self, mode: float) -> None:
         self._mig_mode = mode

@@ -65,10 +65,9 @@ class XidLedger:
     def register(self, uuid: str, pci_bus_id: str) -> None:
         """The GPU ``uuid`` is at this address: what was seen there before it was known is its.
 
-        Another GPU at an address that had one (replaced while the daemon ran) starts afresh. One
-        whose address cannot be read is known by its UUID alone.
+        Another GPU at an address that had one (replaced while the daemon ran) starts afresh.
         """
-        address = normalised_address(pci_bus_id or uuid)
+        address = normalised_address(pci_bus_id)
         with self._lock:
             before, moved_from = self._uuid_at.get(address), self._address_of.get(uuid)
             if before is not None and before != uuid:
