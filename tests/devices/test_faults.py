@@ -18,6 +18,7 @@ from tests.devices.node import (
 from tests.fakenvml.driver import FakeDriver
 from tests.loop.node import poll
 
+XID_ERRORS = "warpwatch_device_xid_errors_total"
 BROKEN = {3: "lost", 5: "stuck", 6: "no_permission"}
 
 
@@ -28,6 +29,9 @@ def test_lost_stuck_and_forbidden_gpus_cost_the_other_five_nothing(
     with device_node(tmp_path, driver) as node:
         wait_all_up(node, 8)
         uuids = {index: device["uuid"] for index, device in devices(node).items()}
+        # Its events are watched from a thread of their own, some time after the first reading.
+        lost = {"gpu": "3", "uuid": uuids[3], "xid": "79"}
+        poll(lambda: node.metric(XID_ERRORS, **lost) == 0, 30, "XIDs are watched")
         driver.set(3, lost=True)
         driver.hang(gpu=5)
         driver.set(6, no_permission=True)
@@ -42,8 +46,7 @@ def test_lost_stuck_and_forbidden_gpus_cost_the_other_five_nothing(
             assert node.metric("warpwatch_device_up", **labels) == 0
             assert node.metric("warpwatch_device_power_watts", uuid=uuids[index]) is None
         # An XID is known without asking the GPU that it took away.
-        lost = {"gpu": "3", "uuid": uuids[3], "xid": "79"}
-        assert node.metric("warpwatch_device_xid_errors_total", **lost) == 1
+        assert node.metric(XID_ERRORS, **lost) == 1
         driver.clear()
         wait_all_up(node, 8)
         assert devices(node)[3]["uuid"] == uuids[3]
