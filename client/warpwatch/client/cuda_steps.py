@@ -164,12 +164,14 @@ class CudaSteps:
         statistics = self._cuda.memory_stats_as_nested_dict()
         allocated = statistics.get("allocated_bytes", {}).get("all", {})
         reserved = statistics.get("reserved_bytes", {}).get("all", {})
+        inactive = statistics.get("inactive_split_bytes", {}).get("all", {})
         values = (
             allocated.get("current", ABSENT),
             reserved.get("current", ABSENT),
             allocated.get("peak", ABSENT),
             statistics.get("num_alloc_retries", 0),
             statistics.get("num_ooms", 0),
+            inactive.get("current", ABSENT),
         )
         if clock.ring is not None:
             clock.ring.append(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*values))

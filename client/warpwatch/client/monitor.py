@@ -13,16 +13,19 @@ from warpwatch.client.steps import OTHER, StepClock, whole
 
 Item = TypeVar("Item")
 _MAX_COUNT = 1 << 48
+# Who may set the step clock, the strongest first; every other name is a framework's callback.
+_STRENGTH = {"step()": 3, "optimizer": 1, "dataloader": 0, "": -1}
+_FRAMEWORK = 2
 
 
 class Phase:
     """A named part of the step, as a context manager that can be entered again and again."""
 
-    __slots__ = ("_clock", "_index")
+    __slots__ = ("_clock", "index")
 
     def __init__(self, clock: StepClock, index: int) -> None:
         self._clock = clock
-        self._index = index
+        self.index = index
 
     def __enter__(self) -> Phase:
         clock = self._clock
@@ -32,7 +35,7 @@ class Phase:
             clock.spent[current] += now - clock.mark_ns
             clock.mark_ns = now
             clock.stack.append(current)
-            clock.current = self._index
+            clock.current = self.index
             if clock.gpu is not None:
                 clock.gpu.border(current)
         return self
@@ -103,11 +106,12 @@ class Monitor:
     """Steps and phases of this process. Without a daemon every call costs next to nothing.
 
     Steps belong to the first thread that begins one; calls from other threads count for nothing.
+    ``step_clock``: who sets the steps: ``step()``, a framework, ``optimizer``, ``dataloader``.
     """
 
-    def __init__(self, clock: StepClock, step_clock: str = "step()") -> None:
+    def __init__(self, clock: StepClock) -> None:
         self.clock = clock
-        self.step_clock = step_clock
+        self.step_clock = ""
         self._phases: dict[str, Phase] = {}
 
     def step(self, samples: int = 0, tokens: int = 0) -> StepClock:
@@ -122,9 +126,7 @@ class Monitor:
         if type(tokens) is not int or not 0 <= tokens <= _MAX_COUNT:
             tokens = whole(tokens)
         if self.step_clock != "step()":
-            # The user's own steps win over those that were hooked.
-            self.step_clock = "step()"
-            clock.open = False
+            self.lead("step()")
         if not clock.open:
             clock.samples = samples
             clock.tokens = tokens
@@ -139,6 +141,30 @@ class Monitor:
         """The same iterable; the time spent waiting for its items is a phase."""
         return Wrapped(iterable, self.phase(phase))
 
+    def lead(self, source: str) -> bool:
+        """Whether ``source`` sets the step clock from now on: nothing as strong does so already.
+
+        The user's own steps win over a framework, that over the optimizer, and it over the
+        DataLoader. The step that a weaker one has begun is not counted.
+        """
+        if source == self.step_clock:
+            return True
+        if _strength(source) <= _strength(self.step_clock):
+            return False
+        self.step_clock = source
+        self.clock.open = False
+        return True
+
+    def release(self, source: str) -> None:
+        """``source`` sets the step clock no more: its training has ended, another may follow."""
+        if source == self.step_clock:
+            self.step_clock = ""
+            self.clock.open = False
+
+    def switch(self, phase: str) -> None:
+        """What runs between phases is ``phase`` from now on, ``other`` by default."""
+        self.clock.switch(OTHER if phase == "other" else self.phase(phase).index)
+
     def _new_phase(self, name: str) -> Phase:
         index = OTHER
         try:
@@ -150,3 +176,7 @@ class Monitor:
         except Exception as error:
             faults.swallow(error)
             return Phase(self.clock, index)
+
+
+def _strength(source: str) -> int:
+    return _STRENGTH.get(source, _FRAMEWORK)

@@ -55,13 +55,18 @@ RECORD_STEP = 1
 RECORD_PHASE = 2
 RECORD_EVENT = 3
 RECORD_MEMORY = 4
+RECORD_GC = 5
 FLAG_PROFILED = 1
 
 # step, duration ns, GPU ns, allocated bytes, samples, tokens; then ns of each phase by index
 STEP = struct.Struct("<QQQQQQ")
 PHASE = struct.Struct("<Q")
-# allocated, reserved, peak allocated (bytes), allocation retries, out-of-memory errors
-MEMORY = struct.Struct("<QQQQQ")
+# allocated, reserved, peak allocated (bytes), allocation retries, out-of-memory errors, bytes of
+# free pieces of blocks that are partly in use
+MEMORY = struct.Struct("<QQQQQQ")
+# of Python's garbage collector since the process began: ns, collections; the longest since the
+# record before, ns
+GC = struct.Struct("<QQQ")
 
 # --- the command file ---------------------------------------------------------------------------
 

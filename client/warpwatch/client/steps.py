@@ -175,6 +175,21 @@ class StepClock:
         """The step ends, where there is no ``with``."""
         self.__exit__(None, None, None)
 
+    def switch(self, index: int) -> None:
+        """What runs between phases is the phase ``index`` from now on, OTHER by default."""
+        if get_ident() != self.thread:
+            return
+        now = monotonic_ns()
+        current = self.current
+        self.spent[current] += now - self.mark_ns
+        self.mark_ns = now
+        if self.stack:
+            self.stack[0] = index
+        else:
+            self.current = index
+        if self.gpu is not None:
+            self.gpu.border(current)
+
     def count(self, samples: int = 0, tokens: int = 0) -> None:
         """Add to what this step has processed, where it is not known at its begin."""
         self.samples += whole(samples)

@@ -11,6 +11,11 @@ CAPTURE_KINDS: tuple[CaptureKind, ...] = ("torch", "memory", "stacks", "nsys")
 # Captures that need the GPU's performance counters, which only one user may have at a time.
 COUNTER_KINDS: frozenset[CaptureKind] = frozenset({"nsys"})
 
+# What a capture of kind torch records besides, at a price: Python stacks, shapes, allocations.
+CAPTURE_OPTIONS = ("stacks", "shapes", "memory")
+# Who records a capture of kind torch: the shim in the process, or stock PyTorch's own Kineto.
+BACKENDS = ("shim", "kineto")
+
 # Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
 TRIGGERS = ("anomaly", "manual", "alert", "code")
 
@@ -37,6 +42,7 @@ class CaptureRequest:
     """What was asked for. ``ranks`` None means all ranks of the job that this daemon sees.
 
     ``reason`` is for people; an automatic request also carries the anomaly that asked.
+    options: of CAPTURE_OPTIONS. backend: of BACKENDS, None for whichever the job has.
     """
 
     job: str
@@ -44,6 +50,8 @@ class CaptureRequest:
     trigger: str
     ranks: tuple[int, ...] | None = None
     steps: int = 5
+    options: tuple[str, ...] = ()
+    backend: str | None = None
     reason: str = ""
     anomaly_id: str | None = None
     anomaly_kind: str | None = None
@@ -57,7 +65,11 @@ RANK_ENDS = frozenset({"written", "late", "failed", "missing"})
 
 @dataclass(frozen=True, slots=True)
 class RankCapture:
-    """How far one rank came, and why not further."""
+    """How far one rank came, and why not further.
+
+    verified: whether the trace holds what was asked for, None before it was read; problems: what
+    it lacks. events: how many it has.
+    """
 
     rank: int
     state: str = "asked"
@@ -65,6 +77,9 @@ class RankCapture:
     file: str | None = None
     first_step: int | None = None
     last_step: int | None = None
+    verified: bool | None = None
+    problems: tuple[str, ...] = ()
+    events: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from warpwatch.client.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolEr
 
 MAX_TEXT = 128
 MAX_WORLD_SIZE = 1 << 20
+MAX_EVENTS_PER_STEP = 1 << 40
 # A longer step than this is no step (12 days).
 MAX_DURATION_S = 1e6
 
@@ -21,7 +22,11 @@ _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The metadata of a ring after validation."""
+    """The metadata of a ring after validation.
+
+    events_per_step: what a recorded step is expected to hold, None when it is not known.
+    held_stacks: the file in the inbox where stacks appear when nothing else can write them.
+    """
 
     job: str
     rank: int
@@ -32,6 +37,9 @@ class Claims:
     pod_uid: str | None
     framework: str
     phases: tuple[str, ...]
+    step_clock: str = ""
+    events_per_step: int | None = None
+    held_stacks: str | None = None
 
 
 def parse(text: bytes | None) -> Claims:
@@ -53,6 +61,9 @@ def parse(text: bytes | None) -> Claims:
         pod_uid=_text(raw, "pod_uid") or None,
         framework=_text(raw, "torch"),
         phases=_phases(raw.get("phases", [])),
+        step_clock=_text(raw, "step_clock"),
+        events_per_step=_integer(raw, "events_per_step", 0, MAX_EVENTS_PER_STEP) or None,
+        held_stacks=_text(raw, "held_stacks") or None,
     )
 
 
