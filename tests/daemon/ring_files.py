@@ -56,20 +56,26 @@ class RingFile:
     def heartbeat(self) -> None:
         self.word(protocol.WORD_HEARTBEAT, time.monotonic_ns())
 
-    def record(self, kind: int, payload: bytes) -> None:
+    def record(self, kind: int, payload: bytes, flags: int = 0) -> None:
         self.records += 1
-        record = protocol.encode_record(self.records, kind, 0, time.time_ns(), payload)
+        record = protocol.encode_record(self.records, kind, flags, time.time_ns(), payload)
         self.put(protocol.record_offset(self.records), record)
         self.word(protocol.WORD_RECORDS, self.records)
 
-    def step(self, duration_s: float = 0.1, data_wait_s: float = 0.01, comm_s: float = 0.0) -> None:
+    def step(
+        self,
+        duration_s: float = 0.1,
+        data_wait_s: float = 0.01,
+        comm_s: float = 0.0,
+        profiled: bool = False,
+    ) -> None:
         phases = [int(data_wait_s * 1e9), int(comm_s * 1e9)]
         payload = protocol.STEP.pack(
             self.steps, int(duration_s * 1e9), protocol.ABSENT, protocol.ABSENT, 8, 0
         )
         payload += b"".join(ns.to_bytes(8, "little") for ns in phases)
         self.word(protocol.WORD_STEP_BEGUN, self.steps + 2)
-        self.record(protocol.RECORD_STEP, payload)
+        self.record(protocol.RECORD_STEP, payload, protocol.FLAG_PROFILED if profiled else 0)
         self.steps += 1
         for index, ns in enumerate(phases):
             self.phases_ns[index] += ns

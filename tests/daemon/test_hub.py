@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from warpwatch.daemon.hub import Hub
 from warpwatch.telemetry.records import DeviceReading
 from warpwatch.telemetry.samples import Device, DeviceSample, HostSample
-from warpwatch.telemetry.state import RankState
+from warpwatch.telemetry.state import JobState, RankState
 
 GPU = Device("GPU-1", 0, "H100")
 ENERGY = ("device_energy_joules_total", ())
@@ -65,7 +67,25 @@ def test_a_job_is_charged_what_its_device_used_while_it_ran() -> None:
     assert hub.state().jobs[0].energy_j == 700.0
     # The driver was reloaded: the counter begins anew.
     hub.publish_device(sample(4.0, 50.0))
-    assert hub.state().jobs[0].energy_j == 750.0
+    assert hub.state().jobs[0].energy_j == 700.0
+    hub.publish_device(sample(5.0, 80.0))
+    assert hub.state().jobs[0].energy_j == 730.0
+
+
+def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_used() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    hub.publish_ranks((rank("train"),))
+    elsewhere = replace(sample(1.0, 9e7), source="dcgm_exporter")
+    hub.publish_device(sample(1.0, 1e8))
+    hub.publish_device(elsewhere)
+    hub.publish_device(sample(2.0, 1e8 + 300))
+    # The first source fails, the other one's counter lags; then it is back.
+    hub.publish_device(DeviceSample(GPU, 3.0, {}, up=False, reason="timeout"))
+    hub.publish_device(replace(elsewhere, values={ENERGY: 9e7 + 100}))
+    hub.publish_device(replace(elsewhere, values={ENERGY: 9e7 + 150}))
+    hub.publish_device(sample(4.0, 1e8 + 600))
+    hub.publish_device(sample(5.0, 1e8 + 700))
+    assert hub.state().jobs[0].energy_j == 300.0 + 50.0 + 100.0
 
 
 def test_two_jobs_on_one_device_share_its_energy() -> None:
@@ -74,6 +94,47 @@ def test_two_jobs_on_one_device_share_its_energy() -> None:
     hub.publish_device(sample(1.0, 0.0))
     hub.publish_device(sample(2.0, 100.0))
     assert [job.energy_j for job in hub.state().jobs] == pytest.approx([50.0, 50.0])
+
+
+def test_ranks_on_one_device_share_its_energy_and_their_sum_is_the_jobs() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    first, second = rank("a"), replace(rank("a"), rank=1, name="1")
+    hub.publish_ranks((first, second, rank("b")))
+    hub.publish_device(sample(1.0, 0.0))
+    hub.publish_device(sample(2.0, 90.0))
+    # One ended: what the device uses from now on is the others'.
+    hub.publish_ranks((first, replace(second, status="exited"), rank("b")))
+    hub.publish_device(sample(3.0, 190.0))
+    state = hub.state()
+    assert [rank.energy_j for rank in state.ranks] == [80.0, 30.0, 80.0]
+    assert [job.energy_j for job in state.jobs] == [110.0, 80.0]
+
+
+def test_a_rank_without_an_energy_counter_has_no_energy() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    hub.publish_ranks((rank("a"),))
+    hub.publish_device(DeviceSample(GPU, 1.0, {}))
+    hub.publish_device(DeviceSample(GPU, 2.0, {}))
+    assert [rank.energy_j for rank in hub.state().ranks] == [None]
+
+
+def test_energy_of_a_gpu_in_mig_mode_is_nobodys() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    hub.publish_ranks((rank("a"),))
+    for time, energy_j in ((1.0, 0.0), (2.0, 100.0)):
+        hub.publish_device(DeviceSample(GPU, time, {ENERGY: energy_j, ("device_mig_mode", ()): 1}))
+    state = hub.state()
+    assert (state.ranks[0].energy_j, state.jobs[0].energy_j) == (None, None)
+
+
+def test_a_job_that_the_shim_reports_as_well_is_told_once() -> None:
+    hub = Hub(4.0)
+    stock = JobState("stock", 1, ("0",), backend="kineto")
+    hub.publish_ranks((rank("train"),))
+    hub.publish_kineto_jobs((stock, replace(stock, name="train")))
+    state = hub.state()
+    assert [job.name for job in state.jobs] == ["train"]
+    assert state.kineto_jobs == (stock,)
 
 
 def test_counters_add_up_by_their_labels() -> None:

@@ -50,6 +50,13 @@ def rank(number: int, **changes: object) -> RankState:
         durations=Histogram(tuple(counts), 151.5),
         memory_allocated_bytes=2**34,
         memory_reserved_bytes=2**35,
+        memory_peak_allocated_bytes=3 * 2**33,
+        memory_inactive_split_bytes=2**30,
+        allocation_retries_total=2,
+        out_of_memory_errors_total=1,
+        gc_s=0.75,
+        gc_collections_total=12,
+        step_clock="optimizer",
     )
     return replace(built, **changes)  # type: ignore[arg-type]
 
@@ -86,7 +93,7 @@ def full_state() -> State:
         ),
         host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
         sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),
-        ranks=(rank(0), rank(1, status="died", memory_reserved_bytes=None)),
+        ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
         jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5),),
         anomalies=(
             Anomaly("a1", TIME, "straggler", "warning", "rank 1 is slow"),

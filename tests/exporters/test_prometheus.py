@@ -146,6 +146,39 @@ def test_a_rank_that_died_is_still_exported_without_what_is_unknown() -> None:
     assert value_of(page, "rank_memory_reserved_bytes", **labels) is None
 
 
+def test_of_a_rank_that_ended_the_counters_stay_and_the_gauges_go() -> None:
+    page = render(replace(full_state(), ranks=(rank(0, energy_j=5.0), rank(1, status="exited"))))
+    live, ended = (
+        {name.removeprefix("warpwatch_") for name, labels in samples_of(page) if own <= set(labels)}
+        for own in ({("training_job", "llama"), ("rank", number)} for number in ("0", "1"))
+    )
+    assert live - ended == {
+        "rank_step",
+        "rank_step_begun",
+        "rank_memory_allocated_bytes",
+        "rank_memory_reserved_bytes",
+        "rank_memory_peak_allocated_bytes",
+        "rank_memory_inactive_split_bytes",
+        "rank_energy_joules_total",
+    }
+    assert {"rank_gc_seconds_total", "rank_allocation_retries_total", "rank_up"} <= ended
+
+
+def test_what_sets_the_step_clock_is_a_label_of_the_rank() -> None:
+    page = render(replace(full_state(), ranks=(rank(0, step_clock="lightning"),)))
+    (info,) = (dict(labels) for name, labels in samples_of(page) if name.endswith("_rank_info"))
+    assert (info["rank"], info["step_clock"]) == ("0", "lightning")
+
+
+def test_what_the_shim_does_not_say_of_memory_and_collector_is_absent() -> None:
+    unknown = rank(0, gc_s=None, gc_collections_total=None, allocation_retries_total=None)
+    page = render(replace(full_state(), ranks=(unknown,))).decode()
+    assert "rank_gc_" not in page
+    assert "rank_allocation_retries" not in page
+    assert "rank_energy" not in page
+    assert "rank_out_of_memory_errors_total" in page
+
+
 def test_findings_come_from_the_newest_diagnosis_and_only_active_anomalies_count() -> None:
     page = render(full_state())
     share = value_of(page, "diagnosis_share_ratio", training_job="llama", finding="data_loading")

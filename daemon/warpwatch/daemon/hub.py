@@ -43,6 +43,7 @@ class Hub:
         self._attributions: dict[str, Attribution] = {}
         self._health: dict[str, SourceHealth] = {}
         self._ranks: tuple[RankState, ...] = ()
+        self._kineto_jobs: tuple[JobState, ...] = ()
         self._energy = JobEnergy()
         self._anomalies: tuple[Anomaly, ...] = ()
         self._captures: tuple[Capture, ...] = ()
@@ -88,6 +89,10 @@ class Hub:
         with self._lock:
             self._ranks = ranks
             self._energy.follow(ranks)
+
+    def publish_kineto_jobs(self, jobs: tuple[JobState, ...]) -> None:
+        with self._lock:
+            self._kineto_jobs = jobs
 
     def publish_anomalies(self, anomalies: tuple[Anomaly, ...]) -> None:
         with self._lock:
@@ -145,6 +150,8 @@ class Hub:
     def state(self) -> State:
         now = self._monotonic()
         with self._lock:
+            jobs = self._jobs()
+            names = {job.name for job in jobs}
             return State(
                 time=self._clock(),
                 version=__version__,
@@ -152,8 +159,9 @@ class Hub:
                 devices=self._devices.merged(now),
                 host=self._fresh_host(now),
                 sources=tuple(self._health.values()),
-                ranks=self._ranks,
-                jobs=self._jobs(),
+                ranks=tuple(self._energy.joined(rank) for rank in self._ranks),
+                jobs=jobs,
+                kineto_jobs=tuple(j for j in self._kineto_jobs if j.name not in names),
                 anomalies=self._anomalies,
                 captures=self._captures,
                 attributions=tuple(self._attributions.values()),

@@ -1,44 +1,68 @@
-"""Energy of a job: what the devices of its ranks have used since the job was first seen."""
+"""Energy of ranks and jobs: what their devices have used while they ran and this daemon looked.
+
+What a device uses is shared evenly by the ranks that run on it, so the sum over ranks is never more
+than the device's own counter: one rank alone on its GPU gets all of it. Who of several used more,
+no counter tells. A GPU in MIG mode counts for all of its instances together and is nobody's; nor is
+anybody's what was used when a counter went back or another source began to be believed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.samples import DeviceSample
 from warpwatch.telemetry.state import RankState
 
 ENERGY: SeriesKey = ("device_energy_joules_total", ())
+MIG_MODE: SeriesKey = ("device_mig_mode", ())
+
+# Job and name of a rank.
+_Key = tuple[str, str]
 
 
 class JobEnergy:
     def __init__(self) -> None:
-        self._jobs_of: dict[str, set[str]] = {}
-        self._last: dict[str, float] = {}
-        self._joules: dict[str, float] = {}
+        self._ranks_on: dict[str, list[_Key]] = {}
+        # What a device's counter said, and which source read it.
+        self._last: dict[str, tuple[str, float]] = {}
+        self._rank_joules: dict[_Key, float] = {}
+        self._job_joules: dict[str, float] = {}
 
     def follow(self, ranks: Iterable[RankState]) -> None:
-        """Which jobs run on which devices now; a job that is gone is forgotten."""
-        jobs_of: dict[str, set[str]] = {}
+        """Which ranks run on which devices now; a rank or job that is gone is forgotten."""
+        ranks_on: dict[str, list[_Key]] = {}
         known = set()
         for rank in ranks:
-            known.add(rank.job)
+            key = (rank.job, rank.name)
+            known.add(key)
             if rank.device and rank.status in ("running", "stopped"):
-                jobs_of.setdefault(rank.device, set()).add(rank.job)
-        self._jobs_of = jobs_of
-        self._joules = {job: joules for job, joules in self._joules.items() if job in known}
+                ranks_on.setdefault(rank.device, []).append(key)
+        jobs = {job for job, _ in known}
+        self._ranks_on = ranks_on
+        self._rank_joules = {key: j for key, j in self._rank_joules.items() if key in known}
+        self._job_joules = {job: j for job, j in self._job_joules.items() if job in jobs}
 
     def add(self, sample: DeviceSample) -> None:
         energy = sample.values.get(ENERGY)
         if energy is None:
             return
-        before = self._last.get(sample.device.uuid, energy)
-        self._last[sample.device.uuid] = energy
-        jobs = self._jobs_of.get(sample.device.uuid, ())
-        # A counter that went back was reset: its new value is all that was used since.
-        used = energy if energy < before else energy - before
-        for job in jobs:
-            self._joules[job] = self._joules.get(job, 0.0) + used / len(jobs)
+        source, before = self._last.get(sample.device.uuid, (sample.source, energy))
+        self._last[sample.device.uuid] = sample.source, energy
+        ranks = self._ranks_on.get(sample.device.uuid)
+        if not ranks or sample.values.get(MIG_MODE):
+            return
+        used = max(0.0, energy - before) if source == sample.source else 0.0
+        share = used / len(ranks)
+        for key in ranks:
+            self._rank_joules[key] = self._rank_joules.get(key, 0.0) + share
+            self._job_joules[key[0]] = self._job_joules.get(key[0], 0.0) + share
+
+    def joined(self, rank: RankState) -> RankState:
+        """The rank with its energy, where that is known."""
+        joules = self._rank_joules.get((rank.job, rank.name))
+        return rank if joules is None else replace(rank, energy_j=joules)
 
     def joules(self, job: str) -> float | None:
-        return self._joules.get(job)
+        return self._job_joules.get(job)

@@ -125,24 +125,44 @@ def _attributed(attributions: Iterable[Attribution]) -> Values:
 def _rank(rank: RankState) -> Values:
     pid, local_rank, world_size = str(rank.pid), str(rank.local_rank), str(rank.world_size)
     place = (rank.host, str(rank.owner_uid), pid, local_rank, world_size)
-    info = (*place, rank.device or "", rank.pod_uid or "", rank.framework)
+    device, pod_uid = rank.device or "", rank.pod_uid or ""
     values: dict[SeriesKey, float | None] = {
-        ("rank_info", info): 1,
+        ("rank_info", (*place, device, pod_uid, rank.framework, rank.step_clock)): 1,
         ("rank_up", ()): int(rank.status == "running"),
-        ("rank_step", ()): rank.step,
-        ("rank_step_begun", ()): rank.step_begun,
         ("rank_last_step_timestamp_seconds", ()): rank.last_step_time,
-        ("rank_memory_allocated_bytes", ()): rank.memory_allocated_bytes,
-        ("rank_memory_reserved_bytes", ()): rank.memory_reserved_bytes,
-        ("records_lost_total", ()): rank.lost_records,
-        ("steps_total", ()): rank.steps_total,
-        # A program that does not say how many has not processed none.
-        ("samples_total", ()): rank.samples_total or None,
-        ("tokens_total", ()): rank.tokens_total or None,
+        **(_rank_now(rank) if rank.status in ("running", "stopped") else {}),
+        **_rank_counters(rank),
     }
     known = {key: value for key, value in values.items() if value is not None}
     phases = {("phase_seconds_total", (name,)): s for name, s in rank.phases_s.items()}
     return known | phases
+
+
+def _rank_now(rank: RankState) -> Mapping[SeriesKey, float | None]:
+    """What is true of a live rank alone."""
+    return {
+        ("rank_step", ()): rank.step,
+        ("rank_step_begun", ()): rank.step_begun,
+        ("rank_memory_allocated_bytes", ()): rank.memory_allocated_bytes,
+        ("rank_memory_reserved_bytes", ()): rank.memory_reserved_bytes,
+        ("rank_memory_peak_allocated_bytes", ()): rank.memory_peak_allocated_bytes,
+        ("rank_memory_inactive_split_bytes", ()): rank.memory_inactive_split_bytes,
+    }
+
+
+def _rank_counters(rank: RankState) -> Mapping[SeriesKey, float | None]:
+    return {
+        ("steps_total", ()): rank.steps_total,
+        # A program that does not say how many has not processed none.
+        ("samples_total", ()): rank.samples_total or None,
+        ("tokens_total", ()): rank.tokens_total or None,
+        ("records_lost_total", ()): rank.lost_records,
+        ("rank_allocation_retries_total", ()): rank.allocation_retries_total,
+        ("rank_out_of_memory_errors_total", ()): rank.out_of_memory_errors_total,
+        ("rank_gc_seconds_total", ()): rank.gc_s,
+        ("rank_gc_collections_total", ()): rank.gc_collections_total,
+        ("rank_energy_joules_total", ()): rank.energy_j,
+    }
 
 
 def _job(job: JobState) -> dict[SeriesKey, float]:

@@ -40,8 +40,10 @@ _RANKS = (
     _rank(
         "rank_info",
         "gauge",
-        "What a rank says of itself, and its owner; always 1.",
+        "What a rank says of itself, and its owner; always 1. step_clock is what ends a step: "
+        "step(), lightning, transformers, accelerate, deepspeed, optimizer, dataloader or other.",
         *("host", "owner", "pid", "local_rank", "world_size", "device", "pod_uid", "framework"),
+        "step_clock",
     ),
     _rank("rank_up", "gauge", "1 while the rank runs; 0 when it is stopped, exited or died."),
     _rank("rank_step", "gauge", "The newest finished step."),
@@ -66,6 +68,55 @@ _RANKS = (
         unit="bytes",
         origin="torch.cuda.memory_reserved",
     ),
+    _rank(
+        "rank_memory_peak_allocated_bytes",
+        "gauge",
+        "The most device memory that tensors of the rank took at one time.",
+        unit="bytes",
+        origin="torch.cuda.max_memory_allocated",
+    ),
+    _rank(
+        "rank_memory_inactive_split_bytes",
+        "gauge",
+        "Device memory in free pieces of blocks that are partly in use; fragmentation is this over "
+        "rank_memory_reserved_bytes.",
+        unit="bytes",
+        origin="torch.cuda.memory_stats",
+    ),
+    _rank(
+        "rank_allocation_retries_total",
+        "counter",
+        "Allocations that failed first and were tried again after the cache was given back.",
+        origin="torch.cuda.memory_stats",
+    ),
+    _rank(
+        "rank_out_of_memory_errors_total",
+        "counter",
+        "Out-of-memory errors of the rank's allocator.",
+        origin="torch.cuda.memory_stats",
+    ),
+    _rank(
+        "rank_gc_seconds_total",
+        "counter",
+        "Time in Python's garbage collector.",
+        unit="seconds",
+        origin="gc.callbacks",
+    ),
+    _rank(
+        "rank_gc_collections_total",
+        "counter",
+        "Collections of Python's garbage collector.",
+        origin="gc.callbacks",
+    ),
+    _rank(
+        "rank_energy_joules_total",
+        "counter",
+        "Energy that the rank's device used while the rank ran, shared evenly by the ranks on it: "
+        "its rate over that of steps_total or tokens_total is the energy per step or token. Absent "
+        "without an energy counter and on MIG instances.",
+        unit="joules",
+        origin="device_energy_joules_total of its device",
+    ),
     _rank("records_lost_total", "counter", "Records that a lagging reader lost; no total is."),
 )
 
@@ -75,7 +126,7 @@ _JOBS = (
     _job(
         "job_energy_joules_total",
         "counter",
-        "Energy that the devices of the job used while it ran.",
+        "Energy that the devices of the job used while it ran: the sum over its ranks.",
         unit="joules",
         origin="device_energy_joules_total of its devices",
     ),

@@ -36,7 +36,7 @@ _TYPES: dict[str, type[Record]] = {
 }
 _NAMES = {record_type: name for name, record_type in _TYPES.items()}
 # Values that are the rule and not worth a word.
-_SILENT = {"samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True}
+_SILENT = {"samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False}
 _DEVICE = "device_"
 _SERIES = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?", re.DOTALL)
 T = TypeVar("T")
@@ -153,6 +153,7 @@ def _measured(encoded: Mapping[str, Any]) -> dict[str, Any]:
         "memory_allocated_bytes": _optional(_integer, encoded, "memory_allocated_bytes"),
         "samples": _integer(encoded, "samples"),
         "tokens": _integer(encoded, "tokens"),
+        "profiled": encoded.get("profiled") is True,
     }
 
 

@@ -25,7 +25,10 @@ class RankSeen:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One finished optimizer step of one rank. Phases are disjoint; the remainder is ``other``."""
+    """One finished optimizer step of one rank. Phases are disjoint; the remainder is ``other``.
+
+    profiled: it ran under the profiler, or paid for starting it or for its export.
+    """
 
     time: float
     job: str
@@ -37,6 +40,7 @@ class Step:
     memory_allocated_bytes: int | None = None
     samples: int = 0
     tokens: int = 0
+    profiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,9 @@ class End:
 
 Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End
 
-# From the shim: capture_* , exception, oom. From the daemon, which sees the process: stopped
-# (alive without a heartbeat), resumed, died (gone without an exit record).
+# From the shim: capture_* , exception, oom, gc_pause (with duration_s, generation, step). From the
+# daemon, which sees the process: stopped (alive without a heartbeat, with silent_reason), resumed,
+# died (gone without an exit record).
 EVENTS = frozenset(
     {
         "capture_armed",
@@ -91,6 +96,7 @@ EVENTS = frozenset(
         "capture_disarmed",
         "exception",
         "oom",
+        "gc_pause",
         "stopped",
         "resumed",
         "died",

@@ -32,7 +32,13 @@ class RankState:
     name: the rank's label value. job: a second live process of a rank is of job ``name#2``.
     status: running, stopped (no heartbeat), exited (in order) or died.
     step: the newest finished step; step_begun: the one now begun on the CPU.
+    silent_reason: why it is stopped, as far as it can be seen: "stopped" (from outside), "holds
+    the GIL" (a C call, so that no other thread runs) or "unknown".
+    step_clock: what ends a step: step(), a framework's name, optimizer, dataloader or other.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
+    samples_per_s, tokens_per_s: in the newest steps, while it runs.
+    gc_s: in Python's garbage collector. energy_j: this rank's share of what its device used while
+    this daemon saw it run. What is not known is None, so are values of now of a rank that ended.
     """
 
     job: str
@@ -46,7 +52,9 @@ class RankState:
     device: str | None = None
     pod_uid: str | None = None
     framework: str = ""
+    step_clock: str = ""
     status: str = "running"
+    silent_reason: str | None = None
     first_time: float = 0.0
     last_step_time: float | None = None
     step: int | None = None
@@ -58,23 +66,39 @@ class RankState:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     durations: Histogram = field(default_factory=Histogram)
     recent_s: tuple[float, ...] = ()
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    gc_s: float | None = None
+    gc_collections_total: int | None = None
     memory_allocated_bytes: int | None = None
     memory_reserved_bytes: int | None = None
+    memory_peak_allocated_bytes: int | None = None
+    memory_inactive_split_bytes: int | None = None
+    allocation_retries_total: int | None = None
+    out_of_memory_errors_total: int | None = None
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A training run: the ranks of it that this daemon sees, of ``world_size``."""
+    """A training run: the ranks of it that this daemon sees, of ``world_size``.
+
+    backend: "shim", or "kineto" for a job without one: it can be captured and tells nothing else.
+    """
 
     name: str
     world_size: int
     ranks: tuple[str, ...]
     energy_j: float | None = None
+    backend: str = "shim"
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``agent``: the daemon's own series (anomalies, captures, rejects, loops, build)."""
+    """``agent``: the daemon's own series (anomalies, captures, rejects, loops, build).
+
+    kineto_jobs: those that are not among ``jobs``.
+    """
 
     time: float
     version: str
@@ -84,6 +108,7 @@ class State:
     sources: tuple[SourceHealth, ...] = ()
     ranks: tuple[RankState, ...] = ()
     jobs: tuple[JobState, ...] = ()
+    kineto_jobs: tuple[JobState, ...] = ()
     anomalies: tuple[Anomaly, ...] = ()
     captures: tuple[Capture, ...] = ()
     attributions: tuple[Attribution, ...] = ()

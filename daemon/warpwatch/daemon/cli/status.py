@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warpwatch.daemon.cli import parsing
+from warpwatch.daemon.http.page.quantities import rate, seconds
 
 PARTS = ("devices", "jobs", "ranks", "anomalies", "captures")
 
@@ -37,9 +38,10 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
     up = sum(1 for device in status["devices"] if device["up"])
     yield f"{up} of {len(status['devices'])} devices up, {len(status['ranks'])} ranks"
     for rank in status["ranks"]:
-        step_s = statistics.median(rank["recent_s"]) if rank["recent_s"] else None
-        pace = f"{step_s * 1000:.1f} ms a step" if step_s else "no step yet"
-        yield f"  {rank['job']} rank {rank['rank']}: {rank['status']}, step {rank['step']}, {pace}"
+        yield f"  {rank['job']} rank {rank['rank']}: {', '.join(_rank(rank))}"
+    for job in status["jobs"]:
+        if job["backend"] == "kineto":
+            yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"
     for anomaly in active:
         mark = " " if anomaly["severity"] == "info" else "!"
         about = anomaly["job"] or anomaly["device"]
@@ -49,3 +51,17 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
         verdict = diagnosis.get("verdict", "no diagnosis")
         about = f"{capture['id']} of {capture['request']['job']}"
         yield f"  capture {about}: {capture['outcome'] or 'running'}, {verdict}"
+
+
+def _rank(rank: dict[str, Any]) -> Iterator[str]:
+    reason = rank["silent_reason"]
+    told = reason is None or reason in (rank["status"], "unknown")
+    yield rank["status"] if told else f"{rank['status']} ({reason})"
+    yield f"step {rank['step']}"
+    recent_s = rank["recent_s"]
+    yield f"{seconds(statistics.median(recent_s))} a step" if recent_s else "no step yet"
+    for what in ("samples", "tokens"):
+        if per_s := rank[f"{what}_per_s"]:
+            yield rate(per_s, what)
+    if rank["step_clock"]:
+        yield f"step clock {rank['step_clock']}"

@@ -4,7 +4,10 @@
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
 - claims: what a ring says of itself, bounded
+- payloads: what records hold, decoded and bounded
 - rank: one rank, accumulated over the rings of its processes
+- recent: its newest steps, and how fast it trains in them
+- silence: why a living process gives no sign
 - saved: positions and counts that survive a restart
 - commands: the file that a process reads
 - inbox: taking over what a process wrote for a capture

@@ -15,6 +15,19 @@ MAX_WORLD_SIZE = 1 << 20
 MAX_EVENTS_PER_STEP = 1 << 40
 # A longer step than this is no step (12 days).
 MAX_DURATION_S = 1e6
+# Of Python's garbage collector.
+GENERATIONS = (0, 1, 2)
+MAX_STEP = 1 << 63
+# What sets the step clock; "other" for what is none of these, empty when it is not said.
+STEP_CLOCKS = (
+    "step()",
+    "lightning",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "optimizer",
+    "dataloader",
+)
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
@@ -24,6 +37,7 @@ _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
 class Claims:
     """The metadata of a ring after validation.
 
+    step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
     events_per_step: what a recorded step is expected to hold, None when it is not known.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
     """
@@ -61,7 +75,7 @@ def parse(text: bytes | None) -> Claims:
         pod_uid=_text(raw, "pod_uid") or None,
         framework=_text(raw, "torch"),
         phases=_phases(raw.get("phases", [])),
-        step_clock=_text(raw, "step_clock"),
+        step_clock=_step_clock(raw),
         events_per_step=_integer(raw, "events_per_step", 0, MAX_EVENTS_PER_STEP) or None,
         held_stacks=_text(raw, "held_stacks") or None,
     )
@@ -80,6 +94,20 @@ def parse_event(payload: bytes) -> dict[str, Any]:
         for key, value in raw.items()
         if isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
     }
+
+
+def is_gc_pause(fields: dict[str, Any]) -> bool:
+    """Whether an event's fields are those of a pause of the garbage collector."""
+    return (
+        _is_within(fields.get("duration_s"), MAX_DURATION_S)
+        and fields.get("generation") in GENERATIONS
+        and _is_within(fields.get("step", 0), MAX_STEP)
+    )
+
+
+def _is_within(value: Any, limit: float) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value <= limit
 
 
 def with_phase(phases: list[str], payload: bytes) -> list[str]:
@@ -110,6 +138,11 @@ def _integer(raw: dict[str, Any], key: str, default: int, limit: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
         raise ProtocolError("bad_metadata", f"{key} is no number from 0 to {limit}")
     return value
+
+
+def _step_clock(raw: dict[str, Any]) -> str:
+    said = _text(raw, "step_clock")
+    return said if said in STEP_CLOCKS or not said else "other"
 
 
 def _phases(raw: Any) -> tuple[str, ...]:

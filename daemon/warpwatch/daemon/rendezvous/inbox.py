@@ -1,17 +1,34 @@
-"""Taking over what a process wrote for a capture: copied from the opened file, then removed."""
+"""Taking over what a process wrote for a capture: copied from the opened file, then removed.
+
+Everybody may write to the inbox, and nothing in it is believed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import os
+import secrets
 import shutil
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from warpwatch.daemon.errors import WarpwatchError
 
 # What a kind of capture brings, by the end of its name.
-SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json"}
+SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.pickle"}
+# And what may come beside it.
+MORE_SUFFIXES = {"memory": (".memory.json",)}
 MAX_FILE_BYTES = 8 << 30
+# What a file may not take of the store's file system.
+MIN_FREE_BYTES = 200 << 20
+# A sweep spends no more time on folders; nobody has a reason to make one.
+SWEEP_FOLDERS_S = 2.0
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class InboxError(WarpwatchError):
@@ -21,26 +38,42 @@ class InboxError(WarpwatchError):
 def take(inbox: Path, name: str, owner_uid: int, target: Path) -> int:
     """Copy the file ``name`` of ``owner_uid`` to ``target`` and remove it; its size in bytes.
 
-    Raises InboxError when it is no regular file of that owner, OSError when the store is full.
+    Raises InboxError when it is no regular file of that owner or has holes, OSError when the store
+    is full.
     """
     path = inbox / name
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise InboxError(f"{name}: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as source:
-        found = os.fstat(source.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise InboxError(f"{name} is no regular file")
-        if found.st_nlink != 1:
-            # A hard link to somebody's file would make the daemon publish it.
-            raise InboxError(f"{name} has {found.st_nlink} links")
-        if found.st_uid != owner_uid:
-            raise InboxError(f"{name} belongs to uid {found.st_uid}, not {owner_uid}")
-        if found.st_size > MAX_FILE_BYTES:
-            raise InboxError(f"{name} has {found.st_size} bytes, at most {MAX_FILE_BYTES}")
-        _copy(source.fileno(), target, found.st_size)
+    try:
+        size = _size(fd, name, owner_uid)
+        if shutil.disk_usage(target.parent).free < size + MIN_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _copy(fd, target, size)
+    finally:
+        os.close(fd)
     path.unlink(missing_ok=True)
+    return size
+
+
+def _size(fd: int, name: str, owner_uid: int) -> int:
+    """In bytes, of a file that may be taken over. Raises InboxError."""
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise InboxError(f"{name} is no regular file")
+    if found.st_nlink != 1:
+        # A hard link to somebody's file would make the daemon publish it.
+        raise InboxError(f"{name} has {found.st_nlink} links")
+    if found.st_uid != owner_uid:
+        raise InboxError(f"{name} belongs to uid {found.st_uid}, not {owner_uid}")
+    if found.st_size > MAX_FILE_BYTES:
+        raise InboxError(f"{name} has {found.st_size} bytes, at most {MAX_FILE_BYTES}")
+    # Holes cost their maker nothing and would fill the store. Fewer blocks than bytes do not tell:
+    # file systems compress.
+    if found.st_size and os.lseek(fd, 0, os.SEEK_HOLE) < found.st_size:
+        raise InboxError(f"{name} has holes")
+    os.lseek(fd, 0, os.SEEK_SET)
     return found.st_size
 
 
@@ -61,19 +94,69 @@ def _copy(source_fd: int, target: Path, size: int) -> None:
 
 
 def sweep(inbox: Path, older_than_s: float, now: float) -> int:
-    """Remove what nobody collected; the number of files removed."""
-    removed = 0
-    with os.scandir(inbox) as entries:
+    """Remove what nobody collected; the number of files and folders of the inbox removed.
+
+    What cannot be removed, and what there is no time for, stays until the next sweep.
+    """
+    inbox_fd = os.open(inbox, _FOLDER)
+    try:
+        removed = 0
+        folders: list[str] = []
+        for name in _old(inbox_fd, now - older_than_s):
+            with contextlib.suppress(OSError):
+                if _is_unlinked(inbox_fd, name):
+                    removed += 1
+                else:
+                    folders.append(name)
+        return removed + _remove_folders(inbox_fd, folders)
+    finally:
+        os.close(inbox_fd)
+
+
+def _old(inbox_fd: int, before: float) -> Iterator[str]:
+    with os.scandir(inbox_fd) as entries:
         for entry in entries:
-            try:
-                found = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            if now - found.st_mtime < older_than_s:
-                continue
-            if stat.S_ISDIR(found.st_mode):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_mtime <= before:
+                    yield entry.name
+
+
+def _is_unlinked(folder_fd: int, name: str) -> bool:
+    """Remove it; False for a folder, which stays. Raises OSError."""
+    try:
+        os.unlink(name, dir_fd=folder_fd)
+    except IsADirectoryError:
+        return False
+    return True
+
+
+def _remove_folders(inbox_fd: int, folders: list[str]) -> int:
+    removed = 0
+    until = time.monotonic() + SWEEP_FOLDERS_S
+    while folders and time.monotonic() < until:
+        name = folders.pop()
+        with contextlib.suppress(OSError):
+            folders += _emptied(inbox_fd, name, until)
+            os.rmdir(name, dir_fd=inbox_fd)
             removed += 1
     return removed
+
+
+def _emptied(inbox_fd: int, name: str, until: float) -> list[str]:
+    """Remove the folder's files and lift its folders into the inbox, so that no depth matters.
+
+    The names of those that were lifted. ``until`` is monotonic. Raises OSError.
+    """
+    lifted: list[str] = []
+    folder_fd = os.open(name, _FOLDER, dir_fd=inbox_fd)
+    try:
+        with os.scandir(folder_fd) as entries:
+            for entry in itertools.takewhile(lambda _: time.monotonic() < until, entries):
+                with contextlib.suppress(OSError):
+                    if not _is_unlinked(folder_fd, entry.name):
+                        new = f"swept.{secrets.token_hex(8)}"
+                        os.rename(entry.name, new, src_dir_fd=folder_fd, dst_dir_fd=inbox_fd)
+                        lifted.append(new)
+    finally:
+        os.close(folder_fd)
+    return lifted

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import bisect
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous import claims
+from warpwatch.daemon.rendezvous import claims, payloads
+from warpwatch.daemon.rendezvous.recent import RecentSteps
 from warpwatch.daemon.rendezvous.ring import RingNews
+from warpwatch.daemon.rendezvous.silence import Silence
 from warpwatch.daemon.rendezvous.table import OpenRing
 from warpwatch.telemetry.records import End, RankEvent, Record, Step
 from warpwatch.telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, RankState
 
-RECENT_STEPS = 120
 # Where locks cannot be seen (another kernel) a heartbeat that stands still this long is a death.
 FOREIGN_DEAD_AFTER_S = 30.0
 CAPTURE_GRACE_S = 120.0
@@ -24,6 +24,13 @@ REWIND_RECORDS = 200
 # What the daemon alone may say of a process.
 RESERVED_EVENTS = frozenset({"died", "stopped", "resumed"})
 
+_NO_BASE: Mapping[str, Any] = {
+    "steps": 0,
+    "samples": 0,
+    "tokens": 0,
+    "phases_s": {},
+    "recorded": {},
+}
 _NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
 
 
@@ -44,20 +51,11 @@ class Rank:
         self.claims = ring.claims
         self.pid = 0
         self.step_begun: int | None = None
-        self.recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self.recent = RecentSteps()
         self.bucket_counts = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
         self.bucket_sum_s = 0.0
-        self.memory: tuple[int | None, int | None] = (None, None)
         # What the processes before this one counted: steps, samples, tokens, seconds per phase.
-        self.base: dict[str, Any] = {"steps": 0, "samples": 0, "tokens": 0, "phases_s": {}}
-        self._totals = _NO_TOTALS
-        self._metadata_sequence = 0
-        self._heartbeat = (0, 0.0)
-        self._stopped = False
-        self._capture_begun: float | None = None
-        # Records up to this one are in the counts already; so many of them are read again.
-        self._counted = self._rewound = 0
-        self._seen_alive = self._end_told = False
+        self.base: dict[str, Any] = dict(_NO_BASE)
         self._refused = 0
         self.adopt(ring, at)
 
@@ -69,12 +67,17 @@ class Rank:
             self.base = self.totals()
         self.ring = ring
         self.claims = ring.claims
-        self._totals = _NO_TOTALS
-        self._metadata_sequence = 0
         self.phases = list(ring.claims.phases)
-        self._heartbeat = (0, at)
-        self._stopped = self._seen_alive = self._end_told = False
-        self._capture_begun = None
+        self.memory = payloads.Memory()
+        self._totals = _NO_TOTALS
+        # What only records tell of this process, by name; what was never told is not there.
+        self._recorded: dict[str, int] = {}
+        self._metadata_sequence = 0
+        self._heartbeat_ns = 0
+        self.silence = Silence(at)
+        self._seen_alive = self._end_told = False
+        self._capture_begun: float | None = None
+        # Records up to this one are in the counts already; so many of them are read again.
         self._counted = self._rewound = 0
         self.status = "running"
         self.ended_at = None
@@ -114,60 +117,43 @@ class Rank:
             self.claims = claims.parse(header.metadata_text)
             self._metadata_sequence = header.metadata_sequence
             self.phases = list(self.claims.phases)
-        if header.heartbeat_ns != self._heartbeat[0]:
-            self._heartbeat = (header.heartbeat_ns, at)
+        if header.heartbeat_ns != self._heartbeat_ns or news.records:
+            self._heartbeat_ns = header.heartbeat_ns
+            self.silence.sign(at)
 
     def _take_record(self, record: protocol.RecordHead, time: float, at: float) -> Iterator[Record]:
         counted = record.sequence <= self._counted
         if record.type == protocol.RECORD_STEP:
-            yield self._take_step(record.payload, time, counted)
-        elif counted:
-            return
-        elif record.type == protocol.RECORD_EVENT:
+            yield self._take_step(record, time, counted)
+        elif record.type == protocol.RECORD_EVENT and not counted:
             yield from self._take_event(record.payload, time, at)
-        elif record.type == protocol.RECORD_PHASE:
+        elif record.type == protocol.RECORD_PHASE and not counted:
             # Steps can name a phase before the metadata does.
             self.phases = claims.with_phase(self.phases, record.payload)
-        elif record.type == protocol.RECORD_MEMORY and len(record.payload) >= protocol.MEMORY.size:
-            allocated, reserved, *_ = protocol.MEMORY.unpack_from(record.payload)
-            self.memory = (_known(allocated), _known(reserved))
+        elif record.type == protocol.RECORD_GC:
+            self._take_counts(payloads.gc(record.payload))
+        elif record.type == protocol.RECORD_MEMORY:
+            memory = payloads.memory(record.payload)
+            if memory is not None:
+                self.memory, counts = memory
+                self._take_counts(counts)
 
-    def _take_step(self, payload: bytes, time: float, counted: bool) -> Step:
-        if len(payload) < protocol.STEP.size:
-            raise protocol.ProtocolError("bad_record", "a step record is too short")
-        number, ns, gpu_ns, memory, samples, tokens = protocol.STEP.unpack_from(payload)
-        if ns > claims.MAX_DURATION_S * 1e9:
-            raise protocol.ProtocolError("bad_record", f"a step of {ns} ns")
-        duration_s = ns / 1e9
-        self.recent.append(duration_s)
+    def _take_counts(self, counts: Mapping[str, int]) -> None:
+        """Counts since the process began: the newest says it all, and never less than before."""
+        for name, count in counts.items():
+            self._recorded[name] = max(count, self._recorded.get(name, 0))
+
+    def _take_step(self, record: protocol.RecordHead, time: float, counted: bool) -> Step:
+        step = payloads.step(record, time, self.job, self.rank, self.phases)
+        self.recent.add(step)
         self.last_step_time = max(time, self.last_step_time or 0.0)
         if not counted:
-            self.bucket_counts[bisect.bisect_left(STEP_DURATION_BOUNDS_S, duration_s)] += 1
-            self.bucket_sum_s += duration_s
-        allocated = _known(memory)
-        if allocated is not None:
-            self.memory = (allocated, self.memory[1])
-        return Step(
-            time,
-            self.job,
-            self.rank,
-            number,
-            duration_s,
-            gpu_s=None if gpu_ns == protocol.ABSENT else gpu_ns / 1e9,
-            phases_s=self._phases(payload),
-            memory_allocated_bytes=allocated,
-            samples=samples,
-            tokens=tokens,
-        )
-
-    def _phases(self, payload: bytes) -> dict[str, float]:
-        raw = payload[protocol.STEP.size :]
-        words = memoryview(raw[: len(raw) // 8 * 8]).cast("Q")
-        return {
-            name: ns / 1e9
-            for name, ns in zip(self.phases, words, strict=False)
-            if 0 < ns <= claims.MAX_DURATION_S * 1e9
-        }
+            bucket = bisect.bisect_left(STEP_DURATION_BOUNDS_S, step.duration_s)
+            self.bucket_counts[bucket] += 1
+            self.bucket_sum_s += step.duration_s
+        if step.memory_allocated_bytes is not None:
+            self.memory = self.memory._replace(allocated=step.memory_allocated_bytes)
+        return step
 
     def _take_event(self, payload: bytes, time: float, at: float) -> Iterator[Record]:
         try:
@@ -180,7 +166,7 @@ class Rank:
             self._capture_begun = at
         elif name in ("capture_finished", "capture_failed", "capture_disarmed"):
             self._capture_begun = None
-        if name in RESERVED_EVENTS:
+        if name in RESERVED_EVENTS or (name == "gc_pause" and not claims.is_gc_pause(fields)):
             self._refused += 1
         elif name != "exit":
             yield RankEvent(time, self.job, self.rank, name, fields)
@@ -190,9 +176,10 @@ class Rank:
     def _judge_life(
         self, news: RingNews, now: float, at: float, stopped_after_s: float, boot_id: bytes
     ) -> Iterator[Record]:
-        silent_s = at - self._heartbeat[1]
-        foreign = news.header.identity.boot_id != boot_id
-        alive = silent_s < FOREIGN_DEAD_AFTER_S if foreign else news.alive
+        silent_s = self.silence.lasts_s(at)
+        identity = news.header.identity
+        foreign = identity.boot_id != boot_id
+        alive = silent_s < FOREIGN_DEAD_AFTER_S if foreign else news.holder_pid is not None
         if not alive:
             yield self._ended(news.header.ended, now, at)
             return
@@ -200,15 +187,24 @@ class Rank:
         # Profiler and export hold the GIL: no heartbeat then is no sign of a stop.
         begun = self._capture_begun
         capturing = begun is not None and at - begun < CAPTURE_GRACE_S
-        stopped = silent_s >= stopped_after_s and not capturing
-        if stopped != self._stopped:
-            self._stopped = stopped
-            self.status = "stopped" if stopped else "running"
-            yield RankEvent(now, self.job, self.rank, "stopped" if stopped else "resumed")
+        if silent_s < stopped_after_s or capturing:
+            if self.silence.over():
+                self.status = "running"
+                yield RankEvent(now, self.job, self.rank, "resumed")
+            return
+        told = self.silence.reason is not None
+        holder_pid = None if foreign else news.holder_pid
+        self.silence.look(identity, at, holder_pid, self.owner_uid)
+        if not told:
+            self.status = "stopped"
+            detail = {"silent_reason": self.silence.reason}
+            yield RankEvent(now, self.job, self.rank, "stopped", detail)
 
     def _ended(self, in_order: bool, now: float, at: float) -> Record:
         self.ended_at = at
         self.status = "exited" if in_order else "died"
+        self.silence.over()
+        self.memory = payloads.Memory()
         if not self._seen_alive and self.ring is not None:
             # It ended while no daemon looked: before its successor came, whenever that was.
             now = min(now, max(self.last_step_time or 0.0, self.ring.created_time))
@@ -228,10 +224,14 @@ class Rank:
             "samples": self.base["samples"] + self._totals.samples,
             "tokens": self.base["tokens"] + self._totals.tokens,
             "phases_s": phases,
+            "recorded": _sum(self.base["recorded"], self._recorded),
         }
 
     def state(self) -> RankState:
         totals = self.totals()
+        recorded = totals["recorded"]
+        gc_ns = recorded.get("gc_ns")
+        samples_per_s, tokens_per_s = self._throughput()
         return RankState(
             job=self.job,
             rank=self.rank,
@@ -244,7 +244,9 @@ class Rank:
             device=self.claims.device,
             pod_uid=self.claims.pod_uid,
             framework=self.claims.framework,
+            step_clock=self.claims.step_clock,
             status=self.status,
+            silent_reason=self.silence.reason,
             first_time=self.first_time,
             last_step_time=self.last_step_time,
             step=self._totals.newest_step,
@@ -256,9 +258,20 @@ class Rank:
             phases_s=totals["phases_s"],
             durations=Histogram(tuple(self.bucket_counts), self.bucket_sum_s),
             recent_s=tuple(self.recent),
-            memory_allocated_bytes=self.memory[0],
-            memory_reserved_bytes=self.memory[1],
+            samples_per_s=samples_per_s,
+            tokens_per_s=tokens_per_s,
+            gc_s=None if gc_ns is None else gc_ns / 1e9,
+            gc_collections_total=recorded.get("gc_collections"),
+            memory_allocated_bytes=self.memory.allocated,
+            memory_reserved_bytes=self.memory.reserved,
+            memory_peak_allocated_bytes=self.memory.peak_allocated,
+            memory_inactive_split_bytes=self.memory.inactive_split,
+            allocation_retries_total=recorded.get("allocation_retries"),
+            out_of_memory_errors_total=recorded.get("out_of_memory_errors"),
         )
+
+    def _throughput(self) -> tuple[float | None, float | None]:
+        return self.recent.throughput() if self.status == "running" else (None, None)
 
     # --- what survives a restart ---
 
@@ -269,6 +282,7 @@ class Rank:
             "position": self.ring.reader.position,
             "job": self.job,
             "base": self.base,
+            "recorded": self._recorded,
             "lost": self.lost,
             "ended": not self.live,
             "first_time": self.first_time,
@@ -282,7 +296,12 @@ class Rank:
         if len(counts) != len(self.bucket_counts) or self.ring is None:
             raise ValueError("saved with other buckets")
         base = saved["base"]
+        # A version before this one saved nothing of records.
+        before = {name: int(count) for name, count in dict(base.get("recorded", {})).items()}
+        recorded = {name: int(count) for name, count in dict(saved.get("recorded", {})).items()}
         self.base = {key: base[key] for key in ("steps", "samples", "tokens", "phases_s")}
+        self.base["recorded"] = before
+        self._recorded = recorded
         self.bucket_counts = counts
         self.bucket_sum_s = float(saved["sum_s"])
         self.lost = int(saved["lost"])
@@ -293,5 +312,8 @@ class Rank:
         self._rewound = self._counted - self.ring.reader.position
 
 
-def _known(value: int) -> int | None:
-    return None if value == protocol.ABSENT else value
+def _sum(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """What is known of both; what neither knows is not there."""
+    if not before:
+        return dict(now)
+    return {name: before.get(name, 0) + now.get(name, 0) for name in {**before, **now}}

@@ -10,12 +10,15 @@ from warpwatch.client import protocol, rendezvous
 
 @dataclass(frozen=True, slots=True)
 class RingNews:
-    """What a ring held since the last look. ``lost``: records overwritten or torn before it."""
+    """What a ring held since the last look.
+
+    lost: records overwritten or torn before it. holder_pid: None when its process is gone.
+    """
 
     header: protocol.Header
     records: tuple[protocol.RecordHead, ...]
     lost: int
-    alive: bool
+    holder_pid: int | None
 
 
 class RingReader:
@@ -33,6 +36,10 @@ class RingReader:
         size = os.fstat(self._fd).st_size
         return protocol.decode_header(os.pread(self._fd, protocol.HEADER_SIZE, 0), size)
 
+    def holder_pid(self) -> int | None:
+        """The ring's process as the kernel says, 0 in another PID namespace, None: it is gone."""
+        return rendezvous.lock_holder(self._fd)
+
     def step_begun(self) -> int | None:
         """The step that the process has begun, read now."""
         data = os.pread(self._fd, 8, 8 * protocol.WORD_STEP_BEGUN)
@@ -41,7 +48,7 @@ class RingReader:
 
     def read(self) -> RingNews:
         # Asked before reading: what a process wrote before it died is then read for certain.
-        alive = rendezvous.lock_holder(self._fd) is not None
+        holder_pid = self.holder_pid()
         header = self.header()
         if header.records < self.position:
             raise protocol.ProtocolError("bad_header", "the record count went backwards")
@@ -57,7 +64,7 @@ class RingReader:
                     records.append(record)
         lost += header.records - oldest - len(records)
         self.position = header.records
-        return RingNews(header, tuple(records), lost, alive)
+        return RingNews(header, tuple(records), lost, holder_pid)
 
     def _chunks(self, oldest: int, header: protocol.Header) -> list[bytes]:
         """The bytes of the records after ``oldest``: one piece, or two where the ring wraps."""

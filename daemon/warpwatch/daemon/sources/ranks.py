@@ -86,6 +86,11 @@ class RanksSource:
 
     # --- the captures' side ---
 
+    def jobs(self) -> set[str]:
+        """The jobs that have a live rank."""
+        with self._lock:
+            return {rank.job for rank in self._ranks if rank.live}
+
     def targets(self, job: str) -> dict[int, Rank]:
         """The live ranks of a job by number."""
         with self._lock:

@@ -1,0 +1,87 @@
+"""The payloads of records, decoded and bounded. Unknown is absent: None, or no such key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from warpwatch.client import protocol
+from warpwatch.daemon.rendezvous.claims import MAX_DURATION_S
+from warpwatch.telemetry.records import Step
+
+# Of processes whose shim knew one word less.
+_MEMORY_MIN_BYTES = 5 * 8
+_NO_COUNTS: Mapping[str, int] = {}
+
+
+class Memory(NamedTuple):
+    """What the allocator of a process says, in bytes.
+
+    inactive_split: free pieces of blocks that are partly in use.
+    """
+
+    allocated: int | None = None
+    reserved: int | None = None
+    peak_allocated: int | None = None
+    inactive_split: int | None = None
+
+
+def step(
+    record: protocol.RecordHead, time: float, job: str, rank: int, phases: Sequence[str]
+) -> Step:
+    """Raises ProtocolError("bad_record") for what is no step."""
+    payload = record.payload
+    if len(payload) < protocol.STEP.size:
+        raise protocol.ProtocolError("bad_record", "a step record is too short")
+    number, ns, gpu_ns, allocated, samples, tokens = protocol.STEP.unpack_from(payload)
+    if ns > MAX_DURATION_S * 1e9:
+        raise protocol.ProtocolError("bad_record", f"a step of {ns} ns")
+    return Step(
+        time,
+        job,
+        rank,
+        number,
+        ns / 1e9,
+        None if gpu_ns == protocol.ABSENT else gpu_ns / 1e9,
+        _phases(payload[protocol.STEP.size :], phases),
+        _known(allocated),
+        0 if samples == protocol.ABSENT else samples,
+        0 if tokens == protocol.ABSENT else tokens,
+        bool(record.flags & protocol.FLAG_PROFILED),
+    )
+
+
+def memory(payload: bytes) -> tuple[Memory, Mapping[str, int]] | None:
+    """Memory now, and what was counted since the process began; None when it is too short."""
+    if len(payload) < _MEMORY_MIN_BYTES:
+        return None
+    # A word that is not there reads as "not known".
+    words = payload[: len(payload) // 8 * 8].ljust(protocol.MEMORY.size, b"\xff")
+    allocated, reserved, peak, retries, errors, inactive = protocol.MEMORY.unpack_from(words)
+    counts = _counts(allocation_retries=retries, out_of_memory_errors=errors)
+    return Memory(_known(allocated), _known(reserved), _known(peak), _known(inactive)), counts
+
+
+def gc(payload: bytes) -> Mapping[str, int]:
+    """What Python's garbage collector took since the process began."""
+    if len(payload) < protocol.GC.size:
+        return _NO_COUNTS
+    ns, collections, _ = protocol.GC.unpack_from(payload)
+    return _counts(gc_ns=ns, gc_collections=collections)
+
+
+def _phases(raw: bytes, names: Sequence[str]) -> dict[str, float]:
+    words = memoryview(raw[: len(raw) // 8 * 8]).cast("Q")
+    return {
+        name: ns / 1e9
+        for name, ns in zip(names, words, strict=False)
+        if 0 < ns <= MAX_DURATION_S * 1e9
+    }
+
+
+def _counts(**values: int) -> Mapping[str, int]:
+    return {name: value for name, value in values.items() if value != protocol.ABSENT}
+
+
+def _known(value: int) -> int | None:
+    return None if value == protocol.ABSENT else value

@@ -1,0 +1,81 @@
+"""What the page, the API and ``warpwatch status`` say of a rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from tests.http.conftest import MemoryBackend
+from warpwatch.daemon.cli import capture, status
+from warpwatch.telemetry.state import JobState
+
+
+def one_rank(backend: MemoryBackend, **changes: object) -> None:
+    first = replace(backend.now.ranks[0], **changes)  # type: ignore[arg-type]
+    backend.now = replace(backend.now, ranks=(first,), anomalies=(), captures=())
+
+
+def rank_line(url: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert status.main(["--url", url]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "llama-7b rank 0" in line)
+    return line.strip()
+
+
+def test_a_rank_shows_its_step_clock_and_throughput(
+    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_rank(
+        backend,
+        step_clock="deepspeed",
+        samples_per_s=48.25,
+        tokens_per_s=97_000.0,
+        recent_s=(0.25,),
+    )
+    page = client.get("/").text
+    assert "step clock: deepspeed" in page
+    assert "48.2 samples/s" in page
+    assert "97k tokens/s" in page
+    (rank,) = client.get("/api/v1/ranks").json()["ranks"]
+    assert (rank["step_clock"], rank["samples_per_s"]) == ("deepspeed", 48.25)
+    assert rank_line(str(client.base_url), capsys) == (
+        "llama-7b rank 0: running, step 480, 250 ms a step, 48.2 samples/s, 97k tokens/s, "
+        "step clock deepspeed"
+    )
+
+
+def test_a_silent_rank_shows_whether_it_was_stopped_or_holds_the_gil(
+    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_rank(backend, status="stopped", silent_reason="holds the GIL")
+    assert "a C call holds the GIL: no other thread runs" in client.get("/").text
+    assert "rank 0: stopped (holds the GIL), step 480" in rank_line(str(client.base_url), capsys)
+    one_rank(backend, status="stopped", silent_reason="stopped")
+    assert "stopped by a signal, a debugger or a frozen container" in client.get("/").text
+    assert "rank 0: stopped, step 480" in rank_line(str(client.base_url), capsys)
+
+
+def test_what_a_rank_does_not_say_is_not_shown(
+    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_rank(backend, step_clock="", samples_per_s=None, tokens_per_s=None, recent_s=())
+    page = client.get("/").text
+    assert "step clock" not in page
+    assert "samples/s" not in page
+    assert (
+        rank_line(str(client.base_url), capsys) == "llama-7b rank 0: running, step 480, no step yet"
+    )
+
+
+def test_a_job_that_only_kineto_sees_is_listed_and_captured_without_its_name(
+    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stock = JobState("stock", 2, ("0", "1"), backend="kineto")
+    backend.now = replace(backend.now, ranks=(), jobs=(), anomalies=(), kineto_jobs=(stock,))
+    (job,) = client.get("/api/v1/jobs").json()["jobs"]
+    assert (job["name"], job["ranks"], job["backend"]) == ("stock", ["0", "1"], "kineto")
+    assert status.main(["--url", str(client.base_url)]) == 0
+    assert "  stock ranks 0, 1: by Kineto, captures only\n" in capsys.readouterr().out
+    assert capture.main(["--url", str(client.base_url)]) == 0
+    assert backend.asked[-1].job == "stock"
