@@ -111,9 +111,9 @@ def test_a_killed_writer_leaves_a_ring_that_reads_cleanly(folder: Folder) -> Non
         assert ring.torn == 0
         assert not ring.header.ended
         assert ring.header.step_begun is not None
-        assert totals.steps <= ring.header.step_begun + 1 <= totals.steps + 2
-        assert totals.samples in (totals.steps * 4, totals.steps * 4 + 4)
-        assert [step[0] for step in ring.steps][-1] in (totals.steps - 1, totals.steps)
+        assert totals.samples == totals.steps * 4
+        # Short steps are settled together: their records first, then the totals.
+        assert totals.steps - 1 <= [step[0] for step in ring.steps][-1] < totals.steps + 20_000
         next((folder.path / "ranks").iterdir()).unlink()
 
 

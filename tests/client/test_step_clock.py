@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.client.interrupts import interrupted
+from warpwatch.client import faults, protocol
+from warpwatch.client.accounts import FIRST_PHASE, SAMPLES, TOKENS
+from warpwatch.client.captures.control import Captures
 from warpwatch.client.cuda_steps import DURATION
 from warpwatch.client.monitor import Monitor
-from warpwatch.client.steps import FIRST_PHASE, SAMPLES, TOKENS, StepClock
+from warpwatch.client.ring import RingWriter
+from warpwatch.client.steps import StepClock
 
 
 def totals_ms(monitor: Monitor, name: str) -> float:
@@ -76,6 +83,58 @@ def test_a_wrapped_loader_keeps_its_length_truth_and_attributes() -> None:
         len(monitor.wrap(iter([])))
 
 
+def test_what_runs_between_phases_can_be_a_phase_itself() -> None:
+    monitor = Monitor(StepClock())
+    with monitor.step():
+        monitor.switch("forward")
+        time.sleep(0.02)
+        with monitor.phase("backward"):
+            # From its end on.
+            monitor.switch("other")
+            time.sleep(0.02)
+        time.sleep(0.02)
+    assert totals_ms(monitor, "forward") >= 20
+    assert totals_ms(monitor, "backward") >= 20
+    rest = totals_ms(monitor, "forward") + totals_ms(monitor, "backward")
+    assert monitor.clock.totals[DURATION] / 1e6 - rest >= 20
+
+
+def test_a_clock_that_starts_again_forgets_what_ran_since_the_last_step() -> None:
+    monitor = Monitor(StepClock())
+    with monitor.step():
+        pass
+    monitor.clock.begin()
+    with monitor.phase("forward"):
+        time.sleep(0.02)
+    monitor.clock.restart()
+    monitor.clock.end()
+    assert monitor.clock.steps == 2
+    assert totals_ms(monitor, "forward") == 0
+
+
+@pytest.mark.parametrize(("source", "steps"), [("optimizer", 1), ("lightning", 1), ("step()", 0)])
+def test_a_step_that_nobody_led_is_the_first_one_that_is_led(source: str, steps: int) -> None:
+    monitor = Monitor(StepClock())
+    monitor.clock.begin()
+    assert monitor.lead(source)
+    monitor.clock.end()
+    assert (monitor.step_clock, monitor.clock.steps) == (source, steps)
+
+
+def test_a_stronger_clock_drops_the_step_of_a_weaker_one_and_keeps_the_lead() -> None:
+    monitor = Monitor(StepClock())
+    assert monitor.lead("dataloader")
+    monitor.clock.begin()
+    assert monitor.lead("optimizer")
+    assert not monitor.clock.open
+    assert not monitor.lead("dataloader")
+    assert monitor.lead("lightning")
+    assert not monitor.lead("transformers")
+    monitor.release("lightning")
+    assert monitor.lead("dataloader")
+    assert monitor.clock.steps == 0
+
+
 def test_a_failed_step_is_not_counted_and_its_exception_passes() -> None:
     monitor = Monitor(StepClock())
     with pytest.raises(ZeroDivisionError), monitor.step(samples=8):
@@ -84,6 +143,58 @@ def test_a_failed_step_is_not_counted_and_its_exception_passes() -> None:
         pass
     assert monitor.clock.steps == 1
     assert monitor.clock.totals[SAMPLES] == 1
+
+
+def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only() -> None:
+    monitor = Monitor(StepClock())
+
+    def step() -> None:
+        # A look for a command may begin a capture, for seconds.
+        monitor.clock._look_ns = 0
+        with monitor.step():
+            pass
+
+    lines = 0
+    while interrupted(step, ("begin",), lines):
+        before = monitor.clock.steps
+        step()
+        assert monitor.clock.steps == before + 1, lines
+        lines += 1
+    assert lines > 5
+
+
+def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open() -> None:
+    monitor = Monitor(StepClock())
+
+    def forward() -> None:
+        with monitor.phase("forward"):
+            pass
+
+    lines = 0
+    with monitor.step():
+        while interrupted(forward, ("__enter__",), lines):
+            lines += 1
+        forward()
+        monitor.clock.settle()
+        assert monitor.clock.current == DURATION
+    assert lines > 3
+
+
+def test_a_descriptor_that_the_program_closed_is_no_error_of_its_steps(tmp_path: Path) -> None:
+    path = tmp_path / "test.ring"
+    path.write_bytes(bytes(protocol.RING_SIZE))
+    clock = StepClock()
+    clock.ring = RingWriter(os.open(path, os.O_RDWR), "test")
+    clock.ring.command_fd = os.open(path, os.O_RDONLY)
+    os.close(clock.ring.command_fd)
+    clock.captures = Captures()
+    before = faults.count()
+    clock.begin()
+    clock.turn(time.monotonic_ns() + 10_000_000)
+    clock.end()
+    assert (clock.steps, faults.count() - before) == (2, 2)
+    clock.ring.command_fd = -1
+    clock.ring.close()
 
 
 def test_a_step_inside_a_step_counts_once_with_the_outer_samples() -> None:

@@ -9,11 +9,14 @@ import struct
 import sys
 import threading
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from warpwatch.client import faults
-from warpwatch.client.link import Link
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.steps import StepClock, is_out_of_memory
+
+if TYPE_CHECKING:
+    from warpwatch.client.link import Link
 
 # How long the exit of the process waits for a capture that is being compressed.
 EXIT_WAIT_S = 5.0
@@ -50,6 +53,9 @@ def _start(monitor: Monitor, job: str | None) -> None:
     if os.environ.get("WARPWATCH") == "0" or not supported():
         monitor.clock.drop()
         return
+    # Not at the start of every Python program under ``run``: it brings much, and few are ranks.
+    from warpwatch.client.link import Link
+
     # platform caches what it reads; reading belongs here and not into the helper's loop.
     platform.python_version()
     _link = Link(monitor, job, os.environ)
@@ -63,6 +69,10 @@ def _install() -> None:
         return
     _installed = True
     atexit.register(_at_exit)
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        # A child of it ends without atexit.
+        multiprocessing.Finalize(None, _at_exit, exitpriority=0)
     os.register_at_fork(after_in_child=_in_child)
     previous = sys.excepthook
 
@@ -76,10 +86,11 @@ def _install() -> None:
 
 
 def _tell_exception(error: BaseException) -> None:
-    ring = _monitor.clock.ring if _monitor is not None else None
-    if ring is None:
+    if _monitor is None or _monitor.clock.ring is None:
         return
+    clock, ring = _monitor.clock, _monitor.clock.ring
     try:
+        clock.settle(helping=threading.get_ident() != clock.thread)
         if is_out_of_memory(error):
             ring.event("oom", wait_s=0.2, detail=str(error)[:100])
         ring.event("exception", wait_s=0.2, type=type(error).__name__[:64], detail=str(error)[:100])
@@ -88,9 +99,11 @@ def _tell_exception(error: BaseException) -> None:
 
 
 def _at_exit() -> None:
+    global _link
+    link, _link = _link, None
     try:
-        if _link is not None:
-            _link.finish(EXIT_WAIT_S)
+        if link is not None:
+            link.finish(EXIT_WAIT_S)
     except Exception as error:
         faults.swallow(error)
 

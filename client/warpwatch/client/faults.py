@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import traceback
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 logger = logging.getLogger("warpwatch.client")
 logger.addHandler(logging.NullHandler())
 
 _MAX_KINDS = 100
 _seen: set[str] = set()
-_untold: deque[tuple[str, Exception]] = deque(maxlen=_MAX_KINDS)
+_untold: deque[tuple[str, str]] = deque(maxlen=_MAX_KINDS)
 _count = 0
 
 
@@ -22,9 +26,23 @@ def swallow(error: Exception) -> None:
         kind = f"{type(error).__name__}: {error}"[:200]
         if kind not in _seen and len(_seen) < _MAX_KINDS:
             _seen.add(kind)
-            _untold.append((kind, error))
+            # As text: a traceback would keep the program's own objects alive.
+            _untold.append((kind, "".join(traceback.format_tb(error.__traceback__))))
     except Exception:
         return
+
+
+def guarded(function: Callable[..., object]) -> Callable[..., None]:
+    """The function without its result; its errors end here."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:
+            swallow(error)
+
+    return call
 
 
 def tell() -> None:
@@ -33,8 +51,8 @@ def tell() -> None:
     At DEBUG, so that it prints nothing by itself.
     """
     while _untold:
-        kind, error = _untold.popleft()
-        logger.debug("internal error: %s", kind, exc_info=error)
+        kind, where = _untold.popleft()
+        logger.debug("internal error: %s\n%s", kind, where)
 
 
 def count() -> int:

@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from warpwatch.client import commands, faults, identity, inbox, protocol, rendezvous, ring, stacks
 from warpwatch.client._version import __version__
-from warpwatch.client.captures import TorchCaptures
+from warpwatch.client.captures import Captures, program_profiler
+from warpwatch.client.descriptors import Descriptor
+from warpwatch.client.gc_pauses import GcPauses
+from warpwatch.client.held_stacks import HeldStacks
 from warpwatch.client.rendezvous import Folder
 
 if TYPE_CHECKING:
@@ -35,7 +38,11 @@ class Meeting:
     def __init__(self, folder: Folder, fd: int) -> None:
         self.folder = folder
         self.fd = fd
+        self._file = Descriptor(fd)
         self.owner_uid = os.fstat(fd).st_uid
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def find_daemon(environ: Mapping[str, str], uid: int) -> Meeting | None:
@@ -79,7 +86,9 @@ class Link:
     def __init__(self, monitor: Monitor, job: str | None, environ: Mapping[str, str]) -> None:
         self.monitor = monitor
         self.clock = monitor.clock
-        self.captures = TorchCaptures()
+        self.captures = Captures()
+        self._held = HeldStacks(environ)
+        self._gc_pauses = GcPauses(self.clock, environ)
         self._job = job
         self._environ = environ
         self._interval_s = _positive(environ.get("WARPWATCH_ATTACH_INTERVAL_S"), ATTACH_INTERVAL_S)
@@ -124,14 +133,17 @@ class Link:
         now = time.monotonic()
         self.clock.wall_offset_ns = time.time_ns() - time.monotonic_ns()
         self._close_retired(now)
+        self._watch_profiler()
+        self.clock.settle(helping=True)
         current = self._ring
+        self.captures.deliver(self._sign_of_life)
         if current is None:
             # A process becomes a rank at its first step.
             if self.clock.begun and now >= self._next_look:
                 self._next_look = now + self._interval_s
                 self._attach()
             return
-        if os.fstat(current.fd).st_nlink == 0:
+        if not current.links():
             self._detach(current, now)
             return
         self._keep(current, now)
@@ -139,27 +151,37 @@ class Link:
     # --- attached -------------------------------------------------------------------------------
 
     def _keep(self, current: ring.RingWriter, now: float) -> None:
-        current.beat()
+        self._sign_of_life()
+        self.clock.tell_begun(current)
         current.flush(wait_s=0.05)
         self._follow_commands(current, now)
         self._check_inbox(now)
         self._see_cuda()
+        self._gc_pauses.keep(current, now)
+        self._tell(current)
+        self.captures.keep_deadline()
+
+    def _sign_of_life(self) -> None:
+        """Also between the parts of long work of this thread."""
+        if self._ring is not None:
+            self._ring.beat()
+            self._held.keep(time.monotonic())
+
+    def _tell(self, current: ring.RingWriter) -> None:
         metadata = self._describe()
         if metadata != self._metadata:
             current.write_metadata(metadata)
             self._metadata = metadata
-        self.captures.keep_deadline()
-        while not self.captures.exported.empty():
-            self.captures.hand_over(self.captures.exported.get(), current.beat)
 
     def _follow_commands(self, current: ring.RingWriter, now: float) -> None:
-        fd = current.command_fd
-        if fd >= 0 and os.fstat(fd).st_nlink == 0:
-            current.command_fd = -1
-            self._retired.append((now + RETIRE_AFTER_S, lambda: os.close(fd)))
+        lost = current.lost_commands()
+        if lost is not None:
+            self._retired.append((now + RETIRE_AFTER_S, lost.close))
         if current.command_fd < 0 and self._meeting is not None:
             meeting = self._meeting
-            current.command_fd = commands.open_file(meeting.fd, current.name, meeting.owner_uid)
+            fd = commands.open_file(meeting.fd, current.name, meeting.owner_uid)
+            if fd >= 0:
+                current.open_commands(fd)
         if current.command_fd < 0 or os.pread(current.command_fd, 8, 8) == self._seen:
             return
         found = commands.read(current.command_fd)
@@ -190,7 +212,14 @@ class Link:
     def _check_inbox(self, now: float) -> None:
         if now >= self._next_inbox_check:
             self._next_inbox_check = now + INBOX_CHECK_INTERVAL_S
-            self.captures.inbox_problem = inbox.problem(self.captures.inbox)
+            captures = self.captures
+            captures.inbox_problem = inbox.problem(captures.inbox, captures.estimate_bytes)
+
+    def _watch_profiler(self) -> None:
+        """Under ``run`` a hook has done so when the module was imported."""
+        module = sys.modules.get(program_profiler.MODULE)
+        if module is not None:
+            program_profiler.watch(module)
 
     def _see_cuda(self) -> None:
         """Tell the training thread, which alone may talk to CUDA, that there is a GPU in use."""
@@ -206,13 +235,17 @@ class Link:
 
     def _describe(self) -> dict[str, Any]:
         device = identity.device_from_environment(self._environ) or self.clock.device
+        events = self.captures.budget.events_per_step
         return {
             **self._identity,
             "device": identity.bounded(device, 64, 64) if device else None,
             "phases": list(self.clock.phase_names),
-            "step_clock": self.monitor.step_clock,
+            # Between two trainings nobody sets it: told is who did.
+            "step_clock": self.monitor.step_clock or self._metadata.get("step_clock", ""),
             "client": __version__,
             "inbox_ok": self.captures.inbox_problem is None,
+            **({"events_per_step": events} if events else {}),
+            **({"held_stacks": self._held.name} if self._held.name else {}),
             "faults": faults.count(),
         }
 
@@ -239,8 +272,9 @@ class Link:
         self._identity = identity.describe(self._job, self._environ)
         about = ("rank", "job", "world_size")
         self.captures.metadata = {name: self._identity[name] for name in about}
-        self._metadata = self._describe()
         name = ring.ring_name(self._identity["job"], self._identity["rank"])
+        self._held.open(self.captures.inbox, name, {k: self._identity[k] for k in ("job", "rank")})
+        self._metadata = self._describe()
         self._ring = created = ring.create(ranks_fd, name, self._metadata)
         self._meeting = meeting
         self._attached = time.monotonic()
@@ -248,22 +282,18 @@ class Link:
         clock = self.clock
         clock.captures = self.captures
         clock.ring = created
-        # The step now running began before the training thread could see the ring. Whatever it
-        # begins from now on it writes itself, so look again until nothing changed meanwhile.
-        written = 0
-        while written != clock.begun:
-            written = clock.begun
-            created.words[protocol.WORD_STEP_BEGUN_AT] = clock.begun_ns
-            created.words[protocol.WORD_STEP_BEGUN] = written
+        clock.tell_begun(created)
 
     def _detach(self, current: ring.RingWriter, now: float) -> None:
-        """The ring was removed: go without one until a daemon is found again."""
+        """The ring was removed, or closed: go without one until a daemon is found again."""
         self.clock.ring = None
         self._ring = None
+        self.captures.lose(current)
         meeting, self._meeting = self._meeting, None
         if meeting is not None:
-            os.close(meeting.fd)
+            meeting.close()
         self._retired.append((now + RETIRE_AFTER_S, current.close))
+        self._held.close()
         self._next_look = now
 
     def _close_retired(self, now: float) -> None:
@@ -280,26 +310,33 @@ class Link:
             self.clock.woken.put(None)
             time.sleep(0.02)
         self.stopping = True
+        self._held.end()
+        self._gc_pauses.drop()
+        captures.exit(self.clock)
         current = self._ring
         if current is None:
             return
         try:
+            self.clock.settle(helping=threading.get_ident() != self.clock.thread)
             if self.clock.gpu is not None:
                 self.clock.gpu.harvest(self.clock, flush=True)
+            self._tell(current)
         except Exception as error:
             faults.swallow(error)
-        captures.exit(self.clock)
         current.event("exit", wait_s=0.2)
         current.words[protocol.WORD_ENDED] = 1
 
     def drop(self) -> None:
         """In a forked child: no ring, no thread. Closing leaves the parent's lock alone."""
         self.stopping = True
+        self._held.drop()
+        self._gc_pauses.drop()
+        program_profiler.drop()
         current, self._ring = self._ring, None
         if current is not None:
             current.close()
         if self._meeting is not None:
-            os.close(self._meeting.fd)
+            self._meeting.close()
             self._meeting = None
 
 

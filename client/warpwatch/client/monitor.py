@@ -9,13 +9,16 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from warpwatch.client import faults
-from warpwatch.client.steps import OTHER, StepClock, whole
+from warpwatch.client.accounts import LEAVE, OTHER
+from warpwatch.client.steps import StepClock, whole
 
 Item = TypeVar("Item")
 _MAX_COUNT = 1 << 48
 # Who may set the step clock, the strongest first; every other name is a framework's callback.
 _STRENGTH = {"step()": 3, "optimizer": 1, "dataloader": 0, "": -1}
 _FRAMEWORK = 2
+# Phases that are no part of a step's normal work: a recording ends without a trace at them.
+_INTERRUPTIONS = {"eval": "an evaluation began", "checkpoint": "a checkpoint began"}
 
 
 class Phase:
@@ -31,13 +34,14 @@ class Phase:
         clock = self._clock
         if get_ident() == clock.thread:
             now = monotonic_ns()
-            current = clock.current
-            clock.spent[current] += now - clock.mark_ns
-            clock.mark_ns = now
-            clock.stack.append(current)
-            clock.current = self.index
-            if clock.gpu is not None:
-                clock.gpu.border(current)
+            try:
+                clock.push((self.index, now))
+                if clock.gpu is not None:
+                    clock.settle()
+            except BaseException:
+                # Interrupted: nobody will leave what was not entered.
+                clock.push((LEAVE, monotonic_ns()))
+                raise
         return self
 
     def __exit__(
@@ -47,14 +51,24 @@ class Phase:
         trace: TracebackType | None,
     ) -> None:
         clock = self._clock
-        if get_ident() == clock.thread and clock.stack:
-            now = monotonic_ns()
-            current = clock.current
-            clock.spent[current] += now - clock.mark_ns
-            clock.mark_ns = now
-            clock.current = clock.stack.pop()
+        if get_ident() == clock.thread:
+            clock.push((LEAVE, monotonic_ns()))
             if clock.gpu is not None:
-                clock.gpu.border(current)
+                clock.settle()
+
+
+class _Interruption(Phase):
+    """A phase that ends a capture's recording."""
+
+    __slots__ = ("_reason",)
+
+    def __init__(self, clock: StepClock, index: int, reason: str) -> None:
+        super().__init__(clock, index)
+        self._reason = reason
+
+    def __enter__(self) -> Phase:
+        self._clock.interrupt(self._reason)
+        return super().__enter__()
 
 
 class _Waiting(Generic[Item]):
@@ -145,14 +159,16 @@ class Monitor:
         """Whether ``source`` sets the step clock from now on: nothing as strong does so already.
 
         The user's own steps win over a framework, that over the optimizer, and it over the
-        DataLoader. The step that a weaker one has begun is not counted.
+        DataLoader. The step that a weaker one has begun is not counted; one that training has
+        begun before anybody set the clock is, unless the steps are the user's own.
         """
         if source == self.step_clock:
             return True
         if _strength(source) <= _strength(self.step_clock):
             return False
+        if self.step_clock or source == "step()":
+            self.clock.open = False
         self.step_clock = source
-        self.clock.open = False
         return True
 
     def release(self, source: str) -> None:
@@ -163,13 +179,16 @@ class Monitor:
 
     def switch(self, phase: str) -> None:
         """What runs between phases is ``phase`` from now on, ``other`` by default."""
+        if phase in _INTERRUPTIONS:
+            self.clock.interrupt(_INTERRUPTIONS[phase])
         self.clock.switch(OTHER if phase == "other" else self.phase(phase).index)
 
     def _new_phase(self, name: str) -> Phase:
         index = OTHER
         try:
             index = self.clock.phase_index(name)
-            phase = Phase(self.clock, index)
+            reason = _INTERRUPTIONS.get(name)
+            phase = _Interruption(self.clock, index, reason) if reason else Phase(self.clock, index)
             if index != OTHER:
                 self._phases[name] = phase
             return phase

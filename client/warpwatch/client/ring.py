@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from warpwatch.client import protocol
+from warpwatch.client.descriptors import Descriptor
 from warpwatch.client.rendezvous import take_lock
 
 _crc32 = zlib.crc32
@@ -52,8 +53,14 @@ def _layout(length: int) -> tuple[Callable[..., bytes], int, Callable[..., bytes
 _LAYOUTS = {length: _layout(length) for length in range(5, 6 + protocol.MAX_PHASES)}
 
 
-# What steps add up to: steps, newest step plus 1, samples, tokens, duration ns, ns of each phase.
-Row = Sequence[int]
+# Maps whose file somebody closed: a map holds a descriptor of its own, which may be somebody
+# else's by now and would be closed with the map.
+_kept_maps: list[mmap.mmap] = []
+
+
+# A step: flags, wall clock ns, number, GPU ns, allocated bytes, and what it adds to the totals: a
+# step, newest step plus 1, samples, tokens, duration ns, ns of each phase.
+Row = tuple[int, int, int, int, int, Sequence[int]]
 
 
 class RingWriter:
@@ -64,7 +71,9 @@ class RingWriter:
     """
 
     __slots__ = (
+        "_command_file",
         "_deferred",
+        "_file",
         "_lock",
         "_map",
         "_metadata",
@@ -73,13 +82,13 @@ class RingWriter:
         "_view",
         "command_fd",
         "command_seen",
-        "fd",
         "name",
         "words",
     )
 
     def __init__(self, fd: int, name: str) -> None:
-        self.fd = fd
+        self._file = Descriptor(fd)
+        self._command_file: Descriptor | None = None
         self.name = name
         self.command_fd = -1
         self.command_seen = bytes(8)
@@ -127,59 +136,59 @@ class RingWriter:
             finally:
                 lock.release()
 
-    def write_step(
+    def write_steps(self, rows: Sequence[Row], totals: Sequence[int], length: int) -> None:
+        """Steps, and the totals after them; ``length`` numbers of a row are in use.
+
+        A checksum is stored as a whole word: it is aligned, the four bytes after it are unused.
+        """
+        pack_step, size, pack_totals, padding = _LAYOUTS[length]
+        words, ring = self.words, self._map
+        if self._lock.acquire(False):
+            try:
+                if self._deferred:
+                    self._write_deferred()
+                sequence = self._records
+                for flags, wall_ns, number, gpu_ns, allocated, spent in rows:
+                    sequence += 1
+                    body = pack_step(
+                        sequence,
+                        _STEP,
+                        flags,
+                        size,
+                        wall_ns,
+                        number,
+                        spent[4],
+                        gpu_ns,
+                        allocated,
+                        spent[2],
+                        spent[3],
+                        *spent[5:length],
+                    )
+                    offset = _FIRST + _SIZE * ((sequence - 1) % _COUNT)
+                    end = offset + size + _HEAD
+                    ring[offset:end] = body
+                    words[end >> 3] = _crc32(body)
+                    words[_RECORDS] = sequence
+                self._records = sequence
+            finally:
+                self._lock.release()
+        else:
+            for flags, wall_ns, number, gpu_ns, allocated, spent in rows:
+                self._defer_step(flags, wall_ns, number, gpu_ns, allocated, spent[:length])
+        self._totals = turn = self._totals + 1
+        body = pack_totals(turn, *totals[:length]) + padding
+        end = _TOTALS_A_END if turn & 1 else _TOTALS_B_END
+        ring[end - _TOTALS_SIZE : end] = body
+        words[end >> 3] = _crc32(body)
+
+    def _defer_step(
         self,
         flags: int,
         wall_ns: int,
         number: int,
         gpu_ns: int,
         allocated: int,
-        spent: Row,
-        totals: Row,
-    ) -> None:
-        """A step and the totals after it. Training thread only.
-
-        A checksum is stored as a whole word: it is aligned, the four bytes after it are unused.
-        """
-        pack_step, length, pack_totals, padding = _LAYOUTS[len(spent)]
-        words = self.words
-        if self._lock.acquire(False):
-            try:
-                if self._deferred:
-                    self._write_deferred()
-                sequence = self._records + 1
-                body = pack_step(
-                    sequence,
-                    _STEP,
-                    flags,
-                    length,
-                    wall_ns,
-                    number,
-                    spent[4],
-                    gpu_ns,
-                    allocated,
-                    spent[2],
-                    spent[3],
-                    *spent[5:],
-                )
-                offset = _FIRST + _SIZE * ((sequence - 1) % _COUNT)
-                end = offset + length + _HEAD
-                self._map[offset:end] = body
-                words[end >> 3] = _crc32(body)
-                self._records = sequence
-                words[_RECORDS] = sequence
-            finally:
-                self._lock.release()
-        else:
-            self._defer_step(flags, wall_ns, number, gpu_ns, allocated, spent)
-        self._totals = turn = self._totals + 1
-        body = pack_totals(turn, *totals) + padding
-        end = _TOTALS_A_END if turn & 1 else _TOTALS_B_END
-        self._map[end - _TOTALS_SIZE : end] = body
-        words[end >> 3] = _crc32(body)
-
-    def _defer_step(
-        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: Row
+        spent: Sequence[int],
     ) -> None:
         fields = (number, spent[4], gpu_ns, allocated, *spent[2:4], *spent[5:])
         payload = struct.pack(f"<{len(fields)}Q", *fields)
@@ -195,13 +204,35 @@ class RingWriter:
             self.words[protocol.WORD_RECORDS] = self._records = sequence
 
     def close(self) -> None:
-        """Unmap and close; the lock on the file goes with it."""
+        """Unmap and close what is ours yet; the lock on the file goes with it."""
+        intact = self.links() is not None
         for view in (self.words, self._view):
             view.release()
-        self._map.close()
-        os.close(self.fd)
-        if self.command_fd >= 0:
-            os.close(self.command_fd)
+        if intact:
+            self._map.close()
+        else:
+            _kept_maps.append(self._map)
+        self._file.close()
+        if self._command_file is not None:
+            self._command_file.close()
+
+    def links(self) -> int | None:
+        """0 when the file was removed, None when the program closed it."""
+        return self._file.links()
+
+    def open_commands(self, fd: int) -> None:
+        """Commands come from ``fd`` from now on."""
+        self._command_file = Descriptor(fd)
+        self.command_fd = fd
+
+    def lost_commands(self) -> Descriptor | None:
+        """The command file if it was removed or closed, to be closed later; none is open then."""
+        file = self._command_file
+        if file is None or file.links():
+            return None
+        self._command_file = None
+        self.command_fd = -1
+        return file
 
 
 def create(ranks_fd: int, name: str, metadata: dict[str, Any]) -> RingWriter:

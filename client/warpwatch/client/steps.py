@@ -1,8 +1,10 @@
 """The step clock: what the training thread runs at every step and phase border.
 
-It takes no lock, opens no file and waits for nothing; every nanosecond here is the user's.
-Phases are disjoint: at each border the time since the last one goes to the phase that was
-innermost.
+It takes no lock that it would wait for, opens no file; every nanosecond here is the user's. Between
+two kernels of the user's own the processor's caches hold nothing of ours, so that each line that
+runs costs several times what a benchmark of it alone says: a border only notes its time in a log.
+The log is settled, many short steps at once, into phases, steps, records and totals. Phases are
+disjoint: at each border the time since the last one goes to the phase that was innermost.
 """
 
 from __future__ import annotations
@@ -10,19 +12,19 @@ from __future__ import annotations
 import os
 import sys
 from numbers import Real
-from operator import add
 from queue import SimpleQueue
 from threading import get_ident
 from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client import faults, identity, protocol
-from warpwatch.client.cuda_steps import DURATION, CudaSteps, device_uuid
-from warpwatch.client.protocol import ABSENT, MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
+from warpwatch.client import faults, identity
+from warpwatch.client.accounts import END, FIRST_PHASE, LEAVE, OTHER, START, SWITCH, Accounts
+from warpwatch.client.cuda_steps import CudaSteps, device_uuid
+from warpwatch.client.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 
 if TYPE_CHECKING:
-    from warpwatch.client.captures import TorchCaptures
+    from warpwatch.client.captures import Captures
     from warpwatch.client.ring import RingWriter
 
 # What a forked child inherited and must not destroy: a CUDA event's end calls the driver, which
@@ -30,55 +32,38 @@ if TYPE_CHECKING:
 _kept_in_child: list[Any] = []
 
 # Steps shorter than this do not all look for a command: the look is a system call.
-COMMAND_INTERVAL_NS = 1_000_000
-
-# What a step adds to the totals, in the order of the ring's totals: a step, the newest step
-# plus 1, then these, then ns of each phase. Until the step's end the place of its duration
-# holds the time spent in no phase.
-SAMPLES, TOKENS, FIRST_PHASE = 2, 3, DURATION + 1
-OTHER = DURATION
+LOOK_INTERVAL_NS = 5_000_000
+# Steps shorter than this are settled together; of a process that is killed, those of so long are
+# lost.
+SETTLE_INTERVAL_NS = 50_000_000
 
 
-class StepClock:
-    """Measures steps and phases of one thread, and is the context manager of a step.
-
-    The totals are the process's: they begin with its first step, not with its ring.
-    """
+class StepClock(Accounts):
+    """Measures steps and phases of one thread, and is the context manager of a step."""
 
     __slots__ = (
-        "_blank", "_dead", "_end_ns", "_gpu_tried", "_known_ring", "_look_ns", "_nested",
-        "begun", "begun_ns", "captures", "capturing", "cuda", "current", "device", "flags",
-        "gpu", "mark_ns", "open", "phase_names", "ring", "samples", "spent", "stack", "steps",
-        "thread", "tokens", "totals", "wall_offset_ns", "woken",
+        "_dead", "_gpu_tried", "_look_ns", "_nested", "_settle_ns", "_started",
+        "begun", "begun_ns", "captures", "capturing", "cuda", "device", "flags", "open", "push",
+        "samples", "steps", "tokens", "woken",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.ring: RingWriter | None = None
-        self.captures: TorchCaptures | None = None
+        super().__init__()
+        self.push = self.log.append
+        self.captures: Captures | None = None
         self.cuda: Any = None  # torch.cuda, once the helper thread saw that it is in use
-        self.gpu: CudaSteps | None = None
         self.device: str | None = None
         self.begun = 0  # the step now begun, plus 1
         self.begun_ns = 0
-        self.wall_offset_ns = 0
         self.flags = 0
         self.capturing = False
         self.samples = 0
         self.tokens = 0
         self.steps = 0
-        self.phase_names: list[str] = []
-        self._blank = [1, 1, 0, 0, 0]
-        self.totals = [0] * len(self._blank)
-        self.spent = self._blank[:]
-        self.current = OTHER
-        self.mark_ns = 0
-        self.stack: list[int] = []
-        self.thread = 0
         self.woken: SimpleQueue[None] = SimpleQueue()
-        self._known_ring: RingWriter | None = None
-        self.open = self._dead = False
+        self.open = self._dead = self._started = False
         self._nested = 0
-        self._end_ns = self._look_ns = 0
+        self._look_ns = self._settle_ns = 0
         self._gpu_tried = False
 
     # --- the hot path ---------------------------------------------------------------------------
@@ -92,24 +77,16 @@ class StepClock:
                 self._nested += 1
                 return self
             now = monotonic_ns()
-            if self._end_ns == 0:
+            if not self._started:
                 self._start(now)
-            self.open = True
-            number = self.steps
             self.begun_ns = now
-            self.begun = number + 1
-            ring = self.ring
-            if ring is not None:
-                if ring is not self._known_ring:
-                    self._meet(ring)
-                words = ring.words
-                words[WORD_STEP_BEGUN_AT] = now
-                words[WORD_STEP_BEGUN] = number + 1
-                if self.capturing or now >= self._look_ns:
-                    self._look_ns = now + COMMAND_INTERVAL_NS
-                    self._follow_captures(ring, number)
+            self.begun = self.steps + 1
+            if now >= self._look_ns or self.capturing:
+                self._look(now)
             if self.cuda is not None:
                 self._begin_on_gpu()
+            # Last: whoever is interrupted in here has begun nothing that he would have to end.
+            self.open = True
         except Exception as error:
             faults.swallow(error)
         return self
@@ -127,47 +104,26 @@ class StepClock:
             if self._nested or error is not None or not self.open:
                 self._leave(error)
                 return
-            now = monotonic_ns()
             self.open = False
-            spent = self.spent
-            self.spent = self._blank[:]
-            spent[self.current] += now - self.mark_ns
-            self.mark_ns = now
-            spent[SAMPLES] = self.samples
-            spent[TOKENS] = self.tokens
-            spent[DURATION] = now - self._end_ns
-            self._end_ns = now
-            number = self.steps
-            self.steps = number + 1
-            wall_ns = now + self.wall_offset_ns
-            if self.gpu is not None:
-                self.gpu.end(self, wall_ns, number, spent)
-            else:
-                # As in finish(), without the call.
-                self.totals = totals = list(map(add, self.totals, spent))
-                ring = self.ring
-                if ring is not None:
-                    if ring is not self._known_ring:
-                        self._meet(ring)
-                    flags = self.flags
-                    ring.write_step(flags, wall_ns, number, ABSENT, ABSENT, spent, totals)
-            if self.capturing and self.captures is not None:
-                self.captures.step_ended(self, number)
+            now = monotonic_ns()
+            self.steps += 1
+            self.push((END, now, self.flags, self.samples, self.tokens))
+            if now >= self._settle_ns or self.gpu is not None or self.capturing:
+                self._ended(now)
         except Exception as fault:
             faults.swallow(fault)
 
     __enter__ = begin
 
-    def finish(
-        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: list[int]
-    ) -> None:
-        """Count a step whose times are known, in order, and write it."""
-        self.totals = totals = list(map(add, self.totals, spent))
-        ring = self.ring
-        if ring is not None:
-            if ring is not self._known_ring:
-                self._meet(ring)
-            ring.write_step(flags, wall_ns, number, gpu_ns, allocated, spent, totals)
+    def turn(self, now: int) -> None:
+        """A step has ended ``now`` and the next begins: in the training thread, inside a step."""
+        self.begun_ns = now
+        self.steps = begun = self.steps + 1
+        self.begun = begun + 1
+        self.push((END, now, self.flags, self.samples, self.tokens))
+        self.samples = self.tokens = 0
+        if now >= self._look_ns or self.capturing or self.cuda is not None:
+            self._turned(now)
 
     # --- what happens seldom --------------------------------------------------------------------
 
@@ -177,18 +133,38 @@ class StepClock:
 
     def switch(self, index: int) -> None:
         """What runs between phases is the phase ``index`` from now on, OTHER by default."""
-        if get_ident() != self.thread:
-            return
+        if get_ident() == self.thread:
+            self.push((SWITCH, monotonic_ns(), index))
+            if self.gpu is not None:
+                self.settle()
+
+    def become(self, index: int) -> None:
+        """The innermost phase is another one from now on, up to the same end.
+
+        For whoever runs while the training thread waits for them.
+        """
         now = monotonic_ns()
-        current = self.current
-        self.spent[current] += now - self.mark_ns
-        self.mark_ns = now
-        if self.stack:
-            self.stack[0] = index
-        else:
-            self.current = index
+        self.push((LEAVE, now))
+        self.push((index, now))
         if self.gpu is not None:
-            self.gpu.border(current)
+            self.settle()
+
+    def restart(self) -> None:
+        """What ran since the last step belongs to none; a step begins."""
+        if get_ident() == self.thread:
+            self.open = False
+            self._nested = 0
+            self.samples = self.tokens = 0
+            self._start(monotonic_ns())
+            self.begin()
+
+    def interrupt(self, reason: str) -> None:
+        """A recording ends here without a trace: what begins is no part of a normal step."""
+        if self.capturing and self.captures is not None:
+            try:
+                self.captures.interrupt(reason)
+            except Exception as error:
+                faults.swallow(error)
 
     def count(self, samples: int = 0, tokens: int = 0) -> None:
         """Add to what this step has processed, where it is not known at its begin."""
@@ -204,8 +180,6 @@ class StepClock:
         foreign = self.thread not in (0, get_ident())
         if number >= MAX_PHASES or self._dead or foreign:
             return OTHER
-        for row in (self.totals, self.spent, self._blank):
-            row.append(0)
         self.phase_names.append(name)
         if self._known_ring is not None:
             self._define(self._known_ring, number)
@@ -223,43 +197,64 @@ class StepClock:
         if self._dead or (self.thread and self.thread in sys._current_frames()):
             return False
         self.thread = get_ident()
-        self.open = False
+        self.open = self._started = False
         self._nested = 0
-        self.current = OTHER
-        self.stack.clear()
         return True
 
     def _begin_on_gpu(self) -> None:
-        if not self._gpu_tried:
-            self._gpu_tried = True
-            self.gpu = CudaSteps(self.cuda)
-            self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if self.gpu is not None:
-            self.gpu.begin(self.current)
+        try:
+            if not self._gpu_tried:
+                self._gpu_tried = True
+                self.gpu = CudaSteps(self.cuda)
+                self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            if self.gpu is not None:
+                self.gpu.begin(self.current)
+        except Exception as error:
+            faults.swallow(error)
+
+    def _ended(self, now: int) -> None:
+        self._settle_ns = now + SETTLE_INTERVAL_NS
+        try:
+            self.settle()
+            if self.capturing and self.captures is not None:
+                self.captures.step_ended(self, self.steps - 1)
+        except Exception as error:
+            faults.swallow(error)
+
+    def _turned(self, now: int) -> None:
+        if now >= self._settle_ns or self.gpu is not None or self.capturing:
+            self._ended(now)
+        if now >= self._look_ns or self.capturing:
+            self._look(now)
+        if self.cuda is not None:
+            self._begin_on_gpu()
 
     def _start(self, now: int) -> None:
-        self._end_ns = self.mark_ns = now
-        self.spent = self._blank[:]
+        self._started = True
+        self.push((START, now))
         self.woken.put(None)
 
-    def _meet(self, ring: RingWriter) -> None:
-        self._known_ring = ring
-        for index in range(len(self.phase_names)):
-            self._define(ring, index)
+    def tell_begun(self, ring: RingWriter) -> None:
+        """For the helper thread: whatever begins meanwhile, the newest step is told last."""
+        told = 0
+        while told != self.begun:
+            told = self.begun
+            ring.words[WORD_STEP_BEGUN_AT] = self.begun_ns
+            ring.words[WORD_STEP_BEGUN] = told
 
-    def _define(self, ring: RingWriter, index: int) -> None:
-        payload = protocol.PHASE.pack(index) + self.phase_names[index].encode()
-        ring.append(protocol.RECORD_PHASE, payload)
-
-    def _follow_captures(self, ring: RingWriter, number: int) -> None:
-        captures = self.captures
-        if captures is None:
-            return
-        fd = ring.command_fd
-        if fd >= 0 and os.pread(fd, 8, 8) != ring.command_seen:
-            captures.read_command(self, ring, number)
-        if self.capturing:
-            captures.step_begins(self, number)
+    def _look(self, now: int) -> None:
+        """What is not due at each short step: tell that it has begun, look for a command."""
+        self._look_ns = now + LOOK_INTERVAL_NS
+        ring = self.ring
+        if ring is not None:
+            ring.words[WORD_STEP_BEGUN_AT] = now
+            ring.words[WORD_STEP_BEGUN] = self.begun
+            if self.captures is not None:
+                try:
+                    self.captures.follow(self, ring, self.begun - 1)
+                except Exception as error:
+                    # The program may have closed a descriptor that was ours.
+                    faults.swallow(error)
 
     def _leave(self, error: BaseException | None) -> None:
         """A nested step, or one that failed: it does not count, its time goes to the next one."""
@@ -268,6 +263,7 @@ class StepClock:
         elif self.open:
             self.open = False
             if self.ring is not None and error is not None and is_out_of_memory(error):
+                self.settle()
                 self.ring.event("oom", detail=str(error)[:100])
 
 

@@ -1,0 +1,159 @@
+"""Pauses of the garbage collector: counted, told, and gone when nobody wants them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.daemon_side import Folder, eventually, program
+from warpwatch.client import protocol
+from warpwatch.client.gc_pauses import GcPauses
+from warpwatch.client.ring import RingWriter
+from warpwatch.client.steps import StepClock
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[RingWriter]:
+    path = tmp_path / "test.ring"
+    path.write_bytes(bytes(protocol.RING_SIZE))
+    ring = RingWriter(os.open(path, os.O_RDWR), "test")
+    yield ring
+    ring.close()
+
+
+@pytest.fixture
+def pauses() -> Iterator[GcPauses]:
+    gc.disable()
+    found = GcPauses(StepClock(), {})
+    yield found
+    found.drop()
+    gc.enable()
+
+
+def records(ring: RingWriter) -> list[protocol.RecordHead]:
+    count = ring.words[protocol.WORD_RECORDS]
+    offsets = [protocol.record_offset(number) for number in range(1, count + 1)]
+    return [
+        protocol.decode_record(bytes(ring._view[at : at + protocol.RECORD_SIZE])) for at in offsets
+    ]
+
+
+def collect(pauses: GcPauses, pause_ns: int, generation: int = 2) -> None:
+    """A collection that takes exactly so long."""
+    now = [1_000]
+    pauses._monotonic_ns = lambda: now[0]
+    pauses._collected("start", {"generation": generation})
+    now[0] += pause_ns
+    pauses._collected("stop", {"generation": generation})
+
+
+def test_real_collections_are_counted(pauses: GcPauses, written: RingWriter) -> None:
+    pauses.keep(written, now_s=1)
+    for _ in range(3):
+        gc.collect()
+    pauses.keep(written, now_s=2)
+    assert pauses.collections == 3
+    record = records(written)[0]
+    total_ns, collections, longest_ns = protocol.GC.unpack(record.payload)
+    assert (record.type, collections) == (protocol.RECORD_GC, 3)
+    assert 0 < longest_ns <= total_ns == pauses.total_ns
+
+
+def test_a_long_pause_is_an_event_with_its_generation_and_step(
+    pauses: GcPauses, written: RingWriter
+) -> None:
+    pauses._clock.begun = 42
+    collect(pauses, 12_000_000, generation=2)
+    collect(pauses, 2_000_000, generation=0)
+    pauses.keep(written, now_s=1)
+    record, event = records(written)
+    assert protocol.GC.unpack(record.payload) == (14_000_000, 2, 12_000_000)
+    assert json.loads(event.payload) == {
+        "event": "gc_pause",
+        "duration_s": 0.012,
+        "generation": 2,
+        "step": 41,
+    }
+
+
+def test_it_reports_once_a_second_and_only_what_changed(
+    pauses: GcPauses, written: RingWriter
+) -> None:
+    collect(pauses, 3_000_000)
+    pauses.keep(written, now_s=1)
+    collect(pauses, 5_000_000)
+    collect(pauses, 4_000_000)
+    pauses.keep(written, now_s=1.9)
+    pauses.keep(written, now_s=2)
+    pauses.keep(written, now_s=3.5)
+    found = [protocol.GC.unpack(record.payload) for record in records(written)]
+    assert found == [(3_000_000, 1, 3_000_000), (12_000_000, 3, 5_000_000)]
+
+
+def test_it_comes_back_when_the_program_clears_the_callbacks(
+    pauses: GcPauses, written: RingWriter
+) -> None:
+    pauses.keep(written, now_s=1)
+    pauses.keep(written, now_s=1)
+    assert gc.callbacks.count(pauses._collected) == 1
+    others = gc.callbacks[:]
+    gc.callbacks.clear()
+    pauses.keep(written, now_s=1)
+    assert gc.callbacks == [pauses._collected]
+    gc.callbacks[:] = others
+
+
+def test_it_can_be_switched_off(written: RingWriter) -> None:
+    pauses = GcPauses(StepClock(), {"WARPWATCH_GC": "0"})
+    pauses.keep(written, now_s=1)
+    assert pauses._collected not in gc.callbacks
+    pauses.drop()
+
+
+PROGRAM = """
+import gc, os, sys, time
+import warpwatch.client as warpwatch
+monitor = warpwatch.attach()
+def ours():
+    return sum("GcPauses" in repr(callback) for callback in gc.callbacks)
+with monitor.step():
+    pass
+before = ours()
+deadline = time.monotonic() + 20
+while not ours() and time.monotonic() < deadline:
+    time.sleep(0.01)
+held = [[] for _ in range(400_000)]
+for _ in range(3):
+    with monitor.step():
+        gc.collect()
+child = os.fork()
+if not child:
+    os._exit(ours())
+print(before, ours(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_tells_its_pauses_from_its_first_step_on_and_a_child_does_not(
+    folder: Folder,
+) -> None:
+    with program(folder, PROGRAM) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0 1 0\n"
+
+        def totals() -> tuple[Any, ...] | None:
+            found = [record for record in folder.ring().records if record.type == 5]
+            return protocol.GC.unpack(found[-1].payload) if found else None
+
+        total_ns, collections, longest_ns = eventually(totals)
+        assert collections >= 1
+        assert 0 < longest_ns <= total_ns
+        _, errors = process.communicate("\n")
+    assert (process.returncode, errors) == (0, "")
