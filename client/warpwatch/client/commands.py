@@ -11,6 +11,8 @@ from warpwatch.client import protocol
 _ID = re.compile(r"[0-9A-Za-z-]{1,40}")
 MAX_STEPS = 100
 MAX_ARM_TIMEOUT_S = 3600
+# What a trace holds besides, at a price; an option that is not known is left out.
+OPTIONS = ("stacks", "shapes", "memory")
 
 
 class Command(NamedTuple):
@@ -22,6 +24,7 @@ class Command(NamedTuple):
     start_step: int = 0
     steps: int = 0
     arm_timeout_s: float = 60.0
+    options: tuple[str, ...] = ()
 
 
 def parse(fields: dict[str, Any]) -> Command | None:
@@ -39,7 +42,9 @@ def parse(fields: dict[str, Any]) -> Command | None:
     timely = type(timeout) in (int, float) and 0 < timeout <= MAX_ARM_TIMEOUT_S
     if not (isinstance(kind, str) and whole and timely):
         return Command("capture", identifier)
-    return Command("capture", identifier, kind, start, steps, float(timeout))
+    asked = fields.get("options")
+    options = tuple(name for name in OPTIONS if isinstance(asked, list) and name in asked)
+    return Command("capture", identifier, kind, start, steps, float(timeout), options)
 
 
 def read(fd: int) -> tuple[bytes, Command | None] | None:

@@ -1,0 +1,301 @@
+"""Follows commands at step borders and keeps the one session of the process.
+
+The training thread starts, stops and exports; the helper thread delivers what was exported and
+keeps the deadlines. An error in a recorder ends its session, never the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Protocol
+
+from warpwatch.client import commands, faults, inbox
+from warpwatch.client.captures import program_profiler, safety
+from warpwatch.client.captures.event_budget import EventBudget
+from warpwatch.client.captures.memory import MemoryRecorder
+from warpwatch.client.captures.nsys import NsysRecorder
+from warpwatch.client.captures.session import Recorder, Session
+from warpwatch.client.captures.torch_profiler import TorchRecorder
+from warpwatch.client.commands import Command
+from warpwatch.client.protocol import FLAG_PROFILED
+
+if TYPE_CHECKING:
+    from warpwatch.client.ring import RingWriter
+
+# Reads of a command file whose checksum is wrong before its sequence number is given up.
+MAX_TORN_READS = 100
+# How long a profiler of the program's own, begun in another thread, waits for ours to end. The
+# training thread ends it at the next border of a step.
+GIVE_WAY_S = 30.0
+# Served by the helper thread, which needs no step for it.
+HELPERS_KINDS = ("stacks",)
+
+
+class Clock(Protocol):
+    """The step clock as captures see it: flags of the records, and whether it calls here."""
+
+    flags: int
+    capturing: bool
+    thread: int
+
+
+class Captures:
+    """One a process. ``exported`` takes sessions to the helper thread.
+
+    inbox: the folder for capture files; inbox_problem: why it cannot be used, as the helper found.
+    metadata: what goes into a trace beside it: job, rank, world_size.
+    """
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.exported: SimpleQueue[Session] = SimpleQueue()
+        self.inbox = ""
+        self.inbox_problem: str | None = "no_inbox"
+        self.metadata: dict[str, Any] = {}
+        self.budget = EventBudget()
+        self.estimate_bytes = inbox.ESTIMATE_BYTES
+        self._taken = 0
+        self._exports = 0  # by the training thread
+        self._delivered = 0  # by the helper
+        self._torn_reads = 0
+        self._closed = False
+        program_profiler.listen(self.give_way)
+
+    @property
+    def exporting(self) -> bool:
+        """Whether the helper thread has something to deliver yet."""
+        return self._exports != self._delivered
+
+    # --- in the training thread -----------------------------------------------------------------
+
+    def follow(self, clock: Clock, ring: RingWriter, number: int) -> None:
+        """Step ``number`` begins, and it is time for a look."""
+        if number >= self.budget.next_step:
+            self.budget.sample(number)
+        fd = ring.command_fd
+        if fd >= 0 and os.pread(fd, 8, 8) != ring.command_seen:
+            self._read_command(clock, ring, number)
+        if clock.capturing:
+            self._step_begins(clock, number)
+
+    def step_ended(self, clock: Clock, number: int) -> None:
+        session = self.session
+        if session is None or not session.prepared:
+            # The step that paid for stop and export, if there was one, is over now.
+            clock.flags = 0
+            clock.capturing = session is not None
+            return
+        session.expire()
+        if session.dropped or not session.here:
+            self._drop(session)
+        elif number >= session.last_step:
+            self._finish(session)
+        else:
+            self._advance(session, number + 1)
+
+    def interrupt(self, reason: str) -> None:
+        """What begins now is no part of a step's normal work: a recording ends without a trace."""
+        session = self.session
+        if session is not None and session.recording and session.here:
+            session.fail(f"interrupted: {reason}")
+            self._drop(session)
+
+    def give_way(self) -> None:
+        """The program's own profiler is about to begin, in this thread.
+
+        In another thread than the training thread it has to wait until that one comes by: two
+        sessions at once end in a crash.
+        """
+        session = self.session
+        if session is None or not session.prepared or session.command.kind != "torch":
+            return
+        session.fail("the program's own profiler began")
+        if session.here:
+            self._drop(session)
+            return
+        deadline = time.monotonic() + GIVE_WAY_S
+        while self.session is session and session.lives and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def exit(self, clock: Clock) -> None:
+        """The process exits: a profiler that still runs then can crash the interpreter's end."""
+        self._closed = True
+        session = self.session
+        if session is not None:
+            session.fail("the process exits")
+            if get_ident() == clock.thread:
+                self._drop(session)
+
+    def _read_command(self, clock: Clock, ring: RingWriter, number: int) -> None:
+        found = commands.read(ring.command_fd)
+        if found is None:
+            self._torn_reads += 1
+            if self._torn_reads >= MAX_TORN_READS:
+                ring.command_seen = os.pread(ring.command_fd, 8, 8)
+                self._torn_reads = 0
+            return
+        self._torn_reads = 0
+        ring.command_seen, command = found
+        if command is not None and command.kind not in HELPERS_KINDS:
+            self._obey(clock, ring, command, number)
+
+    def _obey(self, clock: Clock, ring: RingWriter, command: Command, number: int) -> None:
+        session = self.session
+        same = session is not None and session.command.id == command.id
+        if command.op == "cancel":
+            if session is not None and same:
+                session.disarm("cancelled")
+                self._drop(session)
+        elif not same:
+            if session is not None:
+                session.disarm("another capture was asked for")
+                self._drop(session)
+            self._arm(clock, ring, command, number)
+
+    def _arm(self, clock: Clock, ring: RingWriter, command: Command, number: int) -> None:
+        refusal = self._refusal(command)
+        if refusal:
+            ring.event("capture_failed", id=command.id, detail=refusal)
+        elif number > command.start_step - 1:
+            ring.event("capture_late", id=command.id, step=number)
+        else:
+            self.session = Session(command, ring, self.inbox, self._recorder(command), number)
+            clock.capturing = True
+            ring.event("capture_armed", id=command.id, step=command.start_step)
+
+    def _refusal(self, command: Command) -> str | None:
+        if self._closed:
+            return "the process exits"
+        torch = sys.modules.get("torch")
+        return safety.refusal(
+            safety.Situation(command, torch, os.environ, self._taken, self.inbox_problem)
+        )
+
+    def _recorder(self, command: Command) -> Recorder:
+        torch = sys.modules["torch"]
+        if command.kind == "memory":
+            return MemoryRecorder(torch)
+        if command.kind == "nsys":
+            return NsysRecorder(torch.cuda)
+        return TorchRecorder(command.options)
+
+    def _step_begins(self, clock: Clock, number: int) -> None:
+        session = self.session
+        if session is None:
+            return
+        session.expire()
+        if session.dropped or (session.prepared and not session.here):
+            self._drop(session)
+        elif not session.prepared and number == session.first_step - 1:
+            self._prepare(clock, session)
+        elif session.recording:
+            session.begun = True
+        elif number >= session.first_step:
+            session.disarm("the step before the first was not seen")
+            self._drop(session)
+
+    def _prepare(self, clock: Clock, session: Session) -> None:
+        # In this order: whoever begins a profiler in another thread now looks in the other one.
+        session.enter()
+        refusal = self._refusal(session.command)
+        if refusal:
+            session.fail(refusal)
+            self._drop(session)
+            return
+        self._taken += 1
+        clock.flags = FLAG_PROFILED
+        try:
+            session.prepare()
+        except Exception as error:
+            self._fail(session, error)
+            return
+        session.ring.event("capture_started", id=session.command.id, step=session.first_step)
+
+    def _advance(self, session: Session, number: int) -> None:
+        """Step ``number`` is the next to begin."""
+        try:
+            if session.recording:
+                session.recorder.next_step(number)
+            elif number >= session.first_step:
+                session.start()
+        except Exception as error:
+            self._fail(session, error)
+
+    def _finish(self, session: Session) -> None:
+        """Stop and export; the next step pays for it and is marked like the profiled ones."""
+        try:
+            session.finish(self.metadata)
+        except Exception as error:
+            self._fail(session, error)
+            return
+        self.session = None
+        self._exports += 1
+        self.exported.put(session)
+
+    def _drop(self, session: Session) -> None:
+        """Stop what runs. The flags of the step and ``capturing`` fall at its end."""
+        session.dropped = True
+        if session.prepared:
+            # In another thread than the one that started it nothing can be stopped.
+            if session.here:
+                try:
+                    session.recorder.drop()
+                except Exception as error:
+                    faults.swallow(error)
+            else:
+                session.fail("the training thread ended")
+        self.session = None
+
+    def _fail(self, session: Session, error: Exception) -> None:
+        faults.swallow(error)
+        session.fail(f"{type(error).__name__}: {error}"[:100])
+        self._drop(session)
+        session.recorder.discard(session.base)
+
+    # --- in the helper thread -------------------------------------------------------------------
+
+    def keep_deadline(self) -> None:
+        session = self.session
+        if session is not None:
+            session.expire()
+
+    def cancel(self, identifier: str) -> None:
+        """A cancel that the training thread may not come by to read."""
+        session = self.session
+        if session is not None and session.command.id == identifier:
+            session.disarm("cancelled")
+
+    def lose(self, ring: RingWriter) -> None:
+        """The ring is gone, and with it whoever asked."""
+        session = self.session
+        if session is not None and session.ring is ring:
+            session.disarm("the ring was removed")
+
+    def deliver(self, beat: Callable[[], None]) -> None:
+        """Make what was exported appear in the inbox; delete at once what nobody will fetch."""
+        while not self.exported.empty():
+            session = self.exported.get()
+            try:
+                if not session.ring.links():
+                    session.fail("the ring was removed")
+                elif not session.dropped:
+                    session.deliver(beat)
+                    self._learn(session)
+            except Exception as error:
+                faults.swallow(error)
+                session.fail(f"{type(error).__name__}: {error}"[:100])
+            finally:
+                session.recorder.discard(session.base)
+                self._delivered += 1
+
+    def _learn(self, session: Session) -> None:
+        recorder = session.recorder
+        self.estimate_bytes = max(self.estimate_bytes, recorder.size_bytes)
+        # What is recorded besides, with options, is no measure of the capture without.
+        if recorder.events and not session.command.options:
+            self.budget.learn(recorder.events, session.command.steps, session.operators)

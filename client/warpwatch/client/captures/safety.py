@@ -1,0 +1,161 @@
+"""Why nothing may be recorded now: one function a reason, each answers None when all is well.
+
+docs/protocol.md lists the answers. They are asked when a command is read and, where another can
+have come meanwhile, again when the profiler starts.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from warpwatch.client.captures import program_profiler
+from warpwatch.client.commands import Command
+
+# Each session leaves memory behind in the process (pytorch#193348: 318 MiB after 1,000).
+MAX_CAPTURES = 50
+# CUPTI and CUDA graphs in one process crash before this one (pytorch#150957, pytorch#151124).
+_SAFE_CUDA = (12, 6)
+# Python 3.13 crashed under with_stack (pytorch#144094, pytorch#142166, pytorch#148273) in the
+# releases before this one.
+_SAFE_STACKS_TORCH = (2, 8)
+# Environment variables that put a library into the process which subscribes to CUPTI:
+# https://docs.nvidia.com/cupti/main/main.html; the second is set by Nsight Systems.
+_INJECTIONS = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
+# Modules that subscribe to CUPTI when they are used: a straggler detector, a profiler.
+_SUBSCRIBERS = re.compile(r"nvidia_resiliency_ext\.(attribution\.)?straggler$|gpufl$|cupti$")
+
+
+class Situation(NamedTuple):
+    """What the checks look at. ``torch`` is None where the program has not imported it."""
+
+    command: Command
+    torch: Any
+    environ: Mapping[str, str]
+    captures: int
+    inbox_problem: str | None
+
+    @property
+    def cuda(self) -> Any:
+        """torch.cuda once the program uses a GPU, None before."""
+        cuda = getattr(self.torch, "cuda", None)
+        return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+Check = Callable[[Situation], "str | None"]
+
+
+def refusal(situation: Situation) -> str | None:
+    """The first reason against this capture, None if there is none."""
+    if not situation.command.kind:
+        return "bad_command"
+    for check in _CHECKS.get(situation.command.kind, (unknown_kind,)):
+        reason = check(situation)
+        if reason:
+            return reason
+    return None
+
+
+def unknown_kind(situation: Situation) -> str | None:
+    return "unknown_kind"
+
+
+def switched_off(situation: Situation) -> str | None:
+    return "disabled" if situation.environ.get("WARPWATCH_CAPTURES") == "0" else None
+
+
+def no_torch(situation: Situation) -> str | None:
+    """Not imported, or not to its end."""
+    return None if hasattr(situation.torch, "autograd") else "no_torch"
+
+
+def no_cuda(situation: Situation) -> str | None:
+    return "no_cuda" if situation.cuda is None else None
+
+
+def inbox_unusable(situation: Situation) -> str | None:
+    return situation.inbox_problem
+
+
+def too_many_captures(situation: Situation) -> str | None:
+    return "too_many_captures" if situation.captures >= MAX_CAPTURES else None
+
+
+def profiler_busy(situation: Situation) -> str | None:
+    """The program profiles itself, or its schedule warms up: it was there first."""
+    enabled = getattr(situation.torch.autograd, "_profiler_enabled", None)
+    runs = program_profiler.active() or (enabled is not None and enabled())
+    return "profiler_busy" if runs else None
+
+
+def unsafe_stacks(situation: Situation) -> str | None:
+    old = _version(situation.torch.__version__) < _SAFE_STACKS_TORCH
+    wanted = "stacks" in situation.command.options
+    return "unsafe_stacks" if wanted and old and sys.version_info >= (3, 13) else None
+
+
+def cuda_graphs(situation: Situation) -> str | None:
+    """CUDA graphs live beside a CUDA that cannot bear it.
+
+    Told by inductor's graph trees and by memory pools of the allocator's: each graph that torch
+    captures has one. Misses graphs without memory of their own and those made without torch;
+    takes a ``torch.cuda.MemPool`` for one.
+    """
+    cuda = situation.cuda
+    version = getattr(getattr(situation.torch, "version", None), "cuda", None)
+    if cuda is None or version is None or _version(version) >= _SAFE_CUDA:
+        return None
+    live = "torch._inductor.cudagraph_trees" in sys.modules or any(
+        tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+        for segment in cuda.memory_snapshot()
+    )
+    return "cuda_graphs" if live else None
+
+
+def cupti_busy(situation: Situation) -> str | None:
+    """Somebody else has CUPTI, which has one subscriber. A process without CUDA needs none."""
+    if situation.cuda is None:
+        return None
+    for name in _INJECTIONS:
+        if situation.environ.get(name):
+            return f"cupti_busy: {name} is set"
+    for name in list(sys.modules):
+        if _SUBSCRIBERS.match(name):
+            return f"cupti_busy: {name} is loaded"
+    return None
+
+
+def not_under_nsys(situation: Situation) -> str | None:
+    return None if situation.environ.get("NSYS_PROFILING_SESSION_ID") else "not_under_nsys"
+
+
+def memory_busy(situation: Situation) -> str | None:
+    """The program records the allocator's history itself, or nobody can tell whether it does."""
+    enabled = getattr(situation.torch._C, "_cuda_isHistoryEnabled", None)
+    if enabled is None:
+        return "memory_unsupported"
+    return "memory_busy" if enabled() else None
+
+
+_CHECKS: dict[str, tuple[Check, ...]] = {
+    "torch": (
+        switched_off,
+        no_torch,
+        profiler_busy,
+        unsafe_stacks,
+        cuda_graphs,
+        cupti_busy,
+        too_many_captures,
+        inbox_unusable,
+    ),
+    "memory": (switched_off, no_torch, no_cuda, memory_busy, too_many_captures, inbox_unusable),
+    "nsys": (switched_off, no_torch, not_under_nsys, no_cuda, too_many_captures),
+}
+
+
+def _version(text: str) -> tuple[int, int]:
+    """(2, 13) of ``2.13.0+cpu``; a version that cannot be read counts as new."""
+    found = re.match(r"(\d+)\.(\d+)", str(text))
+    return (int(found[1]), int(found[2])) if found else (1 << 30, 0)

@@ -1,0 +1,191 @@
+"""One capture in this process, from its command to its one final answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from threading import get_native_id
+from typing import TYPE_CHECKING, Any, Protocol
+
+from warpwatch.client import faults
+from warpwatch.client.captures.event_budget import operators
+from warpwatch.client.commands import Command
+from warpwatch.client.protocol import RECORD_MAX_PAYLOAD
+
+if TYPE_CHECKING:
+    from warpwatch.client.ring import RingWriter
+
+# A recording may take twice what is expected, and at least this long; an evaluation or a
+# checkpoint inside it takes longer.
+MIN_RECORDING_S = 10.0
+# Twice the expectation, which is that steps take twice as long while they are recorded.
+_PATIENCE = 4.0
+
+
+class Recorder(Protocol):
+    """What records a kind of capture. All but ``deliver`` is called in the training thread.
+
+    Any of them may raise; ``drop`` and ``discard`` follow then. ``base`` is the path of the
+    capture's files without what tells the kind. After ``deliver``: ``events``, how many the trace
+    has, and ``size_bytes``, what the disk had to hold; 0 where there is no trace.
+    """
+
+    events: int
+    size_bytes: int
+
+    def prepare(self) -> None:
+        """The lead-in step begins."""
+
+    def start(self, number: int) -> None:
+        """Step ``number``, the first, is the next to begin."""
+
+    def next_step(self, number: int) -> None:
+        """A recorded step ended, ``number`` is the next to begin."""
+
+    def stop(self, about: dict[str, Any]) -> None:
+        """The last step ended. ``about``: job, rank, world_size, first_step, last_step."""
+
+    def export(self, base: str) -> None:
+        """Write or keep what was recorded."""
+
+    def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
+        """In the helper thread: make the files appear; the fields of the answer.
+
+        ``beat`` is to be called at least once a second.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Stop whatever runs, keep nothing."""
+
+    def discard(self, base: str) -> None:
+        """Remove what ``export`` and ``deliver`` left unfinished."""
+
+
+class Session:
+    """The states are: armed, prepared (in the lead-in step), recording; ``dropped`` ends each.
+
+    Whoever takes the claim gives the final answer: there is exactly one.
+    """
+
+    def __init__(
+        self, command: Command, ring: RingWriter, inbox: str, recorder: Recorder, number: int
+    ) -> None:
+        """Step ``number`` is the next to begin."""
+        self.command = command
+        self.ring = ring
+        self.recorder = recorder
+        self.armed_step = number
+        self.base = os.path.join(inbox, f"{command.id}.{ring.name}")
+        self.first_step = command.start_step
+        self.last_step = command.start_step + command.steps - 1
+        self.armed_at = time.monotonic()
+        self.deadline = self.armed_at + command.arm_timeout_s
+        self.limit_s = MIN_RECORDING_S
+        self.prepared = False
+        self.recording = False
+        self.begun = False
+        self.dropped = False
+        self._operators = (0, 0)
+        self._thread = 0
+        self._recording_at = 0.0
+        self._claim = deque([True])
+
+    def answer(self, event: str, **fields: Any) -> bool:
+        """The final answer; False if it was given before.
+
+        A name of a file that does not fit is left out: it follows from the ids.
+        """
+        try:
+            self._claim.pop()
+        except IndexError:
+            return False
+        named = {"event": event, "id": self.command.id, **fields, "detail": ""}
+        if len(json.dumps(named, separators=(",", ":"))) > RECORD_MAX_PAYLOAD:
+            fields.pop("file", None)
+        try:
+            self.ring.event(event, id=self.command.id, **fields)
+        except ValueError as error:
+            # The ring was removed and is closed by now: nobody reads answers there.
+            faults.swallow(error)
+        return True
+
+    def fail(self, detail: str) -> None:
+        """Give up; what runs is stopped by the training thread when it comes by."""
+        self.dropped = True
+        self.answer("capture_failed", detail=detail)
+
+    def disarm(self, detail: str) -> None:
+        """As ``fail``, for a capture that nobody wants any more or whose step did not come."""
+        self.dropped = True
+        self.answer("capture_disarmed", detail=detail)
+
+    def enter(self) -> None:
+        """The lead-in step begins, in the thread that has to stop what starts now."""
+        self._thread = get_native_id()
+        self.prepared = True
+
+    def prepare(self) -> None:
+        """Nothing speaks against it. Raises what the recorder raises."""
+        steps_since_armed = self.first_step - 1 - self.armed_step
+        if steps_since_armed:
+            step_s = (time.monotonic() - self.armed_at) / steps_since_armed
+            steps = self.command.steps + 1
+            self.limit_s = max(MIN_RECORDING_S, _PATIENCE * steps * step_s)
+        self.recorder.prepare()
+
+    def start(self) -> None:
+        """The lead-in step ended."""
+        self._operators = (operators() or 0, 0)
+        self._recording_at = time.monotonic()
+        self.recording = True
+        self.recorder.start(self.first_step)
+
+    def finish(self, metadata: dict[str, Any]) -> None:
+        """The last step ended. ``metadata``: job, rank, world_size."""
+        self._operators = (self._operators[0], operators() or 0)
+        steps = {"first_step": self.first_step, "last_step": self.last_step}
+        self.recorder.stop({**metadata, **steps})
+        self.recorder.export(self.base)
+
+    def deliver(self, beat: Callable[[], None]) -> None:
+        """In the helper thread: the files and the answer. Raises what the recorder raises."""
+        fields = self.recorder.deliver(self.base, beat)
+        steps = {"first_step": self.first_step, "last_step": self.last_step}
+        self.answer("capture_finished", **fields, **steps)
+
+    @property
+    def operators(self) -> int:
+        """By how much autograd's counter rose meanwhile; 0 when it is not known."""
+        before, after = self._operators
+        return max(0, after - before) if before else 0
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the thread that prepared it."""
+        return self._thread == get_native_id()
+
+    @property
+    def lives(self) -> bool:
+        """Whether the thread that prepared it is alive."""
+        return os.path.exists(f"/proc/self/task/{self._thread}")
+
+    @property
+    def overdue(self) -> bool:
+        """The start step did not begin in time."""
+        return not self.begun and not self.dropped and time.monotonic() > self.deadline
+
+    @property
+    def overlong(self) -> bool:
+        """It records longer than its steps can explain."""
+        return self.recording and time.monotonic() - self._recording_at > self.limit_s
+
+    def expire(self) -> None:
+        """Give up if it is overdue or overlong. In either thread."""
+        if self.overdue:
+            self.disarm("start step did not begin in time")
+        elif self.overlong and not self.dropped:
+            self.fail(f"interrupted: the recording took longer than {self.limit_s:.0f} s")

@@ -1,0 +1,170 @@
+"""Kind torch: a trace of torch.profiler, with what the version at hand can do.
+
+The training thread starts, stops and exports: a profiler stopped by another thread loses its
+trace, and all of it holds the interpreter's lock anyway. Compression is the helper's.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from warpwatch.client import inbox
+from warpwatch.client.captures.program_profiler import ours
+
+SUFFIX = ".pt.trace.json.gz"
+
+
+class TorchRecorder:
+    """One trace.
+
+    There is no session before the first one to warm CUPTI up: an empty session can cost all
+    kernels of those after it. ``TEARDOWN_CUPTI`` is left as it is.
+    """
+
+    def __init__(self, options: tuple[str, ...]) -> None:
+        self.events = self.size_bytes = 0
+        self._options = options
+        self._profiler: Any = None
+        self._started = self._stopped = False
+        self._step: Any = None
+
+    def prepare(self) -> None:
+        self._profiler = _new_profiler(self._options)
+        with ours(), _inductor_left_alone():
+            self._profiler.prepare_trace()
+
+    def start(self, number: int) -> None:
+        self._started = True
+        with ours():
+            self._profiler.start_trace()
+        self._annotate(number)
+
+    def next_step(self, number: int) -> None:
+        self._leave_step()
+        self._annotate(number)
+
+    def stop(self, about: dict[str, Any]) -> None:
+        self._leave_step()
+        self._profiler.add_metadata_json("warpwatch", json.dumps(about))
+        if not _has_process_group():
+            # Where there is one, torch adds it itself. Readers tell ranks apart by it.
+            known = {name: about[name] for name in ("rank", "world_size") if name in about}
+            self._profiler.add_metadata_json("distributedInfo", json.dumps(known))
+        with ours():
+            self._profiler.stop_trace()
+        self._stopped = True
+
+    def export(self, base: str) -> None:
+        folder = f"{base}.tmp"
+        # Kineto creates files by name with the user's umask: nobody else may enter there.
+        os.mkdir(folder, 0o700)
+        self._profiler.export_chrome_trace(os.path.join(folder, "trace.json"))
+        self._release()
+
+    def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
+        source = os.path.join(f"{base}.tmp", "trace.json")
+
+        def write(fd: int) -> None:
+            self.events = inbox.write_gzip(source, fd, beat)
+            self.size_bytes = os.stat(source).st_size + os.fstat(fd).st_size
+
+        inbox.hand_over(base + SUFFIX, write)
+        return {"file": os.path.basename(base) + SUFFIX}
+
+    def drop(self) -> None:
+        try:
+            if self._profiler is not None and not self._stopped:
+                self._leave_step()
+                with ours():
+                    if not self._started:
+                        # Only a session that was started can be stopped.
+                        self._profiler.start_trace()
+                    self._profiler.stop_trace()
+        finally:
+            self._release()
+
+    def discard(self, base: str) -> None:
+        shutil.rmtree(f"{base}.tmp", ignore_errors=True)
+
+    def _release(self) -> None:
+        """Sessions leave memory behind that only the collector frees (pytorch#193348)."""
+        if self._profiler is not None:
+            self._profiler = None
+            gc.collect()
+
+    def _annotate(self, number: int) -> None:
+        from torch.autograd.profiler import record_function
+
+        self._step = record_function(f"ProfilerStep#{number}")
+        self._step.__enter__()
+
+    def _leave_step(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(None, None, None)
+
+
+def _new_profiler(options: tuple[str, ...]) -> Any:
+    """torch's profiler without its counting of steps: ours are counted already.
+
+    All threads are never asked for: the training thread starts it, and events of memory are lost
+    there (pytorch#166121).
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, _KinetoProfile
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_initialized():
+        activities.append(ProfilerActivity.CUDA)
+    stacks = "stacks" in options
+    # Without trace_only torch builds an object of each event, which nobody will look at; with
+    # stacks it has to. The collector's pauses are seen by the tracer of stacks only.
+    config = {"record_python_gc_info": True} if stacks else {"trace_only": True}
+    return _KinetoProfile(
+        activities=activities,
+        with_stack=stacks,
+        record_shapes="shapes" in options,
+        profile_memory="memory" in options,
+        **_experimental_config(**config),
+    )
+
+
+def _experimental_config(**wanted: Any) -> dict[str, Any]:
+    """The argument for the profiler; none where this version does not know what is wanted."""
+    from torch._C import _profiler
+
+    try:
+        return {"experimental_config": _profiler._ExperimentalConfig(**wanted)}
+    except (AttributeError, TypeError):
+        return {}
+
+
+def _has_process_group() -> bool:
+    distributed: Any = sys.modules.get("torch.distributed")
+    return bool(
+        distributed is not None and distributed.is_available() and distributed.is_initialized()
+    )
+
+
+@contextmanager
+def _inductor_left_alone() -> Iterator[None]:
+    """Keep the start of the profiler from importing torch._inductor: a second and 70 MiB.
+
+    The profiler asks it for its CUDA graphs; a program that has not loaded it has none there.
+    """
+    lazy: set[str] = getattr(sys.modules["torch"], "_lazy_modules", set())
+    if "_inductor" not in lazy or "torch._inductor" in sys.modules:
+        yield
+        return
+    lazy.discard("_inductor")
+    try:
+        yield
+    finally:
+        lazy.add("_inductor")

@@ -1,0 +1,17 @@
+"""The program's own profiler: a capture of ours gives way to it, see captures/program_profiler.py.
+
+With plain ``attach()`` the helper thread watches for it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from warpwatch.client.captures import program_profiler
+from warpwatch.client.hooks.flow import Flow
+
+MODULE = program_profiler.MODULE
+
+
+def install(module: ModuleType, flow: Flow) -> None:
+    program_profiler.watch(module)

@@ -1,0 +1,154 @@
+"""Each reason against a capture, beside a torch that is a stand-in where a GPU would be needed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.client.daemon_side import ROOT
+from warpwatch.client.captures.event_budget import EventBudget
+from warpwatch.client.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
+from warpwatch.client.captures.safety import unsafe_stacks as unsafe
+from warpwatch.client.commands import Command, parse
+
+CLIENT = ROOT / "client" / "warpwatch" / "client"
+
+
+def torch(cuda: bool = True, version: str = "12.4", pools: int = 0) -> Any:
+    """As much of torch as the checks look at: a process on a GPU with ``pools`` of graphs."""
+    segments = [{"segment_pool_id": (0, 0)}, *[{"segment_pool_id": (0, 1)}] * pools]
+    return SimpleNamespace(
+        __version__="2.6.0+cu124",
+        version=SimpleNamespace(cuda=version),
+        autograd=SimpleNamespace(_profiler_enabled=lambda: False),
+        cuda=SimpleNamespace(is_initialized=lambda: cuda, memory_snapshot=lambda: segments),
+    )
+
+
+def situation(found: Any, kind: str = "torch", **changes: Any) -> Situation:
+    command = Command("capture", "c-1", kind, 40, 2, options=changes.pop("options", ()))
+    return Situation(command, found, changes.pop("environ", {}), **{**ROOM, **changes})
+
+
+ROOM: dict[str, Any] = {"captures": 0, "inbox_problem": None}
+
+
+def test_all_is_well_on_an_idle_gpu() -> None:
+    assert refusal(situation(torch())) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("bad_command", {"kind": ""}),
+        ("unknown_kind", {"kind": "vtune"}),
+        ("disabled", {"environ": {"WARPWATCH_CAPTURES": "0"}}),
+        ("no_space", {"inbox_problem": "no_space"}),
+        ("too_many_captures", {"captures": 50}),
+        ("not_under_nsys", {"kind": "nsys"}),
+    ],
+)
+def test_what_speaks_against_a_capture(reason: str, changes: dict[str, Any]) -> None:
+    assert refusal(situation(torch(), **changes)) == reason
+
+
+def test_a_torch_that_is_being_imported_is_none() -> None:
+    assert refusal(situation(None)) == "no_torch"
+    assert refusal(situation(ModuleType("torch"))) == "no_torch"
+
+
+def test_graphs_are_a_reason_before_cuda_12_6_alone() -> None:
+    assert cuda_graphs(situation(torch(pools=1))) == "cuda_graphs"
+    assert cuda_graphs(situation(torch(pools=1, version="11.8"))) == "cuda_graphs"
+    assert cuda_graphs(situation(torch(pools=0))) is None
+    assert cuda_graphs(situation(torch(pools=1, version="12.6"))) is None
+    assert cuda_graphs(situation(torch(pools=1, cuda=False))) is None
+
+
+def test_graph_trees_of_inductor_are_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "torch._inductor.cudagraph_trees"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert cuda_graphs(situation(torch(pools=0))) == "cuda_graphs"
+
+
+def test_another_subscriber_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    injected = {"CUDA_INJECTION64_PATH": "/opt/tool/libinjection.so"}
+    busy = "cupti_busy: CUDA_INJECTION64_PATH is set"
+    assert cupti_busy(situation(torch(), environ=injected)) == busy
+    assert cupti_busy(situation(torch(cuda=False), environ=injected)) is None
+    name = "nvidia_resiliency_ext.attribution.straggler"
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert cupti_busy(situation(torch())) == f"cupti_busy: {name} is loaded"
+
+
+def test_stacks_are_refused_where_they_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = situation(torch(), options=("stacks",))
+    monkeypatch.setattr(sys, "version_info", (3, 13, 0))
+    assert unsafe(asked) == "unsafe_stacks"
+    assert unsafe(situation(torch())) is None
+    newer = torch()
+    newer.__version__ = "2.13.0+cpu"
+    assert unsafe(situation(newer, options=("stacks",))) is None
+    monkeypatch.setattr(sys, "version_info", (3, 12, 9))
+    assert unsafe(asked) is None
+
+
+def test_every_reason_is_in_the_document_and_the_other_way_round() -> None:
+    document = (ROOT / "docs" / "protocol.md").read_text()
+    section = document.split("## Refusals and interruptions")[1].split("One that records")[0]
+    told = {
+        word
+        for row in re.findall(r"^\| (`.*?) \|", section, re.M)
+        for word in re.findall(r"`(\w+)", row)
+    }
+    source = "".join((CLIENT / name).read_text() for name in ("captures/safety.py", "inbox.py"))
+    returned = re.findall(r"^ +(?:return|reason =) (.*)$", source, re.M)
+    reason = re.compile(r'(?:^|else )f?"(\w+)[:"]')
+    found = {word for line in returned for word in reason.findall(line)}
+    assert told - {"detail"} == found
+
+
+def test_options_of_a_command_are_those_that_are_known() -> None:
+    fields = {"op": "capture", "id": "c-1", "kind": "torch", "start_step": 40, "steps": 2}
+    for given, read in (
+        (["memory", "stacks", "x", 3], ("stacks", "memory")),
+        ("stacks", ()),
+        (None, ()),
+    ):
+        command = parse({**fields, "options": given})
+        assert command is not None
+        assert command.options == read
+
+
+def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = [1000]
+    counted = torch(cuda=False)
+    counted.autograd._get_sequence_nr = lambda: counter[0]
+    monkeypatch.setitem(sys.modules, "torch", counted)
+    budget = EventBudget()
+    budget.sample(0)
+    assert (budget.events_per_step, budget.next_step) == (None, 1)
+    counter[0] += 40
+    budget.sample(1)
+    assert budget.events_per_step == 1000
+    # A capture of two steps, in which the counter rose by 80, had 2,400 events.
+    budget.learn(2400, 2, 80)
+    assert budget.events_per_step == 1200
+    counter[0] += 31 * 80
+    budget.sample(32)
+    assert (budget.events_per_step, budget.next_step) == (2400, 48)
+    # Another thread has a counter of its own.
+    counter[0] = 5
+    budget.sample(48)
+    assert budget.events_per_step == 2400
+    # Without gradients what was measured holds.
+    budget.sample(64)
+    assert budget.events_per_step == 1200
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert budget.next_step == 80
+    budget.sample(80)
+    assert budget.events_per_step == 1200
