@@ -1,6 +1,7 @@
 """Runs at the start of every Python program under ``warpwatch run``, before the program itself.
 
-Installs the hooks, then runs the sitecustomize that this file hides, if there is one.
+Waits for the first import of a library that trains, then installs the hooks: a program without one
+pays next to nothing. Runs the sitecustomize that this file hides, if there is one.
 """
 # ruff: noqa: INP001 (a folder on PYTHONPATH, no package)
 
@@ -8,11 +9,41 @@ import importlib
 import os
 import sys
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 
+# Where the modules of warpwatch.client.hooks.HOOKS are: before these there is nothing to hook.
+LIBRARIES = (
+    "accelerate",
+    "deepspeed",
+    "lightning",
+    "lightning_fabric",
+    "pytorch_lightning",
+    "torch",
+    "transformers",
+)
 _HERE = os.path.dirname(os.path.abspath(__file__))
 # Folders like this one that ran already: another environment's launcher may have added its own.
 _VISITED = sys.__dict__.setdefault("_warpwatch_bootstraps", set())
+
+
+class _FirstImport:
+    """A finder that is asked once for one of LIBRARIES: whatever is found, the hooks see it."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        if name not in LIBRARIES or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            _install()
+        except Exception:
+            # The program comes first: without the shim it runs as ever.
+            sys.modules.pop("warpwatch.client.hooks", None)
+        # The import under way goes by the finders that it began with.
+        for finder in list(sys.meta_path):
+            find = getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 def _install() -> None:
@@ -33,7 +64,7 @@ def _run_hidden() -> None:
     path = [entry for entry in sys.path if os.path.abspath(entry or ".") not in _VISITED]
     spec = PathFinder.find_spec("sitecustomize", path)
     if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
+        module = importlib.import_module("importlib.util").module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
 
@@ -41,9 +72,5 @@ def _run_hidden() -> None:
 _first = not _VISITED
 _VISITED.add(_HERE)
 if _first and os.environ.get("WARPWATCH") == "1":
-    try:
-        _install()
-    except Exception:
-        # The program comes first: without the shim it runs as ever.
-        sys.modules.pop("warpwatch.client.hooks", None)
+    sys.meta_path.insert(0, _FirstImport())
 _run_hidden()

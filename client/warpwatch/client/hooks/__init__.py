@@ -13,7 +13,17 @@ from functools import partial
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
-from warpwatch.client.hooks import dataloader, optimizer
+from warpwatch.client.hooks import (
+    backward,
+    checkpoint,
+    dataloader,
+    ddp,
+    distributed,
+    dynamo,
+    frameworks,
+    optimizer,
+    profiler,
+)
 from warpwatch.client.hooks.flow import Flow
 from warpwatch.client.hooks.watcher import Watcher
 
@@ -32,18 +42,46 @@ class Hook(NamedTuple):
 
 HOOKS = (
     Hook("optimizer", optimizer.MODULE, optimizer.install),
+    *(Hook("optimizer", module, optimizer.install_scaler) for module in optimizer.SCALER_MODULES),
+    Hook("optimizer", "torch", optimizer.install_zero_grad),
+    Hook("optimizer", dynamo.MODULE, dynamo.install),
     Hook("dataloader", dataloader.MODULE, dataloader.install),
+    Hook("backward", backward.MODULE, backward.install),
+    Hook("comm", distributed.MODULE, distributed.install),
+    Hook("comm", distributed.FUNCTIONAL_MODULE, distributed.install_functional),
+    Hook("ddp", ddp.MODULE, ddp.install),
+    Hook("checkpoint", checkpoint.MODULE, checkpoint.install),
+    Hook("checkpoint", checkpoint.DISTRIBUTED_MODULE, checkpoint.install_distributed),
+    Hook("profiler", profiler.MODULE, profiler.install),
+    Hook("transformers", frameworks.TRANSFORMERS, frameworks.install_transformers),
+    Hook("lightning", frameworks.LIGHTNING, frameworks.install_lightning),
+    Hook("lightning", frameworks.PYTORCH_LIGHTNING, frameworks.install_lightning),
+    Hook("accelerate", frameworks.ACCELERATE, frameworks.install_accelerate),
+    Hook("deepspeed", frameworks.DEEPSPEED, frameworks.install_deepspeed),
 )
 
+_flow: Flow | None = None
 
-def install(environ: Mapping[str, str] = os.environ) -> None:
-    """Hook what WARPWATCH_HOOKS names (all by default), now or once the program imports it."""
+
+def install(environ: Mapping[str, str] = os.environ) -> Flow:
+    """Hook what WARPWATCH_HOOKS names (all by default), now or once the program imports it.
+
+    The first call of the process decides; every call returns the same flow. Never raises.
+    """
+    global _flow
+    if _flow is not None:
+        return _flow
+    _flow = flow = Flow()
     if environ.get("WARPWATCH") == "0":
-        return
-    flow, watcher = Flow(), Watcher()
+        flow.off = True
+        return flow
+    watcher = Watcher()
+    watcher.want("torch", flow.meet)
+    watcher.want(dynamo.MODULE, flow.meet_dynamo)
     names = environ.get("WARPWATCH_HOOKS", ",".join(hook.name for hook in HOOKS)).split(",")
     for hook in HOOKS:
         if hook.name in names:
             watcher.want(hook.module, partial(hook.install, flow=flow))
     os.register_at_fork(after_in_child=flow.drop)
     watcher.install()
+    return flow

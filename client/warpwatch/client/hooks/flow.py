@@ -1,38 +1,139 @@
 """What the hooks of a process know together: who sets the step clock, and what runs between calls.
 
-There is no monitor before a hook asks for one: a process that only loads data or evaluates is no
-rank. Hooks call from the training thread; in other threads the clock ignores them.
+There is no monitor before a backward or an optimizer step asks for one: a process that only loads
+data or evaluates is no rank. Hooks call from the training thread; other threads count for nothing.
+
+What hooks run at each step of a steady loop calls none of this, only the clock: between two
+operators of torch the processor's caches hold nothing of ours, and each line costs several times
+what it costs alone. It asks for what it takes for granted, and leaves all else to the methods here.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import wraps
+from threading import get_ident
+from types import ModuleType
+
+from warpwatch.client import faults
+from warpwatch.client.accounts import OTHER
 from warpwatch.client.attach import attach
-from warpwatch.client.monitor import Monitor
-from warpwatch.client.steps import OTHER
+from warpwatch.client.hooks.compiling import has_compiled, is_compiling_of
+from warpwatch.client.monitor import Monitor, Phase
+from warpwatch.client.steps import StepClock
+
+# Who may begin a step at the first backward: nobody yet, or those who see no more than that.
+_AUTOMATIC = ("", "optimizer", "dataloader")
 
 
 class Flow:
-    """One a process, shared by all hooks. ``off``: in a forked child, for ever."""
+    """One a process, shared by all hooks. ``off``: in the forked child of a rank, for ever.
+
+    ``backwards``, ``updates`` and ``batches`` count calls of backward, steps of any optimizer and
+    batches of training data; ``samples`` and ``tokens`` are in batches that no backward has used.
+    ``clock``: of the monitor, unless ``off``. ``turned``: the same from an optimizer's step that
+    ended one of the clock's up to the next batch. ``compiles``: torch.compile is in use, before
+    which ``is_compiling`` need not be asked.
+    """
 
     def __init__(self) -> None:
         self.monitor: Monitor | None = None
+        self.clock: StepClock | None = None
+        self.turned: StepClock | None = None
         self.off = False
+        self.compiles = False
+        self._compiling: Callable[[], bool] = _never
+        self.is_compiling: Callable[[], bool] = _never
+        self.is_grad_enabled: Callable[[], bool] = _always
+        self._graph_task: Callable[[], int] = _unknown
+        self.backwards = self.updates = self.batches = 0
+        self.samples = self.tokens = 0
+        # None: nobody tells, as a framework does. It is to be guessed.
+        self.evaluating: bool | None = None
+        self.in_backward = False
+        self.backward_phase = OTHER
+        self._backward: Phase | None = None
+        self.due: str | None = None
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def meet(self, torch: ModuleType) -> None:
+        """What the hooks ask of torch itself, once the program has imported it."""
+        self._compiling = is_compiling_of(torch)
+        if self.compiles:
+            self.compile()
+        self.is_grad_enabled = torch.is_grad_enabled
+        self._graph_task = getattr(torch._C, "_current_graph_task_id", _unknown)
+
+    def meet_dynamo(self, eval_frame: ModuleType) -> None:
+        """Nothing is compiled before the first torch.compile calls TorchPatcher.patch."""
+        if has_compiled(eval_frame):
+            self.compile()
+            return
+        patcher = eval_frame.TorchPatcher
+        original = patcher.patch
+
+        @wraps(original)
+        def patch() -> None:
+            self.compile()
+            original()
+
+        patcher.patch = staticmethod(patch)
+
+    def compile(self) -> None:
+        self.compiles = True
+        self.is_compiling = self._compiling
 
     def attach(self) -> Monitor | None:
-        """The monitor from now on: the process trains. None in a forked child."""
+        """The monitor from now on: the process trains. None in a forked child or a worker."""
         if self.monitor is None and not self.off:
-            self.monitor = attach()
+            if _loads_data():
+                self.off = True
+            else:
+                self.monitor = attach()
+                self.clock = self.monitor.clock
         return self.monitor
 
     def drop(self) -> None:
-        """In a forked child."""
-        self.off = True
-        self.monitor = None
+        """In a forked child. The parent of a rank that is yet to come was none itself."""
+        if self.monitor is not None:
+            self.off = True
+            self.monitor = self.clock = self.turned = None
+
+    def here(self) -> bool:
+        """Whether this is the training thread. There is none before the first step began."""
+        monitor = self.monitor
+        return monitor is not None and get_ident() == monitor.clock.thread
+
+    # --- steps ------------------------------------------------------------------------------------
 
     def leads(self, source: str) -> bool:
         """Whether ``source`` sets the step clock: nothing stronger has claimed it."""
         monitor = self.monitor
-        return monitor is not None and monitor.lead(source)
+        return monitor is not None and (monitor.step_clock == source or monitor.lead(source))
+
+    def begin_training(self, source: str) -> None:
+        """A framework's training begins: it tells steps and evaluations from here on."""
+        if self.attach() is not None and self.leads(source):
+            self.evaluating = False
+            self.samples = self.tokens = 0
+            if self.clock is not None:
+                # What ran since an earlier training is no part of this one.
+                self.clock.restart()
+            self.begin_step(source)
+
+    def end_training(self, source: str) -> None:
+        """It has ended; whatever trains next may set the step clock."""
+        if self.monitor is not None and self.monitor.step_clock == source:
+            self.evaluating = None
+            self.monitor.release(source)
+
+    def set_tokens(self, source: str, tokens: int) -> None:
+        """What ``source`` counted for the running step, instead of what the data look like."""
+        if self.monitor is not None and self.leads(source):
+            self.count_batches()
+            self.monitor.clock.tokens = tokens
 
     def begin_step(self, source: str) -> None:
         """Training begins here, where ``source`` leads and no step runs."""
@@ -40,12 +141,35 @@ class Flow:
             self.monitor.clock.begin()
 
     def end_step(self, source: str) -> None:
-        """A step ends where ``source`` leads, and the next one begins."""
-        if self.leads(source) and self.monitor is not None:
+        """A step ends where ``source`` leads, and the next one begins.
+
+        One that an optimizer ends inside of backward ends with it.
+        """
+        if self.in_backward:
+            self.due = source
+        elif self.leads(source) and self.monitor is not None:
             clock = self.monitor.clock
+            if not self.backwards:
+                self.count_batches()
             clock.switch(OTHER)
             clock.end()
+            if get_ident() == clock.thread:
+                clock.samples = clock.tokens = 0
             clock.begin()
+
+    def count_batches(self) -> None:
+        """The batches of data that are used now belong to the running step."""
+        monitor = self.monitor
+        try:
+            if monitor is not None:
+                if monitor.step_clock != "step()":
+                    monitor.clock.samples += self.samples
+                    monitor.clock.tokens += self.tokens
+                self.samples = self.tokens = 0
+        except Exception as error:
+            faults.swallow(error)
+
+    # --- phases -----------------------------------------------------------------------------------
 
     def enter(self, phase: str) -> None:
         """A phase begins, up to ``leave``."""
@@ -63,3 +187,63 @@ class Flow:
         """
         if self.monitor is not None:
             self.monitor.switch(phase)
+
+    def begin_backward(self) -> bool:
+        """Whether ``end_backward`` has to follow: in the training thread, and not for one inside
+        another. The first backward of a process makes it a rank and begins its first step.
+        """
+        try:
+            monitor = self.monitor
+            if monitor is None:
+                monitor = self.attach()
+                if monitor is None:
+                    return False
+            clock = monitor.clock
+            if not clock.open and monitor.step_clock in _AUTOMATIC:
+                clock.begin()
+            if get_ident() != clock.thread or (self.in_backward and self._graph_task() >= 0):
+                return False
+            self.backwards += 1
+            self.count_batches()
+            self._backward = monitor.phase("backward").__enter__()
+            self.backward_phase = self._backward.index
+            clock.switch(OTHER)
+            self.in_backward = True
+            return True
+        except Exception as error:
+            faults.swallow(error)
+            return False
+
+    def end_backward(self) -> None:
+        try:
+            self.in_backward = False
+            if self._backward is not None:
+                self._backward.__exit__(None, None, None)
+            self.end_due()
+        except Exception as error:
+            faults.swallow(error)
+
+    @faults.guarded
+    def end_due(self) -> None:
+        """The step that ended inside of backward."""
+        due, self.due = self.due, None
+        if due is not None:
+            self.end_step(due)
+
+
+def _loads_data() -> bool:
+    """Whether this process is a DataLoader's worker: it trains nothing, whatever it computes."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return getattr(worker, "_worker_info", None) is not None
+
+
+def _never() -> bool:
+    return False
+
+
+def _unknown() -> int:
+    return 0
+
+
+def _always() -> bool:
+    return True

@@ -1,0 +1,73 @@
+"""How much a batch of data holds, by the shapes of its tensors: no value is read."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from warpwatch.client import faults
+
+# A batch of a batch of a batch, and the items of each that are looked at.
+MAX_DEPTH = 4
+MAX_ITEMS = 8
+TOKENS = "input_ids"
+
+
+def measure(batch: Any) -> tuple[int, int]:
+    """(samples, tokens): the length of the first tensor, and the size of ``input_ids``.
+
+    0 where it cannot be told. Never raises.
+    """
+    try:
+        # What most batches are, in few words.
+        first = batch[0] if batch.__class__ is list and batch else batch
+        shape = getattr(first, "shape", None)
+        if shape:
+            samples = shape[0]
+            if samples.__class__ is int:
+                return samples, 0
+        return _measure(batch, 0) or (0, 0)
+    except Exception as error:
+        faults.swallow(error)
+        return 0, 0
+
+
+def _measure(batch: Any, depth: int) -> tuple[int, int] | None:
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return _of_shape(shape)
+    if isinstance(batch, (tuple, list)):
+        items: Any = batch
+    else:
+        if isinstance(batch, (str, bytes)):
+            return None
+        # A dictionary, what behaves like one, or an object with tensors.
+        fields = batch if hasattr(batch, "keys") else getattr(batch, "__dict__", None)
+        if not fields:
+            return None
+        if TOKENS in fields:
+            return _of_tokens(fields[TOKENS])
+        items = fields.values()
+    if depth < MAX_DEPTH:
+        for item in islice(items, MAX_ITEMS):
+            found = _measure(item, depth + 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _of_shape(shape: Any) -> tuple[int, int] | None:
+    """None for a single number."""
+    return (shape[0], 0) if len(shape) and type(shape[0]) is int else None
+
+
+def _of_tokens(ids: Any) -> tuple[int, int] | None:
+    shape = getattr(ids, "shape", None)
+    if shape is None:
+        return _measure(ids, MAX_DEPTH - 1)
+    tokens = 1
+    for length in shape:
+        if type(length) is not int:
+            return _of_shape(shape)
+        tokens *= length
+    return (shape[0], tokens) if len(shape) else None

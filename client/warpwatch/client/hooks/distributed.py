@@ -1,0 +1,112 @@
+"""Waiting in the calls of torch.distributed is the phase ``comm``.
+
+Wrapped are the blocking collectives and point-to-point calls, and ``wait`` of what the
+asynchronous ones return: these come back at once and are not timed themselves. The module is
+hooked when its import ends, before ``torch.distributed`` and others take names from it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+from warpwatch.client.hooks.flow import Flow
+
+MODULE = "torch.distributed.distributed_c10d"
+FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
+PHASE = "comm"
+
+BLOCKING = (
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+)
+
+
+def install(module: ModuleType, flow: Flow) -> None:
+    wrappers: dict[Any, Any] = {}
+    for name in BLOCKING:
+        original = getattr(module, name, None)
+        if original is not None:
+            if original not in wrappers:
+                wrappers[original] = _timed(original, flow)
+            setattr(module, name, wrappers[original])
+    _replace_elsewhere(wrappers)
+    work = getattr(module, "Work", None)
+    if work is not None:
+        work.wait = _timed_wait(work.wait, flow)
+
+
+def install_functional(module: ModuleType, flow: Flow) -> None:
+    """Waiting for the result of a functional collective, where there is no graph."""
+    module.wait_tensor = _timed(module.wait_tensor, flow)  # type: ignore[attr-defined]
+
+
+def _timed(original: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if flow.is_compiling():
+            return original(*args, **kwargs)
+        monitor = flow.monitor
+        if monitor is None or kwargs.get("async_op"):
+            return original(*args, **kwargs)
+        with monitor.phase(PHASE):
+            return original(*args, **kwargs)
+
+    return call
+
+
+def _timed_wait(original: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
+    # pybind11 looks at the name of the calling code and at its first argument to see that a class
+    # derived in Python calls its base. By another name such a class, if it has no ``wait`` of its
+    # own, would call itself for ever.
+    @functools.wraps(original)
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        monitor = flow.monitor
+        if monitor is None:
+            return original(self, *args, **kwargs)
+        with monitor.phase(PHASE):
+            return original(self, *args, **kwargs)
+
+    return wait
+
+
+def _replace_elsewhere(wrappers: dict[Any, Any]) -> None:
+    """Torch's own second names of the originals, where it had been imported before."""
+    for name in ("torch.distributed", FUNCTIONAL_MODULE):
+        names = vars(sys.modules[name]) if name in sys.modules else {}
+        for key, value in list(names.items()):
+            # isinstance would ask the deprecated ones for their class, and they would warn.
+            if type(value) is FunctionType and value in wrappers:
+                names[key] = wrappers[value]
+    # Dynamo's table from a collective to its functional twin.
+    twins = getattr(sys.modules.get(FUNCTIONAL_MODULE), "traceable_collective_remaps", {})
+    for original, wrapper in wrappers.items():
+        if original in twins:
+            twins[wrapper] = twins[original]

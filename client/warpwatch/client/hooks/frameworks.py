@@ -1,0 +1,204 @@
+"""Lightning, Hugging Face, Accelerate and DeepSpeed, hooked when the program imports them.
+
+A trainer with events gets the callback of its integration when training begins, if it has none;
+optimizers and engines of the others are wrapped, as are methods that are a phase.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from warpwatch.client import faults
+from warpwatch.client.hooks.flow import Flow
+
+TRANSFORMERS = "transformers.trainer"
+LIGHTNING = "lightning.pytorch.trainer.trainer"
+PYTORCH_LIGHTNING = "pytorch_lightning.trainer.trainer"
+ACCELERATE = "accelerate.accelerator"
+DEEPSPEED = "deepspeed.runtime.engine"
+# Updates by another optimizer or engine without one by the clock's after which it is the clock:
+# more than a critic has for one of its generator.
+TAKE_OVER_AFTER = 10
+
+
+def install_transformers(module: ModuleType, flow: Flow) -> None:
+    def add(handler: Any, *args: Any) -> None:
+        if not _has_callback("transformers", handler.callbacks):
+            handler.callbacks.append(_callback_class("transformers")())
+
+    _before(module.CallbackHandler, "on_train_begin", add)
+    # No event tells that a training failed or was interrupted.
+    _after(module.Trainer, "train", lambda *_: flow.end_training("transformers"))
+    _evaluation(module.Trainer, "evaluate", flow)
+    _phase(module.Trainer, "_save_checkpoint", "checkpoint", flow)
+
+
+def install_lightning(module: ModuleType, flow: Flow) -> None:
+    def add(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        if not _has_callback("lightning", trainer.callbacks):
+            # Before those that save: what they do at the end of a step delays the next one.
+            trainer.callbacks.insert(0, _callback_class("lightning")())
+
+    _before(module.Trainer, "fit", add)
+    _evaluation(module._EvaluationLoop, "run", flow)
+    _phase(module.Trainer, "save_checkpoint", "checkpoint", flow)
+    _phase(module.Strategy, "batch_to_device", "h2d", flow)
+    package = module.__name__.rpartition(".trainer.")[0]
+    optimizer = sys.modules[f"{package}.core.optimizer"].LightningOptimizer
+    # Where there are several, the forward pass for the next one follows.
+    _after(optimizer, "step", lambda *_: flow.switch("forward"))
+
+
+def install_accelerate(module: ModuleType, flow: Flow) -> None:
+    _steps(
+        module.AcceleratedOptimizer,
+        "step",
+        _Steps(flow, "accelerate", lambda optimizer: optimizer.gradient_state.sync_gradients),
+    )
+    _phase(sys.modules["accelerate.data_loader"], "send_to_device", "h2d", flow)
+    _phase(module.Accelerator, "save_state", "checkpoint", flow)
+
+
+def install_deepspeed(module: ModuleType, flow: Flow) -> None:
+    # What engine.step() calls at the boundary of gradient accumulation, and pipelines as well.
+    _steps(module.DeepSpeedEngine, "_take_model_step", _Steps(flow, "deepspeed", lambda _: True))
+    _phase(module.DeepSpeedEngine, "save_checkpoint", "checkpoint", flow)
+    # Optimizers are called there to allocate their state, before there are gradients.
+    _unseen(module.DeepSpeedEngine, "__init__", flow)
+
+
+def _callback_class(integration: str) -> Any:
+    """Imported only now: its base class is the framework's."""
+    module = importlib.import_module(f"warpwatch.client.integrations.{integration}")
+    return module.WarpwatchCallback
+
+
+def _has_callback(integration: str, callbacks: list[Any]) -> bool:
+    return any(isinstance(callback, _callback_class(integration)) for callback in callbacks)
+
+
+def _before(owner: Any, name: str, act: Callable[..., object]) -> None:
+    original = getattr(owner, name)
+    act = faults.guarded(act)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        act(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def _after(owner: Any, name: str, act: Callable[..., object]) -> None:
+    original = getattr(owner, name)
+    act = faults.guarded(act)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            act(*args)
+
+    setattr(owner, name, call)
+
+
+def _phase(owner: Any, name: str, phase: str, flow: Flow) -> None:
+    """Each call is a phase, once the process trains."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        monitor = flow.monitor
+        if monitor is None:
+            return original(*args, **kwargs)
+        with monitor.phase(phase):
+            return original(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+def _evaluation(owner: Any, name: str, flow: Flow) -> None:
+    """Each call is the phase ``eval``; what is loaded meanwhile trains nothing."""
+    _phase(owner, name, "eval", flow)
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, flow.evaluating = flow.evaluating, True
+        flow.turned = None
+        try:
+            return original(*args, **kwargs)
+        finally:
+            flow.evaluating = before
+
+    setattr(owner, name, call)
+
+
+def _unseen(owner: Any, name: str, flow: Flow) -> None:
+    """A call in which the process does not begin to train, whatever it looks like."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = flow.off, flow.clock
+        flow.off, flow.clock, flow.turned = True, None, None
+        try:
+            return original(*args, **kwargs)
+        finally:
+            flow.off, flow.clock = before
+
+    setattr(owner, name, call)
+
+
+class _Steps:
+    """Calls that update the model; those of one object, the first seen, are the clock."""
+
+    def __init__(self, flow: Flow, source: str, updates: Callable[[Any], bool]) -> None:
+        self.flow = flow
+        self.updates = updates
+        self._source = source
+        self._clock: weakref.ref[Any] | None = None
+        self._others = 0
+
+    @faults.guarded
+    def begin(self) -> None:
+        self.flow.attach()
+        self.flow.begin_step(self._source)
+
+    @faults.guarded
+    def end(self, stepper: Any) -> None:
+        clock = self._clock() if self._clock is not None else None
+        self._others = 0 if clock is stepper else self._others + 1
+        if clock is None or self._others > TAKE_OVER_AFTER:
+            self._clock = weakref.ref(stepper)
+        elif clock is not stepper:
+            return
+        self.flow.end_step(self._source)
+
+
+def _steps(owner: Any, name: str, steps: _Steps) -> None:
+    """Each call that updates the model is the phase ``optimizer``."""
+    original = getattr(owner, name)
+    flow = steps.flow
+
+    @functools.wraps(original)
+    def call(stepper: Any, *args: Any, **kwargs: Any) -> Any:
+        if flow.off or not steps.updates(stepper):
+            return original(stepper, *args, **kwargs)
+        steps.begin()
+        monitor = flow.monitor
+        if monitor is None:
+            return original(stepper, *args, **kwargs)
+        with monitor.phase("optimizer"):
+            result = original(stepper, *args, **kwargs)
+        steps.end(stepper)
+        return result
+
+    setattr(owner, name, call)

@@ -1,0 +1,243 @@
+"""Training loops that know nothing of the hooks: their data, and what of them is compiled."""
+
+from __future__ import annotations
+
+import io
+from collections import UserDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import warpwatch.client as warpwatch
+from tests.client.loop_base import backward, data, flow, loop, model
+
+# --- the DataLoader as clock, and what it tells ---------------------------------------------------
+
+
+def without_an_optimizer(net: torch.nn.Linear, batches: int) -> None:
+    for (batch,) in data(batches):
+        net(batch).sum().backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 1e-6 * parameter.grad
+                parameter.grad = None
+
+
+@loop
+def last_resort() -> None:
+    without_an_optimizer(model(), 64 + 1 + 20)
+
+
+@loop
+def last_resort_until_an_optimizer_comes() -> None:
+    net = model()
+    without_an_optimizer(net, 64 + 1 + 20)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for (batch,) in data(10):
+        net(batch).sum().backward()
+        optimizer.step()
+
+
+@loop
+def accumulation_of_more_and_more_batches() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for accumulated in (20, 150, 200):
+        for (batch,) in data(accumulated):
+            net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Tokens(IterableDataset[dict[str, torch.Tensor]]):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for _ in range(12):
+            yield {"attention_mask": torch.ones(10), "input_ids": torch.ones(10, dtype=torch.long)}
+
+
+class Encoding(UserDict[str, torch.Tensor]):
+    """As the tokenizers of transformers return them."""
+
+
+def collate(rows: list[dict[str, torch.Tensor]]) -> Encoding:
+    return Encoding({name: torch.stack([row[name] for row in rows]) for name in rows[0]})
+
+
+@loop
+def tokens() -> None:
+    net = torch.nn.Embedding(2, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for batch in DataLoader(Tokens(), batch_size=3, collate_fn=collate):
+        net(batch["input_ids"]).sum().backward()
+        optimizer.step()
+
+
+@loop
+def one_batch_ahead() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    batches = iter(data(8))
+    (ahead,) = next(batches)
+    while ahead is not None:
+        batch, ahead = ahead, next(batches, [None])[0]
+        net(batch).sum().backward()
+        optimizer.step()
+
+
+@loop
+def the_users_own_numbers() -> None:
+    monitor = warpwatch.attach()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for (batch,) in data(5):
+        with monitor.step(samples=1000):
+            net(batch).sum().backward()
+            optimizer.step()
+
+
+class Nested(IterableDataset[torch.Tensor]):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for (batch,) in data(2, 6):
+            yield batch.sum(0)
+
+
+@loop
+def a_dataset_that_loads_itself() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for batch in DataLoader(Nested(), batch_size=1):
+        net(batch).sum().backward()
+        optimizer.step()
+
+
+# --- torch.compile --------------------------------------------------------------------------------
+
+
+def compiled_training(optimizer_first: bool) -> Any:
+    from torch._dynamo.utils import counters
+
+    net = model()
+    build = [
+        lambda: torch.optim.Adam(net.parameters(), lr=0.01),
+        lambda: torch.compile(net, backend="eager", fullgraph=True),
+    ]
+    made = [make() for make in (build if optimizer_first else reversed(build))]
+    optimizer, compiled = made if optimizer_first else reversed(made)
+    losses = []
+    for (batch,) in data(5):
+        loss = compiled(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, counted(counters)
+
+
+@loop
+def compiled_after_the_optimizer() -> Any:
+    return compiled_training(True)
+
+
+@loop
+def compiled_before_the_optimizer() -> Any:
+    return compiled_training(False)
+
+
+def compiled_optimizer(zero_first: bool) -> Any:
+    from torch._dynamo.utils import counters
+
+    net = model()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    step = torch.compile(optimizer.step, backend="eager")
+    losses = []
+    for (batch,) in data(10):
+        if zero_first:
+            optimizer.zero_grad()
+        loss = net(batch).square().mean()
+        loss.backward()
+        step()
+        if not zero_first:
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, counted(counters)
+
+
+@loop
+def a_compiled_optimizer_zeroed_first() -> Any:
+    return compiled_optimizer(True)
+
+
+@loop
+def a_compiled_optimizer_zeroed_last() -> Any:
+    return compiled_optimizer(False)
+
+
+@loop
+def a_compiled_step_with_all_in_it() -> Any:
+    from torch._dynamo.utils import counters
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
+    def train(batch: torch.Tensor) -> torch.Tensor:
+        loss = net(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    losses = [train(batch).item() for (batch,) in data(10)]
+    return losses, counted(counters)
+
+
+@loop
+def a_compiled_function_that_loads_and_saves() -> Any:
+    from torch._dynamo.utils import counters
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    backward(net)
+    optimizer.step()
+
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
+    def epoch() -> torch.Tensor:
+        total = torch.zeros(())
+        for (batch,) in data(3):
+            loss = net(batch).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            total = total + loss.detach()
+        torch.save(total, io.BytesIO())
+        return total
+
+    return [epoch().item() for _ in range(3)], counted(counters)
+
+
+def counted(counters: Any) -> Any:
+    """Graphs, graph breaks and compiled frames, so far."""
+    breaks = sum(counters["graph_break"].values())
+    return dict(counters["stats"]), breaks, dict(counters["frames"])
+
+
+@loop
+def hooks_that_an_old_dynamo_took_away() -> None:
+    from warpwatch.client.hooks import dynamo
+    from warpwatch.client.hooks import optimizer as optimizer_hook
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    # What TorchPatcher.patch of PyTorch 2.0 to 2.8 does at the first torch.compile.
+    torch.optim.SGD.step = torch.optim.SGD.step.__wrapped__
+    torch.optim.SGD.step.hooked = True
+    dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(flow))
+    dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(flow))
+    later = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(5):
+        backward(net)
+        optimizer.step()
+        later.step()

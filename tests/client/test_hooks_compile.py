@@ -1,0 +1,47 @@
+"""torch.compile under the hooks: the same graphs, breaks, compiled frames and losses; and steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.client.hooked import run_loops
+
+pytestmark = pytest.mark.torch
+
+# Loop and its steps. Where a compiled optimizer's gradients are dropped before they are made, what
+# ends a step is the begin of the next.
+STEPS = {
+    "compiled_after_the_optimizer": 5,
+    "compiled_before_the_optimizer": 5,
+    "a_compiled_optimizer_zeroed_first": 9,
+    "a_compiled_optimizer_zeroed_last": 10,
+    "a_compiled_step_with_all_in_it": 10,
+    "a_compiled_function_that_loads_and_saves": 10,
+}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("loops")
+    return run_loops(folder, *STEPS), run_loops(folder, *STEPS, WARPWATCH="0")
+
+
+@pytest.mark.parametrize(("name", "steps"), STEPS.items())
+def test_compiled_training_is_counted_and_left_as_it_is(
+    both: tuple[dict[str, Any], dict[str, Any]], name: str, steps: int
+) -> None:
+    hooked, plain = both[0][name], both[1][name]
+    assert (hooked["clock"], hooked["steps"]) == ("optimizer", steps)
+    assert "clock" not in plain
+    (losses, graphs), (plain_losses, plain_graphs) = hooked["result"], plain["result"]
+    assert losses == plain_losses
+    # Graphs and operators in them, then graph breaks.
+    assert graphs[:2] == plain_graphs[:2]
+
+
+def test_no_frame_of_ours_is_compiled(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    name = "a_compiled_function_that_loads_and_saves"
+    frames = [told[name]["result"][1][2]["total"] for told in both]
+    assert frames[0] <= frames[1]

@@ -1,0 +1,96 @@
+"""The optimizer as step clock: one step of the training is one, however it calls its optimizers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.hooked import run_loops
+
+pytestmark = pytest.mark.torch
+
+# Loop and its steps.
+STEPS = {
+    "plain": 5,
+    "two_networks": 5,
+    "accumulation": 3,
+    "closures": 5,
+    "closures_called_often": 3,
+    "sub_groups": 5,
+    "skipped_by_the_scaler": 6,
+    "a_scaler_that_is_switched_off": 5,
+    "inside_of_backward": 5,
+    "without_backward": 5,
+    # The one that raised is none.
+    "an_optimizer_that_raises": 4,
+    "an_optimizer_that_is_replaced_after_its_first_step_failed": 5,
+    "an_optimizer_that_is_replaced_after_a_later_step_failed": 10,
+    "gradients_that_no_backward_made": 11,
+    "closures_that_are_none": 5,
+    "a_clock_that_is_gone": 6,
+    # One, and after 99 without another that of the second optimizer.
+    "a_clock_that_stands_still": 11,
+    "another_threads_optimizer": 5,
+    "hooks_that_an_old_dynamo_took_away": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    others = ("only_evaluating", "interrupted_in_backward", "two_trainings_of_a_framework")
+    return run_loops(tmp_path_factory.mktemp("loops"), *STEPS, *others)
+
+
+@pytest.mark.parametrize(("name", "steps"), STEPS.items())
+def test_each_step_of_the_training_counts_once(
+    told: dict[str, dict[str, Any]], name: str, steps: int
+) -> None:
+    assert (told[name]["clock"], told[name]["steps"]) == ("optimizer", steps)
+
+
+def test_an_optimizers_step_is_a_phase_unless_all_runs_inside_of_it(
+    told: dict[str, dict[str, Any]],
+) -> None:
+    with_phase = {name for name in STEPS if "optimizer" in told[name]["phases_s"]}
+    assert with_phase == STEPS.keys() - {"closures", "closures_called_often"}
+
+
+def test_the_scaler_did_skip_two_of_the_six_steps(told: dict[str, dict[str, Any]]) -> None:
+    assert told["skipped_by_the_scaler"]["result"] == 4
+
+
+def test_an_interrupt_at_any_line_of_backward_costs_no_later_step(
+    told: dict[str, dict[str, Any]],
+) -> None:
+    counted = told["interrupted_in_backward"]["result"]
+    assert len(counted) > 10
+    assert set(counted) == {2}
+
+
+def test_the_pause_between_two_trainings_belongs_to_no_step(
+    told: dict[str, dict[str, Any]],
+) -> None:
+    found = told["two_trainings_of_a_framework"]
+    assert (found["steps"], found["phases_s"]["pause"]) == (6, 0)
+
+
+def test_a_process_that_only_loads_and_evaluates_is_no_rank(
+    told: dict[str, dict[str, Any]],
+) -> None:
+    assert told["only_evaluating"]["result"] is True
+    assert "clock" not in told["only_evaluating"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "steps", "samples", "phases"),
+    [("optimizer,backward", 5, 0, ["backward", "optimizer"]), ("dataloader", None, None, [])],
+)
+def test_parts_can_be_switched_off(
+    tmp_path: Path, chosen: str, steps: int | None, samples: int | None, phases: list[str]
+) -> None:
+    told = run_loops(tmp_path, "plain", WARPWATCH_HOOKS=chosen)["plain"]
+    # Loading data alone makes no rank.
+    assert (told.get("steps"), told.get("samples")) == (steps, samples)
+    assert sorted(told.get("phases_s", ())) == phases

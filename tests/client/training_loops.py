@@ -1,0 +1,417 @@
+"""Training loops that know nothing of the hooks: their optimizers, and the parts of their steps."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import warpwatch.client as warpwatch
+from tests.client.interrupts import interrupted
+from tests.client.loop_base import SLEEP_S, backward, data, flow, loop, model
+
+# --- the optimizer as clock -----------------------------------------------------------------------
+
+
+@loop
+def plain() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for (batch,) in data(5):
+        net(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@loop
+def two_networks() -> None:
+    nets = model(), model()
+    judge, maker = (torch.optim.Adam(net.parameters()) for net in nets)
+    for _ in range(5):
+        maker.zero_grad()
+        backward(nets[1])
+        judge.zero_grad()
+        backward(nets[0])
+        judge.step()
+        maker.step()
+
+
+@loop
+def accumulation() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for number, (batch,) in enumerate(data(12), 1):
+        net(batch).sum().backward()
+        if number % 4 == 0:
+            optimizer.step()
+
+
+@loop
+def closures() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def closure() -> Any:
+        backward(net)
+        return 0.0
+
+    for _ in range(5):
+        optimizer.step(closure)
+
+
+@loop
+def closures_called_often() -> None:
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (net(torch.ones(4, 8)) - 3).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+@loop
+def sub_groups() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(5):
+        backward(net)
+        for _ in range(3):
+            optimizer.step()
+
+
+@loop
+def skipped_by_the_scaler() -> Any:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    changes = 0
+    for number in range(6):
+        before = copy.deepcopy(net.weight.data)
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(4, 8)).sum() * (float("inf") if number < 2 else 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        changes += not torch.equal(before, net.weight.data)
+    return changes
+
+
+@loop
+def a_scaler_that_is_switched_off() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for _ in range(5):
+        backward(net)
+        scaler.step(optimizer)
+
+
+@loop
+def inside_of_backward() -> None:
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(80)))
+    optimizers = {
+        parameter: torch.optim.SGD([parameter], lr=1e-6) for parameter in net.parameters()
+    }
+
+    def update(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for _ in range(5):
+        backward(net)
+
+
+@loop
+def without_backward() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(5):
+        weight, bias = torch.autograd.grad(net(torch.ones(4, 8)).sum(), [net.weight, net.bias])
+        net.weight.grad, net.bias.grad = weight, bias
+        optimizer.step()
+
+
+@loop
+def an_optimizer_that_raises() -> int:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    other = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    failed = 0
+    for number in range(5):
+        backward(net)
+        handle = optimizer.register_step_pre_hook(fail) if number == 2 else None
+        try:
+            optimizer.step()
+        except ZeroDivisionError:
+            failed += 1
+        other.step()
+        if handle is not None:
+            handle.remove()
+    return failed
+
+
+def fails_and_is_replaced(steps_before: int) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(steps_before):
+        backward(net)
+        optimizer.step()
+    optimizer.register_step_pre_hook(fail)
+    backward(net)
+    with contextlib.suppress(torch.OutOfMemoryError):
+        optimizer.step()
+    # Before the first one is gone, whose id it would get.
+    other = torch.optim.SGD(net.parameters(), lr=0.01)
+    del optimizer
+    for _ in range(5):
+        backward(net)
+        other.step()
+
+
+@loop
+def an_optimizer_that_is_replaced_after_its_first_step_failed() -> None:
+    fails_and_is_replaced(0)
+
+
+@loop
+def an_optimizer_that_is_replaced_after_a_later_step_failed() -> None:
+    fails_and_is_replaced(5)
+
+
+@loop
+def gradients_that_no_backward_made() -> None:
+    """The first 64 steps without one may be sub-groups of the one before."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    backward(net)
+    for _ in range(1 + 64 + 10):
+        optimizer.step()
+        weight, bias = torch.autograd.grad(net(torch.ones(4, 8)).sum(), [net.weight, net.bias])
+        net.weight.grad, net.bias.grad = weight, bias
+
+
+@loop
+def closures_that_are_none() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for number in range(5):
+        backward(net)
+        if number % 2:
+            scaler.step(optimizer, None)
+        else:
+            optimizer.step(None)
+
+
+@loop
+def interrupted_in_backward() -> list[int]:
+    """Steps counted of the two after an interrupt, for each line that it hits."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def train() -> None:
+        for _ in range(2):
+            backward(net)
+            optimizer.step()
+
+    train()
+    monitor = flow.monitor
+    assert monitor is not None
+    counted: list[int] = []
+    while interrupted(lambda: backward(net), ("backward",), len(counted)):
+        before = monitor.clock.steps
+        train()
+        counted.append(monitor.clock.steps - before)
+    return counted
+
+
+@loop
+def two_trainings_of_a_framework() -> None:
+    for _ in range(2):
+        flow.begin_training("lightning")
+        monitor = flow.monitor
+        assert monitor is not None
+        for _ in range(3):
+            flow.end_step("lightning")
+        flow.end_training("lightning")
+        with monitor.phase("pause"):
+            time.sleep(SLEEP_S)
+
+
+@loop
+def a_clock_that_is_gone() -> None:
+    net = model()
+    for _ in range(2):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for _ in range(3):
+            backward(net)
+            optimizer.step()
+        del optimizer
+        gc.collect()
+
+
+@loop
+def a_clock_that_stands_still() -> None:
+    net = model()
+    first, second = (torch.optim.SGD(net.parameters(), lr=1e-6) for _ in range(2))
+    backward(net)
+    first.step()
+    for _ in range(109):
+        backward(net)
+        second.step()
+
+
+@loop
+def another_threads_optimizer() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def elsewhere() -> None:
+        twin = model()
+        other = torch.optim.SGD(twin.parameters(), lr=0.01)
+        for _ in range(7):
+            backward(twin)
+            other.step()
+
+    for number in range(5):
+        backward(net)
+        optimizer.step()
+        if number == 2:
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+
+
+@loop
+def only_evaluating() -> bool:
+    net = model()
+    with torch.no_grad():
+        for (batch,) in data(5):
+            net(batch)
+    return flow.monitor is None and threading.active_count() == 1
+
+
+# --- phases ---------------------------------------------------------------------------------------
+
+
+class Slow(Dataset[torch.Tensor]):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(SLEEP_S / 2)
+        return torch.ones(8)
+
+
+@loop
+def phases() -> None:
+    """Every part takes at least SLEEP_S, twice in one step; the second step is plain ``other``."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    backward(net)
+    optimizer.step()
+    net.register_full_backward_hook(lambda *_: time.sleep(SLEEP_S))
+    optimizer.register_step_pre_hook(lambda *_: time.sleep(SLEEP_S))
+    for number, batch in enumerate(DataLoader(Slow(), batch_size=2)):
+        time.sleep(SLEEP_S)
+        loss = net(batch).sum()
+        loss.backward()
+        time.sleep(SLEEP_S)
+        if number % 2:
+            optimizer.step()
+
+
+@loop
+def evaluation() -> Any:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    backward(net)
+    optimizer.step()
+    with torch.no_grad():
+        for batch in DataLoader(Slow(), batch_size=4):
+            net(batch)
+            time.sleep(SLEEP_S)
+    ended = flow.monitor is not None and flow.monitor.clock.current
+    time.sleep(SLEEP_S)
+    # One that is left early lasts until training goes on.
+    with torch.inference_mode():
+        for batch in DataLoader(Slow(), batch_size=4):
+            net(batch)
+            break
+    time.sleep(SLEEP_S)
+    backward(net)
+    optimizer.step()
+    return ended
+
+
+@loop
+def evaluation_without_gradients_inside_only() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(2):
+        for (batch,) in data(3):
+            net(batch).sum().backward()
+            optimizer.step()
+        for (batch,) in data(10):
+            with torch.no_grad():
+                net(batch)
+            time.sleep(0.005)
+
+
+@loop
+def checkpoint() -> None:
+    import torch.distributed.checkpoint as dcp
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(2):
+        backward(net)
+        optimizer.step()
+        torch.save(net.state_dict(), io.BytesIO())
+    monitor = flow.monitor
+    assert monitor is not None
+    index = monitor.phase("checkpoint").index
+    optimizer.step()
+    saved_ns = monitor.clock.totals[index]
+    assert saved_ns > 0
+    dcp.save(net.state_dict(), checkpoint_id=os.path.join(sys.argv[1], "dcp"), no_dist=True)
+    backward(net)
+    optimizer.step()
+    assert monitor.clock.totals[index] > saved_ns
+
+
+@loop
+def the_users_phases_are_innermost() -> None:
+    monitor = warpwatch.attach()
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    backward(net)
+    optimizer.step()
+    for (batch,) in data(2):
+        with monitor.phase("augment"):
+            time.sleep(SLEEP_S)
+        net(batch).sum().backward()
+        with monitor.phase("update"):
+            optimizer.step()

@@ -1,0 +1,235 @@
+"""What two gloo ranks do for test_hooks_distributed.py; each prints what it found as JSON.
+
+Rank 1 comes late to every communication. Arguments: the file where the ranks meet, and whether the
+hooks come before torch is imported ("early") or "late": after all was done without them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from datetime import timedelta
+from typing import Any
+
+FILE, HOOKS = sys.argv[1:3]
+FLOW: Any = None
+if HOOKS == "early":
+    from warpwatch.client import hooks
+
+    FLOW = hooks.install(os.environ)
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.distributed import all_reduce  # noqa: E402
+from torch.distributed._functional_collectives import all_reduce as functional_all_reduce  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+RANK = int(os.environ["RANK"])
+LATE_S = 0.15
+found: dict[str, Any] = {}
+
+
+def late() -> None:
+    time.sleep(LATE_S * RANK)
+
+
+def waited_s() -> float:
+    """Seconds of ``comm`` so far."""
+    if FLOW is None:
+        return 0.0
+    monitor = FLOW.attach()
+    index = monitor.phase("comm").index
+    clock = monitor.clock
+    return float((clock.totals[index] + clock.spent[index]) / 1e9)
+
+
+def explicit() -> None:
+    dist.barrier()
+    calls = {
+        "all_reduce": lambda: all_reduce(torch.ones(4)),
+        "wait": wait_for_work,
+        "barrier": dist.barrier,
+        "object": lambda: dist.all_gather_object([None, None], RANK),
+        "functional": functional,
+    }
+    for name, call in calls.items():
+        before = waited_s()
+        late()
+        call()
+        found[name] = waited_s() - before
+        dist.barrier()
+
+
+def wait_for_work() -> None:
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def functional() -> None:
+    assert (functional_all_reduce(torch.ones(4), "sum", dist.group.WORLD) + 0).tolist() == [2.0] * 4
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
+def train(module: torch.nn.Module, name: str, steps: int = 5) -> None:
+    """The losses, and for each step what was waited inside backward."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(RANK)
+    losses, waits = [], []
+    for _ in range(steps):
+        loss = module(torch.randn(8, 16, generator=generator)).square().mean()
+        late()
+        before = waited_s()
+        loss.backward()
+        waits.append(waited_s() - before)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+    found[name] = {"losses": losses, "waits": waits}
+
+
+def data_parallel() -> None:
+    ddp = DistributedDataParallel(model())
+    train(ddp, "ddp")
+    before = waited_s()
+    with ddp.no_sync():
+        ddp(torch.ones(8, 16)).sum().backward()
+    found["no_sync"] = waited_s() - before
+    found["ddp_hooks"] = [len(p._post_accumulate_grad_hooks or ()) for p in ddp.parameters()]
+    # The first layer is frozen: its gradient does not come any more.
+    for parameter in ddp.module[0].parameters():
+        parameter.requires_grad_(False)
+    # A reducer of its own, because this one waits for the gradients that it knew.
+    train(DistributedDataParallel(ddp.module), "frozen")
+
+
+class Branches(torch.nn.Module):  # type: ignore[misc]
+    """Trains one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.second = torch.nn.Linear(4, 4)
+        self.branch = self.first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.branch(x)
+        return result
+
+
+def changing() -> None:
+    """The last gradient comes from another layer from the fifth step on."""
+    module = Branches()
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    found["last_gradients"] = []
+    for branch, steps in ((module.first, 5), (module.second, 15)):
+        module.branch = branch
+        for _ in range(steps):
+            ddp(torch.ones(2, 4)).sum().backward()
+        parameters = module.named_parameters()
+        hooked = [name for name, p in parameters if p._post_accumulate_grad_hooks]
+        found["last_gradients"].append([name.partition(".")[0] for name in hooked])
+
+
+def sharded() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    module = model()
+    fully_shard(module[0])
+    fully_shard(module)
+    before = 0 if FLOW is None else FLOW.monitor.clock.steps
+    train(module, "fsdp2")
+    found["fsdp2_steps"] = 0 if FLOW is None else FLOW.monitor.clock.steps - before
+
+
+def compiled() -> None:
+    def reduced(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        return y + 1
+
+    def gathered(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(2 * len(x))
+        dist.all_gather_into_tensor(y, x * 2)
+        return y + 1
+
+    torch._dynamo.reset()
+    whole = [torch.compile(f, fullgraph=True, backend="aot_eager") for f in (reduced, gathered)]
+    found["compiled"] = [function(torch.ones(2)).tolist() for function in whole]
+
+
+def compiled_data_parallel() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    ddp: Any = torch.compile(DistributedDataParallel(model()), backend="aot_eager")
+    train(ddp, "compiled_ddp")
+    breaks, graphs = sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]
+    found["ddp_compilation"] = {"breaks": breaks, "graphs": graphs}
+
+
+def identity() -> None:
+    import inspect
+    import pickle
+
+    found["signature"] = str(inspect.signature(dist.all_reduce))
+    found["same"] = pickle.loads(pickle.dumps(dist.broadcast)) is dist.broadcast
+
+    class Late(dist.Work):  # type: ignore[misc]
+        """Without a ``wait`` of its own."""
+
+    try:
+        found["derived"] = Late().wait(timedelta(milliseconds=20))
+    except RuntimeError as error:
+        found["derived"] = type(error).__name__
+
+
+def broken() -> None:
+    """A graph breaks at a collective that dynamo does not know."""
+
+    def broadcast(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.broadcast(y, src=0)
+        dist.barrier()
+        return y + 1
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found["broken"] = torch.compile(broadcast, backend="aot_eager")(
+            torch.full((2,), 1.0 + RANK)
+        ).tolist()
+    found["warnings"] = sorted(str(warning.message)[:200] for warning in told)
+
+
+def both() -> None:
+    train(model(), "alone", steps=2)
+    explicit()
+    compiled()
+    identity()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", init_method=f"file://{FILE}", rank=RANK, world_size=2)
+    both()
+    data_parallel()
+    changing()
+    compiled_data_parallel()
+    sharded()
+    broken()
+    told = [found]
+    if HOOKS == "late":
+        from warpwatch.client import hooks
+
+        FLOW, found = hooks.install(os.environ), {}
+        both()
+        told.append(found)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(told))
