@@ -1,0 +1,10 @@
+"""Accelerate: ``watch()`` before the loop, or nothing at all under ``warpwatch run``."""
+
+from __future__ import annotations
+
+from warpwatch.client import hooks
+
+
+def watch() -> None:
+    """Report the steps of prepared optimizers, gradient accumulation collapsed."""
+    hooks.install()
