@@ -82,7 +82,7 @@ def test_the_waiting_ranks_and_those_they_wait_for_are_named(
 
 
 def test_a_rank_without_a_stack_is_the_one_that_is_waited_for(tmp_path: Path) -> None:
-    said = summary(tmp_path, ["all_reduce", "all_reduce"], missing=[2])
+    said = summary(tmp_path, ["all_reduce", "all_reduce"], missing={2: "no answer"})
     assert said == "ranks 0-1 wait in all_reduce for rank 2, whose stack could not be read"
 
 
@@ -104,3 +104,166 @@ def test_json_that_is_no_stacks_file_is_an_error(tmp_path: Path, content: Any) -
     path.write_text(json.dumps(content))
     with pytest.raises(TraceError):
         diagnose_stacks([path])
+
+
+def test_a_file_that_says_it_is_another_ranks_counts_as_missing(tmp_path: Path) -> None:
+    zero = stack(tmp_path, 0, "all_reduce")
+    one = stack(tmp_path, 1, None)
+    one.write_text(one.read_text().replace('"rank": 1', '"rank": 0'))
+    said = diagnose_stacks([zero, one])["summary"]
+    assert said == "rank 0 waits in all_reduce for rank 1, whose stack could not be read"
+
+
+@pytest.mark.parametrize("line", ["1" + "0" * 400, "-1", "2147483648", "NaN", "null", '"5"'])
+def test_a_line_that_cannot_be_one_is_line_zero(tmp_path: Path, line: str) -> None:
+    path = stack(tmp_path, 0, None)
+    path.write_text(path.read_text().replace('"line": 41', f'"line": {line}'))
+    said = diagnose_stacks([path])["summary"]
+    assert said.endswith("rank 0 is in wait_for_lock (train.py:0)")
+
+
+def place(
+    folder: Path,
+    rank: int,
+    *frames: tuple[str, int, str],
+    calls: str | None = None,
+    others: tuple[dict[str, Any], ...] = (),
+    **more: Any,
+) -> Path:
+    """Rank's file with these frames (file, line, function) of its main thread, innermost last."""
+    thread = {"name": "MainThread", "ident": 1, "main": True, "frames": framed(frames, calls)}
+    content = {"rank": rank, "job": "demo", "time": 1.0, "via": "helper", **more}
+    path = folder / f"rank{rank}.stacks.json"
+    path.write_text(json.dumps({**content, "threads": [*others, thread]}))
+    return path
+
+
+def framed(frames: tuple[tuple[str, int, str], ...], calls: str | None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"file": f, "line": n, "function": w} for f, n, w in frames]
+    if calls:
+        found[-1]["calls"] = calls
+    return found
+
+
+STEP = ("/home/me/train.py", 41, "step")
+LIBRARY = "/usr/lib/python3.12/"
+PACKAGES = "/usr/lib/python3.12/site-packages/"
+
+
+@pytest.mark.parametrize(
+    ("frames", "calls", "said"),
+    [
+        ((STEP,), "acquire", "waits for a lock in step (train.py:41)"),
+        ((STEP,), "__enter__", "waits for a lock in step (train.py:41)"),
+        (
+            (STEP, (LIBRARY + "queue.py", 171, "get"), (LIBRARY + "threading.py", 355, "wait")),
+            "acquire",
+            "waits for a queue in step (train.py:41)",
+        ),
+        (
+            (STEP, (LIBRARY + "threading.py", 1147, "join")),
+            None,
+            "waits for a thread to end in step (train.py:41)",
+        ),
+        (
+            (
+                STEP,
+                (PACKAGES + "torch/utils/data/dataloader.py", 1275, "_get_data"),
+                (LIBRARY + "queue.py", 171, "get"),
+            ),
+            None,
+            "waits for its data in step (train.py:41)",
+        ),
+    ],
+)
+def test_what_a_rank_alone_waits_for_is_said(
+    tmp_path: Path, frames: tuple[tuple[str, int, str], ...], calls: str | None, said: str
+) -> None:
+    path = place(tmp_path, 0, *frames, calls=calls)
+    assert diagnose_stacks([path])["summary"] == f"rank 0 {said}"
+
+
+def test_two_threads_that_wait_for_locks_are_both_named(tmp_path: Path) -> None:
+    other = {"name": "writer", "frames": framed((("/home/me/save.py", 7, "save"),), "acquire")}
+    path = place(tmp_path, 0, STEP, calls="acquire", others=(other,))
+    said = (
+        "rank 0 waits for a lock in step (train.py:41), as does thread writer in save (save.py:7)"
+    )
+    assert diagnose_stacks([path])["summary"] == said
+
+
+def test_the_thread_that_holds_the_gil_is_named(tmp_path: Path) -> None:
+    holder = {"name": "writer", "gil": True, "frames": framed((("/me/save.py", 7, "save"),), None)}
+    path = place(tmp_path, 0, STEP, others=(holder,), silent_reason="holds the GIL")
+    said = "rank 0 is inside a C call of thread writer in save (save.py:7) that holds the GIL"
+    assert diagnose_stacks([path])["summary"] == said
+    alone = place(tmp_path, 0, STEP, silent_reason="holds the GIL")
+    said = "rank 0 is inside a C call in step (train.py:41) that holds the GIL"
+    assert diagnose_stacks([alone])["summary"] == said
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ({1: "the process is stopped: no stacks"}, "rank 1, which is stopped"),
+        ({1: "the process died while it was asked"}, "rank 1, which is dead"),
+        (
+            {1: "the process is stopped", 2: "the process is stopped", 3: "no answer"},
+            "ranks 1-2, which are stopped; the stack of rank 3 could not be read",
+        ),
+    ],
+)
+def test_why_a_rank_is_waited_for_is_said(
+    tmp_path: Path, missing: dict[int, str], said: str
+) -> None:
+    path = stack(tmp_path, 0, "all_reduce")
+    summary = diagnose_stacks([path], missing=missing)["summary"]
+    assert summary == f"rank 0 waits in all_reduce for {said}"
+
+
+def test_a_rank_that_is_stopped_within_a_collective_waits_for_nobody(tmp_path: Path) -> None:
+    inside = (STEP, (TORCH, 2900, "all_reduce"))
+    files = [
+        place(tmp_path, 0, *inside),
+        place(tmp_path, 1, *inside, silent_reason="stopped"),
+        place(tmp_path, 2, STEP, calls="acquire"),
+    ]
+    assert diagnose_stacks(files)["summary"] == (
+        "rank 0 waits in all_reduce for rank 1, which is stopped in step (train.py:41) "
+        "and for rank 2, which waits for a lock in step (train.py:41)"
+    )
+
+
+def test_backward_is_said_to_wait_only_probably(tmp_path: Path) -> None:
+    backward = (
+        (PACKAGES + "torch/_tensor.py", 600, "backward"),
+        (PACKAGES + "torch/autograd/graph.py", 823, "_engine_run_backward"),
+    )
+    path = place(tmp_path, 0, STEP, *backward)
+    said = diagnose_stacks([path], missing={1: "the process is stopped"})["summary"]
+    assert said == (
+        "rank 0 is in backward, where ranks wait for each other's gradients: "
+        "probably for rank 1, which is stopped"
+    )
+    assert diagnose_stacks([path])["summary"] == (
+        "no rank waits in a collective: rank 0 is in step (train.py:41)"
+    )
+
+
+def test_sequence_numbers_tell_who_never_entered_the_collective(tmp_path: Path) -> None:
+    def entries(*numbers: int) -> list[dict[str, Any]]:
+        name = "nccl:all_reduce"
+        return [{"process_group": "0", "sequence": n, "name": name, "p2p": False} for n in numbers]
+
+    p2p = [{"process_group": "0", "sequence": 9000, "name": "nccl:send", "p2p": True}]
+    files = [
+        place(tmp_path, 0, STEP, collectives=entries(811, 812, 813)),
+        place(tmp_path, 1, STEP, collectives=entries(811) + p2p),
+        place(tmp_path, 2, STEP, collectives=entries(813)),
+    ]
+    said = diagnose_stacks(files)["summary"]
+    assert said.endswith("; rank 1 never entered all_reduce #812")
+    same = [place(tmp_path, rank, STEP, collectives=entries(811)) for rank in (0, 1)]
+    assert "never" not in diagnose_stacks(same)["summary"]
+    odd = place(tmp_path, 2, STEP, collectives=[5, {"sequence": "x"}, {"sequence": 3}])
+    assert "rank 2" in diagnose_stacks([odd])["summary"]

@@ -41,11 +41,10 @@ def test_a_hang_is_answered_with_stacks_and_who_waits_for_whom(tmp_path: Path) -
     assert code == 0, story
     assert ending["anomaly"]["kind"] == "hang"
     assert ending["capture"]["kind"] == "stacks"
-    assert ending["diagnosis"] == {
-        "verdict": "inconclusive",
-        "findings": [],
-        "summary": "rank 1 waits in all_reduce for rank 0",
-    }
+    diagnosis = ending["diagnosis"]
+    assert (diagnosis["verdict"], diagnosis["findings"]) == ("inconclusive", [])
+    # Newer versions of torch number their collectives: "; rank 0 never entered all_reduce #812".
+    assert diagnosis["summary"].partition(";")[0] == "rank 1 waits in all_reduce for rank 0"
 
 
 def test_a_regression_is_found(tmp_path: Path) -> None:

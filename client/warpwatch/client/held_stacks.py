@@ -1,0 +1,310 @@
+"""Stacks of a process whose GIL a C call holds: written by faulthandler's own thread.
+
+The helper thread arms its timer again and again. When the helper does not come by, the timer's
+thread wakes and writes into a pipe that is kept full, so there it sleeps until the daemon, which
+sees that the process gives no sign of life, empties the pipe: only then does it look at threads.
+It must not do so while they run, as after a stop from outside: that crashes every Python.
+
+The timer is the only one of the process: the program's own use of it wins, and for good.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from warpwatch.client import faults, stacks
+from warpwatch.client.descriptors import Descriptor
+
+# A hang is found after 10 s without a heartbeat, and is to be answered within 15 s of that.
+TIMEOUT_S = 15.0
+MIN_TIMEOUT_S = 1.0
+REARM_S = 2.0
+SUFFIX = ".stacks.fifo"
+# The usual size of a pipe: a dump of some hundred frames fits into it once it is empty.
+PIPE_BYTES = 64 << 10
+# Signals that can be blocked, of the classic 31: all but SIGKILL and SIGSTOP.
+_BLOCKABLE = 0x7FFFFFFF & ~(1 << 8) & ~(1 << 18)
+
+# Whoever holds it may use the timer; held over a fork, of which the timer's thread knows nothing.
+_guard = threading.RLock()
+_installed = False
+_users_own = False
+_armed: HeldStacks | None = None
+# faulthandler's own functions: those that the program finds there step in for it.
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+class HeldStacks:
+    """One ring's pipe, a named one in the inbox. ``end`` may be called from any thread.
+
+    Its first line is JSON: rank, job, the main thread's ident, the threads' names by ident; empty
+    lines fill it up.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.timeout_s = _timeout_s(environ.get("WARPWATCH_HELD_STACKS_S"))
+        self._path = ""
+        self._pipe: Descriptor | None = None
+        self._about: dict[str, Any] = {}
+        self._head = b""
+        self._full = 0
+        self._next_arm = 0.0
+        self._armed_at = 0.0
+        self._ended = False
+        self._watchdog: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The pipe's name in the inbox, None while there is none."""
+        return os.path.basename(self._path) if self._pipe and not _users_own else None
+
+    def open(self, folder: str, ring_name: str, about: dict[str, Any]) -> None:
+        """Make the pipe. Where that cannot be done there is none, and nothing else changes."""
+        self.close()
+        if not self.timeout_s or _users_own or not _has_gil():
+            return
+        self._path = os.path.join(folder, f"held.{ring_name}{SUFFIX}")
+        try:
+            if not _install():
+                return
+            os.mkfifo(self._path, 0o600)
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            pipe = Descriptor(os.open(self._path, flags))
+            if not stat.S_ISFIFO(os.fstat(pipe.fd).st_mode):
+                # Somebody put a file of their own in its place.
+                pipe.close()
+                return
+            self._pipe = pipe
+            self._about, self._head, self._next_arm = about, b"", 0.0
+            self._ended, self._watchdog = False, None
+        except Exception as error:
+            faults.swallow(error)
+
+    def keep(self, now: float) -> None:
+        """Put the timer off. ``now`` is monotonic, in seconds."""
+        pipe = self._pipe
+        if pipe is None or now < self._next_arm:
+            return
+        self._next_arm = now + min(REARM_S, self.timeout_s / 4)
+        if not pipe.links() or _users_own:
+            self.close()
+        elif self._is_replaced():
+            _step_back()
+            self.close()
+        else:
+            # Or it would be swept up as a file that nobody wants.
+            os.utime(pipe.fd)
+            self._arm(pipe.fd)
+
+    def close(self) -> None:
+        """Nothing is written any more; the pipe goes."""
+        self.end()
+        self.drop()
+
+    def end(self) -> None:
+        """At exit, from any thread; the helper may still be using the descriptor."""
+        with _guard:
+            self._ended = True
+            if _armed is self:
+                self.disarm()
+        if self._pipe is not None:
+            with suppress(OSError):
+                os.unlink(self._path)
+
+    def drop(self) -> None:
+        """In a forked child: the pipe is the parent's."""
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close()
+
+    def disarm(self) -> None:
+        """Stop the timer; where its thread has woken, let it come to its end.
+
+        That thread looks at all others then: the GIL is kept from here on until it has finished,
+        so that none of them runs. Writes that do not fit are lost instead of waited for.
+        """
+        global _armed
+        _armed = None
+        pipe = self._pipe
+        cancel = _functions["cancel_dump_traceback_later"]
+        if pipe is None or pipe.links() is None:
+            # Closed by the program: a thread that has woken cannot be called back.
+            if not self._is_over():
+                cancel()
+            return
+        os.set_blocking(pipe.fd, False)
+        if not self._is_over():
+            cancel()
+            return
+        import ctypes
+
+        read, buffer = ctypes.PyDLL(None).read, ctypes.create_string_buffer(PIPE_BYTES)
+        number, size = ctypes.c_int(pipe.fd), ctypes.c_size_t(PIPE_BYTES)
+        self._head = b""
+        # A turn of the GIL of its own: nobody asks for it back before 5 ms.
+        time.sleep(0.0001)
+        read(number, buffer, size)
+        cancel()
+
+    def _arm(self, fd: int) -> None:
+        global _armed
+        with _guard:
+            if _users_own or self._ended:
+                return
+            self._fill(fd)
+            before = set(os.listdir("/proc/self/task"))
+            # From here to the end nothing gives the GIL away: between two timers there is none,
+            # and a timer that ends while the pipe does not block writes nothing.
+            time.sleep(0.0001)
+            os.set_blocking(fd, False)
+            if _armed is self and self._is_over():
+                self._next_arm = 0.0
+                return
+            self._armed_at = time.monotonic()
+            _functions["dump_traceback_later"](self.timeout_s, repeat=False, file=fd)
+            os.set_blocking(fd, True)
+            _armed = self
+            new = set(os.listdir("/proc/self/task")) - before
+        self._watchdog = f"/proc/self/task/{new.pop()}" if len(new) == 1 else None
+
+    def _fill(self, fd: int) -> None:
+        """To the brim, and anew when the threads have changed or the pipe was read."""
+        main = threading.main_thread().ident
+        head = {**self._about, "main": main, "threads": stacks.thread_names()}
+        data = json.dumps(head).encode()[: PIPE_BYTES // 2] + b"\n"
+        over = _armed is self and self._is_over()
+        if data == self._head and _level(fd) == self._full and not over:
+            return
+        if _armed is self:
+            self.disarm()
+        os.set_blocking(fd, False)
+        with suppress(BlockingIOError):
+            while os.read(fd, PIPE_BYTES):
+                pass
+        os.write(fd, data)
+        for part in (b"\n" * 4096, b"\n"):
+            with suppress(BlockingIOError):
+                while os.write(fd, part):
+                    pass
+        self._head, self._full = data, _level(fd)
+
+    def _is_over(self) -> bool:
+        """Whether the timer may have come to its end: its thread then sleeps in its write."""
+        return time.monotonic() - self._armed_at >= self.timeout_s
+
+    def _is_replaced(self) -> bool:
+        """The timer's thread went before its time: somebody else uses the timer.
+
+        For programs that took faulthandler's functions by name before they were wrapped.
+        """
+        return (
+            not self._is_over()
+            and self._watchdog is not None
+            and not os.path.exists(self._watchdog)
+        )
+
+
+def _level(fd: int) -> int:
+    """How many bytes are in the pipe."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _install() -> bool:
+    """Take the timer, unless the program has armed it already."""
+    global _installed
+    if _installed:
+        return not _users_own
+    _installed = True
+    known = "faulthandler" in sys.modules
+    import faulthandler
+
+    for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
+        _functions[name] = getattr(faulthandler, name)
+    if known and _somebody_armed():
+        _step_back()
+        return False
+    for name in _functions:
+        _wrap(faulthandler, name)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+    )
+    return True
+
+
+def _wrap(faulthandler: ModuleType, name: str) -> None:
+    original = _functions[name]
+
+    @wraps(original)
+    def of_the_program(*arguments: Any, **named: Any) -> Any:
+        _step_back(disarm=True)
+        return original(*arguments, **named)
+
+    setattr(faulthandler, name, of_the_program)
+
+
+def _step_back(disarm: bool = False) -> None:
+    """Never use the timer again; ``disarm`` it where it is still ours."""
+    global _users_own, _armed
+    with _guard:
+        _users_own = True
+        if disarm and _armed is not None:
+            _armed.disarm()
+        _armed = None
+
+
+def _before_fork() -> None:
+    """A child that inherited the armed timer would wait for its thread at exit, for ever."""
+    _guard.acquire()
+    try:
+        if _armed is not None:
+            _armed.disarm()
+    except Exception as error:
+        faults.swallow(error)
+
+
+def _after_in_parent() -> None:
+    _guard.release()
+
+
+def _after_in_child() -> None:
+    global _guard
+    _guard = threading.RLock()
+
+
+def _somebody_armed() -> bool:
+    """Whether faulthandler's thread runs: it blocks every signal and is named as its maker."""
+    with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:
+        own = file.read().strip()
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{task}/status", encoding="utf-8") as file:
+            fields = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+            blocked = int(fields["SigBlk"], 16)
+            if fields["Name"].strip() == own and blocked & _BLOCKABLE == _BLOCKABLE:
+                return True
+    return False
+
+
+def _has_gil() -> bool:
+    enabled: Callable[[], bool] | None = getattr(sys, "_is_gil_enabled", None)
+    return enabled is None or enabled()
+
+
+def _timeout_s(text: str | None) -> float:
+    """0 switches it off; what is no number is the default."""
+    try:
+        value = TIMEOUT_S if text is None else float(text)
+    except ValueError:
+        return TIMEOUT_S
+    return max(MIN_TIMEOUT_S, min(value, 3600.0)) if value > 0 else 0.0

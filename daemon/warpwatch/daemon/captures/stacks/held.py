@@ -1,0 +1,102 @@
+"""The pipe that a process holds ready, for faulthandler to write into when nobody else can.
+
+It is full, so that nothing is written before it is read here. It is the process's: never removed,
+and believed as little as all that it says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from warpwatch.daemon.captures.stacks import faulthandler_text
+from warpwatch.daemon.rendezvous import claims
+
+MAX_BYTES = 4 << 20
+SUFFIX = ".stacks.fifo"
+# A dump is written in one go.
+QUIET_S = 0.5
+
+
+def file_name(ring_name: str) -> str:
+    """The only name that a process may give its pipe: the inbox is everybody's."""
+    return f"held.{ring_name.removesuffix('.ring')}{SUFFIX}"
+
+
+def read(inbox: Path, name: str, owner_uid: int, deadline: float) -> list[dict[str, Any]]:
+    """Empty the pipe and wait for the threads that are written then; none: an empty list.
+
+    ``name`` comes from ``file_name``, ``deadline`` is monotonic. To be asked for only when the
+    process gives no sign of life: faulthandler must not look at threads that run. What is not a
+    named pipe of this owner says nothing.
+    """
+    fd = _open(inbox, name, owner_uid)
+    if fd < 0:
+        return []
+    try:
+        text = _drain(fd, deadline).decode(errors="replace")
+    finally:
+        os.close(fd)
+    head, _, rest = text.lstrip("\n").partition("\n")
+    names, main = _head(head)
+    return faulthandler_text.parse(rest, names, main)
+
+
+def _open(inbox: Path, name: str, owner_uid: int) -> int:
+    """The named pipe, or -1. It never blocks."""
+    try:
+        fd = os.open(inbox / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    found = os.fstat(fd)
+    if stat.S_ISFIFO(found.st_mode) and found.st_uid == owner_uid and found.st_nlink == 1:
+        return fd
+    os.close(fd)
+    return -1
+
+
+def _drain(fd: int, deadline: float) -> bytes:
+    """Everything until a dump has come and nothing follows it for QUIET_S, or the deadline."""
+    data = bytearray()
+    until, begun = deadline, False
+    # select() knows no descriptors beyond 1023.
+    news = select.poll()
+    news.register(fd, select.POLLIN)
+    while len(data) < MAX_BYTES and time.monotonic() < deadline + QUIET_S:
+        try:
+            part = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not news.poll(1000 * left_s):
+                break
+            continue
+        if not part:
+            # Nobody has it open for writing: the process is gone.
+            break
+        data += part
+        begun = begun or faulthandler_text.DUMP_BEGINS in data
+        if begun:
+            until = time.monotonic() + QUIET_S
+    return bytes(data)
+
+
+def _head(line: str) -> tuple[dict[int, str], int | None]:
+    """(names by ident, ident of the main thread) as the process says; nothing if it is nonsense."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}, None
+    if not isinstance(said, dict):
+        return {}, None
+    named, main = said.get("threads"), said.get("main")
+    names = {
+        int(ident): claims.clean(name)
+        for ident, name in (named.items() if isinstance(named, dict) else ())
+        if isinstance(name, str) and ident.isascii() and ident.isdigit() and len(ident) <= 20
+    }
+    return names, main if isinstance(main, int) else None

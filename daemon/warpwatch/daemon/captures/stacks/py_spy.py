@@ -1,0 +1,93 @@
+"""Stacks read from outside by py-spy, also of a stopped process. Optional: the extra ``pyspy``.
+
+It needs the right to read another process's memory (ptrace scope), and its PID to mean the same
+here.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from warpwatch.daemon.errors import WarpwatchError
+from warpwatch.daemon.rendezvous import claims
+
+TIMEOUT_S = 5.0
+MAX_BYTES = 16 << 20
+MAX_THREADS = 256
+MAX_FRAMES = 128
+
+
+class PySpyError(WarpwatchError):
+    """py-spy is not there or brought nothing; the text says why."""
+
+
+def find() -> str | None:
+    """py-spy beside this Python, else on the PATH."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+def dump(pid: int, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
+    """The threads of a process as in a stacks file; it is not stopped for it. Raises PySpyError."""
+    program = find()
+    if program is None:
+        raise PySpyError("py-spy is not installed")
+    command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    with tempfile.TemporaryFile() as out:
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                timeout=timeout_s,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise PySpyError("py-spy takes too long") from error
+        except OSError as error:
+            raise PySpyError(f"py-spy: {error.strerror}") from error
+        out.seek(0)
+        data = out.read(MAX_BYTES + 1)
+    if done.returncode != 0 or len(data) > MAX_BYTES:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise PySpyError(f"py-spy: {claims.clean(lines[0]) if lines else 'no readable answer'}")
+    threads = parse(data, pid)
+    if not threads:
+        raise PySpyError("py-spy found no Python frames")
+    return threads
+
+
+def parse(data: bytes, pid: int) -> list[dict[str, Any]]:
+    """Its JSON as the threads of a stacks file. ``gil``: the thread that holds it."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return []
+    listed = [t for t in found if isinstance(t, dict)] if isinstance(found, list) else []
+    threads = [_thread(thread, pid) for thread in listed[:MAX_THREADS]]
+    return [thread for thread in threads if thread["frames"]]
+
+
+def _thread(thread: dict[str, Any], pid: int) -> dict[str, Any]:
+    listed = thread.get("frames")
+    frames = [f for f in listed if isinstance(f, dict)] if isinstance(listed, list) else []
+    return {
+        "name": claims.clean(str(thread.get("thread_name") or "")),
+        "ident": thread.get("thread_id"),
+        "main": thread.get("os_thread_id") == pid,
+        "gil": thread.get("owns_gil") is True,
+        "frames": [
+            {
+                "file": str(frame.get("filename", "")),
+                "line": frame.get("line") or 0,
+                "function": str(frame.get("name", "")),
+            }
+            for frame in reversed(frames[:MAX_FRAMES])
+        ],
+    }

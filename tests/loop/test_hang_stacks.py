@@ -1,0 +1,145 @@
+"""Acceptance: a hang is answered with the stacks of all threads and who waits for whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.node import LoopNode, loop_node, poll
+from warpwatch.daemon.captures.stacks import py_spy
+from warpwatch.daemon.demo.processes import free_port
+
+# Hangs at its 30th step until it is killed; a second thread sits in a place of its own.
+HANGING = """
+import ctypes, sys, threading, time
+import warpwatch.client as warpwatch
+
+def rest():
+    time.sleep(1000)
+
+def wait_for_lock():
+    lock.acquire()
+
+def hold():
+    ctypes.PyDLL(None).sleep(1000)
+
+lock = threading.Lock()
+lock.acquire()
+threading.Thread(target=rest, name="resting", daemon=True).start()
+monitor = warpwatch.attach(job="hanging")
+for number in range(30):
+    with monitor.step():
+        time.sleep(0.05)
+with monitor.step():
+    {"lock": wait_for_lock, "gil": hold}[sys.argv[1]]()
+"""
+
+REDUCING = """
+import os, sys, threading, time
+import torch, torch.distributed as dist
+import warpwatch.client as warpwatch
+
+def rest():
+    time.sleep(1000)
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+threading.Thread(target=rest, name="resting", daemon=True).start()
+dist.init_process_group("gloo")
+monitor = warpwatch.attach(job="hanging")
+while True:
+    with monitor.step():
+        dist.all_reduce(torch.ones(4))
+        time.sleep(0.05)
+"""
+
+HANG = {
+    "timeout_s": 4,
+    "median_steps": 2,
+    "gap_factor": 1,
+    "warmup_steps": 0,
+    "warmup_timeout_s": 0,
+    "stopped_after_s": 3,
+}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    with loop_node(tmp_path, detectors={"hang": HANG}) as found:
+        found.start_daemon()
+        yield found
+
+
+def stepped(node: LoopNode, ranks: int, steps: int) -> None:
+    def all_have() -> bool:
+        found = node.get("ranks")
+        return len(found) == ranks and all(rank["steps_total"] >= steps for rank in found)
+
+    poll(all_have, 60, "the ranks train: " + node.log("rank0") + node.log("daemon"))
+
+
+def answer(node: LoopNode) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """The capture that followed the hang, and the stacks of each rank that brought some."""
+
+    def ended() -> Any:
+        found = [c for c in node.get("captures") if c["request"]["anomaly_kind"] == "hang"]
+        return found and found[0]["outcome"] and found[0]
+
+    capture: dict[str, Any] = poll(ended, 60, "a capture: " + node.log("daemon"))
+    (hang,) = [a for a in node.get("anomalies") if a["kind"] == "hang"]
+    print(f"stacks {capture['end_time'] - hang['time']:.1f} s after the hang was found")
+    stacks = {}
+    for rank in capture["ranks"]:
+        if rank["file"]:
+            content = node.http.get(f"/api/v1/captures/{capture['id']}/{rank['file']}").text
+            stacks[rank["rank"]] = json.loads(content)
+    return capture, stacks
+
+
+def names(stacks: dict[str, Any]) -> set[str]:
+    return {thread["name"] for thread in stacks["threads"]}
+
+
+def test_a_lock_that_nobody_releases(node: LoopNode) -> None:
+    node.start_rank(0, HANGING, "lock", world_size=1)
+    capture, stacks = answer(node)
+    assert capture["outcome"] == "complete"
+    assert stacks[0]["via"] == "helper"
+    assert {"MainThread", "resting", "warpwatch"} <= names(stacks[0])
+    assert (
+        capture["diagnosis"]["summary"] == "rank 0 waits for a lock in wait_for_lock (<string>:9)"
+    )
+
+
+@pytest.mark.parametrize("held_s", ["2", "0"])
+def test_a_c_call_that_holds_the_gil(node: LoopNode, held_s: str) -> None:
+    if held_s == "0" and py_spy.find() is None:
+        pytest.skip("py-spy is not installed")
+    node.start_rank(0, HANGING, "gil", world_size=1, WARPWATCH_HELD_STACKS_S=held_s)
+    capture, stacks = answer(node)
+    assert capture["outcome"] == "complete"
+    assert stacks[0]["via"] == ("faulthandler" if py_spy.find() is None else "py-spy")
+    assert capture["ranks"][0]["detail"] == f"taken by {stacks[0]['via']}"
+    assert {"MainThread", "resting"} <= names(stacks[0])
+    said = "rank 0 is inside a C call in hold (<string>:12) that holds the GIL"
+    assert capture["diagnosis"]["summary"] == said
+
+
+@pytest.mark.torch
+def test_a_collective_whose_peer_is_stopped(node: LoopNode) -> None:
+    port = str(free_port())
+    node.start_rank(0, REDUCING, port)
+    peer = node.start_rank(1, REDUCING, port)
+    stepped(node, 2, 30)
+    os.kill(peer.pid, signal.SIGSTOP)
+    capture, stacks = answer(node)
+    assert {"MainThread", "resting"} <= names(stacks[0])
+    summary = capture["diagnosis"]["summary"]
+    assert summary.startswith("rank 0 waits in all_reduce for rank 1, which is stopped"), summary
+    assert stacks[0]["collectives"][-1]["name"] == "gloo:all_reduce"
+    assert stacks[0]["collectives"][-1]["state"] != "completed"
