@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import subprocess
 import sys
@@ -11,11 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.daemon.ring_files import RingFile
+from tests.daemon.capture_node import AUTOMATIC, MANUAL, CaptureNode
 from warpwatch.client import protocol
 from warpwatch.daemon.captures.coordinator import Coordinator
 from warpwatch.daemon.captures.policy import Policy
@@ -23,82 +20,7 @@ from warpwatch.daemon.captures.store import Store
 from warpwatch.daemon.config import StoreConfig, TriggersConfig
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.telemetry.captures import Capture, CaptureRequest
-
-MANUAL = CaptureRequest(job="train", kind="torch", trigger="manual", steps=3)
-AUTOMATIC = CaptureRequest(
-    job="train", kind="torch", trigger="anomaly", anomaly_id="a1", anomaly_kind="straggler"
-)
-# The least that the diagnosis accepts as a trace: two annotated steps with an operator in each.
-TRACE = {
-    "schemaVersion": 1,
-    "traceEvents": [
-        event
-        for step in (2, 3)
-        for event in (
-            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1,
-             "tid": 1, "ts": 1000.0 * step, "dur": 900.0},
-            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1,
-             "ts": 1000.0 * step + 10, "dur": 800.0},
-        )
-    ],
-}  # fmt: skip
-
-
-class Node:
-    """A coordinator over real files, with two ranks played by the test."""
-
-    def __init__(self, path: Path, stack: ExitStack, **triggers: Any) -> None:
-        self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
-        stack.callback(self.folder.close)
-        self.store = Store(StoreConfig(url=(path / "store").as_uri()))
-        self.hub = Hub(10.0)
-        self.source = RanksSource(self.folder, 10.0, lambda reason: None, scan_interval_s=0)
-        self.at = time.monotonic()
-        policy = Policy(TriggersConfig(**triggers), self.store.path)
-        self.coordinator = Coordinator(
-            policy,
-            self.store,
-            self.folder,
-            self.source,
-            self.hub,
-            lambda busy: None,
-            lambda: None,
-            lambda: self.at,
-        )
-        self.rings = [RingFile(self.folder.ranks, rank=rank) for rank in (0, 1)]
-        self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
-        for ring in self.rings:
-            ring.step()
-        self.poll()
-
-    def poll(self, after_s: float = 0.0) -> None:
-        self.at += after_s
-        for record in self.source.poll(time.time(), self.at):
-            self.coordinator.observe(record)
-        self.coordinator.advance(self.at)
-
-    def command(self, rank: int) -> dict[str, Any]:
-        path = self.folder.commands / (self.rings[rank].path.stem + ".cmd")
-        return protocol.decode_command(path.read_bytes())[1]
-
-    def answer(self, rank: int, event: str, **fields: Any) -> None:
-        self.rings[rank].event(event, id=self.command(rank)["id"], **fields)
-
-    def deliver(self, rank: int, content: bytes | None = None) -> None:
-        """Write the rank's trace into the inbox and say so."""
-        name = f"{self.command(rank)['id']}.{self.rings[rank].path.stem}.pt.trace.json.gz"
-        data = gzip.compress(json.dumps(TRACE).encode()) if content is None else content
-        (self.folder.inbox / name).write_bytes(data)
-        self.answer(rank, "capture_finished", first_step=2, last_step=4, file="/etc/passwd")
-
-    def capture(self, capture: Capture) -> Capture:
-        return next(c for c in self.hub.state().captures if c.id == capture.id)
-
-    def counted(self, outcome: str, trigger: str = "manual", kind: str = "torch") -> float:
-        return self.hub.state().agent.get(("captures_total", (kind, trigger, outcome)), 0.0)
 
 
 @pytest.fixture
@@ -108,11 +30,11 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def node(tmp_path: Path, stack: ExitStack) -> Node:
-    return Node(tmp_path, stack)
+def node(tmp_path: Path, stack: ExitStack) -> CaptureNode:
+    return CaptureNode(tmp_path, stack)
 
 
-def test_all_ranks_are_told_the_same_start_step_with_a_margin(node: Node) -> None:
+def test_all_ranks_are_told_the_same_start_step_with_a_margin(node: CaptureNode) -> None:
     node.coordinator.request(MANUAL)
     first, second = node.command(0), node.command(1)
     assert first == second
@@ -121,7 +43,7 @@ def test_all_ranks_are_told_the_same_start_step_with_a_margin(node: Node) -> Non
     assert first["steps"] == 3
 
 
-def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node: Node) -> None:
+def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     for rank in (0, 1):
         node.answer(rank, "capture_armed", step=3)
@@ -137,8 +59,8 @@ def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node: Node) -> 
     capture = node.capture(asked)
     assert capture.outcome == "complete"
     assert [(rank.state, rank.first_step, rank.last_step) for rank in capture.ranks] == [
-        ("written", 2, 4),
-        ("written", 2, 4),
+        ("written", 3, 5),
+        ("written", 3, 5),
     ]
     assert {"rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz", "diagnosis.json"} <= set(
         capture.files
@@ -150,7 +72,7 @@ def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node: Node) -> 
     assert Store(node.store.config).load(10)[0].id == asked.id
 
 
-def test_a_rank_that_is_late_makes_all_ranks_get_a_later_step(node: Node) -> None:
+def test_a_rank_that_is_late_makes_all_ranks_get_a_later_step(node: CaptureNode) -> None:
     node.coordinator.request(MANUAL)
     before = node.command(0)
     node.answer(0, "capture_armed", step=3)
@@ -164,7 +86,63 @@ def test_a_rank_that_is_late_makes_all_ranks_get_a_later_step(node: Node) -> Non
     assert node.command(1) == after
 
 
-def test_answers_to_an_earlier_attempt_do_not_count(node: Node) -> None:
+def test_a_rank_that_is_behind_is_waited_for_until_it_has_passed_the_start_step(
+    node: CaptureNode,
+) -> None:
+    node.coordinator.request(MANUAL)
+    before = node.command(0)
+    node.answer(0, "capture_armed", step=3)
+    # The first has begun the start step; the second the one before it, where it reads its command.
+    node.rings[0].word(protocol.WORD_STEP_BEGUN, before["start_step"] + 1)
+    node.rings[1].word(protocol.WORD_STEP_BEGUN, before["start_step"])
+    node.poll()
+    assert node.command(0) == before
+    node.rings[1].word(protocol.WORD_STEP_BEGUN, before["start_step"] + 1)
+    node.poll()
+    # A later attempt has 0.3 s.
+    assert node.command(0)["start_step"] == before["start_step"] + 3
+
+
+@pytest.mark.parametrize(("step_s", "timeout_s"), [(0.1, 60), (70, 280), (1e6, 3600)])
+def test_the_start_step_is_waited_for_as_long_as_steps_take(
+    node: CaptureNode, step_s: float, timeout_s: float
+) -> None:
+    for _ in range(3):
+        node.rings[1].step(step_s)
+    node.poll()
+    asked = node.coordinator.request(MANUAL)
+    assert node.command(0)["arm_timeout_s"] == pytest.approx(timeout_s)
+    node.poll(after_s=timeout_s - 10)
+    node.answer(1, "capture_late", step=9)
+    node.poll()
+    # The next attempt has all of it again.
+    assert node.command(0)["arm_timeout_s"] == pytest.approx(timeout_s)
+    node.poll(after_s=timeout_s - 10)
+    assert [rank.state for rank in node.capture(asked).ranks] == ["asked", "asked"]
+    node.poll(after_s=20)
+    assert [rank.state for rank in node.capture(asked).ranks] == ["missing", "missing"]
+
+
+def test_no_capture_lasts_for_ever_whatever_a_ring_says(node: CaptureNode) -> None:
+    for _ in range(3):
+        node.rings[1].step(1e6)
+    node.poll()
+    asked = node.coordinator.request(MANUAL)
+    node.answer(0, "capture_failed", detail="no")
+    node.answer(1, "capture_started", step=4)
+    node.poll()
+    node.poll(after_s=3601)
+    assert node.finished(asked).detail.endswith("rank 1: no file within 3601 s of recording")
+    asked = node.coordinator.request(MANUAL)
+    for _ in range(2):
+        node.poll(after_s=3590)
+        node.answer(1, "capture_late", step=9)
+        node.poll()
+    node.poll(after_s=30)
+    assert node.finished(asked).detail.endswith("rank 1: not done within 7200 s")
+
+
+def test_answers_to_an_earlier_attempt_do_not_count(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     old = node.command(0)["id"]
     node.answer(1, "capture_late", step=9)
@@ -174,7 +152,7 @@ def test_answers_to_an_earlier_attempt_do_not_count(node: Node) -> None:
     assert [rank.state for rank in node.capture(asked).ranks] == ["asked", "asked"]
 
 
-def test_after_three_attempts_it_goes_on_without_the_late_rank(node: Node) -> None:
+def test_after_three_attempts_it_goes_on_without_the_late_rank(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     for _ in range(3):
         node.answer(0, "capture_armed", step=3)
@@ -188,7 +166,7 @@ def test_after_three_attempts_it_goes_on_without_the_late_rank(node: Node) -> No
     assert [rank.state for rank in capture.ranks] == ["written", "late"]
 
 
-def test_a_rank_that_dies_is_named_and_costs_the_other_nothing(node: Node) -> None:
+def test_a_rank_that_dies_is_named_and_costs_the_other_nothing(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     for rank in (0, 1):
         node.answer(rank, "capture_armed", step=3)
@@ -200,10 +178,10 @@ def test_a_rank_that_dies_is_named_and_costs_the_other_nothing(node: Node) -> No
     node.coordinator.finish()
     capture = node.capture(asked)
     assert capture.outcome == "partial"
-    assert capture.detail == "rank 1: the process died"
+    assert capture.detail == "rank 1: the process died while armed"
 
 
-def test_ranks_that_never_answer_end_the_capture_after_the_timeout(node: Node) -> None:
+def test_ranks_that_never_answer_end_the_capture_after_the_timeout(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     node.poll(after_s=61)
     node.coordinator.finish()
@@ -213,7 +191,7 @@ def test_ranks_that_never_answer_end_the_capture_after_the_timeout(node: Node) -
     assert node.command(0)["op"] == "cancel"
 
 
-def test_what_is_no_trace_is_stored_and_said(node: Node) -> None:
+def test_what_is_no_trace_is_stored_and_said(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     for rank in (0, 1):
         node.deliver(rank, b"garbage")
@@ -226,7 +204,7 @@ def test_what_is_no_trace_is_stored_and_said(node: Node) -> None:
     assert "rank0.pt.trace.json.gz" in capture.files
 
 
-def test_a_linked_file_in_the_inbox_is_not_followed(node: Node) -> None:
+def test_a_linked_file_in_the_inbox_is_not_followed(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     name = f"{node.command(0)['id']}.{node.rings[0].path.stem}.pt.trace.json.gz"
     (node.folder.inbox / name).symlink_to("/etc/passwd")
@@ -240,7 +218,7 @@ def test_a_linked_file_in_the_inbox_is_not_followed(node: Node) -> None:
     assert not list(Path(str(capture.folder)).glob("rank0*"))
 
 
-def test_a_file_of_another_user_is_not_taken(node: Node) -> None:
+def test_a_file_of_another_user_is_not_taken(node: CaptureNode) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a file away")
     asked = node.coordinator.request(MANUAL)
@@ -253,7 +231,7 @@ def test_a_file_of_another_user_is_not_taken(node: Node) -> None:
     assert "belongs to uid 1234" in node.capture(asked).detail
 
 
-def test_a_rank_that_ends_in_order_while_armed_is_missing(node: Node) -> None:
+def test_a_rank_that_ends_in_order_while_armed_is_missing(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     node.rings[1].word(protocol.WORD_ENDED, 1)
     node.holders[1].kill()
@@ -261,10 +239,43 @@ def test_a_rank_that_ends_in_order_while_armed_is_missing(node: Node) -> None:
     node.deliver(0)
     node.poll()
     node.coordinator.finish()
-    assert node.capture(asked).detail == "rank 1: the process ended"
+    assert node.capture(asked).detail == "rank 1: the process ended before it answered"
 
 
-def test_a_hard_link_in_the_inbox_is_not_taken(node: Node) -> None:
+def test_a_rank_that_ends_while_a_capture_begins_is_missing(
+    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_during_begin(node, [1], monkeypatch)
+    asked = node.coordinator.request(MANUAL)
+    node.deliver(0)
+    capture = node.finished(asked)
+    assert (capture.outcome, capture.detail) == ("partial", "rank 1: the process ended")
+
+
+def test_a_capture_whose_ranks_all_end_while_it_begins_is_refused(
+    node: CaptureNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_during_begin(node, [0, 1], monkeypatch)
+    with pytest.raises(Refused, match="every rank of train has just ended"):
+        node.coordinator.request(MANUAL)
+    assert node.counted("refused_no_rank") == 1
+    assert list(node.store.path.glob("*/*/*/*")) == []
+
+
+def end_during_begin(node: CaptureNode, ranks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    make = node.store.folder
+
+    def end(capture_id: str, now: float) -> Path:
+        for rank in ranks:
+            node.holders[rank].kill()
+            node.holders[rank].wait()
+        list(node.source.poll(time.time(), node.at))
+        return make(capture_id, now)
+
+    monkeypatch.setattr(node.store, "folder", end)
+
+
+def test_a_hard_link_in_the_inbox_is_not_taken(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     node.deliver(0)
     node.deliver(1)
@@ -275,13 +286,8 @@ def test_a_hard_link_in_the_inbox_is_not_taken(node: Node) -> None:
     assert "has 2 links" in node.capture(asked).detail
 
 
-def test_a_kind_that_is_not_built_is_refused(node: Node) -> None:
-    with pytest.raises(Refused, match="not built yet"):
-        node.coordinator.request(CaptureRequest("train", "nsys", "manual"))
-
-
-def test_after_a_restart_a_running_capture_is_failed_and_the_cooldown_goes_on(
-    node: Node,
+def test_after_a_restart_a_running_capture_is_failed_counted_and_the_cooldown_goes_on(
+    node: CaptureNode,
 ) -> None:
     asked = node.coordinator.request(AUTOMATIC)
     policy = Policy(TriggersConfig(), node.store.path)
@@ -289,11 +295,12 @@ def test_after_a_restart_a_running_capture_is_failed_and_the_cooldown_goes_on(
     Coordinator(policy, node.store, node.folder, node.source, hub, lambda busy: None, lambda: None)
     (capture,) = hub.state().captures
     assert (capture.id, capture.outcome) == (asked.id, "failed")
+    assert hub.state().agent["captures_total", ("torch", "anomaly", "failed")] == 1
     with pytest.raises(Refused, match="cooldown_s leaves"):
         policy.check(AUTOMATIC, (), time.monotonic())
 
 
-def test_a_busy_rank_is_refused_and_counted(node: Node) -> None:
+def test_a_busy_rank_is_refused_and_counted(node: CaptureNode) -> None:
     node.coordinator.request(MANUAL)
     with pytest.raises(Refused) as refused:
         node.coordinator.request(MANUAL)
@@ -301,12 +308,12 @@ def test_a_busy_rank_is_refused_and_counted(node: Node) -> None:
     assert node.counted("refused_busy") == 1
 
 
-def test_an_unknown_job_is_refused(node: Node) -> None:
+def test_an_unknown_job_is_refused(node: CaptureNode) -> None:
     with pytest.raises(Refused, match="no running rank of job 'other'"):
         node.coordinator.request(CaptureRequest("other", "torch", "manual"))
 
 
-def test_cooldown_holds_for_automatic_requests_only(node: Node) -> None:
+def test_cooldown_holds_for_automatic_requests_only(node: CaptureNode) -> None:
     node.coordinator.request(AUTOMATIC)
     node.poll(after_s=61)
     with pytest.raises(Refused, match="cooldown_s leaves"):
@@ -318,7 +325,7 @@ def test_cooldown_holds_for_automatic_requests_only(node: Node) -> None:
 def test_the_budget_of_an_hour_holds_for_automatic_requests(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    node = Node(tmp_path, stack, captures_per_hour=1, cooldown_s=0)
+    node = CaptureNode(tmp_path, stack, captures_per_hour=1, cooldown_s=0)
     node.coordinator.request(AUTOMATIC)
     node.poll(after_s=61)
     with pytest.raises(Refused, match="captures_per_hour is 1"):
@@ -326,7 +333,7 @@ def test_the_budget_of_an_hour_holds_for_automatic_requests(
 
 
 def test_dry_run_takes_nothing_and_counts_it(tmp_path: Path, stack: ExitStack) -> None:
-    node = Node(tmp_path, stack, dry_run=True)
+    node = CaptureNode(tmp_path, stack, dry_run=True)
     with pytest.raises(Refused, match="dry_run"):
         node.coordinator.request(AUTOMATIC)
     assert node.counted("refused_dry_run", "anomaly") == 1
@@ -370,7 +377,7 @@ def test_a_second_daemon_on_the_store_is_refused(tmp_path: Path) -> None:
     assert first.path == tmp_path
 
 
-def test_a_rank_without_an_inbox_is_told_how_to_get_one(node: Node) -> None:
+def test_a_rank_without_an_inbox_is_told_how_to_get_one(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     for rank in (0, 1):
         node.answer(rank, "capture_failed", detail="no_inbox")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -81,6 +82,9 @@ def training_rank(number: int, slow_from: int = 10**9) -> RankState:
         },
         durations=Histogram(sum=total_s),
         recent_s=tuple(recent),
+        step_clock="optimizer",
+        samples_per_s=16 / statistics.fmean(recent[-20:]),
+        tokens_per_s=32768 / statistics.fmean(recent[-20:]),
     )
 
 

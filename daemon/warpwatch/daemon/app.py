@@ -10,9 +10,14 @@ from pathlib import Path
 
 import msgspec
 
+from warpwatch.client import rendezvous
 from warpwatch.client._version import __version__
 from warpwatch.daemon import config as configuration
 from warpwatch.daemon.captures.coordinator import Coordinator
+from warpwatch.daemon.captures.kineto.origin import origin_of
+from warpwatch.daemon.captures.kineto.processes import Processes
+from warpwatch.daemon.captures.kineto.server import PAUSE_S, KinetoServer
+from warpwatch.daemon.captures.kineto.session import KinetoBackend
 from warpwatch.daemon.captures.policy import Policy
 from warpwatch.daemon.captures.store import Store
 from warpwatch.daemon.config import Config
@@ -69,15 +74,12 @@ class Daemon:
             lambda reason: self.hub.count("rendezvous_rejected_total", reason),
         )
         self.policy = Policy(config.triggers, self.store.path)
-        self.coordinator = Coordinator(
-            self.policy,
-            self.store,
-            self.folder,
-            self.ranks,
-            self.hub,
-            self._hurry,
-            self._wake_finisher,
+        processes = Processes(lambda sender: origin_of(sender.pid, sender.uid))
+        self.kineto = self._kineto_server(processes)
+        self._kineto_backend = KinetoBackend(
+            self.policy, self.folder.inbox, processes, self.ranks.targets
         )
+        self.coordinator = self._coordinate()
         self.pipeline = Pipeline(
             self.hub,
             self.ranks,
@@ -94,7 +96,33 @@ class Daemon:
         )
         self.sources = enabled_sources(config, surroundings)
         self._pipeline_loop: Loop | None = None
-        self._finisher_loop: Loop | None = None
+        self._finisher_loops: tuple[Loop, ...] = ()
+
+    def _coordinate(self) -> Coordinator:
+        return Coordinator(
+            self.policy,
+            self.store,
+            self.folder,
+            self.ranks,
+            self.hub,
+            self._hurry,
+            self._wake_finisher,
+            backends=(self._kineto_backend,),
+        )
+
+    def _kineto_server(self, processes: Processes) -> KinetoServer | None:
+        """None where it is switched off or there can be no socket."""
+        if not self._config.rendezvous.kineto:
+            return None
+        try:
+            return KinetoServer(
+                self.folder.path / rendezvous.KINETO,
+                processes,
+                lambda reason: self.hub.count("rendezvous_rejected_total", f"kineto_{reason}"),
+            )
+        except OSError as error:
+            logger.warning("no socket for Kineto in %s: %s", self.folder.path, error.strerror)
+            return None
 
     # --- running ---
 
@@ -128,23 +156,33 @@ class Daemon:
         self._pipeline_loop = every(
             "pipeline", self._config.rendezvous.poll_interval_s, self.pipeline.step
         )
-        self._finisher_loop = every("captures", FINISH_INTERVAL_S, self.coordinator.finish)
+        self._finisher_loops = (
+            every("captures", FINISH_INTERVAL_S, self.coordinator.finish),
+            every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_stacks),
+        )
         every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
         every("self", SELF_INTERVAL_S, self._observe_self)
+        if self.kineto is not None:
+            every("kineto", PAUSE_S, self.kineto.serve)
         for source in self.sources:
             source.start(self.supervisor, self.hub)
 
     def _close(self) -> None:
         logger.info("stopping")
+        if self.kineto is not None:
+            self.kineto.stop()
         self.supervisor.stop()
+        self.coordinator.close()
+        if self.kineto is not None:
+            self.kineto.close()
         for source in self.sources:
             source.close()
         self.ranks.close()
         self.folder.close()
 
     def _wake_finisher(self) -> None:
-        if self._finisher_loop is not None:
-            self._finisher_loop.wake()
+        for loop in self._finisher_loops:
+            loop.wake()
 
     def _hurry(self, busy: bool) -> None:
         loop = self._pipeline_loop
@@ -158,8 +196,9 @@ class Daemon:
                 loop.wake()
 
     def _observe_self(self) -> None:
-        """How the loops do; also where a reload is carried out, off the signal handler."""
+        """How the loops do, and what jobs Kineto sees; also where a reload is carried out."""
         if self._reload_asked:
+            # Not in the signal handler.
             self._reload_asked = False
             self._reload()
         for name, failures in self.supervisor.failures().items():
@@ -169,6 +208,7 @@ class Daemon:
             (loop.name,): loop.last_duration_s for loop in alive
         }
         self.hub.replace_gauges("loop_duration_seconds", durations_s)
+        self.hub.publish_kineto_jobs(self._kineto_backend.states())
 
     # --- reload: validate, then swap ---
 

@@ -50,9 +50,12 @@ class HttpConfig(Section, frozen=True, kw_only=True):
 
 
 class RendezvousConfig(Section, frozen=True, kw_only=True):
+    """``kineto``: the socket for stock PyTorch's own captures."""
+
     dir: str = "auto"
     inbox: str = "auto"
     poll_interval_s: Interval = 0.2
+    kineto: bool = True
 
 
 class NvmlConfig(Section, frozen=True, kw_only=True):
@@ -220,8 +223,11 @@ class DetectorsConfig(Section, frozen=True, kw_only=True):
 
 
 class RecipeConfig(Section, frozen=True, kw_only=True):
-    kind: Literal["torch", "stacks"] = "torch"
+    """``options``: what a capture of kind torch records besides, at a price."""
+
+    kind: Literal["torch", "memory", "stacks", "nsys"] = "torch"
     steps: Annotated[int, Meta(ge=1, le=100)] = 5
+    options: list[Literal["stacks", "shapes", "memory"]] = []
 
 
 def _default_recipes() -> dict[str, RecipeConfig]:
@@ -234,11 +240,14 @@ def _default_recipes() -> dict[str, RecipeConfig]:
 
 
 class TriggersConfig(Section, frozen=True, kw_only=True):
+    """``max_events``: of a rank's trace; more steps than bring so many are not recorded."""
+
     captures_per_hour: Count = 4
     cooldown_s: NotNegative = 600.0
     dry_run: bool = False
     arm_timeout_s: Timeout = 60.0
     capture_timeout_s: Timeout = 120.0
+    max_events: AtLeastOne = 1_000_000
     recipes: dict[AnomalyKind, RecipeConfig] = msgspec.field(default_factory=_default_recipes)
 
 

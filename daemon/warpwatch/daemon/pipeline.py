@@ -111,6 +111,7 @@ class Pipeline:
                 kind=recipe.kind,
                 trigger="anomaly",
                 steps=recipe.steps,
+                options=tuple(sorted(set(recipe.options))),
                 reason=anomaly.summary,
                 anomaly_id=anomaly.id,
                 anomaly_kind=anomaly.kind,

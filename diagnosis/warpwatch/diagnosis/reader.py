@@ -30,7 +30,7 @@ MAX_SPAN_S = 86_400.0
 Kind = Literal["operator", "annotation", "runtime", "kernel", "copy"]
 
 # Categories as written from 2022 on (lower case) and before (capitalised).
-_KINDS: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "cpu_op": "operator",
     "Operator": "operator",
     "user_annotation": "annotation",
@@ -74,7 +74,7 @@ class Trace:
     first_step: int | None = None
     device_name: str | None = None
     events: dict[Kind, list[Event]] = field(
-        default_factory=lambda: {kind: [] for kind in _KINDS.values()}
+        default_factory=lambda: {kind: [] for kind in KINDS.values()}
     )
 
     def named(self, prefix: str) -> list[Event]:
@@ -89,7 +89,7 @@ def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVE
     head: dict[str, Any] = {}
     names: dict[str, str] = {}
     listed = kept = 0
-    for key, value in _members(path, max_bytes):
+    for key, value in members(path, max_bytes):
         if key != "traceEvents":
             head[key] = value
             continue
@@ -107,7 +107,8 @@ def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVE
     return trace
 
 
-def _members(path: Path, max_bytes: int) -> Iterator[tuple[str, Any]]:
+def members(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Any]]:
+    """(key, value) of the trace's object, ``traceEvents`` element by element. Raises TraceError."""
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
@@ -143,8 +144,8 @@ def _keep(trace: Trace, raw: Any, names: dict[str, str]) -> bool:
     if not isinstance(raw, dict) or raw.get("ph") != "X":
         return False
     category, name = raw.get("cat"), raw.get("name")
-    kind = _KINDS.get(category) if isinstance(category, str) else None
-    begin_us, duration_us = _microseconds(raw.get("ts")), _microseconds(raw.get("dur"))
+    kind = KINDS.get(category) if isinstance(category, str) else None
+    begin_us, duration_us = microseconds(raw.get("ts")), microseconds(raw.get("dur"))
     if kind is None or not isinstance(name, str) or not begin_us or duration_us is None:
         return False
     if kind == "operator" and _ANNOTATION.match(name):
@@ -161,7 +162,7 @@ def _keep(trace: Trace, raw: Any, names: dict[str, str]) -> bool:
     return True
 
 
-def _microseconds(value: Any) -> float | None:
+def microseconds(value: Any) -> float | None:
     """None for what is no time: profilers with a lost clock write negative or absent ones."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

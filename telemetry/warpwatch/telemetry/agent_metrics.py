@@ -20,6 +20,28 @@ _FINDINGS = (
         "Captures asked for, also those not taken: the outcome says why.",
         *("kind", "trigger", "outcome"),
     ),
+    _row(
+        "capture_problems_total",
+        "counter",
+        "What traces lacked when they were verified: unreadable, unverified, no_operators, "
+        "no_kernels, steps, rank, timestamps.",
+        "problem",
+    ),
+    _row(
+        "capture_cost_seconds_total",
+        "counter",
+        "What captures cost one rank: the steps that started, recorded and exported them, less "
+        "what they used to take.",
+        "kind",
+        unit="seconds",
+    ),
+    _row(
+        "capture_residual_ratio",
+        "gauge",
+        "Median step after a job's newest capture by the median before it; 1: nothing stayed.",
+        "training_job",
+        unit="ratio",
+    ),
     _row("store_captures", "gauge", "Captures in the store."),
     _row("store_bytes", "gauge", "Size of the store.", unit="bytes"),
 )

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 CaptureKind = Literal["torch", "memory", "stacks", "nsys"]
 CAPTURE_KINDS: tuple[CaptureKind, ...] = ("torch", "memory", "stacks", "nsys")
+# Captures of some steps, the same on all ranks; stacks are taken at once.
+STEP_KINDS: frozenset[CaptureKind] = frozenset({"torch", "memory", "nsys"})
 # Captures that need the GPU's performance counters, which only one user may have at a time.
 COUNTER_KINDS: frozenset[CaptureKind] = frozenset({"nsys"})
 
@@ -83,11 +85,26 @@ class RankCapture:
 
 
 @dataclass(frozen=True, slots=True)
+class Residual:
+    """What stayed after a capture: the median step after it by the one before, of one rank.
+
+    steps: on the side that has fewer. slower: by more than 5 % and more than chance explains.
+    """
+
+    ratio: float
+    steps: int
+    slower: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Capture:
     """A capture from request to diagnosis. Times are wall clock in seconds.
 
-    outcome: one of OUTCOMES, None while it runs.
-    step_s: median step seconds of the job ``before``, ``during`` and ``after``: what it cost.
+    outcome: one of OUTCOMES, None while it runs. backend: of BACKENDS.
+    steps: how many each rank is to record; fewer than asked for where the budget of events cut
+    them.
+    step_s: median step seconds of the job ``before``, ``during`` and ``after``. cost_s: what the
+    job lost by starting, recording, stopping and export. Both None or empty until it is known.
     diagnosis: the JSON of the diagnosis (docs/diagnosis.md), None until there is one.
     """
 
@@ -96,6 +113,8 @@ class Capture:
     time: float
     ranks: tuple[RankCapture, ...] = ()
     world_size: int = 1
+    backend: str = "shim"
+    steps: int | None = None
     start_step: int | None = None
     recording_time: float | None = None
     end_time: float | None = None
@@ -104,5 +123,7 @@ class Capture:
     folder: str | None = None
     files: tuple[str, ...] = ()
     step_s: Mapping[str, float] = field(default_factory=dict)
+    cost_s: float | None = None
+    residual: Residual | None = None
     diagnosis: Mapping[str, Any] | None = None
     diagnosis_outcome: str | None = None

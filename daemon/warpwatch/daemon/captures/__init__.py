@@ -1,9 +1,13 @@
 """From a request to a stored diagnosis.
 
 - policy: may this be captured now, and if not why
-- session: one capture while it runs, and the step at which all its ranks begin
+- session: who records, as the coordinator sees it: backends and their sessions
+- shim, shim_backend: by the shim in the process; kineto: by stock PyTorch; stacks: from outside,
+  where a process cannot say them
 - coordinator: the one path for all captures
+- register: the captures that are known; store: files, capture.json, retention
+- finisher: what follows a capture: files, verification, diagnosis, price
+- verification: whether a trace holds what was asked for, read in a process of its own
 - cost: the step time before, during and after
-- store: files, capture.json, retention
 - child: the diagnosis in a process of its own, with its own limits; memory: what is left for it
 """

@@ -1,7 +1,7 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
 Run as ``python -m warpwatch.daemon.captures.child LIMIT_BYTES KIND FOLDER MISSING FILE…``, where
-MISSING are the ranks without a file, joined by commas: writes ``diagnosis.json`` and, of traces,
+MISSING is JSON, the ranks without a file and why: writes ``diagnosis.json`` and, of traces,
 ``report.html`` into the folder.
 """
 
@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from warpwatch.daemon.captures.memory import cgroups, host_available, room
@@ -28,18 +28,19 @@ UNREADABLE = "unreadable: "
 FILES = ("diagnosis.json", "report.html")
 
 
-def diagnose(kind: str, folder: Path, files: Sequence[str], missing: Sequence[int]) -> str:
+def diagnose(kind: str, folder: Path, files: Sequence[str], missing: Mapping[int, str]) -> str:
     """Diagnose the files of a stored capture; blocks until it is done.
 
-    ``missing``: the ranks of the capture that brought no file. Answers ``ok``, ``no_memory``,
-    ``timeout`` or one line that says what is wrong, behind UNREADABLE when it is the files.
+    ``missing``: the ranks of the capture that brought no file, and why. Answers ``ok``,
+    ``no_memory``, ``timeout`` or one line that says what is wrong, behind UNREADABLE when it is
+    the files.
     """
     limit = memory_left()
     if limit < MIN_MEMORY_BYTES:
         return "no_memory"
-    numbers = ",".join(map(str, missing))
+    lost = json.dumps(missing)
     # -P: the folder that the daemon was started in is no place to import from.
-    command = [sys.executable, "-P", "-m", __name__, str(limit), kind, str(folder), numbers, *files]
+    command = [sys.executable, "-P", "-m", __name__, str(limit), kind, str(folder), lost, *files]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -65,8 +66,8 @@ def memory_left() -> int:
 def main(arguments: Sequence[str]) -> int:
     import resource
 
-    limit, kind, folder, numbers, *files = arguments
-    missing = [int(number) for number in numbers.split(",") if number]
+    limit, kind, folder, lost, *files = arguments
+    missing = {int(number): str(why) for number, why in json.loads(lost).items()}
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     # Should the daemon be killed, its child does not go on for ever.
     resource.setrlimit(resource.RLIMIT_CPU, (int(TIMEOUT_S), int(TIMEOUT_S)))
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_NO_MEMORY
 
 
-def _diagnose_here(kind: str, folder: Path, paths: list[Path], missing: list[int]) -> int:
+def _diagnose_here(kind: str, folder: Path, paths: list[Path], missing: dict[int, str]) -> int:
     from warpwatch.diagnosis.diagnosis import diagnose as diagnose_traces
     from warpwatch.diagnosis.errors import TraceError
     from warpwatch.diagnosis.html import render_html

@@ -8,15 +8,17 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+import msgspec
+
 from warpwatch.client.rendezvous import take_lock
 from warpwatch.daemon.config import StoreConfig
 from warpwatch.daemon.errors import UsageError
-from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
+from warpwatch.telemetry.captures import Capture
 
 logger = logging.getLogger(__name__)
 
@@ -123,18 +125,9 @@ def _parse(path: Path) -> Capture:
     content = json.loads(path.read_bytes())
     if content.pop("schema") != SCHEMA:
         raise ValueError("another schema")
-    content["request"]["ranks"] = _tuple(content["request"]["ranks"])
-    content["request"] = CaptureRequest(**content["request"])
-    content["ranks"] = tuple(RankCapture(**rank) for rank in content["ranks"])
-    content["files"] = tuple(content["files"])
-    known = {field.name for field in fields(Capture)}
-    content = {key: value for key, value in content.items() if key in known}
-    folder = path.parent
-    return Capture(**content, folder=str(folder))
-
-
-def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(values)
+    # What another version saved besides is passed over.
+    capture = msgspec.convert(content, Capture)
+    return replace(capture, folder=str(path.parent))
 
 
 def _size(folder: Path) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from warpwatch.daemon.api_client import ApiClient
 from warpwatch.daemon.cli import parsing
 from warpwatch.daemon.errors import Refused, UsageError, WarpwatchError
+from warpwatch.telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
 
 POLL_S = 0.5
 
@@ -23,7 +24,7 @@ def main(argv: Sequence[str]) -> int:
     )
     command.add_argument("--job", help="the job; not needed when there is only one")
     command.add_argument("--rank", type=int, action="append", help="only this rank (repeatable)")
-    command.add_argument("--kind", default="torch", choices=["torch", "stacks"])
+    command.add_argument("--kind", default="torch", choices=CAPTURE_KINDS)
     command.add_argument(
         "--steps",
         type=int,
@@ -32,6 +33,15 @@ def main(argv: Sequence[str]) -> int:
         metavar="1-100",
         help="steps to record (default 5)",
     )
+    command.add_argument(
+        "--with",
+        dest="options",
+        action="append",
+        default=[],
+        choices=CAPTURE_OPTIONS,
+        help="record this as well, at a price (kind torch; repeatable)",
+    )
+    command.add_argument("--backend", choices=BACKENDS, help="default: whichever the job has")
     command.add_argument("--wait", action="store_true", help="wait for the diagnosis")
     command.add_argument("--timeout", type=float, default=300, help="seconds to wait (default 300)")
     parsing.add_daemon(command)
@@ -43,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
         "ranks": arguments.rank,
         "kind": arguments.kind,
         "steps": arguments.steps,
+        "options": arguments.options,
+        "backend": arguments.backend,
         "reason": "asked for on the command line",
     }
     capture = api.post("/api/v1/captures", body)
@@ -55,6 +67,9 @@ def main(argv: Sequence[str]) -> int:
 def _only_job(api: ApiClient) -> str:
     ranks = api.get("/api/v1/ranks")["ranks"]
     names = sorted({str(rank["job"]) for rank in ranks if rank["status"] == "running"})
+    if not names:
+        jobs = api.get("/api/v1/jobs")["jobs"]
+        names = [str(job["name"]) for job in jobs if job["backend"] == "kineto"]
     if len(names) == 1:
         return names[0]
     if not names:
@@ -74,13 +89,43 @@ def wait(api: ApiClient, capture_id: str, timeout_s: float) -> Any:
 
 
 def describe(capture: Any, url: str) -> str:
-    lines = [f"capture {capture['id']}: {capture['outcome'] or 'begun'}"]
+    lines = [f"capture {capture['id']}: {_outcome(capture)}"]
     for rank in capture["ranks"]:
-        detail = f" ({rank['detail']})" if rank["detail"] else ""
-        lines.append(f"  rank {rank['rank']}: {rank['state']}{detail}")
+        why = "; ".join(filter(None, [rank["detail"], *rank["problems"]]))
+        lines.append(f"  rank {rank['rank']}: {rank['state']}{f' ({why})' if why else ''}")
+    asked, steps = capture["request"]["steps"], capture["steps"]
+    if steps is not None and steps < asked:
+        lines.append(f"  {steps} of {asked} steps: more would exceed triggers.max_events")
+    lines += [f"  {line}" for line in _price(capture)]
     diagnosis = capture["diagnosis"]
     if diagnosis:
         lines.append(f"  verdict: {diagnosis['verdict']}: {diagnosis.get('summary', '')}")
     shown = [name for name in capture["files"] if name.endswith((".html", ".stacks.json"))]
     lines += [f"  {url}/api/v1/captures/{capture['id']}/{name}" for name in shown]
     return "\n".join(lines)
+
+
+def _outcome(capture: Any) -> str:
+    """``complete 2/2, verified``: of so many ranks so many brought what was asked for."""
+    if capture["outcome"] is None:
+        return "begun"
+    ranks = capture["ranks"]
+    count = f"{sum(rank['state'] == 'written' for rank in ranks)}/{len(ranks)}"
+    unverified = sum(rank["verified"] is False for rank in ranks)
+    read = any(rank["verified"] is not None for rank in ranks)
+    verified = f", {unverified} not verified" if unverified else ", verified" if read else ""
+    return f"{capture['outcome']} {count}{verified}"
+
+
+def _price(capture: Any) -> list[str]:
+    """What it cost and what stayed; known some steps after the capture only."""
+    said = []
+    if capture["cost_s"] is not None:
+        said.append(f"cost: {capture['cost_s']:.2f} s of training")
+    residual = capture["residual"]
+    if residual is not None:
+        slower = "the job is slower since" if residual["slower"] else "no more than its noise"
+        said.append(
+            f"step after / before: {residual['ratio']:.3f} over {residual['steps']} steps; {slower}"
+        )
+    return said

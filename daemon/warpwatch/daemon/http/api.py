@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +37,8 @@ class CaptureBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kind: CaptureKind = "torch"
     ranks: Annotated[list[Rank], Meta(min_length=1, max_length=1024)] | None = None
     steps: Annotated[int, Meta(ge=1, le=100)] = 5
+    options: tuple[Literal["stacks", "shapes", "memory"], ...] = ()
+    backend: Literal["shim", "kineto"] | None = None
     reason: Annotated[str, Meta(max_length=500)] = ""
 
 
@@ -71,7 +73,8 @@ class Api:
 
     async def jobs(self, request: Request) -> Response:
         name = _filters(request, "job").get("job")
-        jobs = [job for job in self._backend.state().jobs if name in (None, job.name)]
+        state = self._backend.state()
+        jobs = [job for job in state.jobs + state.kineto_jobs if name in (None, job.name)]
         return json_answer({"jobs": documents.plain(jobs)})
 
     async def anomalies(self, request: Request) -> Response:
@@ -117,6 +120,8 @@ class Api:
             trigger="manual",
             ranks=None if body.ranks is None else tuple(sorted(set(body.ranks))),
             steps=body.steps,
+            options=tuple(sorted(set(body.options))),
+            backend=body.backend,
             reason=body.reason,
         )
         try:
@@ -158,9 +163,12 @@ async def _capture_body(request: Request) -> CaptureBody:
     if media_type != "application/json":
         raise ApiError(415, "not_json", "the body must be JSON: Content-Type: application/json")
     try:
-        return convert(msgspec.json.decode(await _read(request)), CaptureBody, strict=True)
+        body = convert(msgspec.json.decode(await _read(request)), CaptureBody, strict=True)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ApiError(400, "bad_request", _explain(error)) from error
+    if body.options and body.kind != "torch":
+        raise ApiError(400, "bad_request", f"options: kind torch has them, {body.kind} has none")
+    return body
 
 
 async def _read(request: Request) -> bytes:

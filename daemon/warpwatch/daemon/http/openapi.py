@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from warpwatch.telemetry.anomalies import KINDS
-from warpwatch.telemetry.captures import CAPTURE_KINDS
+from warpwatch.telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
 
 Schema = dict[str, Any]
 
@@ -79,6 +79,17 @@ _CAPTURE_REQUEST = {
             "description": "null: all ranks of the job that this daemon sees",
         },
         "steps": {"type": "integer", "minimum": 1, "maximum": 100, "default": 5},
+        "options": {
+            "type": "array",
+            "items": {"type": "string", "enum": list(CAPTURE_OPTIONS)},
+            "default": [],
+            "description": "of kind torch: what it records besides, at a price",
+        },
+        "backend": {
+            "type": ["string", "null"],
+            "enum": [*BACKENDS, None],
+            "description": "null: whichever the job has",
+        },
         "reason": {"type": "string", "maxLength": 500},
     },
     "required": ["job"],

@@ -17,11 +17,13 @@ from warpwatch.daemon.http.page.quantities import (
     text,
     timestamp,
 )
-from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.captures import Capture, Residual
 from warpwatch.telemetry.state import State
 
 MAX_CAPTURES = 20
 MAX_FILES = 16
+# A smaller change of the step time is none.
+MIN_RESIDUAL = 0.05
 REPORT = "report.html"
 # Shown as links of their own, or of no use to a reader.
 _NOT_LISTED = (REPORT, "capture.json")
@@ -50,7 +52,11 @@ class CaptureView:
     verdict: str
     explanation: str
     advice: str
+    steps: str
+    verified: str
     price: str
+    cost: str
+    residual: str
     report: FileLink | None
     files: tuple[FileLink, ...]
     more_files: int
@@ -81,7 +87,11 @@ def capture_view(capture: Capture, now: float) -> CaptureView:
         verdict=verdict,
         explanation=explanation,
         advice=advice,
+        steps=steps(capture),
+        verified=verified(capture),
         price=price(capture.step_s),
+        cost=f"{seconds(max(0.0, capture.cost_s))} of training" if capture.cost_s else "",
+        residual=residual(capture.residual),
         report=_link(capture, REPORT) if REPORT in capture.files else None,
         files=tuple(_link(capture, name) for name in listed[:MAX_FILES]),
         more_files=max(0, len(listed) - MAX_FILES),
@@ -108,6 +118,43 @@ def price(step_s: Mapping[str, float]) -> str:
     after = step_s.get("after")
     back = f", {seconds(after)} after" if after else ""
     return f"{seconds(before)} → {seconds(during)} ({_signed(during / before - 1)}){back}"
+
+
+def steps(capture: Capture) -> str:
+    """Which were recorded, and that more were asked for; empty for a kind without steps."""
+    count, asked = capture.steps, capture.request.steps
+    if count is None:
+        return ""
+    first = capture.start_step
+    which = plural(count, "step")
+    if first is not None:
+        which = f"{first} to {first + count - 1}" if count > 1 else str(first)
+    cut = f", {count} of {asked} asked for: triggers.max_events" if count < asked else ""
+    return which + cut
+
+
+def verified(capture: Capture) -> str:
+    """Whether the traces hold what was asked for; empty before they were read."""
+    read = [rank for rank in capture.ranks if rank.verified is not None]
+    lacking = [rank for rank in read if not rank.verified]
+    if not read:
+        return ""
+    if not lacking:
+        events = max(rank.events or 0 for rank in read)
+        return f"verified, {events:,} events a rank at most"
+    return f"{len(lacking)} of {plural(len(read), 'trace')} not verified"
+
+
+def residual(found: Residual | None) -> str:
+    """What stayed after the capture, and how many steps say so."""
+    if found is None:
+        return ""
+    over = f"over {plural(found.steps, 'step')}"
+    change = _signed(found.ratio - 1)
+    if found.slower:
+        return f"slower since: {change} {over}"
+    stayed = abs(found.ratio - 1) > MIN_RESIDUAL
+    return f"{'within its noise' if stayed else 'as before'}: {change} {over}"
 
 
 def describe(capture: Capture) -> tuple[str, str, str]:
@@ -149,7 +196,10 @@ def _rank_details(capture: Capture) -> str:
 def _tone(capture: Capture) -> str:
     if capture.outcome is None:
         return "open"
-    return "good" if capture.outcome == "complete" else "bad"
+    whole = capture.outcome == "complete" and all(
+        rank.verified is not False for rank in capture.ranks
+    )
+    return "good" if whole else "bad"
 
 
 def _link(capture: Capture, name: str) -> FileLink:

@@ -27,6 +27,11 @@ from warpwatch.telemetry.state import JobState, RankState, State
 
 MAX_JOBS = 20
 MAX_RANKS = 32
+# What is said of a rank without a heartbeat, by its silent_reason.
+SILENCE = {
+    "stopped": "stopped by a signal, a debugger or a frozen container",
+    "holds the GIL": "a C call holds the GIL: no other thread runs",
+}
 # What the numbers beside a chart are taken of: the newest steps.
 RECENT_STEPS = 20
 
@@ -36,9 +41,12 @@ class RankView:
     name: str
     status: str
     where: str
+    clock: str
+    silence: str
     step: str
     newest: str
     median: str
+    rates: tuple[str, ...]
     chart: StepChart | None
     phases: tuple[PhaseShare, ...]
     phases_label: str
@@ -102,9 +110,16 @@ def _rank_view(
         name=text(rank.name, 24),
         status=text(rank.status, 24),
         where=" · ".join(part for part in (place, text(rank.host, 40)) if part),
+        clock=f"step clock: {text(rank.step_clock, 24)}" if rank.step_clock else "",
+        silence=SILENCE.get(rank.silent_reason or "", ""),
         step=NO_VALUE if rank.step is None else str(rank.step),
         newest=seconds(recent[-1] if recent else None),
         median=seconds(statistics.median(recent) if recent else None),
+        rates=tuple(
+            rate(per_s, what)
+            for per_s, what in ((rank.samples_per_s, "samples"), (rank.tokens_per_s, "tokens"))
+            if per_s
+        ),
         chart=step_chart(rank.recent_s, top_s, newest_step=rank.step, marks=marks),
         phases=phases,
         phases_label=phases_label(phases),
@@ -134,8 +149,11 @@ def _facts(job: JobState, ranks: Sequence[RankState]) -> tuple[str, ...]:
         # Ranks step together, so a job is as fast as one of them, and its input adds up.
         steps_per_s = statistics.median(_steps_per_s(rank) for rank in running)
         facts.append(rate(steps_per_s, "steps"))
-        facts.extend(_input_rate(running, "samples"))
-        facts.extend(_input_rate(running, "tokens"))
+        # What nobody says is not shown.
+        samples_per_s = sum(rank.samples_per_s or 0.0 for rank in running)
+        tokens_per_s = sum(rank.tokens_per_s or 0.0 for rank in running)
+        facts.extend([rate(samples_per_s, "samples")] if samples_per_s else [])
+        facts.extend([rate(tokens_per_s, "tokens")] if tokens_per_s else [])
     if job.energy_j:
         facts.append(joules(job.energy_j))
     return tuple(facts)
@@ -144,16 +162,6 @@ def _facts(job: JobState, ranks: Sequence[RankState]) -> tuple[str, ...]:
 def _steps_per_s(rank: RankState) -> float:
     step_s = statistics.fmean(rank.recent_s[-RECENT_STEPS:])
     return 1 / step_s if step_s > 0 else 0.0
-
-
-def _input_rate(ranks: Sequence[RankState], what: str) -> list[str]:
-    """All ranks together; what a step takes is the rank's average since it began."""
-    per_s = sum(
-        getattr(rank, f"{what}_total") / rank.steps_total * _steps_per_s(rank)
-        for rank in ranks
-        if rank.steps_total
-    )
-    return [rate(per_s, what)] if per_s else []
 
 
 def _marks(state: State, job: str) -> list[int]:

@@ -1,0 +1,204 @@
+"""What follows a capture: its files into the store, their verification, the diagnosis, the price.
+
+Everything that touches a disk or waits for a child is done here, in loops of its own: stacks are
+taken while they can be and do not wait until traces are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from warpwatch.daemon.captures import child, verification
+from warpwatch.daemon.captures.cost import StepCost
+from warpwatch.daemon.captures.register import Register
+from warpwatch.daemon.captures.session import Session
+from warpwatch.daemon.captures.store import read_diagnosis
+from warpwatch.daemon.captures.verification import UNREADABLE, Verdict
+from warpwatch.daemon.hub import Hub
+from warpwatch.telemetry.captures import Capture, RankCapture
+
+logger = logging.getLogger(__name__)
+
+# Kinds whose files the diagnosis reads.
+DIAGNOSED_KINDS = frozenset({"torch", "stacks"})
+# Ranks of which stacks are taken at once.
+STACKS_AT_ONCE = 8
+
+_Work = queue.SimpleQueue[Callable[[], None]]
+
+
+class Finisher:
+    """``put`` and ``put_cost`` may be called from any thread, the others from their loops."""
+
+    def __init__(self, register: Register, hub: Hub, wake: Callable[[], None]) -> None:
+        self._register = register
+        self._hub = hub
+        self._wake = wake
+        self._stacks: _Work = queue.SimpleQueue()
+        self._work: _Work = queue.SimpleQueue()
+
+    def put(self, session: Session) -> None:
+        """The session is over: finish its capture."""
+        work = self._stacks if session.capture.request.kind == "stacks" else self._work
+        work.put(partial(self._finish, session))
+        self._wake()
+
+    def put_cost(self, capture: Capture, cost: StepCost) -> None:
+        """The steps after the capture are known: write down what it cost."""
+        self._work.put(partial(self._note_cost, capture, cost))
+        self._wake()
+
+    def finish(self) -> None:
+        while _do_next(self._stacks) or _do_next(self._work):
+            pass
+
+    def finish_stacks(self) -> None:
+        while _do_next(self._stacks):
+            pass
+
+    def _finish(self, session: Session) -> None:
+        name, request = session.capture.id, session.capture.request
+        try:
+            outcome = self._conclude(session)
+        except Exception as error:
+            # Whatever it was, nobody waits for this capture for ever.
+            logger.exception("capture %s could not be finished", name)
+            outcome = "failed"
+            self._register.update(name, outcome=outcome, detail=f"{type(error).__name__}: {error}")
+        self._hub.count("captures_total", request.kind, request.trigger, outcome)
+
+    def _conclude(self, session: Session) -> str:
+        """The outcome; the capture is complete when every rank's file is there and readable."""
+        capture = session.capture
+        assert capture.folder is not None
+        folder = Path(capture.folder)
+        ranks, files = _collect(session, folder)
+        now = time.time()
+        self._register.update(capture.id, ranks=ranks, end_time=now, files=files)
+        ranks = self._verified(session, ranks, folder)
+        detail = "; ".join(filter(None, map(_shortcoming, ranks)))
+        self._register.update(capture.id, ranks=ranks, detail=detail)
+        brought = [rank for rank in ranks if _brought(rank)]
+        result = self._diagnose(capture, folder, ranks)
+        outcome = "complete" if len(brought) == len(ranks) else "partial" if brought else "failed"
+        if result == "no_memory":
+            outcome = result
+        elif result is not None and result.startswith(child.UNREADABLE):
+            outcome = "failed"
+            detail = detail or result
+        made = tuple(name for name in child.FILES if (folder / name).is_file())
+        self._register.update(
+            capture.id,
+            outcome=outcome,
+            detail=detail,
+            files=files + made,
+            diagnosis=read_diagnosis(folder),
+            diagnosis_outcome=result,
+        )
+        count = f"{len(brought)}/{len(ranks)}"
+        more = f" ({detail})" if detail else ""
+        logger.info("capture %s: %s %s%s; diagnosis: %s", capture.id, outcome, count, more, result)
+        return outcome
+
+    def _verified(
+        self, session: Session, ranks: Sequence[RankCapture], folder: Path
+    ) -> tuple[RankCapture, ...]:
+        """The ranks with what the traces that they brought lack; every problem is counted."""
+        expected = {
+            rank.file: expectation
+            for rank in ranks
+            if rank.file and (expectation := session.expectation(rank.rank)) is not None
+        }
+        verdicts = verification.verify(folder, expected) if expected else {}
+        for verdict in verdicts.values():
+            for problem in verdict.problems:
+                self._hub.count("capture_problems_total", problem.partition(":")[0])
+        return tuple(_with_verdict(rank, verdicts) for rank in ranks)
+
+    @staticmethod
+    def _diagnose(capture: Capture, folder: Path, ranks: Sequence[RankCapture]) -> str | None:
+        """What became of the diagnosis, as ``child.diagnose`` says it; None: there is none."""
+        kind = capture.request.kind
+        if kind not in DIAGNOSED_KINDS:
+            return None
+        files = [rank.file for rank in ranks if rank.file and _brought(rank)]
+        if not files:
+            unreadable = [rank.problems[0] for rank in ranks if rank.file]
+            return unreadable[0] if unreadable else "no files"
+        missing = {rank.rank: rank.detail for rank in ranks if not _brought(rank)}
+        return child.diagnose(kind, folder, files, missing)
+
+    def _note_cost(self, capture: Capture, cost: StepCost) -> None:
+        residual, cost_s = cost.residual(), cost.cost_s()
+        changes = {"step_s": cost.medians(), "cost_s": cost_s, "residual": residual}
+        self._register.update(capture.id, **changes)
+        if cost_s is not None:
+            self._hub.count("capture_cost_seconds_total", capture.request.kind, by=max(0.0, cost_s))
+        if residual is not None:
+            self._register.publish_residuals()
+        if residual is not None and residual.slower:
+            logger.warning(
+                "since capture %s the steps of %s take %.0f %% longer (%d steps before and after)",
+                capture.id,
+                capture.request.job,
+                100 * (residual.ratio - 1),
+                residual.steps,
+            )
+
+
+def _do_next(work: _Work) -> bool:
+    """Whether there was something."""
+    try:
+        do = work.get_nowait()
+    except queue.Empty:
+        return False
+    do()
+    return True
+
+
+def _collect(session: Session, folder: Path) -> tuple[tuple[RankCapture, ...], tuple[str, ...]]:
+    at_once = STACKS_AT_ONCE if session.capture.request.kind == "stacks" else 1
+    with ThreadPoolExecutor(at_once, "ww-collect") as pool:
+        collected = list(pool.map(partial(_collect_one, session, folder), session.ranks))
+    ranks = tuple(rank for rank, _ in collected)
+    return ranks, tuple(name for _, names in collected for name in names)
+
+
+def _collect_one(
+    session: Session, folder: Path, number: int
+) -> tuple[RankCapture, tuple[str, ...]]:
+    """A fault with one rank's files costs the others nothing."""
+    try:
+        return session.collect(number, folder)
+    except Exception as error:
+        logger.exception("capture %s: rank %d", session.capture.id, number)
+        detail = f"{type(error).__name__}: {error}"
+        return replace(session.ranks[number], state="failed", detail=detail), ()
+
+
+def _with_verdict(rank: RankCapture, verdicts: Mapping[str, Verdict]) -> RankCapture:
+    verdict = verdicts.get(rank.file or "")
+    if verdict is None:
+        return rank
+    return replace(
+        rank, verified=verdict.verified, problems=verdict.problems, events=verdict.events
+    )
+
+
+def _brought(rank: RankCapture) -> bool:
+    """Whether there is something of the rank that can be read."""
+    unreadable = any(problem.startswith(UNREADABLE) for problem in rank.problems)
+    return rank.state == "written" and not unreadable
+
+
+def _shortcoming(rank: RankCapture) -> str:
+    if rank.state != "written":
+        return f"rank {rank.rank}: {rank.detail or rank.state}"
+    return f"rank {rank.rank} is not verified ({'; '.join(rank.problems)})" if rank.problems else ""

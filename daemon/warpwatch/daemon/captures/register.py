@@ -1,0 +1,110 @@
+"""The captures that are known: in memory for the state, each also in its folder of the store."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from dataclasses import replace
+from typing import Any
+
+from warpwatch.daemon.captures.store import Store
+from warpwatch.daemon.hub import Hub
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+
+logger = logging.getLogger(__name__)
+
+# Captures that the state shows; older ones stay in the store.
+SHOWN = 200
+
+
+class Register:
+    """Every method may be called from any thread."""
+
+    def __init__(self, store: Store, hub: Hub) -> None:
+        self._store = store
+        self._hub = hub
+        self._lock = threading.RLock()
+        self._saving = threading.Lock()
+        self._captures = {capture.id: capture for capture in store.load(SHOWN)}
+        self._end_interrupted()
+        self._publish()
+
+    def _end_interrupted(self) -> None:
+        """After a restart: what was running is over, and counted as every capture is."""
+        for capture in self.all():
+            if capture.outcome is None:
+                self.update(capture.id, outcome="failed", detail="the daemon ended meanwhile")
+                request = capture.request
+                self._hub.count("captures_total", request.kind, request.trigger, "failed")
+                logger.warning("capture %s was running when the daemon ended", capture.id)
+
+    def all(self) -> list[Capture]:
+        """In the order in which they were asked for."""
+        with self._lock:
+            return list(self._captures.values())
+
+    def get(self, capture_id: str) -> Capture | None:
+        with self._lock:
+            return self._captures.get(capture_id)
+
+    def keep(self, capture: Capture) -> None:
+        """Show it as it is now; on disk it is written by ``update``."""
+        with self._lock:
+            if self._captures.get(capture.id) != capture:
+                self._captures[capture.id] = capture
+                self._publish()
+
+    def update(self, capture_id: str, **changes: Any) -> None:
+        """Change what is known of a capture, in memory and in its folder."""
+        with self._lock:
+            capture = self._captures.get(capture_id)
+            if capture is None:
+                return
+            self.keep(replace(capture, **changes))
+        with self._saving:
+            try:
+                self._store.save(self._captures[capture_id])
+            except (OSError, KeyError) as error:
+                logger.error("cannot write capture %s: %s", capture_id, error)
+
+    def events_per_step(self, request: CaptureRequest) -> int | None:
+        """What a step brought in the newest verified capture of the same job and options."""
+        for capture in reversed(self.all()):
+            asked = capture.request
+            same = (asked.job, asked.kind, asked.options)
+            if same != (request.job, request.kind, request.options) or not capture.steps:
+                continue
+            events = [rank.events for rank in capture.ranks if rank.verified and rank.events]
+            if events:
+                return -(-max(events) // capture.steps)
+        return None
+
+    def retain(self, now: float) -> None:
+        """Retention of the store."""
+        captures = self.all()
+        kept, size = self._store.retain(captures, now)
+        gone = {capture.id for capture in captures} - {capture.id for capture in kept}
+        with self._lock:
+            for capture_id in gone:
+                self._captures.pop(capture_id, None)
+            self._publish()
+        self._hub.gauge("store_bytes", size)
+        self._hub.gauge("store_captures", len(kept))
+
+    def publish_residuals(self) -> None:
+        """The newest residual of every job that still runs, of this run of it."""
+        began: dict[str, float] = {}
+        for rank in self._hub.ranks():
+            if rank.status == "running":
+                began[rank.job] = min(rank.first_time, began.get(rank.job, rank.first_time))
+        ratios: dict[tuple[str, ...], float] = {
+            (capture.request.job,): capture.residual.ratio
+            for capture in self.all()
+            if capture.residual is not None
+            and capture.time >= began.get(capture.request.job, math.inf)
+        }
+        self._hub.replace_gauges("capture_residual_ratio", ratios)
+
+    def _publish(self) -> None:
+        self._hub.publish_captures(tuple(list(self._captures.values())[-SHOWN:]))

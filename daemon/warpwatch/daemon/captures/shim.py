@@ -1,0 +1,304 @@
+"""Captures by the shim in the process: what each rank was told and answered, and when it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from warpwatch.client.commands import MAX_ARM_TIMEOUT_S
+from warpwatch.daemon.captures.stacks import outside
+from warpwatch.daemon.captures.verification import Expectation
+from warpwatch.daemon.config import TriggersConfig
+from warpwatch.daemon.rendezvous import inbox
+from warpwatch.daemon.rendezvous.rank import Rank
+from warpwatch.telemetry.captures import (
+    RANK_ENDS,
+    STEP_KINDS,
+    Capture,
+    RankCapture,
+)
+from warpwatch.telemetry.records import End, RankEvent
+
+logger = logging.getLogger(__name__)
+
+# A rank must read its command before the start step: this long, and at least two steps.
+MARGIN_S = 0.15
+MARGIN_STEPS = 2
+# Not all armed in time: another start step, this often at most in all.
+ATTEMPTS = 3
+# The start step is two steps off, and as much again for a rank that is behind.
+ARM_STEPS = 4
+# However long a ring says that its steps are, and however often they are asked anew.
+MAX_RECORDING_S = 3600.0
+MAX_SESSION_S = 2 * 3600.0
+# A helper thread answers within its heartbeat; one without a heartbeat for SILENT_S does not.
+STACKS_TIMEOUT_S = 10.0
+SILENT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A rank and the ring of the process that was asked."""
+
+    rank: Rank
+    ring_name: str
+    owner_uid: int
+
+
+class ShimSession:
+    """A ``captures.session.Session``.
+
+    ``targets``: those of the ranks ``numbers`` that have not ended. ``send`` writes a rank's
+    command file; ``begun`` reads the step that a rank has begun.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        numbers: Sequence[int],
+        targets: dict[int, Target],
+        config: TriggersConfig,
+        send: Callable[[Target, dict[str, Any]], None],
+        begun: Callable[[Rank], int | None],
+        inbox_path: Path,
+        at: float,
+    ) -> None:
+        self.capture = capture
+        self.targets = targets
+        self.ranks = {
+            number: RankCapture(number)
+            if number in targets
+            else RankCapture(number, "missing", "the process ended")
+            for number in numbers
+        }
+        self._config = config
+        self._send = send
+        self._begun = begun
+        self._inbox = inbox_path
+        self._steps = capture.steps or capture.request.steps
+        self._attempt = 0
+        self._deadline = at + MAX_SESSION_S
+        self._recording_at: float | None = None
+        self._silent: set[int] = set()
+        self._outside_deadline: float | None = None
+        self._ask(at)
+
+    # --- what is said to the ranks ---
+
+    @property
+    def command_id(self) -> str:
+        """The id of this attempt: answers to an earlier one are not mistaken for this one's."""
+        return f"{self.capture.id}-{self._attempt}"
+
+    def _ask(self, at: float) -> None:
+        self._attempt += 1
+        self._asked_at = at
+        self._arm_timeout_s = min(
+            max(self._config.arm_timeout_s, ARM_STEPS * self._step_s(max)), MAX_ARM_TIMEOUT_S
+        )
+        request = self.capture.request
+        start = self._start_step() if request.kind in STEP_KINDS else None
+        self.capture = replace(self.capture, start_step=start, recording_time=None)
+        self._recording_at = None
+        command = {
+            "op": "capture",
+            "id": self.command_id,
+            "kind": request.kind,
+            "start_step": start or 0,
+            "steps": self._steps,
+            "options": list(request.options),
+            "arm_timeout_s": self._arm_timeout_s,
+        }
+        for number, rank in self.ranks.items():
+            if rank.state not in RANK_ENDS or rank.state == "late":
+                self.ranks[number] = RankCapture(number)
+                self._send(self.targets[number], command)
+
+    def _start_step(self) -> int:
+        """The newest begun step of the fastest rank, and the margin; wider at each attempt."""
+        step_s = self._step_s(min)
+        margin_s = MARGIN_S * 2 ** (self._attempt - 1)
+        in_time = math.ceil(margin_s / step_s) if step_s else 0
+        return self._fastest() + max(MARGIN_STEPS, in_time)
+
+    def _step_s(self, choose: Callable[[list[float]], float]) -> float:
+        """The median step seconds of the fastest (min) or slowest (max) rank; 0: not known."""
+        recent = [list(target.rank.recent) for target in self.targets.values()]
+        return choose([statistics.median(steps_s) for steps_s in recent if steps_s] or [0.0])
+
+    def _fastest(self) -> int:
+        return max((self._begun(target.rank) or 0) for target in self.targets.values())
+
+    def cancel(self, detail: str = "") -> None:
+        for number, rank in self.ranks.items():
+            if detail and not self._is_over(rank):
+                self.ranks[number] = rank = replace(rank, state="missing", detail=detail)
+            if rank.state in ("missing", "late") and number in self.targets:
+                self._send(self.targets[number], {"op": "cancel", "id": self.command_id})
+
+    # --- what the ranks answer ---
+
+    def observe(self, event: RankEvent | End, at: float) -> None:
+        number = event.rank
+        rank = None if number is None else self.ranks.get(number)
+        if rank is None or event.job != self.capture.request.job or rank.state in RANK_ENDS:
+            return
+        if isinstance(event, End) or event.event == "died":
+            if rank.state != "exported":
+                how = "ended" if isinstance(event, End) else "died"
+                detail = f"the process {how} {_WHEN[rank.state]}"
+                self.ranks[rank.rank] = replace(rank, state="missing", detail=detail)
+        elif event.detail.get("id") == self.command_id:
+            self.ranks[event.rank] = _answered(rank, event)
+            if event.event == "capture_started" and self._recording_at is None:
+                self._recording_at = at
+                self.capture = replace(self.capture, recording_time=event.time)
+
+    # --- time passes ---
+
+    def advance(self, at: float) -> bool:
+        if self._must_rename():
+            self._ask(at)
+        for number, rank in self.ranks.items():
+            overdue = "" if self._is_over(rank) else self._overdue(rank, at)
+            if overdue:
+                self.ranks[number] = replace(rank, state="missing", detail=overdue)
+        return all(self._is_over(rank) for rank in self.ranks.values())
+
+    @staticmethod
+    def _is_over(rank: RankCapture) -> bool:
+        return rank.state in RANK_ENDS or rank.state == "exported"
+
+    def _must_rename(self) -> bool:
+        """A rank was late or passed the start step unheard, and nobody has a trace yet."""
+        if self.capture.request.kind not in STEP_KINDS or self._attempt >= ATTEMPTS:
+            return False
+        states = {rank.state for rank in self.ranks.values()}
+        if "exported" in states:
+            return False
+        return "late" in states or any(map(self._has_passed, self.ranks.values()))
+
+    def _has_passed(self, rank: RankCapture) -> bool:
+        """A rank that is behind may still arm, at the border of the step before the start."""
+        if rank.state != "asked" or self.capture.start_step is None:
+            return False
+        return (self._begun(self.targets[rank.rank].rank) or 0) >= self.capture.start_step
+
+    def _overdue(self, rank: RankCapture, at: float) -> str:
+        waited_s, process = at - self._asked_at, self.targets[rank.rank].rank
+        if self.capture.request.kind == "stacks":
+            silent = process.status == "stopped" or process.silence.lasts_s(at) >= SILENT_S
+            if silent:
+                self._silent.add(rank.rank)
+            limit_s = outside.ANSWER_S if silent else STACKS_TIMEOUT_S
+            return f"no answer within {waited_s:.0f} s" if waited_s >= limit_s else ""
+        if at >= self._deadline:
+            return f"not done within {MAX_SESSION_S:.0f} s"
+        if rank.state in ("asked", "armed"):
+            over = waited_s >= self._arm_timeout_s
+            stopped = ": the process is stopped" if process.status == "stopped" else ""
+            step = self.capture.start_step
+            return f"step {step} not begun within {waited_s:.0f} s{stopped}" if over else ""
+        since = self._asked_at if self._recording_at is None else self._recording_at
+        # The recorded steps take their time, and twice that under the profiler.
+        steps_s = min(2 * (self._steps + 1) * self._step_s(max), MAX_RECORDING_S)
+        over = at - since >= max(self._config.capture_timeout_s, steps_s)
+        return f"no file within {at - since:.0f} s of recording" if over else ""
+
+    # --- what they leave ---
+
+    def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
+        rank, kind = self.ranks[number], self.capture.request.kind
+        if rank.detail == "no_inbox":
+            hint = f"no_inbox: start the training with WARPWATCH_INBOX={self._inbox}"
+            return replace(rank, detail=hint), ()
+        if rank.state == "missing" and number in self._silent:
+            return self._take_from_outside(number, folder)
+        if rank.state != "exported":
+            return rank, ()
+        if kind not in inbox.SUFFIX:
+            # Its own tool writes the file: Nsight Systems where it was told to.
+            return replace(rank, state="written"), ()
+        try:
+            name = self._take(number, inbox.SUFFIX[kind], folder)
+        except inbox.InboxError as error:
+            return replace(rank, state="failed", detail=str(error)), ()
+        except OSError as error:
+            return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
+        return replace(rank, state="written", file=name), (name, *self._take_more(number, folder))
+
+    def _take_from_outside(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
+        """The stacks of a rank that cannot answer; all ranks together have WAIT_S for theirs."""
+        if self._outside_deadline is None:
+            self._outside_deadline = time.monotonic() + outside.WAIT_S
+        rank, target = self.ranks[number], self.targets[number]
+        name = f"rank{number}{inbox.SUFFIX['stacks']}"
+        try:
+            silent = outside.look(target.rank, target.ring_name)
+            via = outside.take(silent, self._inbox, folder / name, self._outside_deadline)
+        except outside.NoStacks as error:
+            return replace(rank, detail=str(error)), ()
+        except OSError as error:
+            return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
+        return replace(rank, state="written", file=name, detail=f"taken by {via}"), (name,)
+
+    def _take(self, number: int, suffix: str, folder: Path) -> str:
+        target, name = self.targets[number], f"rank{number}{suffix}"
+        stem = f"{self.command_id}.{target.ring_name.removesuffix('.ring')}"
+        inbox.take(self._inbox, stem + suffix, target.owner_uid, folder / name)
+        return name
+
+    def _take_more(self, number: int, folder: Path) -> list[str]:
+        """What may come beside the file; where it does not, nothing is missing."""
+        taken = []
+        for suffix in inbox.MORE_SUFFIXES.get(self.capture.request.kind, ()):
+            try:
+                taken.append(self._take(number, suffix, folder))
+            except (inbox.InboxError, OSError) as error:
+                logger.debug("capture %s: %s", self.capture.id, error)
+        return taken
+
+    def expectation(self, number: int) -> Expectation | None:
+        start = self.capture.start_step
+        if self.capture.request.kind != "torch" or start is None:
+            return None
+        on_gpu = self.targets[number].rank.claims.device is not None
+        return Expectation(number, start, start + self._steps - 1, on_gpu=on_gpu)
+
+
+_STATE = {
+    "capture_armed": "armed",
+    "capture_late": "late",
+    "capture_started": "recording",
+    "capture_finished": "exported",
+    "capture_failed": "failed",
+    "capture_disarmed": "failed",
+}
+_WHEN = {
+    "asked": "before it answered",
+    "armed": "while armed",
+    "recording": "while recording",
+}
+
+
+def _answered(rank: RankCapture, event: RankEvent) -> RankCapture:
+    state = _STATE.get(event.event)
+    if state is None:
+        return rank
+    return replace(
+        rank,
+        state=state,
+        detail=str(event.detail.get("detail", "")),
+        first_step=_integer(event.detail.get("first_step"), rank.first_step),
+        last_step=_integer(event.detail.get("last_step"), rank.last_step),
+    )
+
+
+def _integer(value: Any, default: int | None) -> int | None:
+    return value if isinstance(value, int) else default

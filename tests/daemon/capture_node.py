@@ -1,0 +1,110 @@
+"""A coordinator over real files, and the two training processes that a test plays."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.daemon.ring_files import RingFile
+from warpwatch.client import protocol
+from warpwatch.daemon.captures.coordinator import Coordinator
+from warpwatch.daemon.captures.policy import Policy
+from warpwatch.daemon.captures.session import Backend
+from warpwatch.daemon.captures.store import Store
+from warpwatch.daemon.config import StoreConfig, TriggersConfig
+from warpwatch.daemon.hub import Hub
+from warpwatch.daemon.rendezvous.folder import RendezvousFolder
+from warpwatch.daemon.sources.ranks import RanksSource
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+
+MANUAL = CaptureRequest(job="train", kind="torch", trigger="manual", steps=3)
+AUTOMATIC = CaptureRequest(
+    job="train", kind="torch", trigger="anomaly", anomaly_id="a1", anomaly_kind="straggler"
+)
+
+
+def trace(rank: int = 0, steps: range = range(3, 6), **changes: Any) -> dict[str, Any]:
+    """The least that is verified and diagnosed: annotated steps with an operator in each."""
+    events = []
+    for step in steps:
+        events += [
+            {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1,
+             "tid": 1, "ts": 1000.0 * step, "dur": 900.0},
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1,
+             "ts": 1000.0 * step + 10, "dur": 800.0},
+        ]  # fmt: skip
+    about = {"rank": rank, "job": "train", "world_size": 2}
+    return {"schemaVersion": 1, "warpwatch": about, "traceEvents": events, **changes}
+
+
+class CaptureNode:
+    """A coordinator over real files, with two ranks played by the test."""
+
+    def __init__(
+        self, path: Path, stack: ExitStack, backends: Sequence[Backend] = (), **triggers: Any
+    ) -> None:
+        self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
+        stack.callback(self.folder.close)
+        self.store = Store(StoreConfig(url=(path / "store").as_uri()))
+        self.hub = Hub(10.0)
+        self.source = RanksSource(self.folder, 10.0, lambda reason: None, scan_interval_s=0)
+        self.at = time.monotonic()
+        policy = Policy(TriggersConfig(**triggers), self.store.path)
+        self.coordinator = Coordinator(
+            policy,
+            self.store,
+            self.folder,
+            self.source,
+            self.hub,
+            lambda busy: None,
+            lambda: None,
+            lambda: self.at,
+            backends,
+        )
+        self.rings = [RingFile(self.folder.ranks, rank=rank) for rank in (0, 1)]
+        self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
+        for ring in self.rings:
+            ring.step()
+        self.poll()
+
+    def poll(self, after_s: float = 0.0) -> None:
+        self.at += after_s
+        for record in self.source.poll(time.time(), self.at):
+            self.coordinator.observe(record)
+        self.coordinator.advance(self.at)
+
+    def command(self, rank: int) -> dict[str, Any]:
+        path = self.folder.commands / (self.rings[rank].path.stem + ".cmd")
+        return protocol.decode_command(path.read_bytes())[1]
+
+    def answer(self, rank: int, event: str, **fields: Any) -> None:
+        self.rings[rank].event(event, id=self.command(rank)["id"], **fields)
+
+    def deliver(self, rank: int, content: Any = None, suffix: str = ".pt.trace.json.gz") -> None:
+        """Write the rank's file into the inbox and say so; None: the trace that was asked for."""
+        command = self.command(rank)
+        first = command["start_step"]
+        steps = range(first, first + command["steps"])
+        found = trace(rank, steps) if content is None else content
+        data = found if isinstance(found, bytes) else gzip.compress(json.dumps(found).encode())
+        name = f"{command['id']}.{self.rings[rank].path.stem}{suffix}"
+        (self.folder.inbox / name).write_bytes(data)
+        said = {"first_step": steps[0], "last_step": steps[-1], "file": "/etc/passwd"}
+        self.answer(rank, "capture_finished", **said)
+
+    def finished(self, capture: Capture) -> Capture:
+        """The capture after the files that were delivered are taken over."""
+        self.poll()
+        self.coordinator.finish()
+        return self.capture(capture)
+
+    def capture(self, capture: Capture) -> Capture:
+        return next(c for c in self.hub.state().captures if c.id == capture.id)
+
+    def counted(self, outcome: str, trigger: str = "manual", kind: str = "torch") -> float:
+        return self.hub.state().agent.get(("captures_total", (kind, trigger, outcome)), 0.0)

@@ -1,0 +1,211 @@
+"""What captures cost: steps by events, seconds, and what stays after them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.capture_node import MANUAL, CaptureNode
+from tests.daemon.ring_files import RingFile
+from warpwatch.daemon.captures.cost import Baselines, StepCost, rank_sum_z
+from warpwatch.daemon.captures.register import Register
+from warpwatch.daemon.captures.store import Store
+from warpwatch.daemon.config import StoreConfig
+from warpwatch.daemon.hub import Hub
+from warpwatch.telemetry.captures import Capture, Residual
+from warpwatch.telemetry.records import Step
+from warpwatch.telemetry.state import RankState
+
+BEFORE_S = (0.1, 0.11, 0.09) * 7
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Any:
+    with ExitStack() as stack:
+        yield CaptureNode(tmp_path, stack)
+
+
+def step(number: int, duration_s: float, profiled: bool = False) -> Step:
+    return Step(1000.0 + number, "train", 0, number, duration_s, profiled=profiled)
+
+
+def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) -> StepCost:
+    """Steps 3 to 5 are recorded; 2 starts the profiler and 6 pays for the export."""
+    cost = StepCost(before_s)
+    cost.add(step(1, 0.1), 3, 5)
+    for number, duration_s in ((2, 0.3), (3, 0.2), (4, 0.2), (5, 0.2), (6, 1.1)):
+        cost.add(step(number, duration_s, profiled=True), 3, 5)
+    for number, duration_s in enumerate(after_s, 7):
+        cost.add(step(number, duration_s), 3, 5)
+    return cost
+
+
+def test_the_cost_is_what_the_steps_of_a_capture_took_longer() -> None:
+    assert cost_of(()).cost_s() == pytest.approx(0.3 + 3 * 0.2 + 1.1 - 5 * 0.1)
+    assert cost_of((), before_s=()).cost_s() is None
+
+
+def test_medians_are_of_the_recorded_steps_and_those_beside_the_capture() -> None:
+    medians = cost_of((0.1, 0.12, 0.11)).medians()
+    assert medians == {"before": 0.1, "during": 0.2, "after": 0.11}
+
+
+def rounded(cost: StepCost) -> Residual | None:
+    found = cost.residual()
+    return found and replace(found, ratio=round(found.ratio, 6))
+
+
+def test_a_job_that_is_slower_since_says_by_how_much_and_how_surely() -> None:
+    slower = rounded(cost_of(tuple(1.2 * duration_s for duration_s in BEFORE_S)))
+    assert slower == Residual(1.2, 20, True)
+    same = rounded(cost_of(BEFORE_S))
+    assert same == Residual(1.0, 20, False)
+
+
+def test_noise_is_no_residual() -> None:
+    # Each side's median is of five values; the upper half of one side overlaps the other's.
+    before_s = (0.10, 0.30) * 8
+    after_s = (0.10, 0.30) * 7 + (0.30, 0.30, 0.30)
+    residual = cost_of(after_s, before_s).residual()
+    assert residual is not None
+    assert (residual.ratio > 1.05, residual.slower) == (True, False)
+
+
+def test_nothing_is_said_of_a_residual_with_less_than_ten_steps() -> None:
+    assert cost_of((0.1,) * 9).residual() is None
+    assert rounded(cost_of((0.1,) * 10)) == Residual(1.0, 10, False)
+    assert cost_of((0.1,) * 10, before_s=(0.1,) * 9).residual() is None
+
+
+def test_the_next_capture_ends_the_steps_after_this_one() -> None:
+    cost = cost_of((0.1,) * 12)
+    assert not cost.complete
+    cost.add(step(19, 0.5, profiled=True), 3, 5)
+    assert cost.complete
+    cost.add(step(20, 9.0), 3, 5)
+    assert cost.medians()["after"] == 0.1
+
+
+def test_the_rank_sum_test_gives_the_textbook_value() -> None:
+    # U = 25 of 25 pairs; mean 12.5, variance 5 · 5 · 11 / 12.
+    assert rank_sum_z([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(12.5 / (275 / 12) ** 0.5)
+    assert rank_sum_z([1, 2, 3], [1, 2, 3]) == 0
+
+
+def test_baselines_know_only_steps_that_no_capture_disturbed() -> None:
+    baselines = Baselines()
+    for number, profiled in enumerate([False, True, False]):
+        baselines.add(step(number, 0.1 * (1 + number), profiled))
+    assert baselines.of_rank("train", 0) == pytest.approx((0.1, 0.3))
+    baselines.forget("train", 0)
+    assert baselines.of_rank("train", 0) == ()
+
+
+def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
+    node: CaptureNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        node.rings[0].step(0.1)
+    node.poll()
+    node.hub.publish_ranks(node.source.states(node.at))
+    asked = node.coordinator.request(MANUAL)
+    start = node.command(0)["start_step"]
+    while node.rings[0].steps < start + MANUAL.steps + 1:
+        profiled = node.rings[0].steps >= start - 1
+        node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
+    for rank in (0, 1):
+        node.deliver(rank)
+    node.finished(asked)
+    for _ in range(20):
+        node.rings[0].step(0.2)
+    with caplog.at_level(logging.WARNING):
+        capture = node.finished(asked)
+    assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
+    assert capture.residual is not None
+    assert (round(capture.residual.ratio, 1), capture.residual.slower) == (2.0, True)
+    assert f"since capture {asked.id} the steps of train take 100 % longer" in caplog.text
+    agent = node.hub.state().agent
+    assert agent["capture_cost_seconds_total", ("torch",)] == pytest.approx(1.5, abs=0.01)
+    assert agent["capture_residual_ratio", ("train",)] == capture.residual.ratio
+
+
+def test_the_price_stays_when_the_steps_after_it_come_before_the_files(node: CaptureNode) -> None:
+    for _ in range(20):
+        node.rings[0].step(0.1)
+    node.poll()
+    asked = node.coordinator.request(MANUAL)
+    start = node.command(0)["start_step"]
+    while node.rings[0].steps < start + MANUAL.steps + 1:
+        profiled = node.rings[0].steps >= start - 1
+        node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
+    for _ in range(21):
+        node.rings[0].step(0.1)
+    node.finished(asked)
+    for rank in (0, 1):
+        node.deliver(rank)
+    capture = node.finished(asked)
+    assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
+    assert capture.residual is not None
+    assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
+
+
+def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) -> None:
+    store, hub = Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0)
+    folder = str(store.folder("old", 5000.0))
+    old = Capture("old", MANUAL, 5000.0, folder=folder, residual=Residual(1.4, 20, True))
+    store.save(replace(old, outcome="complete"))
+    register = Register(store, hub)
+
+    def shown(*first_times: float) -> float | None:
+        ranks = [
+            RankState("train", number, "", 0, 1, "h", number, 2, first_time=first_time)
+            for number, first_time in enumerate(first_times)
+        ]
+        hub.publish_ranks(tuple(ranks))
+        register.publish_residuals()
+        return hub.state().agent.get(("capture_residual_ratio", ("train",)))
+
+    assert shown(4000.0, 6000.0) == 1.4
+    assert shown(6000.0, 7000.0) is None
+
+
+def test_events_a_step_bound_the_steps_of_all_ranks(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = CaptureNode(tmp_path, stack, max_events=1000)
+        third = RingFile(node.folder.ranks, rank=2, events_per_step=450)
+        stack.enter_context(third.held())
+        third.step()
+        node.poll()
+        asked = node.coordinator.request(replace(MANUAL, steps=5))
+        assert (asked.steps, asked.request.steps) == (2, 5)
+        assert node.command(0)["steps"] == node.command(1)["steps"] == 2
+
+
+def test_one_step_is_always_recorded_and_what_a_capture_brought_counts_more_than_a_claim(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        node = CaptureNode(tmp_path, stack, max_events=3)
+        first = node.coordinator.request(MANUAL)
+        # Nothing is known yet: as many as asked for.
+        assert first.steps == 3
+        for rank in (0, 1):
+            node.deliver(rank)
+        assert node.finished(first).ranks[0].events == 6
+        # Two events a step: one step fits into a budget of three.
+        assert node.coordinator.request(MANUAL).steps == 1
+
+
+def test_other_options_have_events_of_their_own(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        node = CaptureNode(tmp_path, stack, max_events=3)
+        first = node.coordinator.request(MANUAL)
+        for rank in (0, 1):
+            node.deliver(rank)
+        node.finished(first)
+        assert node.coordinator.request(replace(MANUAL, options=("stacks",))).steps == 3

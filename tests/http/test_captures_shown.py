@@ -1,0 +1,128 @@
+"""Captures over HTTP: what can be asked for, and what the page and the command line say of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from warpwatch.daemon.cli.capture import describe, main
+from warpwatch.daemon.http import documents
+from warpwatch.daemon.http.page.captures import residual
+from warpwatch.telemetry.captures import Capture, RankCapture, Residual
+
+
+@pytest.fixture
+def verified(backend: Any) -> Capture:
+    """A capture of five of eight steps that slowed the job down for good."""
+    capture: Capture = backend.now.captures[1]
+    capture = replace(
+        capture,
+        request=replace(capture.request, steps=8),
+        start_step=430,
+        steps=5,
+        ranks=tuple(replace(rank, verified=True, events=41_200) for rank in capture.ranks),
+        cost_s=1.25,
+        residual=Residual(1.12, 20, True),
+    )
+    show(backend, capture)
+    return capture
+
+
+def show(backend: Any, capture: Capture) -> None:
+    backend.now = replace(backend.now, captures=(capture,))
+
+
+def lacking(capture: Capture) -> Capture:
+    problems = ("no_kernels: the rank computes on a GPU",)
+    last = replace(capture.ranks[1], verified=False, problems=problems)
+    detail = f"rank 1 is not verified ({problems[0]})"
+    return replace(capture, ranks=(capture.ranks[0], last), detail=detail, residual=None)
+
+
+def test_options_and_back_end_are_asked_for(client: Any, backend: Any) -> None:
+    body = {"job": "llama-7b", "options": ["stacks", "shapes", "shapes"], "backend": "kineto"}
+    assert client.post("/api/v1/captures", json=body).status_code == 202
+    (asked,) = backend.asked
+    assert (asked.options, asked.backend) == (("shapes", "stacks"), "kineto")
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"options": ["nvtx"]}, "options.0: "),
+        (
+            {"kind": "stacks", "options": ["shapes"]},
+            "options: kind torch has them, stacks has none",
+        ),
+        ({"steps": 0}, "steps: expected a whole number >= 1"),
+        ({"steps": 101}, "steps: expected a whole number <= 100"),
+        ({"ranks": []}, "ranks: "),
+        ({"ranks": [-1]}, "ranks.0: expected a whole number >= 0"),
+        ({"backend": "dynolog"}, "backend: "),
+    ],
+)
+def test_what_cannot_be_asked_for_is_named(
+    client: Any, backend: Any, body: dict[str, Any], detail: str
+) -> None:
+    answer = client.post("/api/v1/captures", json={"job": "llama-7b"} | body)
+    assert answer.status_code == 400
+    assert detail in answer.json()["error"]["detail"]
+    assert backend.asked == []
+
+
+def test_the_page_says_what_was_verified_and_what_it_cost(
+    client: Any, backend: Any, verified: Capture
+) -> None:
+    page = client.get("/").text
+    assert "430 to 434, 5 of 8 asked for: triggers.max_events" in page
+    assert "verified, 41,200 events a rank at most" in page
+    assert "1.25 s of training" in page
+    assert "slower since: +12 % over 20 steps" in page
+    assert 'class="badge good">complete 2/2<' in page
+
+
+def test_the_page_says_what_a_trace_lacks(client: Any, backend: Any, verified: Capture) -> None:
+    show(backend, lacking(verified))
+    page = client.get("/").text
+    assert "1 of 2 traces not verified" in page
+    assert "rank 1 is not verified (no_kernels: the rank computes on a GPU)" in page
+    assert 'class="badge bad">complete 2/2<' in page
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Residual(1.004, 20, False), "as before: +0 % over 20 steps"),
+        (Residual(1.19, 11, False), "within its noise: +19 % over 11 steps"),
+    ],
+)
+def test_a_residual_that_chance_explains_is_none(found: Residual, said: str) -> None:
+    assert residual(found) == said
+
+
+def test_the_command_line_asks_for_options(
+    url: str, backend: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked_for = "--job llama-7b --with stacks --with shapes --rank 1 --kind torch --steps 3"
+    assert main([*asked_for.split(), "--url", url.rstrip("/")]) == 0
+    (asked,) = backend.asked
+    assert (asked.options, asked.ranks, asked.steps) == (("shapes", "stacks"), (1,), 3)
+    assert capsys.readouterr().out.startswith("capture 20260921T150000-aaaaaa: begun")
+
+
+def test_the_command_line_says_the_same(verified: Capture) -> None:
+    said = describe(documents.plain(verified), "http://localhost:9400").splitlines()
+    assert said[0].endswith(": complete 2/2, verified")
+    assert "  5 of 8 steps: more would exceed triggers.max_events" in said
+    assert "  cost: 1.25 s of training" in said
+    assert "  step after / before: 1.120 over 20 steps; the job is slower since" in said
+    said = describe(documents.plain(lacking(verified)), "").splitlines()
+    assert said[0].endswith(": complete 2/2, 1 not verified")
+    assert said[2] == "  rank 1: written (no_kernels: the rank computes on a GPU)"
+
+
+def test_a_capture_that_was_just_begun_says_no_more(verified: Capture) -> None:
+    begun = Capture("c", verified.request, 0.0, ranks=(RankCapture(0),), steps=8)
+    assert describe(documents.plain(begun), "") == "capture c: begun\n  rank 0: asked"

@@ -1,0 +1,216 @@
+"""Captures in a row of four gloo ranks, also while ranks die or are stopped: real processes.
+
+The default is a short series; ``WARPWATCH_MANY_CAPTURES=20`` (and a quarter as many in which a
+rank is killed) runs the whole one and prints what it measured, with ``pytest -s``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.node import LoopNode, loop_node, poll
+
+pytestmark = pytest.mark.torch
+
+CAPTURES = int(os.environ.get("WARPWATCH_MANY_CAPTURES", "5"))
+KILLS = max(1, CAPTURES // 4)
+RANKS = range(4)
+# A step without profiler takes 10 ms; one that lasts so long was held up by somebody.
+HELD_UP_MS = 5000
+
+# argv: how the ranks meet: "lockstep" (all-reduce every step), "start" (a barrier before the
+# first) or "alone", and the file they meet at.
+PROGRAM = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+import warpwatch.client as warpwatch
+
+torch.set_num_threads(1)
+meet, place = sys.argv[1:]
+if meet != "alone":
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)
+    dist.barrier()
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+monitor = warpwatch.attach(job="many")
+while True:
+    with monitor.step(samples=8):
+        loss = model(torch.randn(8, 16)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if meet == "lockstep":
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad)
+        optimizer.step()
+        time.sleep(0.008)
+"""
+
+
+class Ranks:
+    """Four training processes of one node; a context manager that ends them."""
+
+    def __init__(self, node: LoopNode, meet: str) -> None:
+        self.node = node
+        place = node.folder / "meet"
+        place.unlink(missing_ok=True)
+        self.processes = [
+            node.start_rank(rank, PROGRAM, meet, str(place), world_size=len(RANKS))
+            for rank in RANKS
+        ]
+        poll(self.are_stepping, 90, f"four ranks step: {node.log('rank0')}")
+
+    def are_stepping(self) -> bool:
+        running = [rank for rank in self.node.get("ranks") if rank["status"] == "running"]
+        return len(running) == len(RANKS) and all((rank["step"] or 0) > 20 for rank in running)
+
+    def kill(self, rank: int) -> None:
+        self.processes[rank].kill()
+        self.processes[rank].wait()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for rank in RANKS:
+            self.kill(rank)
+        poll(lambda: not self.are_stepping(), 20, "their death is seen")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    triggers = {"cooldown_s": 0, "arm_timeout_s": 5}
+    log = {"jsonl": {"path": str(tmp_path / "log.jsonl")}}
+    hang = {"enabled": False, "stopped_after_s": 2}
+    detectors = {"hang": hang}
+    with loop_node(tmp_path, triggers=triggers, exporters=log, detectors=detectors) as node:
+        node.start_daemon()
+        yield node
+
+
+def ask(node: LoopNode, steps: int) -> str:
+    answer = node.http.post("/api/v1/captures", json={"job": "many", "steps": steps})
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def capture(node: LoopNode, identifier: str) -> Any:
+    return node.http.get(f"/api/v1/captures/{identifier}").json()
+
+
+def finished(node: LoopNode, identifier: str) -> Any:
+    """The capture once it has an outcome."""
+
+    def look() -> Any:
+        found = capture(node, identifier)
+        return found if found["outcome"] else None
+
+    return poll(look, 90, f"capture {identifier} has an outcome: {node.log('daemon')}")
+
+
+def window(ranks: list[Any]) -> set[tuple[int, int]]:
+    return {(rank["first_step"], rank["last_step"]) for rank in ranks}
+
+
+def assert_whole(found: Any, steps: int) -> None:
+    assert found["outcome"] == "complete", found
+    assert [rank["state"] for rank in found["ranks"]] == ["written"] * len(RANKS)
+    assert [rank["verified"] for rank in found["ranks"]] == [True] * len(RANKS), found["detail"]
+    assert window(found["ranks"]) == {(found["start_step"], found["start_step"] + steps - 1)}
+
+
+def unprofiled_s(node: LoopNode, rank: int) -> list[float]:
+    """Durations of the steps that no profiler was in."""
+    lines = (node.folder / "log.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [
+        record["duration_s"]
+        for record in records
+        if record["type"] == "step" and record["rank"] == rank and not record.get("profiled")
+    ]
+
+
+def test_every_capture_in_a_row_has_the_same_steps_on_all_ranks_and_is_verified(
+    node: LoopNode,
+) -> None:
+    with Ranks(node, "lockstep"):
+        for _ in range(CAPTURES):
+            assert_whole(finished(node, ask(node, 3)), 3)
+        newest = node.get("captures")[-1]["id"]
+        poll(lambda: capture(node, newest)["residual"], 60, "what stayed is known")
+    taken = node.get("captures")
+    assert len(taken) == CAPTURES == node.metric("warpwatch_captures_total", outcome="complete")
+    assert capture(node, newest)["residual"]["steps"] >= 10
+    for what in ("cost_s", "residual"):
+        print(what, [found[what] for found in taken])
+    print("files after", [round(found["end_time"] - found["time"], 2) for found in taken], "s")
+
+
+def test_a_killed_rank_is_named_and_costs_the_others_nothing(node: LoopNode) -> None:
+    for number in range(KILLS):
+        with Ranks(node, "start") as ranks:
+            _capture_with_a_death(node, ranks, victim=number % len(RANKS), early=number % 2 == 1)
+    assert all(found["outcome"] for found in node.get("captures"))
+    for rank in RANKS:
+        steps_s = unprofiled_s(node, rank)
+        typical_ms, longest_ms = 1e3 * statistics.median(steps_s), 1e3 * max(steps_s)
+        print(
+            f"rank {rank}: {len(steps_s)} steps, {typical_ms:.1f} ms, longest {longest_ms:.0f} ms"
+        )
+        assert longest_ms < HELD_UP_MS
+
+
+def _capture_with_a_death(node: LoopNode, ranks: Ranks, victim: int, early: bool) -> None:
+    """Before or while it records: all others bring the same steps, and this one is named."""
+    identifier = ask(node, 3 if early else 40)
+    if not early:
+        poll(lambda: _state(node, identifier, victim) == "recording", 30, "it records")
+    ranks.kill(victim)
+    found = finished(node, identifier)
+    others = [rank for rank in found["ranks"] if rank["rank"] != victim]
+    assert found["outcome"] == "partial", found
+    assert {rank["state"] for rank in others} == {"written"}, found
+    assert all(rank["verified"] for rank in others), found["detail"]
+    assert len(window(others)) == 1
+    assert found["detail"].startswith(f"rank {victim}: the process died "), found["detail"]
+    print(found["detail"])
+
+
+def _state(node: LoopNode, identifier: str, rank: int) -> str:
+    return str(capture(node, identifier)["ranks"][rank]["state"])
+
+
+def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(
+    node: LoopNode,
+) -> None:
+    with Ranks(node, "start") as ranks:
+        stopped = ranks.processes[2]
+        identifier = ask(node, 3)
+        stopped.send_signal(signal.SIGSTOP)
+        found = finished(node, identifier)
+        assert found["outcome"] == "partial", found
+        states = [rank["state"] for rank in found["ranks"]]
+        assert states == ["written", "written", "missing", "written"]
+        assert found["detail"].endswith(": the process is stopped"), found["detail"]
+        stopped_at = step(node, 2)
+        stopped.send_signal(signal.SIGCONT)
+        poll(lambda: step(node, 2) > stopped_at + 20, 30, "it goes on")
+        # It is behind the others now; what they record does not wait for it, dead or alive.
+        _capture_with_a_death(node, ranks, victim=2, early=True)
+    # What it was told before it went on was taken back: it records nothing for nobody.
+    left = [path.name for path in (node.folder / "inbox").iterdir() if identifier in path.name]
+    assert left == []
+
+
+def step(node: LoopNode, rank: int) -> int:
+    (found,) = (found for found in node.get("ranks") if found["rank"] == rank)
+    return int(found["step"])
