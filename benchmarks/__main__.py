@@ -11,14 +11,16 @@ import os
 import signal
 import sys
 
-from benchmarks import agent, capture, devices, shim_step
+from benchmarks import agent, capture, capture_pause, devices, shim_step, training
 from benchmarks.processes import CannotMeasure
 
 BENCHMARKS = {
     "shim": shim_step.measure,
+    "training": training.measure,
     "agent": agent.measure,
     "devices": devices.measure,
     "capture": capture.measure,
+    "pause": capture_pause.measure,
 }
 
 

@@ -4,8 +4,8 @@
 
 ``limit_us`` is a loop of two clock reads and one record (a step with two phases) written by the
 protocol's own codec into a mapped ring; ``ratio`` is the shim with the same record over it.
-``command_look_us`` is what a step pays besides when a millisecond has passed since the last look
-at the command file. The loops run in turns, and each figure is the median of its turns.
+``command_look_us`` is what a step pays besides when 5 ms have passed since the last look at
+the command file. The loops run in turns, and each figure is the median of its turns.
 """
 
 from __future__ import annotations

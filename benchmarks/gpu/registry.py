@@ -6,12 +6,13 @@ from __future__ import annotations
 TIMEOUTS_S = {
     "doctor": 30.0,
     "readers": 60.0,
-    "calls": 60.0,
-    "fields": 70.0,
-    "gpm": 60.0,
-    "footprint": 90.0,
+    "calls": 45.0,
+    "fields": 60.0,
+    "gpm": 45.0,
+    "footprint": 60.0,
     "shim": 80.0,
-    "capture": 180.0,
+    "models": 150.0,
+    "capture": 150.0,
 }
 # All of them: on a machine that slows each of them down, the last ones are cut short.
 BUDGET_S = 570.0
