@@ -24,6 +24,7 @@ MAY_IMPORT = {
 # Of the client the daemon needs the protocol, and the launcher for its `run` command.
 CLIENT_FOR_DAEMON = {
     "warpwatch.client._version",
+    "warpwatch.client.identity",
     "warpwatch.client.launch",
     "warpwatch.client.protocol",
     "warpwatch.client.rendezvous",
