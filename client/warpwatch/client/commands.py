@@ -10,7 +10,6 @@ from warpwatch.client import protocol
 
 _ID = re.compile(r"[0-9A-Za-z-]{1,40}")
 MAX_STEPS = 100
-MAX_ARM_TIMEOUT_S = 3600
 # What a trace holds besides, at a price; an option that is not known is left out.
 OPTIONS = ("stacks", "shapes", "memory")
 
@@ -39,7 +38,7 @@ def parse(fields: dict[str, Any]) -> Command | None:
     kind, start, steps = fields.get("kind"), fields.get("start_step", 0), fields.get("steps", 1)
     timeout = fields.get("arm_timeout_s", 60)
     whole = type(start) is int and type(steps) is int and 0 < steps <= MAX_STEPS
-    timely = type(timeout) in (int, float) and 0 < timeout <= MAX_ARM_TIMEOUT_S
+    timely = type(timeout) in (int, float) and 0 < timeout <= protocol.MAX_ARM_TIMEOUT_S
     if not (isinstance(kind, str) and whole and timely):
         return Command("capture", identifier)
     asked = fields.get("options")

@@ -76,6 +76,8 @@ COMMAND_SIZE = 4096
 COMMAND = struct.Struct("<8sQII")
 COMMAND_SEQUENCE_OFFSET = 8
 COMMAND_MAX_TEXT = COMMAND_SIZE - COMMAND.size
+# A command that wants a rank to stay armed for longer is none.
+MAX_ARM_TIMEOUT_S = 3600
 
 
 class ProtocolError(ValueError):

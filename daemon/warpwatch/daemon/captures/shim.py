@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from warpwatch.client.commands import MAX_ARM_TIMEOUT_S
+from warpwatch.client.protocol import MAX_ARM_TIMEOUT_S
 from warpwatch.daemon.captures.stacks import outside
 from warpwatch.daemon.captures.verification import Expectation
 from warpwatch.daemon.config import TriggersConfig
