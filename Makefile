@@ -5,13 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test check format bench docs protobuf clean
+.PHONY: demo test slow check format bench docs protobuf clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/pytest $(ARGS)
+
+# What takes minutes, or needs what is not installed everywhere.
+slow: $(VENV)/.dev
+	$(BIN)/pytest -m slow $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -191,9 +191,9 @@ def test_a_start_step_that_does_not_come_disarms_though_the_thread_is_stuck(fold
 
 
 def test_stacks_are_served_while_the_training_is_stuck(folder: Folder) -> None:
-    code = PLAIN.replace("time.sleep(period_s)", "stuck() if monitor.clock.ring else None").replace(
-        "while True", "def stuck():\n    time.sleep(60)\nwhile True"
-    )
+    code = PLAIN.replace(
+        "time.sleep(period_s)", "stuck() if monitor.clock.ring else time.sleep(0.002)"
+    ).replace("while True", "def stuck():\n    time.sleep(60)\nwhile True")
     with program(folder, code, "0"):
         ring = eventually(folder.rings)[0]
         folder.command(ring.name, op="capture", id="s-1", kind="stacks", start_step=0, steps=1)

@@ -30,6 +30,7 @@ def test_a_data_stall_is_found_captured_and_diagnosed(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("rank*.pt.trace.json.gz"))) == 2
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     code, ending, story = demo("slow_rank", tmp_path)
     assert code == 0, story
@@ -47,12 +48,14 @@ def test_a_hang_is_answered_with_stacks_and_who_waits_for_whom(tmp_path: Path) -
     assert diagnosis["summary"].partition(";")[0] == "rank 1 waits in all_reduce for rank 0"
 
 
+@pytest.mark.slow
 def test_a_regression_is_found(tmp_path: Path) -> None:
     code, ending, story = demo("regression", tmp_path)
     assert code == 0, story
     assert ending["anomaly"]["kind"] == "step_regression"
 
 
+@pytest.mark.slow
 def test_nothing_is_found_when_nothing_is_wrong(tmp_path: Path) -> None:
     code, ending, story = demo("none", tmp_path)
     if code == 1 and ending["anomaly"]["kind"] == "step_regression":

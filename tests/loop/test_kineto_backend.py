@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def start(
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
     }
-    return node.start(f"stock{rank}", [*arguments, "python", "-c", code], environment)
+    return node.start(f"stock{rank}", [*arguments, sys.executable, "-c", code], environment)
 
 
 def request(node: LoopNode, ranks: tuple[int, ...] = (0,), **body: Any) -> Any:

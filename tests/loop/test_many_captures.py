@@ -189,6 +189,7 @@ def _state(node: LoopNode, identifier: str, rank: int) -> str:
     return str(capture(node, identifier)["ranks"][rank]["state"])
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(
     node: LoopNode,
 ) -> None:

@@ -83,6 +83,7 @@ def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: Lo
     assert abs(uncounted(node) - before_ring) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_killed_rank_is_a_crash_and_not_a_hang(node: LoopNode) -> None:
     node.start_daemon()
@@ -98,6 +99,7 @@ def test_a_killed_rank_is_a_crash_and_not_a_hang(node: LoopNode) -> None:
     assert "hang" not in kinds(node)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_stopped_rank_is_a_hang_that_names_it(node: LoopNode) -> None:
     node.start_daemon()
