@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ def run(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
         if not result.is_file():
             lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no result"]
             raise CannotMeasure(f"{variant.name} ended with {done.returncode}: {lines[-1]}")
+        # The daemon reads the end of the ring.
+        time.sleep(1)
         measured = json.loads(result.read_text(encoding="utf-8"))
         return {**measured, "steps_seen": variant.seen(folder, api)}
 
