@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,23 +38,6 @@ if sys.argv[1] == "gil":
 print("running", flush=True)
 signal.pause()
 """
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RendezvousFolder]:
-    folder = RendezvousFolder(tmp_path / "run", tmp_path / "inbox", "0.0.0")
-    yield folder
-    folder.close()
-
-
-@pytest.fixture
-def rejects() -> Counter[str]:
-    return Counter()
-
-
-@pytest.fixture
-def source(folder: RendezvousFolder, rejects: Counter[str]) -> RanksSource:
-    return RanksSource(folder, 10.0, lambda reason: rejects.update([reason]), scan_interval_s=0)
 
 
 def newest(source: RanksSource) -> RankState:

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,23 +17,6 @@ from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.rendezvous.rank import Rank
 from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.telemetry.records import End, RankEvent, RankSeen, Step
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RendezvousFolder]:
-    folder = RendezvousFolder(tmp_path / "run", tmp_path / "inbox", "0.0.0")
-    yield folder
-    folder.close()
-
-
-@pytest.fixture
-def rejects() -> Counter[str]:
-    return Counter()
-
-
-@pytest.fixture
-def source(folder: RendezvousFolder, rejects: Counter[str]) -> RanksSource:
-    return RanksSource(folder, 10.0, lambda reason: rejects.update([reason]), scan_interval_s=0)
 
 
 def test_a_rank_is_seen_with_its_steps_and_totals(

@@ -171,15 +171,6 @@ class Flow:
 
     # --- phases -----------------------------------------------------------------------------------
 
-    def enter(self, phase: str) -> None:
-        """A phase begins, up to ``leave``."""
-        if self.monitor is not None:
-            self.monitor.phase(phase).__enter__()
-
-    def leave(self, phase: str) -> None:
-        if self.monitor is not None:
-            self.monitor.phase(phase).__exit__(None, None, None)
-
     def switch(self, phase: str) -> None:
         """What runs between the phases is ``phase`` from now on: ``forward``, ``eval``, ``other``.
 

@@ -1,0 +1,29 @@
+"""A rendezvous folder of the daemon, and the source that reads its rings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from warpwatch.daemon.rendezvous.folder import RendezvousFolder
+from warpwatch.daemon.sources.ranks import RanksSource
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RendezvousFolder]:
+    folder = RendezvousFolder(tmp_path / "run", tmp_path / "inbox", "0.0.0")
+    yield folder
+    folder.close()
+
+
+@pytest.fixture
+def rejects() -> Counter[str]:
+    return Counter()
+
+
+@pytest.fixture
+def source(folder: RendezvousFolder, rejects: Counter[str]) -> RanksSource:
+    return RanksSource(folder, 10.0, lambda reason: rejects.update([reason]), scan_interval_s=0)
