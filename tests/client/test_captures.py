@@ -74,6 +74,8 @@ def test_a_capture_brings_the_steps_that_were_asked_for(training: Folder) -> Non
     assert path.stat().st_mode & 0o777 == 0o644
     trace = json.loads(gzip.decompress(path.read_bytes()))
     about = {"rank": 0, "job": "demo", "world_size": 1}
+    # Which pauses of the collector fell into it is not ours to say.
+    trace["warpwatch"].pop("gc_pauses_us", None)
     assert trace["warpwatch"] == {**about, "first_step": start, "last_step": start + 2}
     assert trace["distributedInfo"] == {"rank": 0, "world_size": 1}
     names = {event.get("name", "") for event in trace["traceEvents"]}

@@ -124,6 +124,16 @@ def test_options_of_a_command_are_those_that_are_known() -> None:
         assert command.options == read
 
 
+def test_the_budget_samples_often_at_first_and_seldom_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget, sampled = EventBudget(), list[int]()
+    monkeypatch.setattr(budget, "sample", sampled.append)
+    for number in range(64):
+        budget.look(number)
+    assert sampled == [0, 1, 3, 6, 10, 16, 25, 39, 56]
+
+
 def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = [1000]
     counted = torch(cuda=False)
@@ -131,7 +141,7 @@ def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "torch", counted)
     budget = EventBudget()
     budget.sample(0)
-    assert (budget.events_per_step, budget.next_step) == (None, 1)
+    assert budget.events_per_step is None
     counter[0] += 40
     budget.sample(1)
     assert budget.events_per_step == 1000
@@ -140,7 +150,7 @@ def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -
     assert budget.events_per_step == 1200
     counter[0] += 31 * 80
     budget.sample(32)
-    assert (budget.events_per_step, budget.next_step) == (2400, 48)
+    assert budget.events_per_step == 2400
     # Another thread has a counter of its own.
     counter[0] = 5
     budget.sample(48)
@@ -149,6 +159,5 @@ def test_the_budget_follows_autograds_counter(monkeypatch: pytest.MonkeyPatch) -
     budget.sample(64)
     assert budget.events_per_step == 1200
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    assert budget.next_step == 80
     budget.sample(80)
     assert budget.events_per_step == 1200

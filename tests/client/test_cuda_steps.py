@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from warpwatch.client import cuda_steps, protocol
-from warpwatch.client.accounts import END, FIRST_PHASE, START
+from warpwatch.client.accounts import END, FIRST_PHASE, START, Entry
 from warpwatch.client.cuda_steps import DURATION, CudaSteps, device_uuid
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.protocol import ABSENT
@@ -135,7 +135,7 @@ def simulated(
 ) -> tuple[SimulatedCuda, FinishedSteps, Monitor]:
     cuda = SimulatedCuda()
     clock = FinishedSteps()
-    clock.gpu = CudaSteps(cuda, pool_size, query_interval_ns)
+    clock.use_gpu(CudaSteps(cuda, pool_size, query_interval_ns))
     clock.cuda, clock._gpu_tried = cuda, True
     return cuda, clock, Monitor(clock)
 
@@ -389,16 +389,17 @@ def test_a_gpu_that_comes_into_use_while_the_helper_settles_is_not_talked_to() -
     cuda = SimulatedCuda()
     clock = FinishedSteps()
 
-    class Log(deque[tuple[int, ...]]):
-        def popleft(self) -> tuple[int, ...]:
-            clock.gpu = CudaSteps(cuda)
-            clock.gpu.begin(DURATION)
+    class Log(deque[Entry]):
+        def popleft(self) -> Entry:
+            gpu = CudaSteps(cuda)
+            clock.use_gpu(gpu)
+            gpu.begin(DURATION)
             return super().popleft()
 
     monitor = Monitor(clock)
     with monitor.step():
         pass
-    clock.log = Log([(START, 1), (END, 2, 0, 0, 0)])
+    clock.log = Log([(START, 1, None), (END, 2, (0, 0, 0))])
     clock.settle()
     assert clock._totals[0] == 1 + 1
     assert len(cuda.queue) == 2

@@ -292,7 +292,7 @@ def test_a_forked_child_keeps_what_it_must_not_destroy() -> None:
             destroyed.append(self)
 
     clock = StepClock()
-    clock.gpu = Events()  # type: ignore[assignment]
+    clock.use_gpu(Events())  # type: ignore[arg-type]
     clock.drop()
     assert clock.gpu is None
     assert destroyed == []

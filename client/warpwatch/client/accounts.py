@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from operator import add
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warpwatch.client import faults, protocol
 from warpwatch.client.cuda_steps import DURATION, CudaSteps
@@ -26,10 +25,12 @@ SAMPLES, TOKENS, FIRST_PHASE = 2, 3, DURATION + 1
 OTHER = DURATION
 _BLANK = [1, 1, 0, 0, 0, *[0] * MAX_PHASES]
 
-# Entries of the log begin with what happened and the time of it in ns. Where it is none of these,
-# it is the index of the phase that is entered. A third item, which SWITCH has and a phase's begin
-# or end may have, is the phase that what runs between phases is from now on.
-END, START, LEAVE, SWITCH = 0, 1, -1, -2
+# Entries of the log: what happened, the time of it in ns, and a detail. What is none of these is
+# the index of the phase that is entered. LAST: a phase ends, with it the step, and none runs
+# between phases from now on. Detail: flags, samples and tokens where a step ends; elsewhere the
+# phase that what runs between phases is from now on, None where that stays.
+END, LAST, START, LEAVE, SWITCH = 0, 1, 2, -1, -2
+Entry = tuple[int, int, Any]
 
 
 class Accounts:
@@ -47,7 +48,7 @@ class Accounts:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.log: deque[tuple[int, ...]] = deque()
+        self.log: deque[Entry] = deque()
         self.ring: RingWriter | None = None
         self.gpu: CudaSteps | None = None
         self.wall_offset_ns = 0
@@ -95,28 +96,27 @@ class Accounts:
         rows: list[Row] = []
         try:
             for _ in range(len(log)):
-                entry = popleft()
-                what, now, before = entry[0], entry[1], current
+                what, now, detail = popleft()
                 spent[current] += now - mark_ns
                 mark_ns = now
+                if gpu is not None and not END <= what <= START:
+                    gpu.border(current)
                 if what >= OTHER:
                     stack.append(current)
                     current = what
-                elif what >= 0:
-                    self._cut(entry, spent, current, rows, gpu)
+                elif what >= END:
+                    self._cut(what, now, detail, spent, current, rows, gpu)
                     spent = _BLANK[:]
-                    if what == START:
-                        current = OTHER
-                    continue
+                    if what == END:
+                        continue
+                    current, detail = stack.pop() if stack else OTHER, OTHER
                 elif what == LEAVE:
                     current = stack.pop() if stack else OTHER
-                if len(entry) > 2:
+                if detail is not None:
                     if stack:
-                        stack[0] = entry[2]
+                        stack[0] = detail
                     else:
-                        current = entry[2]
-                if gpu is not None:
-                    gpu.border(before)
+                        current = detail
         finally:
             self._spent, self.current, self._mark_ns = spent, current, mark_ns
         if rows:
@@ -124,25 +124,27 @@ class Accounts:
 
     def _cut(
         self,
-        entry: tuple[int, ...],
+        what: int,
+        now: int,
+        detail: Any,
         spent: list[int],
         current: int,
         rows: list[Row],
         gpu: CudaSteps | None,
     ) -> None:
         """A step ends and counts, or what ran until now belongs to none."""
-        now, before, self._end_ns = entry[1], self._end_ns, entry[1]
-        self.current = current
-        if entry[0] == START:
+        before, self._end_ns = self._end_ns, now
+        if what == START:
             self._stack.clear()
             if gpu is not None:
                 gpu.restart()
             return
-        flags, spent[SAMPLES], spent[TOKENS] = entry[2:]
+        flags, spent[SAMPLES], spent[TOKENS] = detail
         spent[DURATION] = now - before
         number, wall_ns = self._number, now + self.wall_offset_ns
         self._number = number + 1
         if gpu is not None:
+            self.current = current
             gpu.end(self, flags, wall_ns, number, spent)
         else:
             rows.append((flags, wall_ns, number, ABSENT, ABSENT, spent))
@@ -154,15 +156,16 @@ class Accounts:
         self._write([(flags, wall_ns, number, gpu_ns, allocated, spent)])
 
     def _write(self, rows: list[Row]) -> None:
+        length = FIRST_PHASE + len(self.phase_names)
         totals = self._totals
-        for row in rows:
-            totals = list(map(add, totals, row[5]))
-        self._totals = totals
+        # All that is in use, column by column.
+        columns = zip(totals[:length], *[row[5] for row in rows])
+        self._totals = totals = [*map(sum, columns), *totals[length:]]
         ring = self.ring
         if ring is not None:
             if ring is not self._known_ring:
                 self._meet(ring)
-            ring.write_steps(rows, totals, FIRST_PHASE + len(self.phase_names))
+            ring.write_steps(rows, totals, length)
 
     def _meet(self, ring: RingWriter) -> None:
         self._known_ring = ring

@@ -35,12 +35,11 @@ class Phase:
         if get_ident() == clock.thread:
             now = monotonic_ns()
             try:
-                clock.push((self.index, now))
-                if clock.gpu is not None:
-                    clock.settle()
+                clock.push((self.index, now, None))
+                return self  # in here: an interrupt between the two is one, too
             except BaseException:
                 # Interrupted: nobody will leave what was not entered.
-                clock.push((LEAVE, monotonic_ns()))
+                clock.push((LEAVE, monotonic_ns(), None))
                 raise
         return self
 
@@ -52,9 +51,7 @@ class Phase:
     ) -> None:
         clock = self._clock
         if get_ident() == clock.thread:
-            clock.push((LEAVE, monotonic_ns()))
-            if clock.gpu is not None:
-                clock.settle()
+            clock.push((LEAVE, monotonic_ns(), None))
 
 
 class _Interruption(Phase):

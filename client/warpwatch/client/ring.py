@@ -168,8 +168,7 @@ class RingWriter:
                     end = offset + size + _HEAD
                     ring[offset:end] = body
                     words[end >> 3] = _crc32(body)
-                    words[_RECORDS] = sequence
-                self._records = sequence
+                self._records = words[_RECORDS] = sequence
             finally:
                 self._lock.release()
         else:

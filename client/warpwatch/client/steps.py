@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from numbers import Real
 from queue import SimpleQueue
 from threading import get_ident
@@ -19,7 +20,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from warpwatch.client import faults, identity
-from warpwatch.client.accounts import END, FIRST_PHASE, LEAVE, OTHER, START, SWITCH, Accounts
+from warpwatch.client.accounts import (
+    END,
+    FIRST_PHASE,
+    LAST,
+    LEAVE,
+    OTHER,
+    START,
+    SWITCH,
+    Accounts,
+    Entry,
+)
 from warpwatch.client.cuda_steps import CudaSteps, device_uuid
 from warpwatch.client.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 
@@ -49,7 +60,7 @@ class StepClock(Accounts):
 
     def __init__(self) -> None:
         super().__init__()
-        self.push = self.log.append
+        self.push: Callable[[Entry], None] = self.log.append
         self.captures: Captures | None = None
         self.cuda: Any = None  # torch.cuda, once the helper thread saw that it is in use
         self.device: str | None = None
@@ -107,7 +118,7 @@ class StepClock(Accounts):
             self.open = False
             now = monotonic_ns()
             self.steps += 1
-            self.push((END, now, self.flags, self.samples, self.tokens))
+            self.push((END, now, (self.flags, self.samples, self.tokens)))
             if now >= self._settle_ns or self.gpu is not None or self.capturing:
                 self._ended(now)
         except Exception as fault:
@@ -116,11 +127,11 @@ class StepClock(Accounts):
     __enter__ = begin
 
     def turn(self, now: int) -> None:
-        """A step has ended ``now`` and the next begins: in the training thread, inside a step."""
+        """A phase has ended ``now``, with it a step, and the next begins. Training thread."""
         self.begun_ns = now
         self.steps = begun = self.steps + 1
         self.begun = begun + 1
-        self.push((END, now, self.flags, self.samples, self.tokens))
+        self.push((LAST, now, (self.flags, self.samples, self.tokens)))
         self.samples = self.tokens = 0
         if now >= self._look_ns or self.capturing or self.cuda is not None:
             self._turned(now)
@@ -135,8 +146,6 @@ class StepClock(Accounts):
         """What runs between phases is the phase ``index`` from now on, OTHER by default."""
         if get_ident() == self.thread:
             self.push((SWITCH, monotonic_ns(), index))
-            if self.gpu is not None:
-                self.settle()
 
     def become(self, index: int) -> None:
         """The innermost phase is another one from now on, up to the same end.
@@ -144,10 +153,8 @@ class StepClock(Accounts):
         For whoever runs while the training thread waits for them.
         """
         now = monotonic_ns()
-        self.push((LEAVE, now))
-        self.push((index, now))
-        if self.gpu is not None:
-            self.settle()
+        self.push((LEAVE, now, None))
+        self.push((index, now, None))
 
     def restart(self) -> None:
         """What ran since the last step belongs to none; a step begins."""
@@ -185,6 +192,11 @@ class StepClock(Accounts):
             self._define(self._known_ring, number)
         return FIRST_PHASE + number
 
+    def use_gpu(self, gpu: CudaSteps) -> None:
+        """The borders are the GPU's from now on: they are now, not when the log is settled."""
+        self.gpu = gpu
+        self.push = self._push_and_settle
+
     def drop(self) -> None:
         """In a forked child: nothing is measured any more."""
         self._dead = True
@@ -205,12 +217,16 @@ class StepClock(Accounts):
         try:
             if not self._gpu_tried:
                 self._gpu_tried = True
-                self.gpu = CudaSteps(self.cuda)
+                self.use_gpu(CudaSteps(self.cuda))
                 self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
             if self.gpu is not None:
                 self.gpu.begin(self.current)
         except Exception as error:
             faults.swallow(error)
+
+    def _push_and_settle(self, entry: Entry) -> None:
+        self.log.append(entry)
+        self.settle()
 
     def _ended(self, now: int) -> None:
         self._settle_ns = now + SETTLE_INTERVAL_NS
@@ -231,7 +247,7 @@ class StepClock(Accounts):
 
     def _start(self, now: int) -> None:
         self._started = True
-        self.push((START, now))
+        self.push((START, now, None))
         self.woken.put(None)
 
     def tell_begun(self, ring: RingWriter) -> None:

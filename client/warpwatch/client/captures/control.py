@@ -75,8 +75,7 @@ class Captures:
 
     def follow(self, clock: Clock, ring: RingWriter, number: int) -> None:
         """Step ``number`` begins, and it is time for a look."""
-        if number >= self.budget.next_step:
-            self.budget.sample(number)
+        self.budget.look(number)
         fd = ring.command_fd
         if fd >= 0 and os.pread(fd, 8, 8) != ring.command_seen:
             self._read_command(clock, ring, number)

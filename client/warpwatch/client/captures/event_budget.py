@@ -15,28 +15,33 @@ from typing import Any
 # come to them.
 FACTOR_CPU = 25.0
 FACTOR_CUDA = 40.0
-# Looks are this many steps apart, fewer while there were fewer steps.
-SAMPLE_STEPS = 16
+# The counter is read at every so manieth look for a command, more often at the first ones.
+SAMPLE_LOOKS = 16
 
 
 class EventBudget:
-    """``sample`` is for the training thread: the counter belongs to it.
+    """``look`` is for the training thread: the counter belongs to it.
 
     events_per_step: two significant digits, None when it is not known.
-    next_step: the step at whose begin to look at the counter again.
     """
 
     def __init__(self) -> None:
         self.events_per_step: int | None = None
-        self.next_step = 0
+        self._looks = self._next_look = 0
         self._factor: float | None = None
         self._measured: float | None = None
         self._rate = 0.0
         self._last: tuple[int, int] | None = None
 
+    def look(self, number: int) -> None:
+        """Step ``number`` is about to begin, and it is time to look for a command."""
+        self._looks += 1
+        if self._looks > self._next_look:
+            self._next_look = self._looks + min(SAMPLE_LOOKS, self._looks // 2)
+            self.sample(number)
+
     def sample(self, number: int) -> None:
         """Step ``number`` is about to begin."""
-        self.next_step = number + max(1, min(SAMPLE_STEPS, number // 2))
         counter = operators()
         if counter is None:
             return

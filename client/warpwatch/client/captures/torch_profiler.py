@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from warpwatch.client import inbox
 from warpwatch.client.captures.program_profiler import ours
 
 SUFFIX = ".pt.trace.json.gz"
+# More than any capture of some steps has; 30 bytes each.
+MAX_PAUSES = 1000
 
 
 class TorchRecorder:
@@ -34,6 +37,7 @@ class TorchRecorder:
         self._profiler: Any = None
         self._started = self._stopped = False
         self._step: Any = None
+        self._pauses = _Pauses()
 
     def prepare(self) -> None:
         self._profiler = _new_profiler(self._options)
@@ -44,6 +48,8 @@ class TorchRecorder:
         self._started = True
         with ours():
             self._profiler.start_trace()
+        if "stacks" not in self._options:
+            self._pauses.watch()
         self._annotate(number)
 
     def next_step(self, number: int) -> None:
@@ -52,7 +58,9 @@ class TorchRecorder:
 
     def stop(self, about: dict[str, Any]) -> None:
         self._leave_step()
-        self._profiler.add_metadata_json("warpwatch", json.dumps(about))
+        self._pauses.leave()
+        own = about | {"gc_pauses_us": self._pauses.found_us}
+        self._profiler.add_metadata_json("warpwatch", json.dumps(own))
         if not _has_process_group():
             # Where there is one, torch adds it itself. Readers tell ranks apart by it.
             known = {name: about[name] for name in ("rank", "world_size") if name in about}
@@ -79,6 +87,7 @@ class TorchRecorder:
         return {"file": os.path.basename(base) + SUFFIX}
 
     def drop(self) -> None:
+        self._pauses.leave()
         try:
             if self._profiler is not None and not self._stopped:
                 self._leave_step()
@@ -109,6 +118,34 @@ class TorchRecorder:
         step, self._step = self._step, None
         if step is not None:
             step.__exit__(None, None, None)
+
+
+class _Pauses:
+    """Garbage collections of the capture, which without stacks are not in torch's trace.
+
+    ``found_us``: begin since the epoch and duration of each, at most MAX_PAUSES. The callback calls
+    nothing of torch: a collection may begin anywhere.
+    """
+
+    def __init__(self) -> None:
+        self.found_us: list[tuple[float, float]] = []
+        self._begun_ns = 0
+        # At the interpreter's end the module's names may be gone.
+        self._time_ns = time.time_ns
+
+    def watch(self) -> None:
+        gc.callbacks.append(self._collected)
+
+    def leave(self) -> None:
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+        now_ns = self._time_ns()
+        if phase == "start":
+            self._begun_ns = now_ns
+        elif self._begun_ns and len(self.found_us) < MAX_PAUSES:
+            self.found_us.append((self._begun_ns / 1e3, (now_ns - self._begun_ns) / 1e3))
 
 
 def _new_profiler(options: tuple[str, ...]) -> Any:

@@ -39,14 +39,10 @@ def install(module: ModuleType, flow: Flow) -> None:
         try:
             flow.in_backward = True
             clock.push((flow.backward_phase, now, OTHER))
-            if clock.gpu is not None:
-                clock.settle()
             return original(*args, **kwargs)
         finally:
             flow.in_backward = False
-            clock.push((LEAVE, monotonic_ns()))
-            if clock.gpu is not None:
-                clock.settle()
+            clock.push((LEAVE, monotonic_ns(), None))
             if flow.due is not None:
                 flow.end_due()
 

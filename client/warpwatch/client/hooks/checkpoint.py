@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -43,7 +44,17 @@ def _saving(original: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
         monitor = flow.monitor
         if monitor is None or flow.is_compiling():
             return original(*args, **kwargs)
-        with monitor.phase("checkpoint"):
+        with monitor.phase("checkpoint"), _in_the_trace():
             return original(*args, **kwargs)
 
     return save
+
+
+def _in_the_trace() -> AbstractContextManager[Any]:
+    """While a profiler records: an annotation, as no event of torch tells of a save."""
+    profiler: Any = sys.modules.get("torch.autograd.profiler")
+    enabled: Any = getattr(sys.modules.get("torch.autograd"), "_profiler_enabled", None)
+    if profiler is None or enabled is None or not enabled():
+        return nullcontext()
+    annotation: AbstractContextManager[Any] = profiler.record_function("checkpoint")
+    return annotation

@@ -184,9 +184,7 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
             return any_other(iterator)
         flow.turned = None
         hook.inside = True
-        clock.push((hook.waiting_phase, monotonic_ns()))
-        if clock.gpu is not None:
-            clock.settle()
+        clock.push((hook.waiting_phase, monotonic_ns(), None))
         try:
             batch = original(iterator)
         except BaseException:
@@ -197,8 +195,6 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
         flow.batches += 1
         flow.samples, flow.tokens = measure(batch)
         clock.push((LEAVE, monotonic_ns(), hook.forward_phase))
-        if clock.gpu is not None:
-            clock.settle()
         return batch
 
     return __next__

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch.client import faults
-from warpwatch.client.accounts import LEAVE, OTHER
+from warpwatch.client.accounts import OTHER
 from warpwatch.client.hooks.flow import Flow
 from warpwatch.client.monitor import Monitor, Phase
 
@@ -77,9 +77,7 @@ class OptimizerHooks:
             self.begin(optimizer, _has_closure(args[1:], kwargs))
             return
         self._running = self._alone
-        clock.push((self._alone_phase, monotonic_ns()))
-        if clock.gpu is not None:
-            clock.settle()
+        clock.push((self._alone_phase, monotonic_ns(), None))
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The global hook after it."""
@@ -102,7 +100,6 @@ class OptimizerHooks:
         self._running = ()
         self._counted = used
         flow.updates += 1
-        clock.push((LEAVE, now, OTHER))
         clock.turn(now)
         flow.turned = clock
 
