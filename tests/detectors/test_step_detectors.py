@@ -1,8 +1,6 @@
-"""step_regression, data_stall and straggler on streams whose truth is known."""
+"""step_regression, and what no step detector may raise, on streams whose truth is known."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 
@@ -32,67 +30,6 @@ def test_lone_slow_steps_and_lone_slow_batches_raise_nothing():
         wait=lambda step, rank: 0.3 if step % 131 == rank else 0.0,
     )
     assert opened(detection(), records) == []
-
-
-def test_input_that_doubles_the_step_is_a_data_stall_within_15_seconds():
-    job, engine = Job(step_s=0.04, noise=0.2), detection()
-    assert opened(engine, job.steps(500)) == []
-    begin, first = job.time, job.step
-    found = opened(engine, job.steps(400, wait=lambda *_: 0.06))
-    assert [(a.kind, a.job, a.rank, a.severity) for a in found] == [
-        ("data_stall", "llama", None, "warning")
-    ]
-    assert found[0].time - begin < 15
-    assert abs((found[0].begin_step or 0) - first) <= 25
-    assert found[0].baseline == pytest.approx(0.01, abs=0.005)
-    assert "2 ranks wait for data" in found[0].summary
-
-
-def test_input_that_stalls_one_rank_names_it():
-    job, engine = Job(ranks=8, step_s=0.2, noise=0.02), detection()
-    assert opened(engine, job.steps(500)) == []
-    found = opened(engine, job.steps(200, wait=lambda _, rank: 0.1 if rank == 5 else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("data_stall", 5)]
-
-
-def test_input_that_was_slow_from_the_first_step_is_found_too():
-    job, engine = Job(step_s=0.04, noise=0.1), detection()
-    found = opened(engine, job.steps(300, wait=lambda *_: 0.06))
-    assert [(a.kind, a.baseline) for a in found] == [("data_stall", None)]
-    assert "from the start" in found[0].summary
-
-
-def test_25_ms_more_work_on_one_rank_of_two_is_a_straggler_within_15_seconds():
-    job, engine = Job(step_s=0.04, noise=0.2), detection()
-    opened(engine, job.seen())
-    assert opened(engine, job.steps(500)) == []
-    begin = job.time
-    found = opened(engine, job.steps(400, compute=lambda _, rank: 0.025 if rank == 1 else 0.0))
-    assert [(a.kind, a.rank, a.device) for a in found] == [("straggler", 1, "GPU-1")]
-    assert found[0].time - begin < 15
-    assert "longer than its peer since step" in found[0].summary
-
-
-def test_a_rank_15_percent_slower_than_seven_peers_is_found_within_60_steps():
-    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), detection()
-    assert opened(engine, job.steps(1_000)) == []
-    found = opened(engine, job.steps(60, compute=lambda _, rank: 0.06 if rank == 3 else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 3)]
-    assert "its 7 peers" in found[0].summary
-
-
-def test_a_rank_slow_from_the_start_is_a_straggler():
-    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
-    found = opened(engine, job.steps(150, compute=lambda _, rank: 0.16 if rank == 2 else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 2)]
-
-
-def test_two_slow_ranks_are_one_anomaly_of_the_job():
-    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), detection()
-    assert opened(engine, job.steps(500)) == []
-    found = opened(engine, job.steps(100, compute=lambda _, rank: 0.2 if rank in (1, 6) else 0.0))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", None)]
-    assert "ranks 1, 6 compute" in found[0].summary
 
 
 def test_more_work_on_all_ranks_is_a_regression_within_15_seconds():
@@ -153,15 +90,6 @@ def test_steps_of_a_capture_are_not_judged():
     for rank in (0, 1):
         engine.feed(RankEvent(job.time, "llama", rank, "capture_finished"))
     assert opened(engine, job.steps(100)) == []
-
-
-def test_declared_checkpoints_and_evaluations_are_no_slow_rank():
-    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
-    opened(engine, job.steps(500))
-    for step in job.steps(200):
-        extra = "checkpoint" if step.rank == 0 else "comm"
-        phases = {**step.phases_s, extra: step.phases_s.get(extra, 0.0) + 0.3}
-        assert engine.feed(replace(step, duration_s=step.duration_s + 0.3, phases_s=phases)) == []
 
 
 def test_a_disabled_detector_says_nothing():

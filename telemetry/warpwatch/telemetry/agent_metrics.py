@@ -13,6 +13,31 @@ def _row(
 
 _FINDINGS = (
     _row("anomalies_total", "counter", "Anomalies raised.", "kind", "severity"),
+    _row(
+        "anomalies_suppressed_total",
+        "counter",
+        "Findings that were not raised because another anomaly explains them.",
+        *("kind", "cause"),
+    ),
+    _row(
+        "detection_refused_total",
+        "counter",
+        "What was too much for the detection: anomalies not raised, jobs forgotten early.",
+        "what",
+    ),
+    _row(
+        "detector_errors_total",
+        "counter",
+        "What a detector could not take, by its kind: a fault of the agent; the others go on.",
+        "kind",
+    ),
+    _row(
+        "anomaly_store_errors_total",
+        "counter",
+        "What the history of anomalies and the detectors' memory lost: read, write, snapshot, "
+        "queue.",
+        "operation",
+    ),
     _row("anomaly_active", "gauge", "Anomalies that are active now.", "kind"),
     _row(
         "captures_total",

@@ -1,7 +1,8 @@
-"""The closed set of anomaly kinds, and one finding."""
+"""The closed set of anomaly kinds, one finding, and the metrics of the minutes around it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +51,9 @@ class Anomaly:
     step: the newest step when it was raised; begin_step: where it began.
     value, baseline: the quantity judged and what it is compared with, in the kind's own unit.
     summary: one sentence with numbers.
+    explained_by: the id of the anomaly that turned out to be its cause, which also ended it.
+    effects: what it does to jobs, one sentence each; the summary tells them too.
+    reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
     """
 
     id: str
@@ -65,3 +69,34 @@ class Anomaly:
     value: float | None = None
     baseline: float | None = None
     end_time: float | None = None
+    explained_by: str | None = None
+    effects: tuple[str, ...] = ()
+    reopened: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSeries:
+    """What one job, rank or device did, in points of ``AnomalyContext.interval_s``.
+
+    times: where each point begins (wall clock, seconds); values: by series, one for each time,
+    None where nothing is known. Of a job and rank, means over the steps that ended in the point:
+    ``step_duration_s``, ``step_duration_max_s``, ``phase_s{phase=…}``, ``tokens_per_s``,
+    ``samples_per_s``, ``memory_allocated_bytes``; of a device, means of its gauges by their names
+    in the telemetry log.
+    counts: steps or readings of each point.
+    """
+
+    times: tuple[float, ...]
+    counts: tuple[int, ...]
+    values: Mapping[str, tuple[float | None, ...]]
+    job: str | None = None
+    rank: int | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyContext:
+    """The metrics of the minutes around an anomaly: of its job, its rank and its device."""
+
+    interval_s: float
+    series: tuple[ContextSeries, ...] = ()

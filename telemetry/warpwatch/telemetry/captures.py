@@ -19,7 +19,8 @@ CAPTURE_OPTIONS = ("stacks", "shapes", "memory")
 BACKENDS = ("shim", "kineto")
 
 # Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
-TRIGGERS = ("anomaly", "manual", "alert", "code")
+# The one capture of a healthy job that later ones are compared with (baseline) has its own budget.
+TRIGGERS = ("anomaly", "manual", "alert", "code", "baseline")
 
 # How a capture ended: every targeted rank brought its file, some did, none did, or it was never
 # begun and why (the reasons of the policy and of safety).
@@ -36,7 +37,12 @@ OUTCOMES = (
     "refused_disabled",
     "refused_no_rank",
     "refused_other_node",
+    "refused_quiet_hours",
+    "refused_over",
 )
+
+# How the detail of a capture, or of one rank of it, begins that something came in between.
+INTERRUPTED = "interrupted: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ class Capture:
     step_s: median step seconds of the job ``before``, ``during`` and ``after``. cost_s: what the
     job lost by starting, recording, stopping and export. Both None or empty until it is known.
     diagnosis: the JSON of the diagnosis (docs/diagnosis.md), None until there is one.
+    baseline_id: the capture of the same job when it was well that the diagnosis compares with.
     """
 
     id: str
@@ -127,3 +134,25 @@ class Capture:
     residual: Residual | None = None
     diagnosis: Mapping[str, Any] | None = None
     diagnosis_outcome: str | None = None
+    baseline_id: str | None = None
+
+
+# What became of an anomaly's trigger, besides the refusals of OUTCOMES: a capture was begun, may
+# still be, or is not wanted for the kind.
+CAPTURED = "captured"
+WAITING = "waiting"
+NO_RECIPE = "no_recipe"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why an anomaly was or was not captured. time: wall clock in seconds; detail: for people.
+
+    outcome: CAPTURED, WAITING, NO_RECIPE, or why not (of OUTCOMES).
+    """
+
+    time: float
+    anomaly_id: str
+    outcome: str
+    detail: str = ""
+    capture_id: str | None = None

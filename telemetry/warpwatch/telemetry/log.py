@@ -8,11 +8,15 @@ not know keeps its name and labels as written, so an older reader understands a 
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
+
+import msgspec
 
 from warpwatch.telemetry.catalogue import CATALOGUE
 from warpwatch.telemetry.metric import SeriesKey
@@ -37,7 +41,15 @@ _TYPES: dict[str, type[Record]] = {
 _NAMES = {record_type: name for name, record_type in _TYPES.items()}
 # Values that are the rule and not worth a word.
 _SILENT = {"samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False}
+# How the lines that make up a log begin, with and without spaces after the colon.
+_STEP_LINE = (b'{"type":"step"', b'{"type": "step"')
+_DEVICE_LINE = (b'{"type":"device"', b'{"type": "device"')
+# What a signed word of 64 bits holds; no count of a rank is larger.
+_MAX_INTEGER = 2**63 - 1
 _DEVICE = "device_"
+# An event's own fields. What its detail calls by the same name is written with a prefix.
+_EVENT_FIELDS = ("type", "time", "job", "rank", "event")
+_EVENT = "event_"
 _SERIES = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?", re.DOTALL)
 T = TypeVar("T")
 
@@ -50,7 +62,7 @@ def encode(record: Record) -> dict[str, Any]:
     for field in fields(record):
         value = getattr(record, field.name)
         if field.name == "detail":
-            encoded |= {key: item for key, item in value.items() if key not in encoded}
+            encoded |= {_EVENT * (key in _EVENT_FIELDS) + key: value[key] for key in value}
         elif field.name == "metrics":
             encoded["metrics"] = {
                 series_text(key): number for key, number in value.items() if math.isfinite(number)
@@ -81,6 +93,8 @@ def series_text(key: SeriesKey) -> str:
     return f"{text}{{{own}}}"
 
 
+# A log repeats the same few hundred; process ids come and go.
+@functools.lru_cache(maxsize=4096)
 def series_key(text: str) -> SeriesKey:
     """The inverse of series_text. Raises ValueError when the text is no series."""
     match = _SERIES.fullmatch(text)
@@ -105,6 +119,18 @@ def _labels(text: str, inside: str) -> dict[str, str]:
     return labels
 
 
+class _DeviceLine(msgspec.Struct):
+    time: float
+    device: str = ""
+    metrics: dict[str, float] = {}
+    up: bool = True
+    reason: str = ""
+
+
+_decode_step = msgspec.json.Decoder(Step).decode
+_decode_device = msgspec.json.Decoder(_DeviceLine).decode
+
+
 class Decoder:
     """Decodes the lines of one log in order.
 
@@ -116,7 +142,36 @@ class Decoder:
     def __init__(self) -> None:
         self._previous: dict[tuple[str, int], Step | RankSeen] = {}
 
+    def decode_line(self, line: str | bytes) -> Record:
+        """The record of one line. Raises ValueError as ``decode``, or because it is no JSON.
+
+        Whole lines of the usual form are read by their types; ``decode`` looks at all others and
+        says what is wrong with them.
+        """
+        raw = line if isinstance(line, bytes) else line.encode(errors="replace")
+        try:
+            if raw.startswith(_STEP_LINE):
+                if step := self._whole_step(raw):
+                    return step
+            elif raw.startswith(_DEVICE_LINE):
+                return _device_reading(raw)
+        except ValueError:
+            pass
+        return self.decode(json.loads(raw.decode(errors="replace")))
+
+    def _whole_step(self, raw: bytes) -> Step | None:
+        """None when a number is out of its range. Raises ValueError when a field is missing."""
+        step = _decode_step(raw)
+        whole = step.rank | step.step | step.samples | step.tokens
+        if step.duration_s < 0 or not 0 <= whole <= _MAX_INTEGER:
+            return None
+        if not 0 <= (step.memory_allocated_bytes or 0) <= _MAX_INTEGER:
+            return None
+        self._previous[step.job, step.rank] = step
+        return step
+
     def decode(self, encoded: Mapping[str, Any]) -> Record:
+        """The record of one JSON object. Raises ValueError with one line that names the field."""
         if not isinstance(encoded, Mapping):
             raise ValueError(f"a JSON object is needed, found {type(encoded).__name__}")
         name = encoded.get("type")
@@ -144,6 +199,12 @@ class Decoder:
         step = Step(time, job, rank, number, duration_s, **_measured(encoded))
         self._previous[job, rank] = step
         return step
+
+
+def _device_reading(raw: bytes) -> DeviceReading:
+    line = _decode_device(raw)
+    metrics = {series_key(key): value for key, value in line.metrics.items()}
+    return DeviceReading(line.time, line.device, metrics, line.up, line.reason)
 
 
 def _measured(encoded: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,14 +238,25 @@ def _device(encoded: Mapping[str, Any]) -> Record:
 
 
 def _event(encoded: Mapping[str, Any]) -> Record:
-    known = ("type", "time", "job", "rank", "event")
+    renamed = {_EVENT + key: key for key in _EVENT_FIELDS}
     return RankEvent(
         _number(encoded, "time"),
         _text(encoded, "job"),
         _integer(encoded, "rank"),
         _text(encoded, "event"),
-        {key: value for key, value in encoded.items() if key not in known},
+        {
+            renamed.get(k, k): value
+            for k, value in encoded.items()
+            if k not in _EVENT_FIELDS and not _is_boundless(value)
+        },
     )
+
+
+def _is_boundless(value: object) -> bool:
+    """A number that no float or word of 64 bits holds: as good as unknown, so it is left out."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, int) and abs(value) > _MAX_INTEGER
 
 
 def _clock(encoded: Mapping[str, Any]) -> Record:
@@ -216,8 +288,8 @@ def _number(encoded: Mapping[str, Any], name: str) -> float:
 def _integer(encoded: Mapping[str, Any], name: str, default: int = 0) -> int:
     value = encoded.get(name, default)
     if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_INTEGER:
         raise ValueError(f"{name}: a whole number is needed, not {value!r}")
     return value
 

@@ -83,9 +83,13 @@ class End:
 
 Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End
 
-# From the shim: capture_* , exception, oom, gc_pause (with duration_s, generation, step). From the
-# daemon, which sees the process: stopped (alive without a heartbeat, with silent_reason), resumed,
-# died (gone without an exit record).
+# From the shim: capture_* , exception, oom, gc_pause (with duration_s, generation, step), memory
+# (what its allocator says: allocated_bytes, reserved_bytes, peak_allocated_bytes,
+# inactive_split_bytes, allocation_retries, out_of_memory_errors). From the daemon, which sees the
+# process: stopped (alive without a heartbeat, with silent_reason), resumed, died (gone without an
+# exit record; oom_kill where the kernel ended it for want of memory), process (now and then what
+# /proc and its control groups say: cpu_s, io_bytes, disk_wait, anonymous_bytes, available_bytes,
+# limit_bytes). What is not known is left out of the detail.
 EVENTS = frozenset(
     {
         "capture_armed",
@@ -97,6 +101,8 @@ EVENTS = frozenset(
         "exception",
         "oom",
         "gc_pause",
+        "memory",
+        "process",
         "stopped",
         "resumed",
         "died",

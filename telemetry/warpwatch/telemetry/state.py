@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.captures import Capture, Decision
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
 
@@ -97,7 +97,8 @@ class JobState:
 class State:
     """``agent``: the daemon's own series (anomalies, captures, rejects, loops, build).
 
-    kineto_jobs: those that are not among ``jobs``.
+    kineto_jobs: those that are not among ``jobs``. decisions: one an anomaly at most. contexts:
+    by the anomaly's id, of those that are active and the newest that ended.
     """
 
     time: float
@@ -110,6 +111,8 @@ class State:
     jobs: tuple[JobState, ...] = ()
     kineto_jobs: tuple[JobState, ...] = ()
     anomalies: tuple[Anomaly, ...] = ()
+    contexts: Mapping[str, AnomalyContext] = field(default_factory=dict)
     captures: tuple[Capture, ...] = ()
+    decisions: tuple[Decision, ...] = ()
     attributions: tuple[Attribution, ...] = ()
     agent: Mapping[SeriesKey, float] = field(default_factory=dict)

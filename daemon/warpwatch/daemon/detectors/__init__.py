@@ -2,8 +2,15 @@
 
 - base: what a detector is, what it sees and what it says
 - job_steps: joins the ranks' steps into steps of the job; capture_windows: what to look away from
-- level: block medians, baseline, persistence; rank_levels: the same for a value of each rank
-- step_regression, data_stall, straggler, hang, crash: the kinds
+- level: medians; step_signal, step_work: a job's steps as samples, evened out by their work;
+  level_shift, episode, shift_detector: a level that rose, and until when
+- rank_levels: each rank's time beside its peers', for straggler; peers, work_scaling: who and how;
+  sliding_median, frozen_baseline: statistics; regular_pauses, told_pauses: for gc_pause
+- deaths: who went first and of what, for crash and oom; pulse, at_rest: what hang remembers and
+  the signs that nothing moves; growth: a level that grows without end, for memory_leak
+- step_regression, step_drift, step_spikes, comm_slow, data_stall, straggler, gc_pause, hang, crash,
+  oom, memory_leak, memory_pressure: the kinds
+- devices: the kinds about a device
 """
 
 from __future__ import annotations
@@ -12,19 +19,35 @@ from collections.abc import Callable
 
 from warpwatch.daemon.config import Config
 from warpwatch.daemon.detectors.base import Detector
+from warpwatch.daemon.detectors.comm_slow import CommSlow
 from warpwatch.daemon.detectors.crash import Crash
 from warpwatch.daemon.detectors.data_stall import DataStall
+from warpwatch.daemon.detectors.devices import DEVICE_DETECTORS
+from warpwatch.daemon.detectors.gc_pause import GcPause
 from warpwatch.daemon.detectors.hang import Hang
+from warpwatch.daemon.detectors.memory_leak import MemoryLeak
+from warpwatch.daemon.detectors.memory_pressure import MemoryPressure
+from warpwatch.daemon.detectors.oom import Oom
+from warpwatch.daemon.detectors.step_drift import StepDrift
 from warpwatch.daemon.detectors.step_regression import StepRegression
+from warpwatch.daemon.detectors.step_spikes import StepSpikes
 from warpwatch.daemon.detectors.straggler import Straggler
 
 # In the order in which they judge a record: a cause comes before what it explains.
 DETECTORS: dict[str, Callable[[Config], Detector]] = {
+    **DEVICE_DETECTORS,
+    "oom": lambda config: Oom(config.detectors.oom),
     "crash": lambda config: Crash(config.detectors.crash),
+    "memory_leak": lambda config: MemoryLeak(config.detectors.memory_leak),
+    "memory_pressure": lambda config: MemoryPressure(config.detectors.memory_pressure),
     "hang": lambda config: Hang(config.detectors.hang, config.triggers.capture_timeout_s),
-    "straggler": lambda config: Straggler(config.detectors.straggler),
     "data_stall": lambda config: DataStall(config.detectors.data_stall),
+    "gc_pause": lambda config: GcPause(config.detectors.gc_pause),
+    "straggler": lambda config: Straggler(config.detectors.straggler),
+    "step_spikes": lambda config: StepSpikes(config.detectors.step_spikes),
+    "comm_slow": lambda config: CommSlow(config.detectors.comm_slow),
     "step_regression": lambda config: StepRegression(config.detectors.step_regression),
+    "step_drift": lambda config: StepDrift(config.detectors.step_drift),
 }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from warpwatch.telemetry.anomalies import Severity
 from warpwatch.telemetry.records import Record
@@ -19,9 +19,11 @@ class JobStep:
 
     Steps that a capture touched are left out, declared pauses (checkpoint, eval) are taken off.
     compute_s: per rank, duration less comm, data_wait and pauses: what the rank itself works.
-    data_wait_s: per rank, waiting for input.
+    data_wait_s, comm_s: per rank, waiting for input and for other ranks.
     duration_s: median over the ranks.
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
+    tokens, samples: per rank, the work of the step; a rank that does not count it is absent.
+    shared: what one detector has worked out of the step and others need as well, by its name.
     """
 
     time: float
@@ -32,6 +34,10 @@ class JobStep:
     common_s: float
     compute_s: Mapping[int, float]
     data_wait_s: Mapping[int, float]
+    comm_s: Mapping[int, float] = field(default_factory=dict)
+    tokens: Mapping[int, int] = field(default_factory=dict)
+    samples: Mapping[int, int] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 Observation = Record | JobStep
@@ -39,7 +45,10 @@ Observation = Record | JobStep
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Something is wrong. Repeated while it lasts; fields mean what they mean in an Anomaly."""
+    """Something is wrong. Repeated while it lasts; fields mean what they mean in an Anomaly.
+
+    anew: this is another anomaly than the one before, however recent that is.
+    """
 
     time: float
     severity: Severity
@@ -51,6 +60,7 @@ class Found:
     begin_step: int | None = None
     value: float | None = None
     baseline: float | None = None
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +76,37 @@ class Fine:
 Verdict = Found | Fine
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a detector sees one job, rank or device now: why it would fire, or why not.
+
+    answer: learning (not enough data yet), fine or found.
+    value, baseline, limit: the quantity judged, what it is compared with, and where it is found.
+    nearest: the largest value/limit excess so far, 1 at the limit, and the step (if any) it was at.
+    text: one sentence with numbers.
+    """
+
+    answer: Literal["learning", "fine", "found"]
+    text: str
+    job: str | None = None
+    rank: int | None = None
+    device: str | None = None
+    value: float | None = None
+    baseline: float | None = None
+    limit: float | None = None
+    nearest: float | None = None
+    nearest_step: int | None = None
+
+
 class Detector(Protocol):
+    """One kind of anomaly.
+
+    ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
+    dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
+    """
+
     kind: str
+    state: Any
 
     @property
     def reads(self) -> tuple[type, ...]:
@@ -83,6 +122,9 @@ class Detector(Protocol):
 
     def forget(self, job: str) -> None:
         """The job is over: its memory can go."""
+
+    def readings(self) -> Iterable[Reading]:
+        """One for every job, rank or device that is judged."""
 
 
 class Timeless:

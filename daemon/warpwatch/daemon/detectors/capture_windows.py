@@ -11,26 +11,29 @@ END_EVENTS = frozenset(
 
 
 class CaptureWindows:
-    """Per job the ranks that capture; one whose end is never told ends after ``timeout_s``."""
+    """Per job the ranks that capture; one whose end is never told ends after ``timeout_s``.
 
-    def __init__(self, timeout_s: float) -> None:
+    ``since``: the memory of a detector that saves it with its own, job -> rank -> time of begin.
+    """
+
+    def __init__(self, timeout_s: float, since: dict[str, dict[int, float]] | None = None) -> None:
         self._timeout_s = timeout_s
-        self._since: dict[str, dict[int, float]] = {}
+        self.since: dict[str, dict[int, float]] = {} if since is None else since
 
     def observe(self, event: RankEvent) -> bool:
         """Whether this event ended a capture of its rank."""
-        ranks = self._since.get(event.job)
+        ranks = self.since.get(event.job)
         if event.event in BEGIN_EVENTS:
-            self._since.setdefault(event.job, {})[event.rank] = event.time
+            self.since.setdefault(event.job, {})[event.rank] = event.time
         elif event.event in END_EVENTS and ranks and ranks.pop(event.rank, None) is not None:
             if not ranks:
-                del self._since[event.job]
+                del self.since[event.job]
             return True
         return False
 
     def runs_until(self, job: str, now: float) -> float | None:
         """When the job's running captures are given up at the latest; None if none runs."""
-        ranks = self._since.get(job)
+        ranks = self.since.get(job)
         if not ranks:
             return None
         until = max(ranks.values()) + self._timeout_s
@@ -40,4 +43,4 @@ class CaptureWindows:
         return None
 
     def forget(self, job: str) -> None:
-        self._since.pop(job, None)
+        self.since.pop(job, None)

@@ -1,70 +1,69 @@
-"""No step for longer than anything the job has shown, or a process alive without a heartbeat."""
+"""No step for longer than anything the job has shown, or a sign that none will come.
+
+Such signs are a process that does not respond, and processes and devices of which nothing moves.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from warpwatch.daemon.config import HangConfig
-from warpwatch.daemon.detectors.base import NEVER, Fine, Found, Observation, Verdict
+from warpwatch.daemon.config.detectors_life import HangConfig
+from warpwatch.daemon.detectors.at_rest import DeviceSigns, read_device
+from warpwatch.daemon.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
 from warpwatch.daemon.detectors.capture_windows import CaptureWindows
 from warpwatch.daemon.detectors.level import median
-from warpwatch.telemetry.records import End, RankEvent, Step
+from warpwatch.daemon.detectors.pulse import RECENT_STEPS, JobPulse
+from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 # Survivors that wait for a dead rank have the crash's cause, not one of their own.
 CRASH_QUIET_S = 600.0
-# Steps whose median is the job's step time; the deadline follows it every RECHECK_STEPS.
-RECENT_STEPS = 64
+# The deadline follows the job's step time every so many steps.
 RECHECK_STEPS = 16
+# Of the reasons of a silence the one that a long call in C has too: that may be a checkpoint.
+HOLDS_GIL = "holds the GIL"
 
 
-class _Job:
-    def __init__(self) -> None:
-        # Per live rank: time and number of its newest step. A rank counts from its first step on.
-        self.last: dict[int, float] = {}
-        self.step: dict[int, int] = {}
-        self.stopped: dict[int, float] = {}
-        self.durations_s: deque[float] = deque(maxlen=RECENT_STEPS)
-        self.steps = 0
-        self.longest_gap_s = 0.0
-        self.quiet_until = 0.0
-        self.hung: set[int] = set()
-        self.check_time = NEVER
+@dataclass(slots=True)
+class HangState:
+    """captures: job -> rank -> begin of its capture."""
 
-    def remove(self, rank: int) -> None:
-        self.last.pop(rank, None)
-        self.step.pop(rank, None)
-        self.stopped.pop(rank, None)
-        self.hung.discard(rank)
+    jobs: dict[str, JobPulse] = field(default_factory=dict)
+    devices: dict[str, DeviceSigns] = field(default_factory=dict)
+    captures: dict[str, dict[int, float]] = field(default_factory=dict)
+    deadline: float = NEVER
 
 
 class Hang:
     """One anomaly a job, named after a rank only where it is known whose fault it is."""
 
     kind = "hang"
-    reads = (Step, RankEvent, End)
+    reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
     def __init__(self, config: HangConfig, capture_timeout_s: float) -> None:
         self._config = config
-        self._captures = CaptureWindows(capture_timeout_s)
-        self._jobs: dict[str, _Job] = {}
-        self._deadline = NEVER
+        self._capture_timeout_s = capture_timeout_s
+        self.state = HangState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if type(seen) is Step:
             return self._step(seen)
-        if isinstance(seen, RankEvent):
+        if isinstance(seen, DeviceReading):
+            self._device(seen)
+        elif isinstance(seen, RankEvent):
             return self._event(seen)
-        if isinstance(seen, End) and seen.rank is not None:
+        elif isinstance(seen, RankSeen):
+            self._rank_seen(seen)
+        elif isinstance(seen, End) and seen.rank is not None:
             return self._gone(seen.job, seen.rank, seen.time)
         return ()
 
     def deadline(self) -> float:
-        return self._deadline
+        return self.state.deadline
 
     def expire(self, now: float) -> Iterable[Verdict]:
         verdicts: list[Verdict] = []
-        for name, job in self._jobs.items():
+        for name, job in self.state.jobs.items():
             if job.check_time <= now:
                 due = self._due(name, job, now)
                 if due <= now:
@@ -75,40 +74,95 @@ class Hang:
         return verdicts
 
     def forget(self, job: str) -> None:
-        self._jobs.pop(job, None)
+        self.state.jobs.pop(job, None)
         self._captures.forget(job)
+        used = {d for other in self.state.jobs.values() for d in other.signs.devices.values()}
+        for device in self.state.devices.keys() - used:
+            del self.state.devices[device]
         self._schedule()
 
-    def _step(self, seen: Step) -> Iterable[Verdict]:
-        job = self._jobs.get(seen.job)
+    def readings(self) -> Iterable[Reading]:
+        for name, job in self.state.jobs.items():
+            if not job.last:
+                continue
+            limit_s = self._limit_s(job)
+            idle_s = max(job.last.values()) - min(job.last.values())
+            text = (
+                f"{len(job.last)} ranks step every {median(job.recent_s):.3g} s; without a step "
+                f"for {limit_s:.0f} s it hangs; the longest pause was {job.longest_gap_s:.3g} s"
+            )
+            yield Reading(
+                "found" if job.hung else "fine",
+                text,
+                job=name,
+                value=idle_s,
+                baseline=median(job.recent_s),
+                limit=limit_s,
+                nearest=job.longest_gap_s / limit_s,
+            )
+
+    # --- what is seen ---
+
+    @property
+    def _captures(self) -> CaptureWindows:
+        return CaptureWindows(self._capture_timeout_s, self.state.captures)
+
+    def _job(self, name: str) -> JobPulse:
+        job = self.state.jobs.get(name)
         if job is None:
-            job = self._jobs[seen.job] = _Job()
-        rank, last = seen.rank, job.last.get(seen.rank)
-        # Where records are missing nobody knows how long the job paused.
-        if (
-            last is not None
-            and seen.time - last > job.longest_gap_s
-            and seen.step == job.step[rank] + 1
+            job = self.state.jobs[name] = JobPulse()
+        return job
+
+    def _rank_seen(self, seen: RankSeen) -> None:
+        signs = self._job(seen.job).signs
+        signs.gone(seen.rank)
+        signs.world_size = seen.world_size
+        if seen.device is not None:
+            signs.devices[seen.rank] = seen.device
+
+    def _device(self, seen: DeviceReading) -> None:
+        known = self.state.devices.get(seen.device)
+        if known is None and not any(
+            seen.device in job.signs.devices.values() for job in self.state.jobs.values()
         ):
-            self._gap(seen.job, job, seen.time, last)
-        job.last[rank], job.step[rank] = seen.time, seen.step
-        job.durations_s.append(seen.duration_s)
-        job.steps += 1
-        if last is None or job.steps < RECENT_STEPS or job.steps % RECHECK_STEPS == 0:
-            self._recheck(seen.job, job, seen.time)
+            return
+        self.state.devices[seen.device] = read_device(known, seen, self._config)
+
+    def _step(self, seen: Step) -> Iterable[Verdict]:
+        job = self.state.jobs.get(seen.job) or self._job(seen.job)
+        rank, now, number = seen.rank, seen.time, seen.step
+        last, step = job.last.get(rank), job.step.get(rank, -1)
+        if number <= step - RECENT_STEPS:
+            job.restart()
+        if last is not None:
+            # Where records are missing nobody knows how long the job paused.
+            if now - last > job.longest_gap_s and number == step + 1:
+                self._gap(seen, job, last)
+            if job.paused:
+                in_order = number == step + 1 and not self._is_excused(seen, job, last)
+                job.go_on(rank, now, in_order)
+            if job.rested:
+                job.longest_rest_s = max(job.longest_rest_s, now - last)
+        job.last[rank], job.step[rank] = now, number
+        job.add_duration(seen.duration_s)
+        if job.steps % RECHECK_STEPS == 0 or last is None or job.steps < RECENT_STEPS:
+            self._recheck(seen.job, job, now)
         if job.hung or job.stopped:
-            return self._resumed(seen.job, job, rank, seen.time)
+            return self._resumed(seen.job, job, rank, now)
         return ()
 
-    def _gap(self, name: str, job: _Job, now: float, last: float) -> None:
+    def _gap(self, seen: Step, job: JobPulse, last: float) -> None:
         """Remembers what pauses the job makes in health: no hang's, no crash's, no capture's."""
-        excused = last < job.quiet_until or self._captures.runs_until(name, now)
-        if not (job.hung or excused):
-            job.longest_gap_s = now - last
+        if not (job.hung or seen.rank in job.paused or self._is_excused(seen, job, last)):
+            job.longest_gap_s = seen.time - last
+
+    def _is_excused(self, seen: Step, job: JobPulse, last: float) -> bool:
+        capture_end = self._captures.runs_until(seen.job, seen.time)
+        return last < job.quiet_until or capture_end is not None
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         ended = self._captures.observe(seen)
-        job = self._jobs.get(seen.job)
+        job = self.state.jobs.get(seen.job)
         if job is None:
             return ()
         if ended:
@@ -119,20 +173,30 @@ class Hang:
             job.quiet_until = seen.time + CRASH_QUIET_S
         if seen.event == "died":
             return self._gone(seen.job, seen.rank, seen.time)
+        if seen.event == "process":
+            job.signs.process(seen, self._config)
+            return self._rest(seen.job, job, seen.time)
         if seen.event == "stopped":
-            job.stopped[seen.rank] = seen.time
-            if job.hung and job.durations_s:
-                # Found by its silence alone; now it has a name.
-                return (self._hang(seen.job, job, seen.time),)
-            self._recheck(seen.job, job, seen.time)
-        elif seen.event == "resumed" and job.stopped.pop(seen.rank, None) is not None:
+            return self._stopped(seen, job)
+        if seen.event == "resumed" and job.stopped.pop(seen.rank, None) is not None:
             # All of its peers have waited for it; they get their time again.
             job.last = dict.fromkeys(job.last, seen.time)
             return self._resumed(seen.job, job, seen.rank, seen.time)
         return ()
 
+    def _stopped(self, seen: RankEvent, job: JobPulse) -> Iterable[Verdict]:
+        job.stopped[seen.rank] = seen.time
+        job.busy.discard(seen.rank)
+        if seen.detail.get("silent_reason") == HOLDS_GIL:
+            job.busy.add(seen.rank)
+        if job.hung and job.recent_s:
+            # Found by its silence alone; now it has a name.
+            return (self._hang(seen.job, job, seen.time),)
+        self._recheck(seen.job, job, seen.time)
+        return ()
+
     def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
-        job = self._jobs.get(name)
+        job = self.state.jobs.get(name)
         if job is None:
             return ()
         was_hung = bool(job.hung)
@@ -142,55 +206,90 @@ class Hang:
             return (Fine(now, name),)
         return ()
 
-    def _resumed(self, name: str, job: _Job, rank: int, now: float) -> Iterable[Verdict]:
+    def _resumed(self, name: str, job: JobPulse, rank: int, now: float) -> Iterable[Verdict]:
         job.stopped.pop(rank, None)
+        job.busy.discard(rank)
         if rank not in job.hung:
             return ()
         job.hung.discard(rank)
         if job.hung:
             return ()
+        job.rested = False
         self._recheck(name, job, now)
         return (Fine(now, name),)
 
-    def _recheck(self, name: str, job: _Job, now: float) -> None:
+    # --- when it is due ---
+
+    def _recheck(self, name: str, job: JobPulse, now: float) -> None:
         """The deadline is looked at again when it comes; steps meanwhile only move it back."""
         job.check_time = NEVER if job.hung or not job.last else self._due(name, job, now)
         self._schedule()
 
     def _schedule(self) -> None:
-        self._deadline = min((job.check_time for job in self._jobs.values()), default=NEVER)
+        times = (job.check_time for job in self.state.jobs.values())
+        self.state.deadline = min(times, default=NEVER)
 
-    def _limit_s(self, job: _Job) -> float:
+    def _limit_s(self, job: JobPulse) -> float:
         config = self._config
         limit_s = max(config.timeout_s, config.gap_factor * job.longest_gap_s)
-        if job.durations_s:
-            limit_s = max(limit_s, config.median_steps * median(job.durations_s))
-        if job.steps <= config.warmup_steps * len(job.last):
-            limit_s = max(limit_s, config.warmup_timeout_s)
-        return limit_s
+        # The typical step is none of the longest; most often that says enough.
+        if config.median_steps * max(job.recent_s, default=0.0) > limit_s:
+            limit_s = max(limit_s, config.median_steps * job.typical_s())
+        return max(limit_s, config.warmup_timeout_s) if self._warms_up(job) else limit_s
 
-    def _due(self, name: str, job: _Job, now: float) -> float:
+    def _warms_up(self, job: JobPulse) -> bool:
+        return job.steps <= self._config.warmup_steps * len(job.last)
+
+    def _due(self, name: str, job: JobPulse, now: float) -> float:
         """When the job counts as hung if nothing more comes."""
         if job.hung or not job.last:
             return NEVER
         idle_since = max(min(job.last.values()), job.quiet_until)
         due = idle_since + self._limit_s(job)
-        if job.stopped:
-            due = min(due, max(job.stopped.values()))
+        if unresponsive := job.unresponsive():
+            due = min(due, max(job.stopped[rank] for rank in unresponsive))
         if (capture_end := self._captures.runs_until(name, now)) is not None:
             due = max(due, capture_end)
         return due
 
-    def _hang(self, name: str, job: _Job, now: float) -> Found:
-        rank = self._culprit(job)
+    def _rest(self, name: str, job: JobPulse, now: float) -> Iterable[Verdict]:
+        """Processes and devices have been read: does nothing of the job move?"""
+        if job.hung or not job.last or self._warms_up(job) or now < job.quiet_until:
+            return ()
+        since = self._rest_since(job, now)
+        if since is None or self._captures.runs_until(name, now) is not None:
+            return ()
+        config, since = self._config, max(since, *job.last.values())
+        limit_s = max(config.rest_s, config.gap_factor * job.longest_rest_s, median(job.recent_s))
+        if now - since < limit_s:
+            return ()
+        found = self._hang(name, job, now)
+        job.rested, job.check_time = True, NEVER
+        self._schedule()
+        return (found,)
+
+    def _rest_since(self, job: JobPulse, now: float) -> float | None:
+        """Of the whole job, or of a rank that holds up its own heartbeat and does nothing."""
+        devices = self.state.devices
+        rests = [job.signs.rank_rest_since(rank, devices, now) for rank in job.busy]
+        known = [rest for rest in rests if rest is not None]
+        return min(known) if known else job.signs.rest_since(job.last, devices, now)
+
+    # --- what is said ---
+
+    def _hang(self, name: str, job: JobPulse, now: float) -> Found:
+        rank = job.culprit()
+        if rank is None and not job.stopped:
+            rank = job.signs.idle_rank(job.last, self.state.devices, now)
         idle_s = now - min(job.last.values())
         limit_s = self._limit_s(job)
         stuck = {r for r, last in job.last.items() if last + limit_s <= now}
+        job.pause()
         job.hung = ({rank} if rank is not None else stuck) & job.last.keys() or set(job.last)
         step = max(job.step.values())
         who = "no rank has finished a step" if rank is None else f"rank {rank} has finished no step"
-        why = ", its process does not respond" if rank in job.stopped else ""
-        typical = f"a step takes {median(job.durations_s):.3g} s"
+        why = self._why(job, rank, now)
+        typical = f"a step takes {median(job.recent_s):.3g} s"
         return Found(
             time=now,
             severity="critical",
@@ -199,16 +298,14 @@ class Hang:
             step=step,
             begin_step=step if rank is None else job.step.get(rank, step),
             value=idle_s,
-            baseline=median(job.durations_s),
+            baseline=median(job.recent_s),
             summary=f"{who} for {idle_s:.0f} s ({typical}){why}",
         )
 
-    def _culprit(self, job: _Job) -> int | None:
-        """The one process that does not respond, or the only rank behind all of its peers."""
-        stopped = [rank for rank in job.stopped if rank in job.step]
-        if stopped:
-            return stopped[0] if len(stopped) == 1 else None
-        behind = min(job.step.values())
-        last = [rank for rank, step in job.step.items() if step == behind]
-        ahead = all(step > behind for rank, step in job.step.items() if rank != last[0])
-        return last[0] if len(last) == 1 and ahead else None
+    def _why(self, job: JobPulse, rank: int | None, now: float) -> str:
+        if rank in job.stopped:
+            return ", its process does not respond"
+        since = self._rest_since(job, now)
+        if since is None or now - since < self._config.rest_s:
+            return ""
+        return f", nothing of the job has moved for {now - since:.0f} s"

@@ -6,8 +6,8 @@ a few steps wait for the slower reader; the wait is bounded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from warpwatch.daemon.detectors.base import JobStep
 from warpwatch.daemon.detectors.capture_windows import CaptureWindows
@@ -15,33 +15,61 @@ from warpwatch.telemetry.records import End, RankEvent, Record, Step
 
 # Steps that may wait for a rank; after that they are judged without it.
 MAX_PENDING = 64
-# A profiler's export still costs the steps that follow a capture.
-STEPS_AFTER_CAPTURE = 5
+# Export and tracing that is not torn down at once still cost the steps that follow a capture.
+STEPS_AFTER_CAPTURE = 20
 # A step number this far back is a restart, not a late or repeated record.
 RESTART_STEPS = MAX_PENDING
 
 
-class _Job:
-    __slots__ = ("emitted", "index", "masked_until", "newest", "pending")
+@dataclass(slots=True)
+class JoinedJob:
+    """newest: per live rank, its newest step; pending: steps that wait for a rank, by number.
 
-    def __init__(self) -> None:
-        self.newest: dict[int, int] = {}
-        self.pending: dict[int, dict[int, Step]] = {}
-        self.index = 0
-        self.emitted = -1
-        self.masked_until = -1
+    index: of the next joined step; emitted: the newest; masked_until: after a capture.
+    left_at: the newest joined step when a rank left; its successor may begin anew.
+    """
+
+    newest: dict[int, int] = field(default_factory=dict)
+    pending: dict[int, dict[int, Step]] = field(default_factory=dict)
+    index: int = 0
+    emitted: int = -1
+    masked_until: int = -1
+    left_at: int = -1
+
+    def is_restart(self, rank: int, number: int) -> bool:
+        """Whether a step that is no news is the first of a program that runs anew."""
+        newest = self.newest.get(rank, self.left_at)
+        return number <= newest and (number == 0 or number <= newest - RESTART_STEPS)
+
+
+@dataclass(slots=True)
+class JobStepsState:
+    """``capturing``: of CaptureWindows."""
+
+    jobs: dict[str, JoinedJob] = field(default_factory=dict)
+    capturing: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 class JobSteps:
     """Records in, finished steps of whole jobs out. Memory: MAX_PENDING steps a rank."""
 
     def __init__(self, capture_timeout_s: float) -> None:
-        self._jobs: dict[str, _Job] = {}
-        self._captures = CaptureWindows(capture_timeout_s)
+        self._capture_timeout_s = capture_timeout_s
+        self.state = JobStepsState()
+
+    @property
+    def state(self) -> JobStepsState:
+        return self._state
+
+    @state.setter
+    def state(self, state: JobStepsState) -> None:
+        self._state = state
+        self._jobs = state.jobs
+        self._captures = CaptureWindows(self._capture_timeout_s, state.capturing)
 
     def observe(self, record: Record) -> Sequence[JobStep]:
         if type(record) is Step:
-            return self._step(record)
+            return self.step(record)
         if isinstance(record, RankEvent):
             self._event(record)
         elif isinstance(record, End) and record.rank is not None:
@@ -60,27 +88,28 @@ class JobSteps:
             self._gone(record.job, record.rank)
 
     def _gone(self, name: str, rank: int) -> None:
-        if job := self._jobs.get(name):
-            job.newest.pop(rank, None)
+        job = self._jobs.get(name)
+        if job is not None and job.newest.pop(rank, None) is not None:
+            job.left_at = job.emitted
 
-    def _step(self, record: Step) -> Sequence[JobStep]:
-        job = self._jobs.get(record.job)
+    def step(self, record: Step) -> Sequence[JobStep]:
+        """One step of one rank, which lasted finitely long; the step of the job that it ends."""
+        job, number, rank = self._jobs.get(record.job), record.step, record.rank
         if job is None:
-            job = self._jobs[record.job] = _Job()
-        if not 0.0 <= record.duration_s < math.inf:
-            return ()
-        number, newest = record.step, job.newest.get(record.rank, -1)
+            job = self._jobs[record.job] = JoinedJob()
+        newest = job.newest.get(rank, job.left_at)
         if number <= newest:
-            if number > newest - RESTART_STEPS and number > 0:
+            if job.is_restart(rank, number):
+                job = self._jobs[record.job] = JoinedJob()
+            elif rank in job.newest:
                 return ()
-            job = self._jobs[record.job] = _Job()
-        job.newest[record.rank] = number
+        job.newest[rank] = number
         if number <= job.emitted:
             return ()
         ranks = job.pending.get(number)
         if ranks is None:
             ranks = job.pending[number] = {}
-        ranks[record.rank] = record
+        ranks[rank] = record
         if len(ranks) >= len(job.newest):
             return self._complete(job, number)
         if len(job.pending) > MAX_PENDING:
@@ -88,15 +117,17 @@ class JobSteps:
             return self._emit(job, oldest, job.pending.pop(oldest))
         return ()
 
-    def _complete(self, job: _Job, number: int) -> Sequence[JobStep]:
+    def _complete(self, job: JoinedJob, number: int) -> Sequence[JobStep]:
         """Emits the step; older ones still waiting lost a record and are dropped."""
         ranks = job.pending.pop(number)
         if job.pending:
             job.pending = {later: steps for later, steps in job.pending.items() if later > number}
         return self._emit(job, number, ranks)
 
-    def _emit(self, job: _Job, number: int, ranks: dict[int, Step]) -> Sequence[JobStep]:
+    def _emit(self, job: JoinedJob, number: int, ranks: dict[int, Step]) -> Sequence[JobStep]:
         job.emitted = number
+        if any([step.profiled for step in ranks.values()]):
+            job.masked_until = max(job.masked_until, number + STEPS_AFTER_CAPTURE)
         some = next(iter(ranks.values()))
         if number <= job.masked_until or self._captures.runs_until(some.job, some.time) is not None:
             return ()
@@ -109,8 +140,10 @@ def join(ranks: dict[int, Step], index: int) -> JobStep:
     """One step of several ranks; every rank's phases are disjoint parts of its duration."""
     compute_s: dict[int, float] = {}
     data_wait_s: dict[int, float] = {}
+    comm_s: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    samples: dict[int, int] = {}
     durations: list[float] = []
-    comm_s = math.inf
     time = 0.0
     for rank, step in ranks.items():
         duration, comm, wait = step.duration_s, 0.0, 0.0
@@ -118,11 +151,17 @@ def join(ranks: dict[int, Step], index: int) -> JobStep:
             comm, wait = phases.get("comm", 0.0), phases.get("data_wait", 0.0)
             if "checkpoint" in phases or "eval" in phases:
                 duration -= phases.get("checkpoint", 0.0) + phases.get("eval", 0.0)
-        compute_s[rank] = max(0.0, duration - comm - wait)
+        own = duration - comm - wait
+        compute_s[rank] = own if own > 0.0 else 0.0
         data_wait_s[rank] = wait
+        comm_s[rank] = comm
         durations.append(duration)
-        comm_s = min(comm_s, comm)
-        time = max(time, step.time)
+        if step.tokens:
+            tokens[rank] = step.tokens
+        if step.samples:
+            samples[rank] = step.samples
+        if step.time > time:
+            time = step.time
     middle = (len(durations) - 1) // 2
     return JobStep(
         time=time,
@@ -130,7 +169,10 @@ def join(ranks: dict[int, Step], index: int) -> JobStep:
         step=step.step,
         index=index,
         duration_s=sorted(durations)[middle],
-        common_s=sorted(compute_s.values())[middle] + comm_s,
+        common_s=sorted(compute_s.values())[middle] + min(comm_s.values()),
         compute_s=compute_s,
         data_wait_s=data_wait_s,
+        comm_s=comm_s,
+        tokens=tokens,
+        samples=samples,
     )

@@ -1,119 +1,188 @@
-"""One value of each rank, block by block, against the rank's own baseline.
+"""The log ratio of each rank to its peers, as the straggler detector remembers it.
 
-What data_stall and straggler share: collecting blocks, ranks that come and go, and the answer for
-the whole job.
+Steps are gathered into ticks (a step, or as many short ones as fill ``tick_s``), ticks into a
+sliding window whose median is the level, and every whole window is a block of the baseline.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Generic, TypeVar
+import math
+from dataclasses import dataclass, field
 
-from warpwatch.daemon.config import RankLevelConfig
-from warpwatch.daemon.detectors.base import Fine, Found, JobStep, Observation, Timeless, Verdict
-from warpwatch.daemon.detectors.level import Baseline, BlockSpan, Persistence
+from warpwatch.daemon.config.detectors_ranks import StragglerConfig
+from warpwatch.daemon.detectors.base import NEVER
+from warpwatch.daemon.detectors.frozen_baseline import FrozenBaseline
+from warpwatch.daemon.detectors.peers import Comparison, group_by_level, lone_outlier
+from warpwatch.daemon.detectors.sliding_median import SlidingMedian, median_of_ordered
+from warpwatch.daemon.detectors.work_scaling import WorkScaling
 
-C = TypeVar("C", bound=RankLevelConfig)
+# Times of ranks are not known better than this, as a log ratio.
+MIN_SPREAD = 0.004
+# Weight of a new step in the usual one.
+STEP_WEIGHT = 0.05
+# A tick ends at this many steps, however short they are.
+MAX_TICK_STEPS = 50
+# Groups must lie this many times the noise apart to be told from one another.
+GROUP_NOISE_FACTOR = 4.0
 
 
-class RankLevel:
-    """A rank: the values of the running block, and how its level stands to its baseline.
+@dataclass(slots=True)
+class QuartileLevel:
+    """The upper quartile of a window: what a rank raises that is slow in some steps only.
 
-    level: of the newest whole block; reference: what it was compared with.
+    rise: of the median of the newest blocks over the baseline.
     """
 
-    def __init__(self, config: RankLevelConfig) -> None:
-        self.values: list[float] = []
-        self.baseline = Baseline(config.baseline_blocks, config.ready_blocks)
-        self.level = 0.0
-        self.reference = 0.0
-        self._state = Persistence(config.hold_blocks, config.hold_s)
-        self._from_start = Persistence(config.start_blocks)
+    baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
+    blocks: list[float] = field(default_factory=list)
+    rise: float = 0.0
+    excess: float = 0.0
+
+    def add(self, block: float, config: StragglerConfig) -> None:
+        self.blocks = [*self.blocks[1 - config.drift_blocks :], block]
+        self.rise = median_of_ordered(sorted(self.blocks)) - self.baseline.center
+
+
+@dataclass(slots=True)
+class RankLevel:
+    """One rank. Levels are logs of ratios to its peers.
+
+    above_ticks, above_s: how long the level has been above the limit without a break.
+    calm_blocks: blocks in a row far below the limit, while found.
+    now_and_then: it is slow in some steps, not in most.
+    limit: of the level's rise until the block ends, by the noise of blocks; not yet: NEVER.
+    excess: the rise over its limit; 0 where it is below and nobody asks.
+    """
+
+    window: SlidingMedian
+    baseline: FrozenBaseline
+    upper: QuartileLevel = field(default_factory=QuartileLevel)
+    tick: list[float] = field(default_factory=list)
+    blocks: list[float] = field(default_factory=list)
+    missed_blocks: int = 0
+    above_ticks: int = 0
+    above_s: float = 0.0
+    calm_blocks: int = 0
+    limit: float = NEVER
+    on: bool = False
+    from_start: bool = False
+    now_and_then: bool = False
+    begin_step: int = 0
+    excess: float = 0.0
+    nearest: float = 0.0
+    nearest_step: int | None = None
 
     @property
-    def on(self) -> bool:
-        return self._state.on or self._from_start.on
+    def level(self) -> float:
+        return self.window.median()
 
     @property
-    def from_start(self) -> bool:
-        """It has been so since before there was a baseline."""
-        return self._from_start.on
-
-    @property
-    def begin_step(self) -> int:
-        return (self._from_start if self._from_start.on else self._state).begin_step
-
-    def judge(self, excess: float, value: float, span: BlockSpan, calm: bool) -> None:
-        """``excess``: the rise over its limit. A ``calm`` value is healthy: it is learned from."""
-        state = self._state if self.baseline.ready else self._from_start
-        if not state.update(excess, span) and calm:
-            self.baseline.add(value)
+    def long_level(self) -> float:
+        """Of the last blocks together: what a slow drift has reached."""
+        return median_of_ordered(sorted(self.blocks))
 
 
+@dataclass(slots=True)
 class JobLevels:
-    """The ranks of one job over a block of its steps."""
+    """The ranks of one job; ``groups`` once the baseline is ready; ``step_s``: the usual step.
 
-    def __init__(self, config: RankLevelConfig) -> None:
-        self._config = config
-        self.span = BlockSpan(config.block_steps, config.block_s)
-        self.ranks: dict[int, RankLevel] = {}
-        self.on = False
+    noise: median of the ranks' spreads. One rank's own is known badly from few blocks, and ranks
+    that do the same work on the same machines are about equally noisy. references: per rank the
+    log of its peers' seconds, in the newest tick.
+    """
 
-    def add(self, seen: JobStep, values: Mapping[int, float]) -> bool:
-        """True when the block is full."""
-        if self.ranks.keys() != values.keys():
-            # Ranks came or went: the block begins anew.
-            self.ranks = {r: self.ranks.get(r) or RankLevel(self._config) for r in values}
-            self.restart()
-        for rank, value in values.items():
-            self.ranks[rank].values.append(value)
-        return self.span.add(seen.step, seen.duration_s)
+    ranks: dict[int, RankLevel] = field(default_factory=dict)
+    groups: dict[int, int] = field(default_factory=dict)
+    references: dict[int, float] = field(default_factory=dict)
+    scaling: WorkScaling = field(default_factory=WorkScaling)
+    index: int = -1
+    step_s: float = 0.0
+    tick_steps: int = 0
+    tick_s: float = 0.0
+    block_ticks: int = 0
+    compute_share: float = 1.0
+    noise: float = 0.0
+    on: bool = False
 
-    def restart(self) -> None:
+    def add(self, step: Comparison, duration_s: float, config: StragglerConfig) -> float:
+        """One step. The seconds of the tick when it is full, else 0."""
+        ranks = self.ranks
+        for number, ratio in step.ratios.items():
+            rank = ranks.get(number)
+            if rank is None:
+                rank = ranks[number] = RankLevel(
+                    SlidingMedian(config.window_ticks), FrozenBaseline(MIN_SPREAD)
+                )
+            rank.tick.append(ratio)
+        self._learn_step(duration_s)
+        self.tick_steps += 1
+        self.tick_s += duration_s
+        if self.tick_steps < self.steps_a_tick(config):
+            return 0.0
+        return self._end_tick(step)
+
+    def error(self) -> float:
+        """Of the windows' medians by what they hold now: it knows at once of uneven steps."""
+        errors = [rank.window.median_error() for rank in self.ranks.values() if rank.window.full]
+        return median_of_ordered(sorted(errors)) if errors else 0.0
+
+    def steps_a_tick(self, config: StragglerConfig) -> int:
+        """As many as last ``tick_s``, by the usual step: a pause must not be a tick of its own."""
+        most = config.tick_s / max(self.step_s, 1e-6)
+        return min(max(1, math.ceil(most)), MAX_TICK_STEPS)
+
+    def _learn_step(self, duration_s: float) -> None:
+        if self.step_s == 0.0:
+            self.step_s = duration_s
+        self.step_s += STEP_WEIGHT * (min(duration_s, 2 * self.step_s) - self.step_s)
+
+    def _end_tick(self, step: Comparison) -> float:
+        """``step``: the last one of the tick."""
+        tick_s, self.tick_s, self.tick_steps = self.tick_s, 0.0, 0
         for rank in self.ranks.values():
-            rank.values.clear()
-        self.span.restart()
+            tick = rank.tick
+            if tick:
+                rank.window.add(tick[0] if len(tick) == 1 else median_of_ordered(sorted(tick)))
+                rank.missed_blocks = 0
+                tick.clear()
+        explained = step.explained
+        self.references |= (
+            {number: value + explained[number] for number, value in step.references.items()}
+            if explained
+            else step.references
+        )
+        self.block_ticks += 1
+        return tick_s
 
+    def drop_missing(self, blocks: int) -> None:
+        """At the end of a block: ranks that reported nothing for ``blocks`` are gone."""
+        for number, rank in list(self.ranks.items()):
+            rank.missed_blocks += 1
+            if rank.missed_blocks > blocks:
+                del self.ranks[number]
+                self.groups.pop(number, None)
+                self.references.pop(number, None)
 
-class RankLevelDetector(Timeless, ABC, Generic[C]):
-    """A detector that says ``values``, ``judge`` and ``found``; the rest is here."""
-
-    kind: str
-    reads = (JobStep,)
-
-    def __init__(self, config: C) -> None:
-        self._config = config
-        self._jobs: dict[str, JobLevels] = {}
-
-    @abstractmethod
-    def values(self, seen: JobStep) -> Mapping[int, float]:
-        """What is watched, in seconds by rank."""
-
-    @abstractmethod
-    def judge(self, job: JobLevels) -> None:
-        """A block is full: set every rank's level and judge it."""
-
-    @abstractmethod
-    def found(self, job: JobLevels, ranks: list[int], seen: JobStep) -> Found:
-        """What to say of the ranks whose level is too high."""
-
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        assert isinstance(seen, JobStep)
-        if seen.index < self._config.warmup_steps:
-            return ()
-        job = self._jobs.get(seen.job)
-        if job is None:
-            job = self._jobs[seen.job] = JobLevels(self._config)
-        if not job.add(seen, self.values(seen)):
-            return ()
-        self.judge(job)
-        job.restart()
-        ranks = [number for number, rank in job.ranks.items() if rank.on]
-        was_on, job.on = job.on, bool(ranks)
-        if ranks:
-            return (self.found(job, ranks, seen),)
-        return (Fine(seen.time, seen.job),) if was_on else ()
-
-    def forget(self, job: str) -> None:
-        self._jobs.pop(job, None)
+    def form_groups(self, config: StragglerConfig) -> None:
+        """The baseline is ready: who does the same work, and is one slow from the start?"""
+        known = {n: r for n, r in self.ranks.items() if len(r.baseline.blocks)}
+        levels = {number: rank.baseline.center for number, rank in known.items()}
+        if not levels:
+            return
+        noise = GROUP_NOISE_FACTOR * self.noise
+        slow = lone_outlier(levels, max(math.log(config.start_ratio), noise))
+        gap = max(math.log(config.stage_ratio), noise)
+        self.groups = group_by_level(levels, gap)
+        for number, rank in known.items():
+            like = [
+                levels[other]
+                for other in known
+                if other != number and self.groups[other] == self.groups[number]
+            ]
+            if self.groups[number] >= 0:
+                rank.baseline.shift(-median_of_ordered(sorted(like)))
+                rank.window.clear()
+                rank.on, rank.above_ticks, rank.above_s = False, 0, 0.0
+            elif number == slow:
+                rank.baseline.impose(0.0)
+                rank.from_start = True

@@ -62,6 +62,17 @@ def memory(payload: bytes) -> tuple[Memory, Mapping[str, int]] | None:
     return Memory(_known(allocated), _known(reserved), _known(peak), _known(inactive)), counts
 
 
+def memory_detail(now: Memory, counts: Mapping[str, int]) -> Mapping[str, int]:
+    """What is known of it, as the event ``memory`` has it."""
+    known = {
+        "allocated_bytes": now.allocated,
+        "reserved_bytes": now.reserved,
+        "peak_allocated_bytes": now.peak_allocated,
+        "inactive_split_bytes": now.inactive_split,
+    }
+    return {name: value for name, value in known.items() if value is not None} | dict(counts)
+
+
 def gc(payload: bytes) -> Mapping[str, int]:
     """What Python's garbage collector took since the process began."""
     if len(payload) < protocol.GC.size:

@@ -8,6 +8,7 @@ from typing import Any
 
 from warpwatch.client import protocol
 from warpwatch.daemon.rendezvous import claims, payloads
+from warpwatch.daemon.rendezvous.process import OomKills
 from warpwatch.daemon.rendezvous.recent import RecentSteps
 from warpwatch.daemon.rendezvous.ring import RingNews
 from warpwatch.daemon.rendezvous.silence import Silence
@@ -22,7 +23,7 @@ CAPTURE_GRACE_S = 120.0
 # what a step takes and when the last one was.
 REWIND_RECORDS = 200
 # What the daemon alone may say of a process.
-RESERVED_EVENTS = frozenset({"died", "stopped", "resumed"})
+RESERVED_EVENTS = frozenset({"died", "stopped", "resumed", "process", "memory"})
 
 _NO_BASE: Mapping[str, Any] = {
     "steps": 0,
@@ -77,6 +78,9 @@ class Rank:
         self.silence = Silence(at)
         self._seen_alive = self._end_told = False
         self._capture_begun: float | None = None
+        # PID and start time where the kernel confirms that this very process holds the ring.
+        self.seen_process: tuple[int, int] | None = None
+        self.oom_kills = OomKills()
         # Records up to this one are in the counts already; so many of them are read again.
         self._counted = self._rewound = 0
         self.status = "running"
@@ -137,6 +141,9 @@ class Rank:
             if memory is not None:
                 self.memory, counts = memory
                 self._take_counts(counts)
+                if not counted:
+                    detail = payloads.memory_detail(self.memory, counts)
+                    yield RankEvent(time, self.job, self.rank, "memory", detail)
 
     def _take_counts(self, counts: Mapping[str, int]) -> None:
         """Counts since the process began: the newest says it all, and never less than before."""
@@ -184,6 +191,8 @@ class Rank:
             yield self._ended(news.header.ended, now, at)
             return
         self._seen_alive = True
+        confirmed = not foreign and news.holder_pid == identity.pid
+        self.seen_process = (identity.pid, identity.process_start) if confirmed else None
         # Profiler and export hold the GIL: no heartbeat then is no sign of a stop.
         begun = self._capture_begun
         capturing = begun is not None and at - begun < CAPTURE_GRACE_S
@@ -210,7 +219,8 @@ class Rank:
             now = min(now, max(self.last_step_time or 0.0, self.ring.created_time))
         if in_order or self._end_told:
             return End(now, self.job, self.rank)
-        return RankEvent(now, self.job, self.rank, "died")
+        detail = {"oom_kill": True} if self.oom_kills.risen() else {}
+        return RankEvent(now, self.job, self.rank, "died", detail)
 
     # --- what is known ---
 

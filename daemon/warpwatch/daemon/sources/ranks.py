@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.client.protocol import ProtocolError
-from warpwatch.daemon.rendezvous import saved
+from warpwatch.daemon.rendezvous import process, saved
 from warpwatch.daemon.rendezvous.commands import CommandFiles
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.rendezvous.rank import Rank
 from warpwatch.daemon.rendezvous.table import SCAN_INTERVAL_S, OpenRing, RingTable
-from warpwatch.telemetry.records import End, RankSeen, Record
+from warpwatch.daemon.sources.process_tree import ProcessTree
+from warpwatch.telemetry.records import End, RankEvent, RankSeen, Record
 from warpwatch.telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class RanksSource:
         self._saved = saved.load(folder.path)
         self._saved_at = 0.0
         self._rank_was_saved = True
+        self._tree = ProcessTree()
+        self._look_due = 0.0
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
@@ -62,6 +65,9 @@ class RanksSource:
                 if rank.live:
                     records.extend(self._update(rank, now, at))
             records.extend(self._adopt(now, at))
+            if at >= self._look_due:
+                self._look_due = at + process.INTERVAL_S
+                records.extend(self._look(now))
             self._expire(at)
             if at - self._saved_at >= SAVE_INTERVAL_S:
                 self._saved_at = at
@@ -167,6 +173,19 @@ class RanksSource:
             self._ranks.remove(rank)
         for _ in range(rank.take_refused()):
             self._reject("bad_event")
+
+    def _look(self, now: float) -> Iterator[Record]:
+        """What the kernel says of the ranks' processes, where it shows them to this daemon."""
+        seen = {rank.seen_process: rank for rank in self._ranks if rank.live}
+        pids = {identity[0] for identity in seen if identity is not None}
+        family = self._tree.read(pids) if pids else {}
+        for pid in sorted(pids & family.keys()):
+            rank = seen.get(family[pid].identity)
+            # Who wrote another start time into its ring is not looked at.
+            if rank is not None:
+                rank.oom_kills.note(process.memory_groups(pid))
+                detail = process.reading(family[pid], family)
+                yield RankEvent(now, rank.job, rank.rank, "process", detail)
 
     def _expire(self, at: float) -> None:
         for rank in list(self._ranks):

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from warpwatch.daemon.conversion import nearest
+from warpwatch.daemon.config.conversion import nearest
 from warpwatch.daemon.errors import UsageError
 from warpwatch.telemetry.anomalies import KINDS
 

@@ -1,0 +1,65 @@
+"""`detectors`: one section a kind, every default of detection."""
+
+from __future__ import annotations
+
+from warpwatch.daemon.config.detectors_devices import (
+    ClockDropConfig,
+    DeviceIdleConfig,
+    DeviceLostConfig,
+    DeviceStuckConfig,
+    EccUncorrectableConfig,
+    NvlinkErrorConfig,
+    OverheatingConfig,
+    PcieDegradedConfig,
+    RowRemapConfig,
+    ThrottleConfig,
+    XidConfig,
+)
+from warpwatch.daemon.config.detectors_life import (
+    CrashConfig,
+    HangConfig,
+    MemoryLeakConfig,
+    MemoryPressureConfig,
+    OomConfig,
+)
+from warpwatch.daemon.config.detectors_ranks import (
+    DataStallConfig,
+    GcPauseConfig,
+    StragglerConfig,
+)
+from warpwatch.daemon.config.detectors_steps import (
+    CommSlowConfig,
+    StepDriftConfig,
+    StepRegressionConfig,
+    StepSpikesConfig,
+)
+from warpwatch.daemon.config.fields import Section
+
+
+class DetectorsConfig(Section, frozen=True, kw_only=True):
+    """One section a kind."""
+
+    step_regression: StepRegressionConfig = StepRegressionConfig()
+    step_drift: StepDriftConfig = StepDriftConfig()
+    step_spikes: StepSpikesConfig = StepSpikesConfig()
+    comm_slow: CommSlowConfig = CommSlowConfig()
+    data_stall: DataStallConfig = DataStallConfig()
+    straggler: StragglerConfig = StragglerConfig()
+    gc_pause: GcPauseConfig = GcPauseConfig()
+    hang: HangConfig = HangConfig()
+    memory_leak: MemoryLeakConfig = MemoryLeakConfig()
+    memory_pressure: MemoryPressureConfig = MemoryPressureConfig()
+    oom: OomConfig = OomConfig()
+    crash: CrashConfig = CrashConfig()
+    device_lost: DeviceLostConfig = DeviceLostConfig()
+    device_stuck: DeviceStuckConfig = DeviceStuckConfig()
+    xid: XidConfig = XidConfig()
+    ecc_uncorrectable: EccUncorrectableConfig = EccUncorrectableConfig()
+    row_remap: RowRemapConfig = RowRemapConfig()
+    thermal_throttle: ThrottleConfig = ThrottleConfig()
+    power_brake: ThrottleConfig = ThrottleConfig()
+    overheating: OverheatingConfig = OverheatingConfig()
+    clock_drop: ClockDropConfig = ClockDropConfig()
+    pcie_degraded: PcieDegradedConfig = PcieDegradedConfig()
+    nvlink_error: NvlinkErrorConfig = NvlinkErrorConfig()
+    device_idle: DeviceIdleConfig = DeviceIdleConfig()

@@ -1,0 +1,59 @@
+"""Communication that takes longer on every rank while compute does not."""
+
+from __future__ import annotations
+
+import math
+
+from warpwatch.daemon.config.detectors_steps import CommSlowConfig
+from warpwatch.daemon.detectors.base import Found, JobStep
+from warpwatch.daemon.detectors.episode import Episode
+from warpwatch.daemon.detectors.level_shift import REFERENCE, Shift, level
+from warpwatch.daemon.detectors.shift_detector import ShiftDetector, ShiftJob
+
+
+class CommSlow(ShiftDetector[CommSlowConfig]):
+    """Judges the smallest comm of any rank, in shares of what the job computed after warm-up.
+
+    The rank that is last waits for nobody, so its comm is what communication itself costs.
+    ``job.beside``: log of the compute of the same samples. ``job.typical``: seconds of that.
+    """
+
+    kind = "comm_slow"
+
+    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
+        comm_s = min(seen.comm_s.values(), default=0.0)
+        compute_s = seen.common_s - comm_s
+        if comm_s <= 0 or compute_s <= 0:
+            return None
+        log_compute = job.signal.add(seen, compute_s, self._config)
+        if log_compute is None:
+            return None
+        if not job.typical:
+            job.typical = job.signal.sample_s / job.signal.group
+        job.beside.append(log_compute)
+        return comm_s / job.typical
+
+    def confirms(self, job: ShiftJob, shift: Shift) -> bool:
+        config = self._config
+        if shift.before < config.min_comm:
+            return shift.difference >= config.min_comm + config.min_effect
+        rise = shift.difference / shift.before
+        older = job.beside[-shift.window - REFERENCE : -shift.window]
+        newer = job.beside[-shift.window :]
+        compute_rise = level(newer, shift.window) - level(older, shift.window)
+        return rise >= config.min_rise and compute_rise < config.max_compute * math.log1p(rise)
+
+    def found(self, job: ShiftJob, episode: Episode, level: float, seen: JobStep) -> Found:
+        value_s, baseline_s = level * job.typical, episode.baseline * job.typical
+        begin = episode.begin_step
+        return Found(
+            time=seen.time,
+            severity="warning",
+            job=seen.job,
+            step=seen.step,
+            begin_step=begin,
+            value=value_s,
+            baseline=baseline_s,
+            summary=f"communication takes {value_s:.3g} s of a step on all ranks since step "
+            f"{begin} instead of {baseline_s:.3g} s, compute does not",
+        )

@@ -1,0 +1,267 @@
+"""Who went first, and of what: the life and death of a job's ranks, for `crash` and `oom`.
+
+One rank that fails takes the others with it. The first with a cause of its own is the culprit,
+those that follow are its consequence. A rank that only says that a peer no longer answers waits
+for ``grace_s`` for a better cause: a killed process leaves no record, its peers raise at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from warpwatch.daemon.detectors.base import NEVER, Found, Observation, Reading
+from warpwatch.telemetry.anomalies import Severity
+from warpwatch.telemetry.records import End, RankEvent, RankSeen, Step
+
+MAX_DETAIL = 160
+MAX_JOBS = 256
+# Ranks of a job whose end is remembered: more than are on a node, and as many as a log may hold.
+MAX_GONE = 4096
+# What an exception event may say of itself.
+EXCEPTION_FIELDS = ("exception", "type", "message", "detail")
+_OUT_OF_MEMORY = re.compile(r"OutOfMemory|MemoryError|out of memory", re.IGNORECASE)
+# What torch.distributed, gloo, NCCL and sockets say when a peer is gone.
+_PEER_LOST = re.compile(
+    r"\bDist\w*Error|gloo|nccl|peer|Connection|Broken ?Pipe|socket|EOFError|timed? ?out",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True)
+class Cause:
+    """``kind``: crash or oom."""
+
+    kind: str
+    rank: int | None
+    text: str
+    step: int | None
+    critical: bool = True
+
+
+@dataclass(slots=True)
+class JobLife:
+    """died: deaths that nobody has judged yet; bereaved: ranks that raised for want of a peer.
+
+    left: ranks of the run before a restart, whose end is no news. gone: when, the oldest first.
+    """
+
+    alive: set[int] = field(default_factory=set)
+    gone: dict[int, float] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    step: int | None = None
+    died: dict[int, float] = field(default_factory=dict)
+    bereaved: dict[int, float] = field(default_factory=dict)
+    said: dict[int, str] = field(default_factory=dict)
+    oom_killed: set[int] = field(default_factory=set)
+    cause: Cause | None = None
+    followers: set[int] = field(default_factory=set)
+
+    def leave(self, rank: int, time: float) -> None:
+        self.alive.discard(rank)
+        self.left.discard(rank)
+        self.gone[rank] = time
+        if len(self.gone) > MAX_GONE:
+            oldest = next(iter(self.gone))
+            del self.gone[oldest]
+            self.followers.discard(oldest)
+
+    @property
+    def undecided(self) -> bool:
+        return bool(self.died or self.bereaved)
+
+
+@dataclass(slots=True)
+class DeathState:
+    jobs: dict[str, JobLife] = field(default_factory=dict)
+    deadline: float = NEVER
+
+
+class DeathDetector:
+    """Tells the causes of its ``kind``; every member of the family sees them all."""
+
+    kind: str
+    reads: tuple[type, ...] = (Step, RankSeen, RankEvent, End)
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self.state = DeathState()
+
+    def observe(self, seen: Observation) -> Iterable[Found]:
+        if type(seen) is Step:
+            self._step(seen)
+        elif isinstance(seen, RankSeen):
+            return self._rank_seen(seen)
+        elif isinstance(seen, End) and seen.rank is not None:
+            self._leave(seen)
+        elif isinstance(seen, RankEvent) and seen.event in ("exception", "oom", "died"):
+            return self._event(seen, self._job(seen.job))
+        return ()
+
+    def deadline(self) -> float:
+        return self.state.deadline
+
+    def expire(self, now: float) -> Iterable[Found]:
+        found: list[Found] = []
+        for name, job in list(self.state.jobs.items()):
+            if self._due(job) <= now:
+                found += self._judge(name, job, now)
+                if not job.alive:
+                    del self.state.jobs[name]
+        self._schedule()
+        return found
+
+    def forget(self, job: str) -> None:
+        """Deaths still to be judged stay until they are."""
+        if job in self.state.jobs and not self.state.jobs[job].undecided:
+            del self.state.jobs[job]
+
+    def readings(self) -> Iterable[Reading]:
+        for name, job in self.state.jobs.items():
+            found = job.cause is not None and job.cause.kind == self.kind
+            text = f"{len(job.alive)} ranks live, {len(job.gone)} are gone"
+            if found and job.cause is not None:
+                text += f": {job.cause.text}"
+            yield Reading("found" if found else "fine", text, job=name, value=len(job.gone))
+
+    # --- what happens ---
+
+    def _job(self, name: str) -> JobLife:
+        """Also of a job that shows nothing but deaths; so many of them are remembered."""
+        jobs = self.state.jobs
+        if name not in jobs and len(jobs) >= MAX_JOBS:
+            del jobs[next(iter(jobs))]
+        return jobs.setdefault(name, JobLife())
+
+    def _step(self, seen: Step) -> None:
+        job = self.state.jobs.get(seen.job) or self._job(seen.job)
+        job.step = seen.step
+        if seen.rank in job.alive and not (job.left or job.cause or job.bereaved):
+            return
+        if seen.rank in job.gone:
+            return
+        job.alive.add(seen.rank)
+        job.left.discard(seen.rank)
+        # What it told it survived (a failed allocation that the program caught).
+        if job.cause is not None and job.cause.rank == seen.rank:
+            job.cause = None
+            job.followers.clear()
+        if job.bereaved.pop(seen.rank, None) is not None:
+            self._schedule()
+
+    def _rank_seen(self, seen: RankSeen) -> Iterable[Found]:
+        found: Iterable[Found] = ()
+        job = self.state.jobs.get(seen.job)
+        if job is None or seen.rank in job.gone:
+            left: set[int] = set()
+            if job is not None:
+                # A successor of a rank that is gone: the job has been restarted.
+                found = self._judge(seen.job, job, seen.time) if job.undecided else ()
+                left = job.alive | job.left
+            job = self.state.jobs[seen.job] = JobLife(left=left)
+            self._schedule()
+        job.alive.add(seen.rank)
+        job.left.discard(seen.rank)
+        return found
+
+    def _leave(self, seen: End) -> None:
+        job = self.state.jobs.get(seen.job)
+        if job is not None and seen.rank is not None:
+            job.leave(seen.rank, seen.time)
+
+    def _event(self, seen: RankEvent, job: JobLife) -> Iterable[Found]:
+        rank, text = seen.rank, what(seen.detail)
+        if seen.event == "died":
+            if rank in job.left:
+                job.left.discard(rank)
+                return ()
+            job.leave(rank, seen.time)
+            if seen.detail.get("oom_kill") is True:
+                job.oom_killed.add(rank)
+        if job.cause is not None:
+            return self._follow(seen, job)
+        if seen.event == "died":
+            job.died[rank] = seen.time
+        elif seen.event == "oom" or _OUT_OF_MEMORY.search(text):
+            more = f": {text}" if text else ""
+            return self._tell(seen.job, job, seen.time, "oom", rank, f"ran out of memory{more}")
+        elif _PEER_LOST.search(text) and job.alive | job.gone.keys() > {rank}:
+            job.bereaved.setdefault(rank, seen.time)
+            job.said.setdefault(rank, text)
+        else:
+            said = f"raised {text or 'an exception'}"
+            return self._tell(seen.job, job, seen.time, "crash", rank, said)
+        self._schedule()
+        return ()
+
+    def _follow(self, seen: RankEvent, job: JobLife) -> Iterable[Found]:
+        if job.cause is None or job.cause.rank == seen.rank or seen.rank in job.followers:
+            return ()
+        job.followers.add(seen.rank)
+        return self._found(seen.job, job, seen.time)
+
+    # --- what it means ---
+
+    def _judge(self, name: str, job: JobLife, now: float) -> Iterable[Found]:
+        """The grace is over. Who died without a word comes before those who missed a peer."""
+        silent = {rank: time for rank, time in job.died.items() if rank not in job.bereaved}
+        after = "" if job.step is None else f" after step {job.step}"
+        first = min(silent or job.bereaved, key=lambda r: ({**job.bereaved, **silent}[r], r))
+        if silent and job.oom_killed & silent.keys():
+            first = min(job.oom_killed & silent.keys(), key=lambda r: (silent[r], r))
+            said = f"was killed by the kernel{after}: its control group ran out of memory"
+            return self._tell(name, job, now, "oom", first, said)
+        if not silent:
+            return self._tell(name, job, now, "crash", first, f"raised {job.said[first]}")
+        peers = (job.alive | job.bereaved.keys()) - {first}
+        if peers:
+            said = f"died without an exit record{after}, {len(peers)} of its peers lived on"
+            return self._tell(name, job, now, "crash", first, said)
+        return self._ended(name, job, now, f"gone without an exit record{after}")
+
+    def _tell(
+        self, name: str, job: JobLife, now: float, kind: str, rank: int, said: str
+    ) -> Iterable[Found]:
+        job.cause = Cause(kind, rank, f"rank {rank} {said}", job.step)
+        job.followers |= (job.died.keys() | job.bereaved.keys()) - {rank}
+        self._decided(job)
+        return self._found(name, job, now)
+
+    def _ended(self, name: str, job: JobLife, now: float, said: str) -> Iterable[Found]:
+        count, rank = len(job.died), min(job.died)
+        who = f"all {count} local ranks were" if count > 1 else f"rank {rank} was"
+        text = f"{who} {said}: ended from outside"
+        job.cause = Cause("crash", rank if count == 1 else None, text, job.step, critical=False)
+        self._decided(job)
+        return self._found(name, job, now)
+
+    def _decided(self, job: JobLife) -> None:
+        job.died.clear()
+        job.bereaved.clear()
+        job.said.clear()
+        job.oom_killed.clear()
+        self._schedule()
+
+    def _found(self, name: str, job: JobLife, now: float) -> Iterable[Found]:
+        cause = job.cause
+        if cause is None or cause.kind != self.kind:
+            return ()
+        more = f"; {len(job.followers)} more followed" if job.followers else ""
+        severity: Severity = "critical" if cause.critical else "info"
+        return (Found(now, severity, cause.text + more, name, cause.rank, step=cause.step),)
+
+    def _due(self, job: JobLife) -> float:
+        times = [*job.died.values(), *job.bereaved.values()]
+        return min(times, default=NEVER) + self._grace_s
+
+    def _schedule(self) -> None:
+        self.state.deadline = min(map(self._due, self.state.jobs.values()), default=NEVER)
+
+
+def what(detail: Mapping[str, Any]) -> str:
+    """A client's words on one line, bounded, without control characters."""
+    said = ": ".join(str(detail[key]) for key in EXCEPTION_FIELDS if key in detail)
+    line = " ".join(said.split())
+    return "".join(letter for letter in line if letter.isprintable())[:MAX_DETAIL]

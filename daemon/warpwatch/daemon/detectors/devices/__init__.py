@@ -1,0 +1,61 @@
+"""Detectors of devices: readings in, verdicts out; the engine adds job and rank.
+
+- watch: what they have in common; course: how a symptom lasts, how a counter grows
+- series: which values they look up
+- the kinds: one file each, heat and power in throttle
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.detectors.base import Detector
+from warpwatch.daemon.detectors.devices.clock_drop import ClockDrop
+from warpwatch.daemon.detectors.devices.device_idle import DeviceIdle
+from warpwatch.daemon.detectors.devices.device_lost import DeviceLost
+from warpwatch.daemon.detectors.devices.device_stuck import DeviceStuck
+from warpwatch.daemon.detectors.devices.ecc_uncorrectable import EccUncorrectable
+from warpwatch.daemon.detectors.devices.nvlink_error import NvlinkError
+from warpwatch.daemon.detectors.devices.overheating import Overheating
+from warpwatch.daemon.detectors.devices.pcie_degraded import PcieDegraded
+from warpwatch.daemon.detectors.devices.row_remap import RowRemap
+from warpwatch.daemon.detectors.devices.throttle import PowerBrake, ThermalThrottle
+from warpwatch.daemon.detectors.devices.xid import XidErrors
+
+# In the order in which they judge a reading: a cause comes before what it explains.
+DEVICE_DETECTORS: Mapping[str, Callable[[Config], Detector]] = {
+    "device_lost": lambda config: DeviceLost(config.detectors.device_lost),
+    "device_stuck": lambda config: DeviceStuck(config.detectors.device_stuck),
+    "xid": lambda config: XidErrors(config.detectors.xid, config.anomalies.hold_s),
+    "ecc_uncorrectable": lambda config: EccUncorrectable(
+        config.detectors.ecc_uncorrectable, config.anomalies.hold_s
+    ),
+    "row_remap": lambda config: RowRemap(config.detectors.row_remap, config.anomalies.hold_s),
+    "thermal_throttle": lambda config: ThermalThrottle(config.detectors.thermal_throttle),
+    "power_brake": lambda config: PowerBrake(config.detectors.power_brake),
+    "clock_drop": lambda config: ClockDrop(config.detectors.clock_drop),
+    "pcie_degraded": lambda config: PcieDegraded(config.detectors.pcie_degraded),
+    "nvlink_error": lambda config: NvlinkError(config.detectors.nvlink_error),
+    "device_idle": lambda config: DeviceIdle(config.detectors.device_idle),
+    "overheating": lambda config: Overheating(config.detectors.overheating),
+}
+
+_SLOW = ("thermal_throttle", "power_brake", "clock_drop", "pcie_degraded", "nvlink_error")
+_FAILED = ("device_lost", "device_stuck", "xid", "ecc_uncorrectable")
+
+# What on a rank's device explains what is found about the rank or its job.
+DEVICE_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "straggler": _SLOW,
+    "step_regression": _SLOW,
+    "step_drift": _SLOW,
+    "step_spikes": _SLOW,
+    "comm_slow": ("nvlink_error", "pcie_degraded"),
+    "hang": (*_FAILED, "nvlink_error"),
+    "crash": (*_FAILED, "nvlink_error"),
+}
+
+# What is found about a job explains that nothing runs on its devices.
+JOB_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "device_idle": ("hang", "crash", "data_stall"),
+}

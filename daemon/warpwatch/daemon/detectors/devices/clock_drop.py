@@ -1,0 +1,129 @@
+"""Clocks under load that are lower than this device's own, with no reason given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_devices import ClockDropConfig
+from warpwatch.daemon.detectors.base import NEVER
+from warpwatch.daemon.detectors.devices.course import Symptom
+from warpwatch.daemon.detectors.devices.series import Metrics, series, utilization
+from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch.telemetry.device_metrics import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
+from warpwatch.telemetry.records import DeviceReading
+
+CLOCK = series("clock_hertz", "sm")
+ACTIVE = tuple(series("throttle_active", reason) for reason in THROTTLE_REASONS)
+TIMED = tuple(series("throttle_seconds_total", reason) for reason in TIMED_THROTTLE_REASONS)
+# A block needs so many clocks, and this part of its readings under load without a reason.
+BLOCK_READINGS = 3
+CLEAN_SHARE = 0.8
+# A GPU meets its power limit now and then; a reason explains a clock from this share of time on.
+EXPLAINED_SHARE = 0.1
+# A block that load did not fill within so many times its length begins again.
+MOST_BLOCKS = 3
+# How fast the level follows a block above and below it: it is the recent high one.
+RISE, FALL = 0.5, 0.05
+
+
+@dataclass(slots=True)
+class ClockDevice(Watched):
+    """level_hz: the clock that it has under load, from ``blocks`` blocks; then the open block.
+
+    held_s: for how long reasons have held clocks down, as told at ``held_time``.
+    """
+
+    level_hz: float = 0.0
+    blocks: int = 0
+    begun: float | None = None
+    clean: int = 0
+    explained: int = 0
+    sum_hz: float = 0.0
+    held_s: float = 0.0
+    held_time: float = -NEVER
+
+
+@dataclass(slots=True)
+class ClockState:
+    devices: dict[str, ClockDevice] = field(default_factory=dict)
+    check_time: float = NEVER
+
+
+class ClockDrop(DeviceWatch[ClockDevice]):
+    """A reason that the driver gives explains a lower clock: power, heat, clocks that were set."""
+
+    kind = "clock_drop"
+    unknown = "not enough load yet without a reason for lower clocks"
+
+    def __init__(self, config: ClockDropConfig) -> None:
+        super().__init__(ClockState(), ClockDevice)
+        self._config = config
+        self.hold_s, self.clear_s = config.hold_s, config.clear_s
+
+    def examine(self, device: ClockDevice, seen: DeviceReading) -> Symptom | None:
+        metrics, now = seen.metrics, seen.time
+        clock_hz, busy, reasons = metrics.get(CLOCK), utilization(metrics), _reasons(metrics)
+        if clock_hz is None or busy is None or reasons is None:
+            return None
+        explained = _held_share(device, metrics, now) > EXPLAINED_SHARE or reasons
+        block_s = self._config.block_s
+        if device.begun is None or not 0 <= now - device.begun <= MOST_BLOCKS * block_s:
+            _begin(device, now)
+        if busy < self._config.min_utilization:
+            return None
+        if explained:
+            device.explained += 1
+        else:
+            device.clean += 1
+            device.sum_hz += clock_hz
+        assert device.begun is not None
+        full = now - device.begun >= block_s and device.clean + device.explained >= BLOCK_READINGS
+        return self._judge(device, now) if full else None
+
+    def _judge(self, device: ClockDevice, now: float) -> Symptom | None:
+        """The block that is full."""
+        clean = device.clean / (device.clean + device.explained)
+        block_hz = device.sum_hz / device.clean if device.clean else 0.0
+        _begin(device, now)
+        if clean < CLEAN_SHARE:
+            device.course.interrupt()
+            return None
+        if device.blocks < self._config.ready_blocks:
+            device.blocks += 1
+            device.level_hz = max(device.level_hz, block_hz)
+            return None
+        level_hz, limit = device.level_hz, self._config.min_drop
+        excess = max(0.0, 1 - block_hz / level_hz) / limit if level_hz else 0.0
+        if excess < 1:
+            pull = RISE if block_hz > level_hz else FALL
+            # What is too low for this kind of news is not learned either.
+            device.level_hz += pull * (block_hz - level_hz) if excess < 0.5 else 0.0
+        return Symptom(excess, block_hz, level_hz, (1 - limit) * level_hz)
+
+    def describe(self, device: ClockDevice) -> str:
+        value, level = device.course.value or 0.0, device.course.baseline or 0.0
+        if not device.course.found:
+            return f"the SM clock under load is {value / 1e6:.0f} MHz, usually {level / 1e6:.0f}"
+        drop = 100 * (1 - value / level)
+        return (
+            f"the SM clock under load is {value / 1e6:.0f} MHz, {drop:.0f} % below this GPU's "
+            f"usual {level / 1e6:.0f} MHz, and the driver gives no reason"
+        )
+
+
+def _begin(device: ClockDevice, now: float) -> None:
+    device.begun, device.clean, device.explained, device.sum_hz = now, 0, 0, 0.0
+
+
+def _held_share(device: ClockDevice, metrics: Metrics, now: float) -> float:
+    """The share of the time since the clock was read before in which a reason was there."""
+    total_s = sum(metrics.get(key, 0.0) for key in TIMED)
+    grown_s, passed_s = total_s - device.held_s, now - device.held_time
+    device.held_s, device.held_time = total_s, now
+    return grown_s / passed_s if passed_s > 0 else 0.0
+
+
+def _reasons(metrics: Metrics) -> bool | None:
+    """Whether any reason holds clocks down now; None: not told."""
+    active = [value for key in ACTIVE if (value := metrics.get(key)) is not None]
+    return any(active) if active else None

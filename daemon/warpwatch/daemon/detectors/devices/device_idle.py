@@ -1,0 +1,122 @@
+"""A device that is in use and on which nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_devices import DeviceIdleConfig
+from warpwatch.daemon.detectors.base import NEVER, Observation, Verdict
+from warpwatch.daemon.detectors.devices.course import Symptom
+from warpwatch.daemon.detectors.devices.series import series, utilization
+from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch.telemetry.anomalies import Severity
+from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen
+
+MEMORY_USED, MEMORY_TOTAL = series("memory_used_bytes"), series("memory_total_bytes")
+BUSY_SECONDS = series("busy_seconds_total")
+# Jobs whose ranks are remembered.
+MAX_JOBS = 256
+
+
+@dataclass(slots=True)
+class IdleDevice(Watched):
+    """idle_since: the first idle reading; who: one that uses it; memory_share: in use."""
+
+    idle_since: float = 0.0
+    busy_s: float | None = None
+    who: str = ""
+    memory_share: float = 0.0
+
+
+@dataclass(slots=True)
+class IdleState:
+    """``ranks``: by job, the device of each rank."""
+
+    devices: dict[str, IdleDevice] = field(default_factory=dict)
+    ranks: dict[str, dict[int, str]] = field(default_factory=dict)
+    check_time: float = NEVER
+
+
+class DeviceIdle(DeviceWatch[IdleDevice]):
+    kind = "device_idle"
+    reads = (DeviceReading, RankSeen, RankEvent, End)
+    unknown = "the GPU tells neither its utilization nor who uses it"
+
+    def __init__(self, config: DeviceIdleConfig) -> None:
+        super().__init__(IdleState(), IdleDevice)
+        self._config = config
+        self.hold_s, self.clear_s = config.after_s, config.clear_s
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        if isinstance(seen, RankSeen):
+            self._join(seen)
+        elif isinstance(seen, End):
+            self._leave(seen.job, seen.rank)
+        elif isinstance(seen, RankEvent):
+            if seen.event == "died":
+                self._leave(seen.job, seen.rank)
+        else:
+            return super().observe(seen)
+        return ()
+
+    def _join(self, seen: RankSeen) -> None:
+        ranks: dict[str, dict[int, str]] = self.state.ranks
+        if seen.device is None:
+            return
+        if seen.job not in ranks and len(ranks) >= MAX_JOBS:
+            del ranks[next(iter(ranks))]
+        ranks.setdefault(seen.job, {})[seen.rank] = seen.device
+
+    def _leave(self, job: str, rank: int | None) -> None:
+        ranks = self.state.ranks.get(job, {})
+        ranks.pop(rank, None)
+        if rank is None or not ranks:
+            self.forget(job)
+
+    def forget(self, job: str) -> None:
+        self.state.ranks.pop(job, None)
+
+    def _users(self, uuid: str) -> Iterator[str]:
+        for job, ranks in self.state.ranks.items():
+            for rank, device in ranks.items():
+                if device == uuid:
+                    yield f"rank {rank} of {job}"
+
+    def examine(self, device: IdleDevice, seen: DeviceReading) -> Symptom | None:
+        metrics, now = seen.metrics, seen.time
+        busy = utilization(metrics)
+        if busy is None:
+            return None
+        busy = max(busy, self._counted(device, seen))
+        used, total = metrics.get(MEMORY_USED), metrics.get(MEMORY_TOTAL)
+        device.memory_share = used / total if used is not None and total else 0.0
+        device.who = next(self._users(seen.device), "")
+        in_use = bool(device.who) or device.memory_share >= self._config.min_memory_share
+        if not in_use or busy > self._config.max_utilization:
+            return Symptom(0.0, 0.0, None, self._config.after_s)
+        if not device.course.found:
+            since = device.course.since
+            device.idle_since = now if since is None else since
+        return Symptom(1.0, now - device.idle_since, None, self._config.after_s)
+
+    def _counted(self, device: IdleDevice, seen: DeviceReading) -> float:
+        """The share of the time since the reading before that the driver saw it busy."""
+        total_s = seen.metrics.get(BUSY_SECONDS)
+        before_s, device.busy_s = device.busy_s, total_s
+        passed_s = seen.time - device.seen
+        if total_s is None or before_s is None or passed_s <= 0:
+            return 0.0
+        return (total_s - before_s) / passed_s
+
+    def severity(self, device: IdleDevice) -> Severity:
+        """A job that stands still costs; a model that waits for questions may be meant so."""
+        return "warning" if device.who else "info"
+
+    def describe(self, device: IdleDevice) -> str:
+        idle_s = device.course.value or 0.0
+        user = device.who or "a process"
+        what = f"{user} has {device.memory_share * 100:.0f} % of the GPU's memory"
+        if not idle_s:
+            return "the GPU is busy, or nobody uses it"
+        return f"nothing has run on the GPU for {idle_s / 60:.0f} min, while {what}"

@@ -1,0 +1,155 @@
+"""A device that is gone: fallen off the bus, in need of a reset, or silent while others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_devices import DeviceLostConfig
+from warpwatch.daemon.detectors.base import NEVER, Fine, Observation, Verdict
+from warpwatch.daemon.detectors.devices.course import Symptom
+from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched, remembered
+from warpwatch.telemetry.anomalies import Severity
+from warpwatch.telemetry.records import DeviceReading
+
+SILENT = "silent"
+# The driver's own word for it, as the sources publish it.
+LOST = {
+    "lost": "does not answer any more: it has fallen off the bus or the driver does not list it",
+    "reset_required": "does not work until it is reset",
+}
+# It is there: it is another kind's concern, or nobody's.
+PRESENT = ("stuck", "no_permission")
+# UUIDs of what may go in order: MIG devices, and indices that have not told who they are.
+MAY_GO = ("MIG-", "unknown-")
+# Readings are as far apart as the newest two were; this many of them, or so long, is a pause.
+PAUSE_READINGS = 5
+PAUSE_S = 10.0
+CHECK_INTERVAL_S = 1.0
+
+
+@dataclass(slots=True)
+class LostDevice(Watched):
+    """began: its first reading; since: the first after the newest pause; well: the last good.
+
+    missed: since when its silence is told.
+    """
+
+    began: float = NEVER
+    since: float = NEVER
+    interval_s: float = 0.0
+    well: float | None = None
+    missed: float = NEVER
+    up: bool = False
+    reason: str = ""
+
+    @property
+    def pause_s(self) -> float:
+        return max(PAUSE_S, PAUSE_READINGS * self.interval_s)
+
+
+@dataclass(slots=True)
+class LostState:
+    devices: dict[str, LostDevice] = field(default_factory=dict)
+    check_time: float = NEVER
+    looked: float = -NEVER
+
+
+class DeviceLost(DeviceWatch[LostDevice]):
+    """One that is expected is remembered over restarts, so that a missing one is noticed.
+
+    It may be missing on purpose: a card was taken out, the process may see fewer. Nobody says so,
+    hence a silent one is expected for ``forget_s`` only.
+    """
+
+    kind = "device_lost"
+    stale_s = NEVER
+
+    def __init__(self, config: DeviceLostConfig) -> None:
+        super().__init__(LostState(), LostDevice)
+        self._config = config
+        self.hold_s = config.hold_s
+        self.clear_s = config.clear_s
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        if type(seen) is not DeviceReading:
+            return ()
+        device = remembered(self.state.devices, seen.device, self._new)
+        symptom = self.examine(device, seen)
+        verdicts: list[Verdict] = []
+        if symptom is not None:
+            hold_s = self.hold_s if device.reason in LOST else self._config.unreadable_s
+            verdicts.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
+        if abs(seen.time - self.state.looked) >= CHECK_INTERVAL_S:
+            self.state.looked = seen.time
+            verdicts.extend(self._look_for_silent(seen.time))
+        return verdicts
+
+    def examine(self, device: LostDevice, seen: DeviceReading) -> Symptom | None:
+        now = seen.time
+        self._note(device, now, seen.up)
+        if seen.up:
+            device.reason, device.well = "", now
+            return Symptom(0.0, 0.0)
+        gone_s = None if device.well is None else now - device.well
+        if seen.reason in PRESENT:
+            return Symptom(0.0)
+        device.reason = seen.reason
+        # Where no device can be read it is the driver that is gone.
+        if seen.reason in LOST or any(self._reading(now)):
+            return Symptom(1.0, gone_s)
+        return None
+
+    def _note(self, device: LostDevice, now: float, up: bool) -> None:
+        pause_s = now - device.seen
+        if not 0 <= pause_s <= device.pause_s:
+            device.since = now
+        # Two sources may read the same device at almost the same time.
+        if 0 <= pause_s < NEVER:
+            device.interval_s = max(pause_s, 0.9 * device.interval_s)
+        device.began = min(device.began, now)
+        device.seen, device.up, device.missed = now, up, NEVER
+
+    def _reading(self, now: float) -> Iterator[LostDevice]:
+        """The devices that are read well."""
+        devices: Iterable[LostDevice] = self.state.devices.values()
+        return (d for d in devices if d.up and 0 <= now - d.seen <= d.pause_s)
+
+    def _look_for_silent(self, now: float) -> Iterator[Verdict]:
+        devices: dict[str, LostDevice] = self.state.devices
+        for uuid, device in list(devices.items()):
+            limit_s = max(self._config.silent_s, PAUSE_READINGS * device.interval_s)
+            if now - device.seen < limit_s:
+                continue
+            is_forgotten = now - device.missed >= self._config.forget_s
+            if is_forgotten or uuid.startswith(MAY_GO) or self._is_replaced(device):
+                del devices[uuid]
+                if device.course.found:
+                    yield Fine(now, device=uuid)
+            elif any(now - other.since >= limit_s for other in self._reading(now)):
+                device.reason, device.up = SILENT, False
+                device.missed = min(device.missed, now)
+                gone_s = now - device.seen
+                yield from self.follow(uuid, device, Symptom(1.0, gone_s), now, hold_s=0.0)
+
+    def _is_replaced(self, device: LostDevice) -> bool:
+        """Whether another GPU has come since; MIG devices come without one."""
+        devices: dict[str, LostDevice] = self.state.devices
+        return any(
+            other.began > device.seen and not uuid.startswith("MIG-")
+            for uuid, other in devices.items()
+        )
+
+    def severity(self, device: LostDevice) -> Severity:
+        return "critical"
+
+    def describe(self, device: LostDevice) -> str:
+        gone_s = device.course.value
+        since = f" for {gone_s:.0f} s" if gone_s else ""
+        if not device.reason:
+            return "the GPU is read well"
+        if device.reason == SILENT:
+            return f"the GPU has given no reading{since}, others go on"
+        if device.reason in LOST:
+            return f"the GPU {LOST[device.reason]}{f' (no reading{since})' if since else ''}"
+        return f"the GPU cannot be read{since} ({device.reason or 'no reason'}), others can"

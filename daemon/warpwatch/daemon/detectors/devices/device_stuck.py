@@ -1,0 +1,53 @@
+"""A call for this device that the driver does not come back from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_devices import DeviceStuckConfig
+from warpwatch.daemon.detectors.base import NEVER
+from warpwatch.daemon.detectors.devices.course import Symptom
+from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch.telemetry.anomalies import Severity
+from warpwatch.telemetry.records import DeviceReading
+
+# As the watchdog of the source publishes it.
+STUCK = "stuck"
+
+
+@dataclass(slots=True)
+class StuckDevice(Watched):
+    """well: when a call came back last."""
+
+    well: float | None = None
+
+
+@dataclass(slots=True)
+class StuckState:
+    devices: dict[str, StuckDevice] = field(default_factory=dict)
+    check_time: float = NEVER
+
+
+class DeviceStuck(DeviceWatch[StuckDevice]):
+    kind = "device_stuck"
+
+    def __init__(self, config: DeviceStuckConfig) -> None:
+        super().__init__(StuckState(), StuckDevice)
+        self.clear_s = config.clear_s
+
+    def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
+        """Whatever else is said of a device, its call has come back."""
+        if seen.up or seen.reason != STUCK:
+            device.well = seen.time
+            return Symptom(0.0, 0.0)
+        return Symptom(1.0, None if device.well is None else seen.time - device.well)
+
+    def severity(self, device: StuckDevice) -> Severity:
+        return "critical"
+
+    def describe(self, device: StuckDevice) -> str:
+        stuck_s = device.course.value
+        if stuck_s == 0.0:
+            return "the driver's calls for the GPU come back"
+        lasting = "" if stuck_s is None else f" for {stuck_s:.0f} s"
+        return f"a driver call for the GPU has not returned{lasting}"

@@ -1,0 +1,127 @@
+"""NVLinks that go down, recover, send again, or bring damaged packets at a rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_devices import NvlinkErrorConfig
+from warpwatch.daemon.detectors.base import NEVER
+from warpwatch.daemon.detectors.devices.course import Course, Growth, Symptom
+from warpwatch.daemon.detectors.devices.series import Metrics, series
+from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch.telemetry.anomalies import Severity
+from warpwatch.telemetry.records import DeviceReading
+
+# Any of these is told; the others are normal in small numbers.
+GRAVE = {kind: series("nvlink_errors_total", kind) for kind in ("replay", "recovery")}
+CRC = {kind: series("nvlink_errors_total", kind) for kind in ("crc_flit", "crc_data", "receive")}
+# NVML knows at most so many (NVML_NVLINK_MAX_LINKS).
+LINKS = tuple(series("nvlink_link_up", str(link)) for link in range(18))
+CRC_WINDOW_S = 60.0
+
+
+@dataclass(slots=True)
+class NvlinkDevice(Watched):
+    """up: links that were seen up; down: of those, the ones that are not now; outage: how long.
+
+    grave: counts by type; fresh: new ones by type since it was last quiet; erred: the newest.
+    """
+
+    up: list[int] = field(default_factory=list)
+    down: list[int] = field(default_factory=list)
+    outage: Course = field(default_factory=Course)
+    grave: dict[str, float] = field(default_factory=dict)
+    fresh: dict[str, float] = field(default_factory=dict)
+    erred: float = -NEVER
+    crc: dict[str, Growth] = field(default_factory=dict)
+    crc_per_second: float = 0.0
+
+
+@dataclass(slots=True)
+class NvlinkState:
+    devices: dict[str, NvlinkDevice] = field(default_factory=dict)
+    check_time: float = NEVER
+
+
+class NvlinkError(DeviceWatch[NvlinkDevice]):
+    """Links that never were up are not connected."""
+
+    kind = "nvlink_error"
+    unknown = "the GPU has no NVLinks, or does not tell of them"
+
+    def __init__(self, config: NvlinkErrorConfig) -> None:
+        super().__init__(NvlinkState(), NvlinkDevice)
+        self._config = config
+        self.clear_s = config.clear_s
+
+    def examine(self, device: NvlinkDevice, seen: DeviceReading) -> Symptom | None:
+        metrics, now = seen.metrics, seen.time
+        known = self._watch_links(device, metrics, now)
+        known |= _count_grave(device, metrics, now, self._config.quiet_s)
+        known |= _count_crc(device, metrics, now)
+        if not known:
+            return None
+        limit = self._config.crc_per_second
+        if device.outage.found:
+            return Symptom(1.0, float(len(device.down)), float(len(device.up)))
+        if device.fresh:
+            return Symptom(1.0, sum(device.fresh.values()), 0.0, 1.0)
+        return Symptom(device.crc_per_second / limit, device.crc_per_second, None, limit)
+
+    def _watch_links(self, device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
+        if LINKS[0] not in metrics and not any(key in metrics for key in LINKS):
+            return False
+        states = {
+            link: up for link, key in enumerate(LINKS) if (up := metrics.get(key)) is not None
+        }
+        device.up = sorted({*device.up, *(link for link, up in states.items() if up)})
+        device.down = [link for link in device.up if states.get(link, 1.0) == 0]
+        down = Symptom(float(bool(device.down)))
+        device.outage.follow(now, down, self._config.down_s, 0.0)
+        return True
+
+    def severity(self, device: NvlinkDevice) -> Severity:
+        """Without a link collectives fail, or go on at a part of their speed."""
+        return "critical" if device.outage.found or "recovery" in device.fresh else "warning"
+
+    def describe(self, device: NvlinkDevice) -> str:
+        if device.outage.found:
+            links = ", ".join(map(str, device.down))
+            return f"{len(device.down)} of {len(device.up)} NVLinks are down: {links}"
+        if device.fresh:
+            counts = " and ".join(f"{count:.0f} {kind}" for kind, count in device.fresh.items())
+            return f"NVLink errors: {counts} since the links were last quiet"
+        limit = self._config.crc_per_second
+        return f"{device.crc_per_second:.3g} NVLink CRC errors a second (limit {limit:g})"
+
+
+def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float, quiet_s: float) -> bool:
+    known = False
+    for kind, key in GRAVE.items():
+        total = metrics.get(key)
+        if total is None:
+            continue
+        known = True
+        before = device.grave.get(kind)
+        device.grave[kind] = total
+        if before is None or total == before:
+            continue
+        # A counter that fell began again at 0.
+        if grown := total - before if total > before else total:
+            device.fresh[kind] = device.fresh.get(kind, 0.0) + grown
+            device.erred = now
+    if device.fresh and not 0 <= now - device.erred < quiet_s:
+        device.fresh.clear()
+    return known
+
+
+def _count_crc(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
+    rates = []
+    for kind, key in CRC.items():
+        total = metrics.get(key)
+        if total is not None:
+            growth = device.crc.get(kind) or device.crc.setdefault(kind, Growth())
+            rates.append(growth.add(now, total, CRC_WINDOW_S) / CRC_WINDOW_S)
+    if rates:
+        device.crc_per_second = max(rates)
+    return bool(rates)

@@ -1,0 +1,95 @@
+"""Bad memory that was replaced by spare rows, waits for it, or cannot be replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_devices import RowRemapConfig
+from warpwatch.daemon.detectors.base import NEVER, Found, Reading
+from warpwatch.daemon.detectors.devices.series import Metrics, series
+from warpwatch.daemon.detectors.devices.watch import DeviceEvents, Watched
+from warpwatch.telemetry.anomalies import Severity
+from warpwatch.telemetry.records import DeviceReading
+
+FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")
+# Before Ampere: pages are retired instead.
+PAGES_PENDING = series("retired_pages_pending")
+ROWS = series("remapped_rows", "uncorrectable"), series("remapped_rows", "correctable")
+# What stays as it is, is told again so often, or often enough for the engine's hold.
+REPEAT_S = 60.0
+
+FAILED = "remapping a bad memory row has failed: the GPU must be replaced"
+WAITS = "bad memory waits for the GPU's next reset to be taken out of use"
+
+
+@dataclass(slots=True)
+class RemapDevice(Watched):
+    """``rows``: remapped so far. ``text``: what was told last, empty: nothing."""
+
+    rows: float | None = None
+    known: bool = False
+    text: str = ""
+
+
+@dataclass(slots=True)
+class RemapState:
+    devices: dict[str, RemapDevice] = field(default_factory=dict)
+
+
+class RowRemap(DeviceEvents[RemapDevice]):
+    """A failure and what waits are told for as long as they are there, also on the first reading;
+    rows that were remapped before it are old."""
+
+    kind = "row_remap"
+    unknown = "the GPU does not tell of remapped rows"
+
+    def __init__(self, config: RowRemapConfig, hold_s: float) -> None:
+        super().__init__(RemapState(), RemapDevice)
+        self._hold_s = hold_s
+        self._repeat_s = min(REPEAT_S, hold_s / 2)
+
+    def examine(self, device: RemapDevice, seen: DeviceReading) -> Found | None:
+        metrics = seen.metrics
+        pending = _any_of(metrics, PENDING, PAGES_PENDING)
+        failure = metrics.get(FAILURE)
+        grown = self._grown(device, metrics)
+        device.known |= pending is not None or failure is not None
+        severity: Severity = "warning"
+        if failure:
+            severity, text = "critical", FAILED
+        elif grown:
+            rows = "row was" if grown == 1 else "rows were"
+            text = f"{grown:.0f} bad memory {rows} replaced by spare ones"
+        elif pending:
+            text = WAITS
+        else:
+            return None
+        again = 0 <= seen.time - device.told < self._repeat_s
+        if again and not grown and text == device.text:
+            return None
+        device.text = text
+        return Found(
+            seen.time, severity, text, device=seen.device, value=device.rows, baseline=None
+        )
+
+    def _grown(self, device: RemapDevice, metrics: Metrics) -> float:
+        counts = [count for key in ROWS if (count := metrics.get(key)) is not None]
+        if not counts:
+            return 0.0
+        before, device.rows = device.rows, sum(counts)
+        device.known = True
+        return 0.0 if before is None else max(0.0, device.rows - before)
+
+    def explain(self, uuid: str, device: RemapDevice) -> Reading | None:
+        if not device.known:
+            return None
+        if device.told > -NEVER and device.seen - device.told <= self._hold_s:
+            return Reading("found", device.text, device=uuid, value=device.rows)
+        rows = "" if device.rows is None else f" ({device.rows:.0f} rows in its life)"
+        text = f"no memory waits for being replaced, none was lately{rows}"
+        return Reading("fine", text, device=uuid, value=device.rows)
+
+
+def _any_of(metrics: Metrics, *keys: tuple[str, tuple[str, ...]]) -> float | None:
+    values = [value for key in keys if (value := metrics.get(key)) is not None]
+    return max(values, default=None)

@@ -1,0 +1,188 @@
+"""What the detectors of devices have in common: one memory a device, from reading to verdict."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from warpwatch.daemon.detectors.base import (
+    NEVER,
+    Fine,
+    Found,
+    Observation,
+    Reading,
+    Timeless,
+    Verdict,
+)
+from warpwatch.daemon.detectors.devices.course import Course, Symptom
+from warpwatch.telemetry.anomalies import Severity
+from warpwatch.telemetry.records import DeviceReading
+
+# Devices that are remembered; MIG devices get a new UUID whenever they are made.
+MAX_DEVICES = 256
+# How often what lasts is told again, with its newest numbers.
+REPEAT_S = 10.0
+# What was found and could not be judged for so long (no load, not read) is over: nobody knows.
+STALE_S = 600.0
+
+
+@dataclass(slots=True)
+class Watched:
+    """What every detector remembers of a device. ``told``: when it was last found."""
+
+    seen: float = -NEVER
+    told: float = -NEVER
+    course: Course = field(default_factory=Course)
+
+
+D = TypeVar("D", bound=Watched)
+
+
+def remembered(devices: dict[str, D], uuid: str, new: Callable[[], D]) -> D:
+    """The memory of a device; where it is the first of too many, the longest unseen goes."""
+    device = devices.get(uuid)
+    if device is None:
+        if len(devices) >= MAX_DEVICES:
+            del devices[min(devices, key=lambda u: (devices[u].course.found, devices[u].seen))]
+        device = devices[uuid] = new()
+    return device
+
+
+class DeviceWatch(ABC, Generic[D]):
+    """A state of a device: found when it has lasted, over when it has been away.
+
+    The state has ``devices``, by UUID, and ``check_time``: when something may have become stale.
+    """
+
+    kind: str
+    reads: tuple[type, ...] = (DeviceReading,)
+    # What is said of a device that was never judged.
+    unknown: str = "the device has not told what is needed"
+    hold_s: float = 0.0
+    clear_s: float = 0.0
+    stale_s: float = STALE_S
+
+    def __init__(self, state: Any, new: Callable[[], D]) -> None:
+        self.state = state
+        self._new = new
+
+    @abstractmethod
+    def examine(self, device: D, seen: DeviceReading) -> Symptom | None:
+        """How the device is; None where the reading does not say it."""
+
+    @abstractmethod
+    def describe(self, device: D) -> str:
+        """How it was when it was last judged, in one sentence with numbers."""
+
+    def severity(self, device: D) -> Severity:
+        return "warning"
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        if type(seen) is not DeviceReading:
+            return ()
+        device = remembered(self.state.devices, seen.device, self._new)
+        symptom = self.examine(device, seen)
+        device.seen = seen.time
+        if symptom is None:
+            return ()
+        return self.follow(seen.device, device, symptom, seen.time, self.hold_s)
+
+    def follow(
+        self, uuid: str, device: D, symptom: Symptom, now: float, hold_s: float
+    ) -> tuple[Verdict, ...]:
+        course = device.course
+        before = course.found
+        if not course.follow(now, symptom, hold_s, self.clear_s):
+            return (Fine(now, device=uuid),) if before else ()
+        if before and 0 <= now - device.told < REPEAT_S:
+            return ()
+        device.told = now
+        self.state.check_time = min(self.state.check_time, now + self.stale_s)
+        return (self._found(uuid, device, now),)
+
+    def _found(self, uuid: str, device: D, now: float) -> Found:
+        return Found(
+            time=now,
+            severity=self.severity(device),
+            summary=self.describe(device),
+            device=uuid,
+            value=device.course.value,
+            baseline=device.course.baseline,
+        )
+
+    def deadline(self) -> float:
+        time: float = self.state.check_time
+        return time
+
+    def expire(self, now: float) -> Iterable[Verdict]:
+        verdicts: list[Verdict] = []
+        due = NEVER
+        for uuid, device in self.state.devices.items():
+            if not device.course.found:
+                continue
+            if device.course.judged + self.stale_s <= now:
+                device.course.end()
+                verdicts.append(Fine(now, device=uuid))
+            else:
+                due = min(due, device.course.judged + self.stale_s)
+        self.state.check_time = due
+        return verdicts
+
+    def forget(self, job: str) -> None:
+        """A device does not change with the job on it."""
+
+    def readings(self) -> Iterable[Reading]:
+        for uuid, device in self.state.devices.items():
+            course = device.course
+            if not course.known:
+                yield Reading("learning", self.unknown, device=uuid)
+                continue
+            yield Reading(
+                "found" if course.found else "fine",
+                self.describe(device),
+                device=uuid,
+                value=course.value,
+                baseline=course.baseline,
+                limit=course.limit,
+                nearest=course.nearest,
+            )
+
+
+class DeviceEvents(Timeless, ABC, Generic[D]):
+    """Something that happens to a device; the engine holds it for a while after the last."""
+
+    kind: str
+    reads: tuple[type, ...] = (DeviceReading,)
+    unknown: str = "the device has not told what is needed"
+
+    def __init__(self, state: Any, new: Callable[[], D]) -> None:
+        self.state = state
+        self._new = new
+
+    @abstractmethod
+    def examine(self, device: D, seen: DeviceReading) -> Found | None:
+        """What has happened since the reading before."""
+
+    @abstractmethod
+    def explain(self, uuid: str, device: D) -> Reading | None:
+        """How the device is; None where it has not told."""
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        if type(seen) is not DeviceReading:
+            return ()
+        device = remembered(self.state.devices, seen.device, self._new)
+        found = self.examine(device, seen)
+        device.seen = seen.time
+        if found is None:
+            return ()
+        device.told = found.time
+        return (found,)
+
+    def forget(self, job: str) -> None:
+        """A device does not change with the job on it."""
+
+    def readings(self) -> Iterable[Reading]:
+        for uuid, device in self.state.devices.items():
+            yield self.explain(uuid, device) or Reading("learning", self.unknown, device=uuid)

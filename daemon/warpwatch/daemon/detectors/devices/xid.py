@@ -1,0 +1,137 @@
+"""XIDs: what the driver reports of a GPU, by number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_devices import XidConfig
+from warpwatch.daemon.detectors.base import NEVER, Found, Reading
+from warpwatch.daemon.detectors.devices.series import Metrics, series
+from warpwatch.daemon.detectors.devices.watch import DeviceEvents, Watched
+from warpwatch.telemetry.records import DeviceReading
+from warpwatch.telemetry.xid import SEVERITIES, Xid
+from warpwatch.telemetry.xids import explain
+
+COUNTS = "device_xid_errors_total"
+# How many numbers of one device are counted, and named in one sentence.
+MAX_XIDS = 128
+MAX_NAMED = 4
+# Where to look, as the catalogue says it: an application's own error is not the GPU's.
+WHERE = {
+    "application": "look at the job",
+    "driver": "look at the driver",
+    "hardware": "look at the GPU",
+    "system": "look at the machine around the GPU",
+    "thermal_power": "look at power and cooling",
+    "unknown": "the cause is open",
+}
+
+
+@dataclass(slots=True)
+class _Count:
+    """``last_time``: when the XID was seen last, as its source says."""
+
+    total: float = 0.0
+    last_time: float = -NEVER
+
+
+@dataclass(slots=True)
+class XidDevice(Watched):
+    """leading: the first of the worst lately; others: the rest, in the order of their coming."""
+
+    counts: dict[str, _Count] = field(default_factory=dict)
+    leading: int | None = None
+    others: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class XidState:
+    devices: dict[str, XidDevice] = field(default_factory=dict)
+
+
+class XidErrors(DeviceEvents[XidDevice]):
+    """Of several within ``hold_s`` the first of the highest severity is told: it is the cause."""
+
+    kind = "xid"
+    unknown = "no XID was seen, and none is counted from the start"
+
+    def __init__(self, config: XidConfig, hold_s: float) -> None:
+        super().__init__(XidState(), XidDevice)
+        self._least = SEVERITIES.index(config.min_severity)
+        self._ignored = frozenset(config.ignored)
+        self._hold_s = hold_s
+
+    def examine(self, device: XidDevice, seen: DeviceReading) -> Found | None:
+        metrics, first = seen.metrics, device.seen == -NEVER
+        fresh = [
+            int(key[1][0])
+            for key in metrics
+            if key[0] == COUNTS and self._has_risen(device, key[1][0], metrics, first)
+        ]
+        fresh = [xid for xid in fresh if self._is_wanted(xid)]
+        if not fresh:
+            return None
+        if not 0 <= seen.time - device.told <= self._hold_s:
+            device.leading, device.others = None, []
+        for xid in fresh:
+            self._rank(device, xid)
+        return self._found(device, seen)
+
+    def _has_risen(self, device: XidDevice, number: str, metrics: Metrics, first: bool) -> bool:
+        """Counted anew since the reading before; on the first reading nothing is news."""
+        total = metrics[COUNTS, (number,)]
+        count = device.counts.get(number)
+        if count is None:
+            if len(device.counts) >= MAX_XIDS or not number.isdecimal():
+                return False
+            count = device.counts[number] = _Count()
+        elif total == count.total == 0:
+            return False
+        last_time = metrics.get(series("xid_last_timestamp_seconds", number), count.last_time)
+        # A counter that began again has counted the same one anew only if it was seen later.
+        risen = total > count.total or (total > 0 and last_time > count.last_time)
+        count.total, count.last_time = total, last_time
+        return risen and not first
+
+    def _is_wanted(self, number: int) -> bool:
+        severity = SEVERITIES.index(explain(number).severity)
+        return severity >= self._least and number not in self._ignored
+
+    def _rank(self, device: XidDevice, number: int) -> None:
+        leading = device.leading
+        if leading is None or _weight(explain(number)) > _weight(explain(leading)):
+            device.leading = number
+            number = leading if leading is not None else number
+        if number != device.leading and number not in device.others:
+            device.others = [*device.others, number][-MAX_NAMED:]
+
+    def _found(self, device: XidDevice, seen: DeviceReading) -> Found:
+        assert device.leading is not None
+        xid = explain(device.leading)
+        return Found(
+            time=seen.time,
+            severity=xid.severity,
+            summary=_sentence(device, xid),
+            device=seen.device,
+            value=float(xid.number),
+        )
+
+    def explain(self, uuid: str, device: XidDevice) -> Reading | None:
+        if not device.counts:
+            return None
+        total = sum(count.total for count in device.counts.values())
+        if device.leading is None or device.seen - device.told > self._hold_s:
+            text = f"no XID lately, {total:.0f} since the daemon was started"
+            return Reading("fine", text, device=uuid, value=total)
+        xid = explain(device.leading)
+        return Reading("found", _sentence(device, xid), device=uuid, value=float(xid.number))
+
+
+def _weight(xid: Xid) -> int:
+    return SEVERITIES.index(xid.severity)
+
+
+def _sentence(device: XidDevice, xid: Xid) -> str:
+    numbers = ", ".join(str(number) for number in device.others)
+    others = f"; then XID {numbers}" if numbers else ""
+    return f"XID {xid.number}, {xid.name}: {WHERE[xid.blame]}{others}"

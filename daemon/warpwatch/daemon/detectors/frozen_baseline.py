@@ -1,0 +1,113 @@
+"""What a value of one rank is in health, and how noisy: learned from first blocks, then frozen.
+
+A baseline that rolled on would absorb a slow drift; only the noise goes on being learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.detectors.sliding_median import SlidingMedian, median_of_ordered
+
+# A normal distribution's standard deviation over its median absolute deviation.
+SIGMA_PER_MAD = 1.4826
+# ... and over the 90th percentile of its absolute values.
+SIGMA_PER_P90 = 1 / 1.645
+# Neighbouring blocks' differences that tell how noisy the value is now.
+RECENT_DIFFERENCES = 40
+# What wanders for long shows in every fourth block, of which so many are kept, and so many suffice.
+# A fault is found before most of them have seen it.
+WANDER_BLOCKS = 4
+MAX_WANDER = 40
+MIN_WANDER = 10
+# The spread of a few blocks is too small as often as too large: it is widened by this over their
+# number, to 1.8 times for 5 and 1.2 for 20, as much as Student's t at 1 % exceeds the normal.
+DOUBT = 4.0
+# A level that stayed lower for this many blocks is the new normal: better needs no alarm.
+LOWER_BLOCKS = 15
+
+
+def _recent_differences() -> SlidingMedian:
+    return SlidingMedian(RECENT_DIFFERENCES)
+
+
+@dataclass(slots=True)
+class FrozenBaseline:
+    """``center`` and ``spread`` (one standard deviation) of the value's healthy blocks.
+
+    blocks_spread, wander_spread: of ``blocks`` and ``wander``, as they are.
+    """
+
+    min_spread: float
+    center: float = 0.0
+    spread: float = 0.0
+    blocks: list[float] = field(default_factory=list)
+    blocks_spread: float = 0.0
+    differences: SlidingMedian = field(default_factory=_recent_differences)
+    last: float | None = None
+    lower: list[float] = field(default_factory=list)
+    learned: int = 0
+    wander: list[float] = field(default_factory=list)
+    wander_spread: float = 0.0
+    imposed: bool = False
+
+    def learn(self, block: float, size: int) -> None:
+        """Of a healthy block; the center is that of the first ``size``."""
+        self.lower.clear()
+        if self.last is not None:
+            self.differences.add(abs(block - self.last))
+        self.last = block
+        self.learned += 1
+        if self.learned % WANDER_BLOCKS == 0:
+            self.wander = [*self.wander[1 - MAX_WANDER :], block]
+            self.wander_spread = spread_of(self.wander)
+        if len(self.blocks) < size:
+            self.blocks.append(block)
+            self.blocks_spread = spread_of(self.blocks)
+            if not self.imposed:
+                self.center = median_of_ordered(sorted(self.blocks))
+        spread = max(self.blocks_spread, self._recent_spread(), self.min_spread)
+        if len(self.wander) >= MIN_WANDER:
+            spread = max(spread, self.wander_spread)
+        self.spread = spread * (1 + DOUBT / len(self.blocks))
+
+    def learn_lower(self, block: float, size: int) -> None:
+        """Of a block clearly below the center."""
+        self.lower.append(block)
+        if len(self.lower) >= LOWER_BLOCKS:
+            blocks, self.lower = self.lower, []
+            self.blocks.clear()
+            self.wander.clear()
+            self.imposed = False
+            self.last = None
+            for lower in blocks:
+                self.learn(lower, size)
+
+    def shift(self, amount: float) -> None:
+        """The value is measured from another zero now."""
+        self.center += amount
+        self.blocks = [block + amount for block in self.blocks]
+        self.wander = [block + amount for block in self.wander]
+        self.last = None
+
+    def impose(self, center: float) -> None:
+        """What was learned is not health; others tell what is."""
+        self.center = center
+        self.imposed = True
+
+    def _recent_spread(self) -> float:
+        """The difference of two values has √2 times the noise of one."""
+        ordered = self.differences.ordered
+        if not ordered:
+            return 0.0
+        usual = SIGMA_PER_MAD * median_of_ordered(ordered)
+        rare = SIGMA_PER_P90 * ordered[len(ordered) * 9 // 10] if len(ordered) >= 10 else 0.0
+        return float(max(usual, rare) / 2**0.5)
+
+
+def spread_of(blocks: list[float]) -> float:
+    """Robust standard deviation, but at least half of the plain one: two modes are noise too."""
+    center = median_of_ordered(sorted(blocks))
+    offsets = [abs(block - center) for block in blocks]
+    variance = sum([offset * offset for offset in offsets]) / len(blocks)
+    return float(max(SIGMA_PER_MAD * median_of_ordered(sorted(offsets)), 0.5 * variance**0.5))

@@ -1,0 +1,258 @@
+"""Memory that grows step after step and never settles, on the device or of the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_life import MemoryLeakConfig
+from warpwatch.daemon.detectors.base import (
+    Fine,
+    Found,
+    Observation,
+    Reading,
+    Timeless,
+    Verdict,
+)
+from warpwatch.daemon.detectors.event_numbers import detail_number
+from warpwatch.daemon.detectors.growth import Growth, Trend
+from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
+
+_FREE = ("device_memory_free_bytes", ())
+_MAX_NAMED = 8
+
+
+@dataclass(slots=True)
+class RankMemory:
+    """device_growth: of what its allocator has given out; host_growth: of its process.
+
+    reusable_bytes: reserved by the allocator and not given out. host_left_bytes: what its control
+    group or host has left.
+    """
+
+    step: int
+    device: str | None = None
+    device_growth: Growth | None = None
+    host_growth: Growth | None = None
+    reusable_bytes: float = 0.0
+    host_left_bytes: float | None = None
+
+    def restart(self, step: int) -> None:
+        self.step = step
+        self.device_growth = self.host_growth = None
+
+
+@dataclass(slots=True)
+class JobMemory:
+    ranks: dict[int, RankMemory] = field(default_factory=dict)
+    devices: dict[int, str] = field(default_factory=dict)
+    found: bool = False
+
+
+@dataclass(slots=True)
+class MemoryLeakState:
+    """device_left_bytes: free memory of each device, by its newest reading."""
+
+    jobs: dict[str, JobMemory] = field(default_factory=dict)
+    device_left_bytes: dict[str, float] = field(default_factory=dict)
+
+
+class MemoryLeak(Timeless):
+    """One anomaly a job; the rank is named if only one leaks."""
+
+    kind = "memory_leak"
+    reads = (Step, RankSeen, RankEvent, DeviceReading, End)
+
+    def __init__(self, config: MemoryLeakConfig) -> None:
+        self._config = config
+        self.state = MemoryLeakState()
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        if type(seen) is Step:
+            return self._step(seen)
+        if isinstance(seen, DeviceReading):
+            self._device(seen)
+        elif isinstance(seen, RankSeen):
+            if seen.device is not None:
+                self._job(seen.job).devices[seen.rank] = seen.device
+        elif isinstance(seen, RankEvent):
+            return self._event(seen)
+        elif isinstance(seen, End) and seen.rank is not None:
+            return self._gone(seen.job, seen.rank, seen.time)
+        return ()
+
+    def forget(self, job: str) -> None:
+        self.state.jobs.pop(job, None)
+        if not self.state.jobs:
+            self.state.device_left_bytes.clear()
+
+    def readings(self) -> Iterable[Reading]:
+        for name, job in self.state.jobs.items():
+            for rank_number, rank in job.ranks.items():
+                for growth, of in (
+                    (rank.device_growth, "device memory"),
+                    (rank.host_growth, "host memory"),
+                ):
+                    if growth is not None:
+                        yield self._reading(name, rank_number, growth, of)
+
+    # --- what is seen ---
+
+    def _job(self, name: str) -> JobMemory:
+        job = self.state.jobs.get(name)
+        if job is None:
+            job = self.state.jobs[name] = JobMemory()
+        return job
+
+    def _step(self, seen: Step) -> Iterable[Verdict]:
+        job = self.state.jobs.get(seen.job) or self._job(seen.job)
+        rank = job.ranks.get(seen.rank)
+        if rank is None:
+            rank = job.ranks[seen.rank] = RankMemory(seen.step)
+        elif seen.step < rank.step:
+            # A restart begins with an empty memory. Late records are not told from one.
+            rank.restart(seen.step)
+        rank.step = seen.step
+        if seen.memory_allocated_bytes is None:
+            return ()
+        growth = rank.device_growth
+        if growth is None:
+            growth = rank.device_growth = Growth(seen.step)
+        if growth.add(seen.step, seen.time, seen.memory_allocated_bytes, self._config):
+            return self._judge(seen.job, job, seen.time)
+        return ()
+
+    def _device(self, seen: DeviceReading) -> None:
+        free = seen.metrics.get(_FREE)
+        if free is not None and self.state.jobs:
+            self.state.device_left_bytes[seen.device] = free
+
+    def _event(self, seen: RankEvent) -> Iterable[Verdict]:
+        job = self.state.jobs.get(seen.job)
+        if job is None:
+            return ()
+        if seen.event == "died":
+            return self._gone(seen.job, seen.rank, seen.time)
+        rank = job.ranks.get(seen.rank)
+        if rank is None:
+            return ()
+        if seen.event == "memory":
+            allocated, reserved = (
+                detail_number(seen, name) for name in ("allocated_bytes", "reserved_bytes")
+            )
+            if allocated is not None and reserved is not None:
+                rank.reusable_bytes = max(0.0, reserved - allocated)
+        elif seen.event == "process":
+            rank.host_left_bytes = detail_number(seen, "available_bytes")
+            used = detail_number(seen, "anonymous_bytes")
+            if used is not None:
+                growth = rank.host_growth
+                if growth is None:
+                    growth = rank.host_growth = Growth(rank.step)
+                if growth.add(rank.step, seen.time, used, self._config):
+                    return self._judge(seen.job, job, seen.time)
+        return ()
+
+    def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
+        job = self.state.jobs.get(name)
+        if job is None:
+            return ()
+        job.devices.pop(rank, None)
+        if job.ranks.pop(rank, None) is None:
+            return ()
+        return self._judge(name, job, now)
+
+    # --- what it means ---
+
+    def _judge(self, name: str, job: JobMemory, now: float) -> Iterable[Verdict]:
+        device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}
+        host = {r: m.host_growth for r, m in job.ranks.items() if m.host_growth is not None}
+        for growths, on_device in ((device, True), (host, False)):
+            if any(growth.window.grows for growth in growths.values()):
+                # Peers that are about to be told as well: their block ends a record later.
+                leaking = {r: growth for r, growth in growths.items() if growth.suspected}
+                job.found = True
+                return (self._found(name, job, leaking, on_device, now),)
+        if job.found:
+            job.found = False
+            return (Fine(now, name),)
+        return ()
+
+    def _found(
+        self, name: str, job: JobMemory, leaking: dict[int, Growth], on_device: bool, now: float
+    ) -> Found:
+        trends = {rank: growth.window.trend(self._config) for rank, growth in leaking.items()}
+        worst = max(trends, key=lambda rank: trends[rank].slope)
+        window, slope = leaking[worst].window, trends[worst].slope
+        left = [self._lasts_s(job, rank, trend, on_device) for rank, trend in trends.items()]
+        lasts_s = min((seconds for seconds in left if seconds is not None), default=None)
+        begin = window.blocks[0].step if window.begin_step is None else window.begin_step
+        ranks = sorted(leaking)
+        one = len(ranks) == 1
+        who = f"rank {worst}" if one else f"ranks {', '.join(map(str, ranks[:_MAX_NAMED]))}"
+        verb = "allocate" if on_device else "grow by"
+        told = f"{who} {verb}{'s' if one and on_device else ''} {size(slope)} more"
+        if not on_device:
+            told = f"{who} {'takes' if one else 'take'} {size(slope)} more host memory"
+        end = "" if lasts_s is None else f": out of memory in about {duration(lasts_s)}"
+        urgent = lasts_s is not None and lasts_s < self._config.critical_s
+        return Found(
+            time=now,
+            severity="critical" if urgent else "warning",
+            job=name,
+            rank=worst if one else None,
+            step=job.ranks[worst].step,
+            begin_step=begin,
+            value=slope,
+            baseline=0.0,
+            summary=f"{told} each step since step {begin}{end}",
+        )
+
+    def _lasts_s(
+        self, job: JobMemory, rank_number: int, trend: Trend, on_device: bool
+    ) -> float | None:
+        """Seconds until it is full at this pace; None where nobody says how much is left."""
+        rank = job.ranks[rank_number]
+        left = rank.host_left_bytes
+        if on_device:
+            free = self.state.device_left_bytes.get(job.devices.get(rank_number, ""))
+            left = None if free is None else free + rank.reusable_bytes
+        pace = trend.slope * trend.steps_per_s
+        return None if left is None or pace <= 0 else left / pace
+
+    def _reading(self, name: str, rank: int, growth: Growth, of: str) -> Reading:
+        window, trend = growth.window, growth.window.trend(self._config)
+        blocks, wanted = len(window.blocks), self._config.window_blocks
+        text = f"{of} of rank {rank}: {blocks} of {wanted} blocks are there"
+        if blocks >= wanted:
+            text = (
+                f"{of} of rank {rank} moves by {size(trend.slope)} a step, told above "
+                f"{size(trend.limit)} in every part of {wanted} blocks"
+            )
+        return Reading(
+            "found" if window.grows else "learning" if blocks < wanted else "fine",
+            text,
+            job=name,
+            rank=rank,
+            value=trend.slope,
+            baseline=0.0,
+            limit=trend.limit,
+            nearest=window.nearest,
+            nearest_step=window.nearest_step,
+        )
+
+
+def size(n_bytes: float) -> str:
+    """Decimal, two digits: 12 MB."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(n_bytes) >= factor:
+            return f"{float(f'{n_bytes / factor:.2g}'):g} {unit}"
+    return f"{n_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Coarse, as a forecast is: 2 h."""
+    for unit, factor in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * factor:
+            return f"{seconds / factor:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,251 @@
+"""Memory that is nearly used up: the allocator has to retry, or device or host are almost full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_life import MemoryPressureConfig
+from warpwatch.daemon.detectors.base import (
+    NEVER,
+    Fine,
+    Found,
+    Observation,
+    Reading,
+    Verdict,
+)
+from warpwatch.daemon.detectors.event_numbers import detail_number
+from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
+
+_USED = ("device_memory_used_bytes", ())
+_TOTAL = ("device_memory_total_bytes", ())
+_RESERVED = ("device_memory_reserved_bytes", ())
+
+
+@dataclass(slots=True)
+class Fullness:
+    """A share of memory in use. since: when it rose above its limit; full: for long enough."""
+
+    share: float = 0.0
+    since: float | None = None
+    full: bool = False
+
+    def update(self, share: float, limit: float, now: float, config: MemoryPressureConfig) -> None:
+        self.share = share
+        if share >= limit:
+            self.since = now if self.since is None else self.since
+            self.full = self.full or now - self.since >= config.hold_s
+        else:
+            self.since = None
+            self.full = self.full and share >= limit - config.release
+
+
+@dataclass(slots=True)
+class RankPressure:
+    """retries: the allocator's count; retried: of them since it was fine. in_use: share of what
+    it has reserved that was used at its peak."""
+
+    steps: int = 0
+    step: int | None = None
+    device: str | None = None
+    retries: float | None = None
+    retried: float = 0.0
+    retried_time: float | None = None
+    in_use: float | None = None
+    host: Fullness = field(default_factory=Fullness)
+
+
+@dataclass(slots=True)
+class JobPressure:
+    ranks: dict[int, RankPressure] = field(default_factory=dict)
+    found: bool = False
+
+
+@dataclass(slots=True)
+class MemoryPressureState:
+    """Only devices that a rank is on are followed."""
+
+    jobs: dict[str, JobPressure] = field(default_factory=dict)
+    devices: dict[str, Fullness] = field(default_factory=dict)
+    deadline: float = NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class _Reason:
+    rank: int
+    value: float
+    limit: float
+    text: str
+
+
+class MemoryPressure:
+    """One anomaly a job; the rank is named if only one is short of memory."""
+
+    kind = "memory_pressure"
+    reads = (Step, RankSeen, RankEvent, DeviceReading, End)
+
+    def __init__(self, config: MemoryPressureConfig) -> None:
+        self._config = config
+        self.state = MemoryPressureState()
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        if type(seen) is Step:
+            rank = self._rank(seen.job, seen.rank)
+            rank.steps += 1
+            rank.step = seen.step
+        elif isinstance(seen, DeviceReading):
+            return self._device(seen)
+        elif isinstance(seen, RankSeen):
+            self._rank(seen.job, seen.rank).device = seen.device
+        elif isinstance(seen, RankEvent):
+            return self._event(seen)
+        elif isinstance(seen, End) and seen.rank is not None:
+            return self._gone(seen.job, seen.rank, seen.time)
+        return ()
+
+    def deadline(self) -> float:
+        return self.state.deadline
+
+    def expire(self, now: float) -> Iterable[Verdict]:
+        verdicts: list[Verdict] = []
+        for name, job in self.state.jobs.items():
+            for rank in job.ranks.values():
+                if rank.retried_time is not None and self._calm_at(rank) <= now:
+                    rank.retried, rank.retried_time = 0.0, None
+            verdicts += self._judge(name, job, now)
+        self._schedule()
+        return verdicts
+
+    def forget(self, job: str) -> None:
+        self.state.jobs.pop(job, None)
+        used = {rank.device for other in self.state.jobs.values() for rank in other.ranks.values()}
+        for device in self.state.devices.keys() - used:
+            del self.state.devices[device]
+        self._schedule()
+
+    def readings(self) -> Iterable[Reading]:
+        for name, job in self.state.jobs.items():
+            for rank_number, rank in job.ranks.items():
+                reasons = list(self._reasons(rank_number, rank))
+                full = self.state.devices.get(rank.device or "")
+                said = [f"{rank.retries:.0f} allocation retries"] if rank.retries else []
+                said += [f"device {full.share:.0%} in use"] if full is not None else []
+                said += [f"host memory {rank.host.share:.0%} in use"] if rank.host.share else []
+                yield Reading(
+                    "found" if reasons else "fine" if said else "learning",
+                    f"rank {rank_number}: {', '.join(said) or 'nothing is known of its memory'}",
+                    job=name,
+                    rank=rank_number,
+                    value=full.share if full else rank.host.share or None,
+                    limit=self._config.device_share if full else self._config.host_share,
+                )
+
+    # --- what is seen ---
+
+    def _rank(self, name: str, rank_number: int) -> RankPressure:
+        job = self.state.jobs.get(name)
+        if job is None:
+            job = self.state.jobs[name] = JobPressure()
+        rank = job.ranks.get(rank_number)
+        if rank is None:
+            rank = job.ranks[rank_number] = RankPressure()
+        return rank
+
+    def _device(self, seen: DeviceReading) -> Iterable[Verdict]:
+        used, total = seen.metrics.get(_USED), seen.metrics.get(_TOTAL)
+        names = [
+            name
+            for name, job in self.state.jobs.items()
+            if any(rank.device == seen.device for rank in job.ranks.values())
+        ]
+        usable = (total or 0.0) - seen.metrics.get(_RESERVED, 0.0)
+        if used is None or usable <= 0 or not names:
+            return ()
+        full = self.state.devices.setdefault(seen.device, Fullness())
+        full.update(used / usable, self._config.device_share, seen.time, self._config)
+        return [v for name in names for v in self._judge(name, self.state.jobs[name], seen.time)]
+
+    def _event(self, seen: RankEvent) -> Iterable[Verdict]:
+        if seen.event == "died":
+            return self._gone(seen.job, seen.rank, seen.time)
+        if seen.event not in ("memory", "process") or seen.job not in self.state.jobs:
+            return ()
+        rank = self._rank(seen.job, seen.rank)
+        if seen.event == "memory":
+            self._allocator(rank, seen)
+        else:
+            left, limit = (detail_number(seen, name) for name in ("available_bytes", "limit_bytes"))
+            if left is not None and limit:
+                share = 1.0 - left / limit
+                rank.host.update(share, self._config.host_share, seen.time, self._config)
+        return self._judge(seen.job, self.state.jobs[seen.job], seen.time)
+
+    def _allocator(self, rank: RankPressure, seen: RankEvent) -> None:
+        peak, reserved = (
+            detail_number(seen, n) for n in ("peak_allocated_bytes", "reserved_bytes")
+        )
+        rank.in_use = peak / reserved if peak is not None and reserved else None
+        retries = detail_number(seen, "allocation_retries")
+        if retries is None:
+            return
+        before, rank.retries = rank.retries, retries
+        # A successor's count begins anew; what the first steps try out is no news.
+        if before is not None and retries > before and rank.steps > self._config.warmup_steps:
+            rank.retried += retries - before
+            rank.retried_time = seen.time
+            self._schedule()
+
+    def _gone(self, name: str, rank_number: int, now: float) -> Iterable[Verdict]:
+        job = self.state.jobs.get(name)
+        if job is None or job.ranks.pop(rank_number, None) is None:
+            return ()
+        self._schedule()
+        return self._judge(name, job, now)
+
+    # --- what it means ---
+
+    def _calm_at(self, rank: RankPressure) -> float:
+        time = rank.retried_time
+        return NEVER if time is None else time + self._config.calm_s
+
+    def _schedule(self) -> None:
+        jobs = self.state.jobs.values()
+        times = (self._calm_at(rank) for job in jobs for rank in job.ranks.values())
+        self.state.deadline = min(times, default=NEVER)
+
+    def _judge(self, name: str, job: JobPressure, now: float) -> Iterable[Verdict]:
+        reasons = [r for n, rank in job.ranks.items() for r in self._reasons(n, rank)]
+        if not reasons:
+            was, job.found = job.found, False
+            return (Fine(now, name),) if was else ()
+        job.found = True
+        first, ranks = reasons[0], {reason.rank for reason in reasons}
+        more = f"; {len(ranks) - 1} more ranks alike" if len(ranks) > 1 else ""
+        found = Found(
+            time=now,
+            severity="warning",
+            job=name,
+            rank=first.rank if len(ranks) == 1 else None,
+            step=job.ranks[first.rank].step,
+            value=first.value,
+            baseline=first.limit,
+            summary=first.text + more,
+        )
+        return (found,)
+
+    def _reasons(self, rank_number: int, rank: RankPressure) -> Iterable[_Reason]:
+        config, device = self._config, self.state.devices.get(rank.device or "")
+        if rank.retried_time is not None:
+            text = (
+                f"rank {rank_number}'s allocator found no room {rank.retried:.0f} times, gave its "
+                "cache back and tried again"
+            )
+            yield _Reason(rank_number, rank.retried, 0.0, text)
+        # What the allocator keeps for no use goes as soon as somebody needs it.
+        in_need = rank.in_use is None or rank.in_use >= 1.0 - config.idle_reserve
+        if device is not None and device.full and in_need:
+            text = f"the device of rank {rank_number} is {device.share:.0%} full"
+            yield _Reason(rank_number, device.share, config.device_share, text)
+        if rank.host.full:
+            text = f"host memory of rank {rank_number} is {rank.host.share:.0%} full"
+            yield _Reason(rank_number, rank.host.share, config.host_share, text)

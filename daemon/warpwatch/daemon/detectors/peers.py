@@ -1,0 +1,129 @@
+"""A rank's time beside that of the ranks which do the same work, as the log of the ratio.
+
+What all ranks share (long batches, checkpoints, a new regime, noise of the job) cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from warpwatch.daemon.detectors.base import JobStep
+from warpwatch.daemon.detectors.work_scaling import WorkScaling
+
+# Ranks that hardly compute are not compared: below this share of the step all are alike.
+LEAST_SHARE = 0.01
+# The group of a rank that has no like: it is compared with all others.
+ALONE = -1
+
+
+@dataclass(slots=True)
+class Comparison:
+    """One step, per rank. ratios: the log of its time over its peers'; references: of their time.
+
+    explained: the part of the log of its time that its work explains, off in the others.
+    """
+
+    ratios: dict[int, float]
+    references: dict[int, float]
+    explained: dict[int, float]
+
+
+def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> Comparison:
+    """Every rank with its peers, by what it computes; of two ranks or more.
+
+    Where no groups are known and work tells nothing, all who ask get the same.
+    """
+    times = _log_times(seen)
+    explained = scaling.explained(times, seen.tokens or seen.samples)
+    plain = not (explained or groups)
+    if plain and "comparison" in seen.shared:
+        known: Comparison = seen.shared["comparison"]
+        return known
+    if explained:
+        times = {rank: value - explained[rank] for rank, value in times.items()}
+    reference = references(times, groups)
+    ratios = {rank: value - reference[rank] for rank, value in times.items()}
+    comparison = Comparison(ratios, reference, explained)
+    if plain:
+        seen.shared["comparison"] = comparison
+    return comparison
+
+
+def _log_times(seen: JobStep) -> dict[int, float]:
+    """Per rank the log of its compute."""
+    times: dict[int, float] | None = seen.shared.get("log_times")
+    if times is None:
+        log, least_s = math.log, max(LEAST_SHARE * seen.duration_s, 1e-9)
+        times = {
+            rank: log(time_s if time_s > least_s else least_s)
+            for rank, time_s in seen.compute_s.items()
+        }
+        seen.shared["log_times"] = times
+    return times
+
+
+def references(times: Mapping[int, float], groups: Mapping[int, int]) -> dict[int, float]:
+    """Per rank the median of its peers: the others of its group, or all others if it has none."""
+    everyone = sorted(times.values())
+    if not groups:
+        return _medians_of_others(times, everyone)
+    members: dict[int, dict[int, float]] = {}
+    for rank, value in times.items():
+        members.setdefault(groups.get(rank, ALONE), {})[rank] = value
+    found: dict[int, float] = {}
+    for group, some in members.items():
+        alone = group == ALONE or len(some) == 1
+        found |= _medians_of_others(some, everyone if alone else sorted(some.values()))
+    return found
+
+
+def _medians_of_others(times: Mapping[int, float], ordered: Sequence[float]) -> dict[int, float]:
+    """Per rank the median of ``ordered`` (two values at least) without its own, which is in it.
+
+    All values below the middle leave the same median, and so do all above it.
+    """
+    half = (len(ordered) - 1) // 2
+    middle, above = ordered[half], ordered[half + 1]
+    if len(ordered) % 2 == 0:
+        return {rank: above if own <= middle else middle for rank, own in times.items()}
+    below = ordered[half - 1]
+    of_lower, of_middle, of_upper = (middle + above) / 2, (below + above) / 2, (below + middle) / 2
+    return {
+        rank: of_lower if own < middle else of_upper if own > middle else of_middle
+        for rank, own in times.items()
+    }
+
+
+def group_by_level(levels: Mapping[int, float], gap: float) -> dict[int, int]:
+    """Ranks whose levels lie closer than ``gap`` to a neighbour do the same work.
+
+    Per rank the number of its group, ALONE without a like. Stages of a pipeline come out as
+    groups: their ranks differ from others from the start, and agree among themselves.
+    """
+    ordered = sorted(levels, key=lambda rank: levels[rank])
+    groups: list[list[int]] = []
+    for rank in ordered:
+        if groups and levels[rank] - levels[groups[-1][-1]] < gap:
+            groups[-1].append(rank)
+        else:
+            groups.append([rank])
+    return {
+        rank: number if len(group) > 1 else ALONE
+        for number, group in enumerate(groups)
+        for rank in group
+    }
+
+
+def lone_outlier(levels: Mapping[int, float], least: float) -> int | None:
+    """The one rank far above all others, which agree: by ``least``, and twice their range.
+
+    Two ranks cannot tell: one of them may be another stage of a pipeline.
+    """
+    if len(levels) < 3:
+        return None
+    slowest = max(levels, key=lambda rank: levels[rank])
+    others = sorted(level for rank, level in levels.items() if rank != slowest)
+    above = levels[slowest] - others[len(others) // 2]
+    return slowest if above >= least and others[-1] - others[0] <= above / 2 else None

@@ -1,0 +1,122 @@
+"""What `hang` remembers of a job: when which rank stepped, and what a step takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.detectors.at_rest import JobSigns
+from warpwatch.daemon.detectors.base import NEVER
+from warpwatch.daemon.detectors.level import median
+
+# Steps whose median is the job's step time now.
+RECENT_STEPS = 64
+# Buckets of step times, each 2 % wide: their median is known to that.
+BUCKET = math.log(1.02)
+
+
+@dataclass(slots=True)
+class JobPulse:
+    """last, step: per live rank time and number of its newest step; a rank counts from its first.
+
+    recent_s: durations of the newest steps; counts: of all of them, by bucket.
+    stopped: ranks without a heartbeat, since when. busy: those of them that may be in a call.
+    check_time: when the job is looked at again. rested: it hangs because nothing of it moves.
+    longest_rest_s: such a rest that was over by itself.
+
+    paused: ranks that have not gone on since a hang, and their last step before it; pause_s: the
+    longest of it so far; broken: somebody was stopped or went. longest_pause_s: of the hangs that
+    were over by themselves.
+    """
+
+    last: dict[int, float] = field(default_factory=dict)
+    step: dict[int, int] = field(default_factory=dict)
+    stopped: dict[int, float] = field(default_factory=dict)
+    busy: set[int] = field(default_factory=set)
+    recent_s: list[float] = field(default_factory=list)
+    counts: dict[int, int] = field(default_factory=dict)
+    steps: int = 0
+    longest_gap_s: float = 0.0
+    longest_rest_s: float = 0.0
+    rested: bool = False
+    quiet_until: float = 0.0
+    hung: set[int] = field(default_factory=set)
+    paused: dict[int, float] = field(default_factory=dict)
+    pause_s: float = 0.0
+    broken: bool = False
+    longest_pause_s: float = 0.0
+    check_time: float = NEVER
+    signs: JobSigns = field(default_factory=JobSigns)
+
+    def remove(self, rank: int) -> None:
+        self.last.pop(rank, None)
+        self.step.pop(rank, None)
+        self.stopped.pop(rank, None)
+        self.busy.discard(rank)
+        self.hung.discard(rank)
+        self.broken = True
+        self.paused.pop(rank, None)
+        self.signs.gone(rank)
+
+    def add_duration(self, duration_s: float) -> None:
+        recent, steps = self.recent_s, self.steps
+        if len(recent) < RECENT_STEPS:
+            recent.append(duration_s)
+        else:
+            recent[steps % RECENT_STEPS] = duration_s
+        self.steps = steps + 1
+        bucket = math.floor(math.log(duration_s if duration_s > 1e-6 else 1e-6) / BUCKET)
+        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+
+    def typical_s(self) -> float:
+        """The median step, now or over the whole run: the lesser, as either may have changed."""
+        if not self.recent_s:
+            return 0.0
+        below = 0
+        for bucket in sorted(self.counts):
+            below += self.counts[bucket]
+            if 2 * below >= self.steps:
+                return min(median(self.recent_s), math.exp((bucket + 0.5) * BUCKET))
+        return median(self.recent_s)
+
+    def unresponsive(self) -> list[int]:
+        """Ranks whose process cannot go on, as far as it is known."""
+        return [rank for rank in self.stopped if rank in self.step and rank not in self.busy]
+
+    def pause(self) -> None:
+        """A hang is told, maybe again, since more is known of it; before ``hung`` is set."""
+        self.broken = bool(self.unresponsive()) or (self.broken and bool(self.hung))
+        self.paused = dict(self.last)
+        self.pause_s = 0.0
+
+    def go_on(self, rank: int, now: float, in_order: bool) -> None:
+        """A step after a hang. in_order: none is missing before it, and nothing excuses the gap.
+
+        Once is an accident. What all ranks come back from a second time is the job's habit.
+        """
+        begin = self.paused.pop(rank, None)
+        if begin is None:
+            return
+        self.broken = self.broken or not in_order
+        self.pause_s = max(self.pause_s, now - begin)
+        if self.paused or self.broken:
+            return
+        habit_s = min(self.pause_s, self.longest_pause_s)
+        self.longest_gap_s = max(self.longest_gap_s, habit_s)
+        self.longest_pause_s = max(self.longest_pause_s, self.pause_s)
+
+    def restart(self) -> None:
+        """The program runs anew: it compiles and warms up again."""
+        self.steps = 0
+        self.recent_s.clear()
+        self.counts.clear()
+
+    def culprit(self) -> int | None:
+        """The one process that does not respond, or the only rank behind all of its peers."""
+        stopped = [rank for rank in self.stopped if rank in self.step]
+        if stopped:
+            return stopped[0] if len(stopped) == 1 else None
+        behind = min(self.step.values())
+        last = [rank for rank, step in self.step.items() if step == behind]
+        ahead = all(step > behind for rank, step in self.step.items() if rank != last[0])
+        return last[0] if len(last) == 1 and ahead else None

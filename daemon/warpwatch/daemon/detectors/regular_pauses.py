@@ -1,0 +1,168 @@
+"""Pauses of one rank at equal gaps, found in its steps beside those of its peers.
+
+A collector that runs when enough objects have been made stops its process every so many steps.
+Lone pauses have no period, and what is written or evaluated on all ranks cancels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_ranks import GcPauseConfig
+
+# Log ratios of single steps are not known better than this.
+MIN_SCALE = 0.005
+# Weight of a new step in the usual ratio and its noise; the first steps are learned faster.
+WEIGHT = 0.02
+FAST_STEPS = 50
+# Steps are cut at this many times the noise before they are learned from.
+WINSOR = 3.0
+# A mean of cut absolute values, normally distributed, times this is their standard deviation.
+SIGMA_PER_MEAN = 1.2533
+# Slow steps in a row that are a new level of the rank and no pause.
+LEVEL_STEPS = 4
+# Steps whose ratios tell the first usual ratio.
+READY_STEPS = 50
+# Pauses that are remembered.
+MAX_PAUSES = 24
+# Pauses of a chain that may be missing: one in a checkpoint is not seen.
+MAX_MISSING = 1
+# Equal gaps: within a step or this part of them.
+GAP_TOLERANCE = 0.03
+# Pauses of one collector are alike: the longest is at most this many times the shortest.
+MAX_SIZE_RATIO = 3.0
+# A chain counts that one pause at random in so many would make.
+MAX_CHANCE = 1e-4
+# Periods without a pause after which the habit is over.
+SILENT_PERIODS = 3
+# A script's own habits fall on such numbers.
+ROUND_STEPS = 10
+
+
+@dataclass(slots=True)
+class RegularPauses:
+    """One rank: the usual log ratio to its peers with its noise, and the newest slow steps.
+
+    steps, pauses_s: of the pauses, oldest first. period (0: none), begin_step, pause_s: of the
+    chain now found. run, pending_*: slow steps in a row, and the newest, which may be a pause.
+    """
+
+    known: int = 0
+    center: float = 0.0
+    scale: float = 0.0
+    run: int = 0
+    pending_step: int = 0
+    pending_s: float = 0.0
+    steps: list[int] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
+    period: int = 0
+    begin_step: int = 0
+    pause_s: float = 0.0
+    longest_chain: int = 0
+    longest_chain_step: int | None = None
+
+    def add(self, step: int, ratio: float, compute_s: float, config: GcPauseConfig) -> bool:
+        """A step. True if it told of a pause that ended a chain of regular ones."""
+        rise = ratio - self.center
+        limit = config.noise_factor * (self.scale if self.scale > MIN_SCALE else MIN_SCALE)
+        slow = rise > limit and rise > math.log(config.min_ratio) and self.known >= READY_STEPS
+        self._learn(ratio, rise)
+        if slow:
+            self._slow(step, ratio, rise, compute_s)
+            return False
+        if self.period and step - self.steps[-1] > SILENT_PERIODS * self.period:
+            self.period = 0
+        if not self.run:
+            return False
+        single, self.run = self.run == 1, 0
+        return single and self.pending_s <= config.max_pause_s and self._pause(config)
+
+    def _learn(self, ratio: float, rise: float) -> None:
+        self.known += 1
+        if self.known <= 3:
+            # Three steps set the level; the noise is theirs until more is known.
+            self.center += (ratio - self.center) / self.known
+            self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
+            return
+        most = WINSOR * (self.scale if self.scale > MIN_SCALE else MIN_SCALE)
+        cut = most if rise > most else -most if rise < -most else rise
+        weight = WEIGHT if self.known >= FAST_STEPS else 1 / self.known
+        self.center += weight * cut
+        self.scale += weight * (SIGMA_PER_MEAN * abs(cut) - self.scale)
+
+    def _slow(self, step: int, ratio: float, rise: float, compute_s: float) -> None:
+        """A pause, or the first step of a new level."""
+        self.run += 1
+        self.pending_step, self.pending_s = step, -math.expm1(-rise) * compute_s
+        if self.run >= LEVEL_STEPS:
+            self.center, self.run = ratio, 0
+
+    def _pause(self, config: GcPauseConfig) -> bool:
+        self.steps = [*self.steps[1 - MAX_PAUSES :], self.pending_step]
+        self.pauses_s = [*self.pauses_s[1 - MAX_PAUSES :], self.pending_s]
+        for before in range(len(self.steps) - 2, -1, -1):
+            period = self.steps[-1] - self.steps[before]
+            if period > config.max_period_steps:
+                break
+            if period >= config.min_period_steps and self._is_chain(period, config):
+                return True
+        return False
+
+    def _is_chain(self, period: int, config: GcPauseConfig) -> bool:
+        chain = self._chain(period)
+        if len(chain) > self.longest_chain:
+            self.longest_chain, self.longest_chain_step = len(chain), self.steps[-1]
+        if len(chain) < config.min_pauses:
+            return False
+        sizes = [self.pauses_s[place] for place in chain]
+        steps = [self.steps[place] for place in chain]
+        if max(sizes) > MAX_SIZE_RATIO * min(sizes) or self._chance(steps, period) > MAX_CHANCE:
+            return False
+        if self.period == 0:
+            self.begin_step = steps[-1]
+        self.period, self.pause_s = period, sum(sizes) / len(sizes)
+        return True
+
+    def _chance(self, chain: Sequence[int], period: int) -> float:
+        """How many such chains pauses at random would make by each one.
+
+        Pauses outside the chain tell their rate. The first gap is any of those up to now, the
+        further ones must hit; one slot of all may be empty.
+        """
+        full = len(self.steps) >= MAX_PAUSES
+        observed = self.steps[-1] - self.steps[0] if full else self.known
+        rate = (len(self.steps) - len(chain) + 1) / max(observed, 1)
+        hit = min(1.0, rate * (2 * _tolerance(period) + 1))
+        slots = round((chain[0] - chain[-1]) / period) - 1
+        return float(rate * period * max(slots, 1) * hit ** (len(chain) - 2))
+
+    def _chain(self, period: int) -> list[int]:
+        """Places of the pauses one period apart, newest first."""
+        tolerance = _tolerance(period)
+        chain, missing = [len(self.steps) - 1], 0
+        expected = self.steps[-1] - period
+        for place in range(len(self.steps) - 2, -1, -1):
+            step = self.steps[place]
+            while step < expected - tolerance and missing < MAX_MISSING:
+                missing += 1
+                expected -= period
+            if step < expected - tolerance:
+                break
+            if step <= expected + tolerance:
+                chain.append(place)
+                expected = step - period
+        return chain
+
+    def planned(self) -> bool:
+        """On round step numbers, or just before: a script that logs or writes, no collector."""
+        chain = [self.steps[place] for place in self._chain(self.period)]
+        return self.period % ROUND_STEPS == 0 and (
+            all(step % self.period == 0 for step in chain)
+            or all((step + 1) % self.period == 0 for step in chain)
+        )
+
+
+def _tolerance(period: int) -> int:
+    return max(1, int(GAP_TOLERANCE * period))

@@ -1,0 +1,154 @@
+"""What step_regression and comm_slow share: a signal, its level shifts, and how long they last."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
+
+from warpwatch.daemon.config.detectors_steps import ShiftConfig
+from warpwatch.daemon.detectors.base import (
+    Fine,
+    Found,
+    JobStep,
+    Observation,
+    Reading,
+    Timeless,
+    Verdict,
+)
+from warpwatch.daemon.detectors.episode import CLOSING_SAMPLES, Episode
+from warpwatch.daemon.detectors.level_shift import LevelShift, Shift
+from warpwatch.daemon.detectors.step_signal import StepSignal
+
+C = TypeVar("C", bound=ShiftConfig)
+
+# An open anomaly is told again after so many samples.
+UPDATE_SAMPLES = 20
+
+
+@dataclass(slots=True)
+class ShiftJob:
+    """index: of the newest step; beside: what the kind keeps in step with ``shifts.values``.
+
+    episode: the rise that lasts; told: the last one that was told.
+    nearest: the largest part of a limit that the job ever reached; nearest_step: where.
+    """
+
+    index: int = -1
+    signal: StepSignal = field(default_factory=StepSignal)
+    shifts: LevelShift = field(default_factory=LevelShift)
+    beside: list[float] = field(default_factory=list)
+    typical: float = 0.0
+    episode: Episode | None = None
+    told: Episode | None = None
+    nearest: float = 0.0
+    nearest_step: int | None = None
+
+
+@dataclass(slots=True)
+class ShiftState:
+    jobs: dict[str, ShiftJob] = field(default_factory=dict)
+
+
+class ShiftDetector(Timeless, ABC, Generic[C]):
+    """A detector says ``sample``, ``confirms`` and ``found``; the rest is here."""
+
+    kind: str
+    reads = (JobStep,)
+
+    def __init__(self, config: C) -> None:
+        self._config = config
+        self.state = ShiftState()
+
+    @abstractmethod
+    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
+        """The signal, when this step completes a sample of it."""
+
+    @abstractmethod
+    def confirms(self, job: ShiftJob, shift: Shift) -> bool:
+        """Whether a rise is of this kind."""
+
+    @abstractmethod
+    def found(self, job: ShiftJob, episode: Episode, level: float, seen: JobStep) -> Found:
+        """What to say of a rise; ``level`` is the signal's present one."""
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        assert isinstance(seen, JobStep)
+        jobs = self.state.jobs
+        job = jobs.get(seen.job)
+        if job is None or seen.index <= job.index:
+            # A job that began anew: other machines, other work.
+            over = job is not None and job.episode is not None
+            job = jobs[seen.job] = ShiftJob(index=seen.index)
+            return (Fine(seen.time, seen.job),) if over else ()
+        job.index = seen.index
+        value = self.sample(job, seen)
+        return () if value is None else self._judge(job, value, seen)
+
+    def forget(self, job: str) -> None:
+        self.state.jobs.pop(job, None)
+
+    def readings(self) -> Iterable[Reading]:
+        for name, job in self.state.jobs.items():
+            yield self._reading(name, job)
+
+    def _judge(self, job: ShiftJob, value: float, seen: JobStep) -> Iterable[Verdict]:
+        before = len(job.shifts.values)
+        least = job.signal.window_of(self._config.block_s)
+        shift = job.shifts.add(value, self._config, least)
+        if job.shifts.nearest > job.nearest:
+            job.nearest, job.nearest_step = job.shifts.nearest, seen.step
+        verdicts: Iterable[Verdict] = ()
+        if shift is not None and shift.difference > 0 and self.confirms(job, shift):
+            verdicts = self._begin(job, shift, seen)
+        elif job.episode is not None:
+            verdicts = self._go_on(job, job.episode, seen)
+        if len(job.shifts.values) <= before:
+            del job.beside[: -len(job.shifts.values)]
+        return verdicts
+
+    def _begin(self, job: ShiftJob, shift: Shift, seen: JobStep) -> Iterable[Verdict]:
+        steps = (shift.window - 1) * job.signal.group
+        begin_step = max(0, job.signal.first_step - steps)
+        last, lasts = job.told, job.episode is not None
+        episode = Episode(seen.time, begin_step, shift.before, shift.difference)
+        job.episode = job.told = episode
+        found = self.found(job, episode, shift.before + shift.difference, seen)
+        if last is not None and shift.before >= last.baseline + last.rise / 2:
+            # From where the last rise has led to: a second one, not the first again.
+            found = replace(found, anew=True)
+        return (Fine(seen.time, seen.job), found) if lasts else (found,)
+
+    def _go_on(self, job: ShiftJob, episode: Episode, seen: JobStep) -> Iterable[Verdict]:
+        config = self._config
+        episode.samples += 1
+        if episode.samples % UPDATE_SAMPLES:
+            return ()
+        level = job.shifts.recent(CLOSING_SAMPLES)
+        accepted = episode.accepted(seen.time, config.accept_after_s, config.accept_samples)
+        if accepted or episode.over(level):
+            job.episode = None
+            return (Fine(seen.time, seen.job),)
+        return (self.found(job, episode, level, seen),)
+
+    def _reading(self, name: str, job: ShiftJob) -> Reading:
+        shifts = job.shifts
+        if not shifts.ready:
+            text = f"{len(shifts.values)} samples seen, its noise is not known yet"
+            return Reading("learning", text, job=name)
+        text = (
+            f"level {100 * shifts.difference:+.1f} % against the steps before, "
+            f"limit {100 * shifts.limit:.1f} %"
+        )
+        return Reading(
+            answer="found" if job.episode else "fine",
+            text=text,
+            job=name,
+            value=shifts.difference,
+            baseline=0.0,
+            limit=shifts.limit if math.isfinite(shifts.limit) else None,
+            nearest=job.nearest,
+            nearest_step=job.nearest_step,
+        )

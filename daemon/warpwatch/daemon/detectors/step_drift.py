@@ -1,0 +1,199 @@
+"""A slow rise of the job's step time: too slow to be a level shift, until it has become much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_steps import ShiftConfig, StepDriftConfig
+from warpwatch.daemon.detectors.base import (
+    Fine,
+    Found,
+    JobStep,
+    Observation,
+    Reading,
+    Timeless,
+    Verdict,
+)
+from warpwatch.daemon.detectors.episode import Episode
+from warpwatch.daemon.detectors.level_shift import LevelShift, level
+from warpwatch.daemon.detectors.step_signal import StepSignal
+
+# Samples of a block; all that follows is counted in blocks.
+BLOCK = 20
+# The level now, and the level that it is compared with: 260 to 600 samples ago.
+NOW = 5
+OLDER_FROM, OLDER_TO = 30, 13
+MIN_OLDER = 8
+# The level after warm-up is learned from so many blocks and then frozen; a rolling one would
+# absorb a rise that takes longer than it remembers. It is compared with as long a level of now.
+ANCHOR = 20
+ANCHOR_NOW = 10
+# A rise of which more came within NOW blocks than a ramp would bring is no drift.
+SUDDEN_SHARE = 0.75
+# A shift is another detector's: after one, the drift is sought anew. It may be told later here.
+SHIFTS = ShiftConfig()
+SHORTEST_WINDOW = 24
+
+
+@dataclass(slots=True)
+class DriftJob:
+    """Logs of seconds. blocks: the newest levels; first_steps: where they begin.
+
+    anchor: sum of the first ``anchored`` blocks. rise, limit: at the newest block.
+    """
+
+    index: int = -1
+    signal: StepSignal = field(default_factory=StepSignal)
+    shifts: LevelShift = field(default_factory=LevelShift)
+    block: list[float] = field(default_factory=list)
+    blocks: list[float] = field(default_factory=list)
+    first_steps: list[int] = field(default_factory=list)
+    anchor: float = 0.0
+    anchored: int = 0
+    anchor_step: int = 0
+    episode: Episode | None = None
+    rise: float = 0.0
+    limit: float = math.inf
+    nearest: float = 0.0
+    nearest_step: int | None = None
+
+
+@dataclass(slots=True)
+class DriftState:
+    jobs: dict[str, DriftJob] = field(default_factory=dict)
+
+
+class StepDrift(Timeless):
+    kind = "step_drift"
+    reads = (JobStep,)
+
+    def __init__(self, config: StepDriftConfig) -> None:
+        self._config = config
+        self.state = DriftState()
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        assert isinstance(seen, JobStep)
+        jobs = self.state.jobs
+        job = jobs.get(seen.job)
+        if job is None or seen.index <= job.index:
+            over = job is not None and job.episode is not None
+            job = jobs[seen.job] = DriftJob(index=seen.index)
+            return (Fine(seen.time, seen.job),) if over else ()
+        job.index = seen.index
+        value = job.signal.add(seen, seen.common_s, self._config)
+        if value is None:
+            return ()
+        least = max(SHORTEST_WINDOW, job.signal.window_of(SHIFTS.block_s))
+        if job.shifts.add(value, SHIFTS, least) is not None:
+            return self._restart(job, seen)
+        if not job.block:
+            job.first_steps.append(job.signal.first_step)
+        job.block.append(value)
+        return self._end_block(job, seen) if len(job.block) == BLOCK else ()
+
+    def forget(self, job: str) -> None:
+        self.state.jobs.pop(job, None)
+
+    def readings(self) -> Iterable[Reading]:
+        for name, job in self.state.jobs.items():
+            if not math.isfinite(job.limit):
+                text = f"{len(job.blocks)} blocks of {BLOCK} samples, too few for a slow rise"
+                yield Reading("learning", text, job=name)
+                continue
+            yield Reading(
+                answer="found" if job.episode else "fine",
+                text=f"level {100 * job.rise:+.1f} % against long ago, "
+                f"limit {100 * job.limit:.1f} %",
+                job=name,
+                value=job.rise,
+                baseline=0.0,
+                limit=job.limit,
+                nearest=job.nearest,
+                nearest_step=job.nearest_step,
+            )
+
+    def _restart(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+        over = job.episode is not None
+        job.episode, job.anchor, job.anchored = None, 0.0, 0
+        job.block.clear()
+        job.blocks.clear()
+        job.first_steps.clear()
+        return (Fine(seen.time, seen.job),) if over else ()
+
+    def _end_block(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+        block = level(job.block)
+        job.block.clear()
+        job.blocks = [*job.blocks[1 - OLDER_FROM :], block]
+        job.first_steps = job.first_steps[-OLDER_FROM:]
+        if job.anchored < ANCHOR:
+            if not job.anchored:
+                job.anchor_step = job.first_steps[-1]
+            job.anchor += block
+            job.anchored += 1
+        if job.episode is not None:
+            return self._go_on(job, job.episode, seen)
+        begun = self._risen(job, seen)
+        if begun is None:
+            return ()
+        job.episode = begun
+        return (self._found(begun, mean(job.blocks[-NOW:]), seen),)
+
+    def _risen(self, job: DriftJob, seen: JobStep) -> Episode | None:
+        """The rise that is over its limit, against long ago or against the beginning."""
+        noise = job.shifts.deviation(self._config.alarm_rate)
+        older = job.blocks[-OLDER_FROM:-OLDER_TO]
+        if len(older) < MIN_OLDER or not math.isfinite(noise):
+            return None
+        now, before = mean(job.blocks[-NOW:]), mean(older)
+        job.rise, job.limit = now - before, max(self._config.min_effect, noise)
+        begin = job.first_steps[-OLDER_TO]
+        if job.anchored == ANCHOR:
+            anchor, late = job.anchor / ANCHOR, mean(job.blocks[-ANCHOR_NOW:])
+            limit = max(self._config.anchor_effect, noise)
+            if (late - anchor) / limit > job.rise / job.limit:
+                job.rise, job.limit, before = late - anchor, limit, anchor
+                begin = job.anchor_step
+        if job.rise / job.limit > job.nearest:
+            job.nearest, job.nearest_step = job.rise / job.limit, seen.step
+        if job.rise < job.limit or steepest(job.blocks) > SUDDEN_SHARE * job.rise:
+            return None
+        return Episode(seen.time, begin, before, job.rise)
+
+    def _go_on(self, job: DriftJob, episode: Episode, seen: JobStep) -> Iterable[Verdict]:
+        config = self._config
+        episode.samples += BLOCK
+        now = mean(job.blocks[-NOW:])
+        accepted = episode.accepted(seen.time, config.accept_after_s, config.accept_samples)
+        if accepted or episode.over(now):
+            return self._restart(job, seen)
+        return (self._found(episode, now, seen),)
+
+    def _found(self, episode: Episode, now: float, seen: JobStep) -> Found:
+        value_s, baseline_s = math.exp(now), math.exp(episode.baseline)
+        begin = episode.begin_step
+        return Found(
+            time=seen.time,
+            severity="warning",
+            job=seen.job,
+            step=seen.step,
+            begin_step=begin,
+            value=value_s,
+            baseline=baseline_s,
+            summary=f"steps have slowly become {100 * (value_s / baseline_s - 1):.0f} % longer "
+            f"since about step {begin}: {value_s:.3g} s instead of {baseline_s:.3g} s",
+        )
+
+
+def steepest(blocks: list[float]) -> float:
+    """The most that ``NOW`` blocks rose above as many before them, since the older level."""
+    last = len(blocks)
+    return max(
+        mean(blocks[at : at + NOW]) - mean(blocks[at - NOW : at])
+        for at in range(max(NOW, last - OLDER_TO), last - NOW + 1)
+    )
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,214 @@
+"""Slow steps among normal ones: intermittent trouble that no level shows.
+
+Every slow step is counted, and the count is told when it is far likelier under the rate that is
+worth an alarm than under the job's own: a CUSUM of Bernoulli trials (Reynolds and Stoumbos, 1999).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from warpwatch.daemon.config.detectors_steps import StepSpikesConfig
+from warpwatch.daemon.detectors.base import (
+    Fine,
+    Found,
+    JobStep,
+    Observation,
+    Reading,
+    Timeless,
+    Verdict,
+)
+from warpwatch.daemon.detectors.step_work import StepWork
+
+# Steps around the newest that say what is normal; looked at every few steps.
+WINDOW = 40
+LOOK_STEPS = 4
+# One standard deviation below the median of a normal distribution; slow steps do not move it.
+LOW_QUANTILE = 0.16
+# Weight of a new look in the deviation: about 100 steps.
+DEVIATION_WEIGHT = 0.04
+# What is learned of the rate in health: about the last 1,000 steps, and at least one in 100.
+RATE_WEIGHT = 0.001
+MIN_RATE = 0.01
+# An alarm's rate is at least so many times the job's own.
+MIN_RATIO = 4.0
+# Equal gaps in a row are a period (checkpoint, evaluation, logging): not counted.
+PERIODIC_GAPS = 3
+PERIOD_TOLERANCE = 0.01
+SHORTEST_PERIOD = 5
+# Above this share of slow steps it is a level that rose, not spikes. After so many steps the
+# median has followed a level.
+MAX_SHARE = 0.4
+MIN_STEPS = WINDOW // 2
+# The same of the newest dozen steps, whatever evidence there was before.
+BURST_WEIGHT = 1 / 12
+MAX_BURST = 0.5
+# The rate now: about the last 60 steps; it is over below a quarter of what is worth an alarm.
+RECENT_WEIGHT = 1 / 60
+CLOSING_SHARE = 0.25
+UPDATE_STEPS = 40
+
+
+@dataclass(slots=True)
+class SpikesJob:
+    """evidence: of the CUSUM; rate: of spikes in health; recent, burst: of slow steps now.
+
+    count: steps judged; last: the newest slow one; spikes: the newest counts of spikes;
+    since, slow, began: of the present evidence its first step, its slow steps and its step number.
+    """
+
+    index: int = -1
+    work: StepWork = field(default_factory=StepWork)
+    values: list[float] = field(default_factory=list)
+    count: int = 0
+    level: float = 0.0
+    deviation: float = -1.0
+    limit: float = math.inf
+    evidence: float = 0.0
+    rate: float = MIN_RATE
+    recent: float = 0.0
+    burst: float = 0.0
+    excess: float = 0.0
+    last: int = -2
+    spikes: list[int] = field(default_factory=list)
+    since: int = 0
+    slow: int = 0
+    began: int = 0
+    on: bool = False
+    nearest: float = 0.0
+    nearest_step: int | None = None
+
+
+@dataclass(slots=True)
+class SpikesState:
+    jobs: dict[str, SpikesJob] = field(default_factory=dict)
+
+
+class StepSpikes(Timeless):
+    kind = "step_spikes"
+    reads = (JobStep,)
+
+    def __init__(self, config: StepSpikesConfig) -> None:
+        self._config = config
+        self.state = SpikesState()
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        assert isinstance(seen, JobStep)
+        jobs = self.state.jobs
+        job = jobs.get(seen.job)
+        if job is None or seen.index <= job.index:
+            over = job is not None and job.on
+            job = jobs[seen.job] = SpikesJob(index=seen.index)
+            return (Fine(seen.time, seen.job),) if over else ()
+        job.index = seen.index
+        if seen.index < self._config.warmup_steps or seen.common_s <= 0:
+            return ()
+        value = math.log(seen.common_s) - job.work.explained(seen, seen.common_s)
+        if not self._learn(job, value):
+            return ()
+        job.count += 1
+        self._count(job, value, seen)
+        return self._judge(job, seen)
+
+    def forget(self, job: str) -> None:
+        self.state.jobs.pop(job, None)
+
+    def readings(self) -> Iterable[Reading]:
+        for name, job in self.state.jobs.items():
+            if job.deviation < 0 or not math.isfinite(job.limit):
+                yield Reading("learning", "what a normal step takes is not known yet", job=name)
+                continue
+            yield Reading(
+                answer="found" if job.on else "fine",
+                text=f"{100 * job.recent:.1f} % of the last steps are above "
+                f"{math.exp(job.limit):.3g} s, {100 * job.rate:.1f} % are usual",
+                job=name,
+                value=job.evidence,
+                baseline=0.0,
+                limit=self._config.evidence,
+                nearest=job.nearest,
+                nearest_step=job.nearest_step,
+            )
+
+    def _learn(self, job: SpikesJob, value: float) -> bool:
+        """Level and limit from the steps before this one; False while they are too few."""
+        values, config = job.values, self._config
+        full = len(values) >= WINDOW
+        if full and (job.count % LOOK_STEPS == 0 or job.deviation < 0):
+            ordered = sorted(values)
+            job.level = ordered[WINDOW // 2 - 1]
+            deviation = job.level - ordered[int(WINDOW * LOW_QUANTILE)]
+            weight = DEVIATION_WEIGHT if job.deviation >= 0 else 1.0
+            job.deviation += weight * (deviation - job.deviation)
+            least = max(config.min_spike, config.min_spike_s / math.exp(job.level))
+            job.limit = job.level + max(math.log1p(least), config.noise_factor * job.deviation)
+        if full:
+            del values[0]
+        values.append(value)
+        return full
+
+    def _count(self, job: SpikesJob, value: float, seen: JobStep) -> None:
+        is_slow = value > job.limit
+        job.recent += RECENT_WEIGHT * (is_slow - job.recent)
+        job.burst += BURST_WEIGHT * (is_slow - job.burst)
+        usual = max(MIN_RATE, job.rate)
+        alarming = min(max(self._config.alarm_share, MIN_RATIO * usual), 0.9)
+        if is_slow:
+            job.slow += 1
+            job.excess += 0.1 * (value - job.level - job.excess)
+            follows = job.count - job.last == 1
+            job.last = job.count
+            # A run of slow steps is one spike.
+            if follows or self._periodic(job):
+                return
+            if job.evidence <= 0:
+                job.since, job.slow, job.began = job.count, 1, seen.step
+            job.evidence += math.log(alarming / usual)
+        else:
+            job.evidence += math.log((1 - alarming) / (1 - usual))
+        job.evidence = min(max(job.evidence, 0.0), 2 * self._config.evidence)
+        if not job.on and job.evidence < self._config.evidence / 2:
+            job.rate += RATE_WEIGHT * (is_slow - job.rate)
+
+    def _periodic(self, job: SpikesJob) -> bool:
+        job.spikes = [*job.spikes[-PERIODIC_GAPS:], job.count]
+        gaps = [later - earlier for earlier, later in zip(job.spikes, job.spikes[1:], strict=False)]
+        if len(gaps) < PERIODIC_GAPS or gaps[-1] < SHORTEST_PERIOD:
+            return False
+        return max(gaps) - min(gaps) <= 2 * PERIOD_TOLERANCE * max(gaps)
+
+    def _judge(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
+        config = self._config
+        job_excess = job.evidence / config.evidence
+        if job_excess > job.nearest:
+            job.nearest, job.nearest_step = job_excess, seen.step
+        if job.on:
+            if job.recent < CLOSING_SHARE * config.alarm_share:
+                job.on, job.evidence = False, 0.0
+                return (Fine(seen.time, seen.job),)
+            return (self._found(job, seen),) if job.count % UPDATE_STEPS == 0 else ()
+        steps = job.count - job.since + 1
+        if job.evidence < config.evidence or steps < MIN_STEPS:
+            return ()
+        share = job.slow / steps
+        if share > MAX_SHARE or job.burst > MAX_BURST:
+            job.evidence = 0.0
+            return ()
+        job.on, job.recent = True, share
+        return (self._found(job, seen),)
+
+    def _found(self, job: SpikesJob, seen: JobStep) -> Found:
+        slower = 100 * math.expm1(job.excess)
+        return Found(
+            time=seen.time,
+            severity="warning",
+            job=seen.job,
+            step=seen.step,
+            begin_step=job.began,
+            value=job.recent,
+            baseline=job.rate,
+            summary=f"{100 * job.recent:.0f} % of the steps since step {job.began} take about "
+            f"{slower:.0f} % longer than the others, {100 * job.rate:.1f} % did before",
+        )

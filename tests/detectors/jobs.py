@@ -1,0 +1,62 @@
+"""Joined steps of a job, without the engine: what tests of single detectors are fed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+
+from tests.detectors.streams import EPOCH_S
+from warpwatch.daemon.detectors.base import Detector, Fine, Found, JobStep
+
+Extra = Callable[[int], float]
+
+
+def none(step: int) -> float:
+    return 0.0
+
+
+class Steps:
+    """``compute``, ``comm``: seconds on top of 0.8 and 0.2 of ``step_s``, by step."""
+
+    def __init__(self, step_s: float = 1.0, noise: float = 0.01, seed: int = 1):
+        self.step_s, self.noise = step_s, noise
+        self.time, self.step = EPOCH_S, 0
+        self._random = random.Random(seed)
+
+    def next(
+        self, count: int, compute: Extra = none, comm: Extra = none, tokens: Extra | None = None
+    ) -> Iterable[JobStep]:
+        for _ in range(count):
+            noisy = math.exp(self.noise * self._random.gauss(0, 1))
+            work = 1.0 if tokens is None else tokens(self.step) / 1000
+            compute_s = 0.8 * self.step_s * noisy * work + compute(self.step)
+            comm_s = 0.2 * self.step_s * noisy + comm(self.step)
+            self.time += compute_s + comm_s
+            yield JobStep(
+                time=self.time,
+                job="llama",
+                step=self.step,
+                index=self.step,
+                duration_s=compute_s + comm_s,
+                common_s=compute_s + comm_s,
+                compute_s={0: compute_s},
+                data_wait_s={0: 0.0},
+                comm_s={0: comm_s},
+                tokens={} if tokens is None else {0: int(tokens(self.step))},
+            )
+            self.step += 1
+
+
+def begun(detector: Detector, steps: Iterable[JobStep]) -> list[Found]:
+    """What a detector finds, without the repetitions of what lasts."""
+    found: list[Found] = []
+    lasts = False
+    for step in steps:
+        for verdict in detector.observe(step):
+            if isinstance(verdict, Fine):
+                lasts = False
+            elif not lasts:
+                lasts = True
+                found.append(verdict)
+    return found

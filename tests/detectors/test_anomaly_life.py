@@ -1,0 +1,307 @@
+"""An anomaly's life: opened once, updated, explained, closed when it is over, and continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.detectors.streams import EPOCH_S
+from warpwatch.daemon.anomalies import register as register_module
+from warpwatch.daemon.anomalies import shadows as shadows_module
+from warpwatch.daemon.anomalies.places import Places, RankLife
+from warpwatch.daemon.anomalies.register import Register
+from warpwatch.daemon.config.triggers import AnomaliesConfig
+from warpwatch.daemon.detectors.base import Fine, Found
+from warpwatch.telemetry.anomalies import Anomaly
+
+
+class Life:
+    """A register, told what detectors of a job of eight ranks on eight devices would say."""
+
+    def __init__(self, **config: Any) -> None:
+        self.places = Places({"llama": {rank: RankLife(device=f"GPU-{rank}") for rank in range(8)}})
+        self.register = Register(AnomaliesConfig(**config), lambda: self.places)
+        self.changes: list[Anomaly] = []
+
+    def found(self, kind: str, at: float, summary: str = "", **about: Any) -> list[Anomaly]:
+        """About the job, or a rank of it, or a device."""
+        whole: dict[str, Any] = {} if "device" in about else {"job": "llama"}
+        whole |= {"severity": "warning", "summary": summary or kind.replace("_", " ")} | about
+        return self.take(kind, Found(EPOCH_S + at, **whole))
+
+    def fine(self, kind: str, at: float, **about: str) -> list[Anomaly]:
+        return self.take(kind, Fine(EPOCH_S + at, **about or {"job": "llama"}))
+
+    def take(self, kind: str, verdict: Found | Fine) -> list[Anomaly]:
+        changes: list[Anomaly] = []
+        self.register.take(kind, [verdict], changes)
+        self.changes += changes
+        return changes
+
+    @property
+    def active(self) -> list[tuple[str, int | None]]:
+        return [(one.kind, one.rank) for one in self.register.active]
+
+
+def test_what_comes_back_within_the_grace_is_the_same_anomaly():
+    life = Life()
+    (first,) = life.found("gc_pause", 0, rank=3, begin_step=70)
+    (ended,) = life.fine("gc_pause", 60)
+    (again,) = life.found("gc_pause", 180, rank=3, begin_step=400)
+    assert ended.end_time == EPOCH_S + 60
+    assert (again.id, again.time, again.begin_step) == (first.id, first.time, 70)
+    assert (again.end_time, again.reopened) == (None, 1)
+    assert list(life.register.history) == []
+
+
+def test_what_comes_back_later_or_of_another_rank_is_another_anomaly():
+    life = Life(reopen_s=120)
+    life.found("gc_pause", 0, rank=3)
+    life.fine("gc_pause", 60)
+    life.found("gc_pause", 100, rank=4)
+    life.fine("gc_pause", 110)
+    life.found("gc_pause", 181, rank=3)
+    assert len({anomaly.id for anomaly in life.changes}) == 3
+    assert [anomaly.reopened for anomaly in life.register.active] == [0]
+
+
+def test_without_a_grace_nothing_is_continued():
+    life = Life(reopen_s=0)
+    life.found("hang", 0)
+    life.fine("hang", 1)
+    life.found("hang", 2)
+    assert len({anomaly.id for anomaly in life.changes}) == 2
+
+
+def test_a_finding_that_lost_its_rank_for_a_moment_stays_one_anomaly():
+    life = Life()
+    life.found("straggler", 0, rank=2)
+    life.found("straggler", 10)
+    life.found("straggler", 20, rank=2)
+    assert len({anomaly.id for anomaly in life.changes}) == 1
+    assert life.active == [("straggler", 2)]
+
+
+def test_another_rank_with_both_named_in_between_is_another_anomaly():
+    life = Life()
+    life.found("straggler", 0, rank=2)
+    life.found("straggler", 10)
+    ended, new = life.found("straggler", 20, rank=5)
+    assert (ended.rank, ended.end_time) == (2, EPOCH_S + 20)
+    assert (new.rank, new.end_time) == (5, None)
+    assert new.id != ended.id
+
+
+def test_a_culprit_that_goes_to_and_fro_becomes_one_anomaly_of_the_job():
+    life = Life()
+    (first,) = life.found("straggler", 0, rank=2)
+    life.found("straggler", 20, rank=5)
+    life.found("straggler", 40, rank=2)
+    life.found("straggler", 60, rank=5)
+    life.found("straggler", 80, rank=2)
+    (now,) = life.register.active
+    assert (now.id, now.rank, now.reopened) == (first.id, None, 1)
+    assert [one.explained_by for one in life.register.history] == [first.id]
+    assert len({anomaly.id for anomaly in life.changes}) == 2
+
+
+def test_severity_goes_up_and_never_down_again():
+    life = Life()
+    for at, severity in enumerate(("info", "critical", "warning")):
+        life.found("memory_pressure", at, rank=0, severity=severity)
+    assert [one.severity for one in life.changes] == ["info", "critical", "critical"]
+
+
+def test_events_are_held_after_the_last_one_and_states_until_they_are_over():
+    life = Life(hold_s=600)
+    life.found("crash", 0, rank=1)
+    life.found("crash", 100, rank=1)
+    life.found("hang", 0)
+    assert life.register.deadline() == EPOCH_S + 700
+    changes: list[Anomaly] = []
+    life.register.expire(EPOCH_S + 700, changes)
+    assert [(one.kind, one.end_time) for one in changes] == [("crash", EPOCH_S + 700)]
+    assert life.active == [("hang", None)]
+
+
+# --- causes ---
+
+
+def test_what_a_cause_explains_is_not_raised_but_seen():
+    life = Life()
+    (cause,) = life.found("straggler", 0, rank=3)
+    assert life.found("step_regression", 5) == []
+    assert life.found("step_regression", 15) == []
+    (shadow,) = life.register.state.shadows.values()
+    assert (shadow.kind, shadow.cause, shadow.cause_id) == (
+        "step_regression", "straggler", cause.id,
+    )  # fmt: skip
+    assert shadow.since == EPOCH_S + 5
+    assert life.register.shadows.suppressed == {("step_regression", "straggler"): 1}
+
+
+def test_a_cause_that_comes_later_ends_what_it_explains():
+    life = Life()
+    (effect,) = life.found("step_regression", 0)
+    cause, ended = life.found("straggler", 5, rank=3)
+    assert (cause.kind, ended.id, ended.end_time) == ("straggler", effect.id, EPOCH_S + 5)
+    assert ended.explained_by == cause.id
+    assert life.found("step_regression", 10) == []
+    assert life.active == [("straggler", 3)]
+
+
+def test_an_effect_that_goes_on_without_its_cause_is_raised():
+    life = Life()
+    life.found("straggler", 0, rank=3)
+    life.found("step_regression", 5)
+    life.fine("straggler", 300)
+    assert [len(life.found("step_regression", at)) for at in (310, 320, 330)] == [0, 0, 1]
+    assert life.active == [("step_regression", None)]
+
+
+def test_an_effect_that_fades_after_its_cause_is_not_raised():
+    life = Life()
+    life.found("straggler", 0, rank=3)
+    life.found("step_regression", 5)
+    life.fine("straggler", 300)
+    life.found("step_regression", 310)
+    life.fine("step_regression", 320)
+    assert life.active == []
+    assert life.register.state.shadows == {}
+
+
+def test_another_jobs_anomaly_explains_nothing():
+    life = Life()
+    life.found("straggler", 0, rank=3, job="bert")
+    life.found("step_regression", 5)
+    assert life.active == [("straggler", 3), ("step_regression", None)]
+
+
+# --- devices ---
+
+
+def test_a_devices_anomaly_gets_its_job_and_rank():
+    life = Life()
+    (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
+    assert (throttled.job, throttled.rank, throttled.device) == ("llama", 3, "GPU-3")
+    (unused,) = life.found("thermal_throttle", 0, device="GPU-9")
+    assert (unused.job, unused.rank) == (None, None)
+
+
+def test_two_ranks_on_one_device_share_its_anomaly():
+    life = Life()
+    life.places.jobs["llama"][4].device = "GPU-3"
+    (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
+    assert (throttled.job, throttled.rank) == ("llama", None)
+
+
+@pytest.mark.parametrize("effect_first", [False, True])
+def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first):
+    life = Life()
+    order: list[Callable[[], object]] = [
+        lambda: life.found("thermal_throttle", 0, "GPU 3 is throttled by heat", device="GPU-3"),
+        lambda: life.found(
+            "straggler", 0, "rank 3 computes 24 % longer", rank=3, severity="critical"
+        ),
+    ]
+    for tell in reversed(order) if effect_first else order:
+        tell()
+    (one,) = life.register.active
+    assert (one.kind, one.job, one.rank, one.severity) == (
+        "thermal_throttle", "llama", 3, "critical",
+    )  # fmt: skip
+    assert one.effects == ("in llama rank 3 computes 24 % longer",)
+    assert one.summary == "GPU 3 is throttled by heat; in llama rank 3 computes 24 % longer"
+    ended = list(life.register.history)
+    assert [anomaly.explained_by for anomaly in ended] == [one.id] * effect_first
+
+
+def test_the_effect_is_told_with_its_newest_numbers():
+    life = Life()
+    life.found("clock_drop", 0, "GPU 3 is slow", device="GPU-3")
+    life.found("straggler", 5, "24 % longer", rank=3)
+    life.found("straggler", 15, "31 % longer", rank=3)
+    life.found("clock_drop", 20, "GPU 3 is very slow", device="GPU-3")
+    (one,) = life.register.active
+    assert one.summary == "GPU 3 is very slow; in llama 31 % longer"
+
+
+def test_a_slow_rank_on_another_device_has_another_cause():
+    life = Life()
+    life.found("thermal_throttle", 0, device="GPU-3")
+    life.found("straggler", 5, rank=4)
+    assert life.active == [("thermal_throttle", 3), ("straggler", 4)]
+
+
+def test_a_slow_job_is_explained_by_its_devices_if_half_of_them_are_slow():
+    life = Life()
+    for rank in range(3):
+        life.found("power_brake", rank, device=f"GPU-{rank}")
+    assert len(life.found("step_regression", 5)) == 1
+    changes = life.found("power_brake", 6, device="GPU-3")
+    assert ("step_regression", EPOCH_S + 6) in [(one.kind, one.end_time) for one in changes]
+    assert [kind for kind, _ in life.active] == ["power_brake"] * 4
+
+
+def test_one_lost_device_explains_why_the_whole_job_hangs():
+    life = Life()
+    life.found("device_lost", 0, device="GPU-3")
+    life.found("hang", 140)
+    assert life.active == [("device_lost", 3)]
+
+
+def test_a_device_that_idles_because_its_job_hangs_is_no_anomaly():
+    life = Life()
+    life.found("hang", 0)
+    assert life.found("device_idle", 5, device="GPU-3") == []
+    assert len(life.found("device_idle", 5, device="GPU-9")) == 1
+
+
+# --- bounds ---
+
+
+def test_the_end_of_a_job_leaves_nothing_of_its_states():
+    life = Life()
+    life.found("straggler", 0, rank=3)
+    life.found("step_regression", 5)
+    life.found("crash", 6, rank=3)
+    changes: list[Anomaly] = []
+    life.register.end_job("llama", EPOCH_S + 9, changes)
+    assert [(one.kind, one.end_time) for one in changes] == [("straggler", EPOCH_S + 9)]
+    assert life.active == [("crash", 3)]
+    assert (life.register.state.shadows, life.register.state.ended) == ({}, {})
+
+
+def test_more_anomalies_than_the_bound_are_refused_and_counted(monkeypatch):
+    monkeypatch.setattr(register_module, "MAX_ACTIVE", 3)
+    life = Life()
+    for number in range(5):
+        life.found("hang", number, job=f"job-{number}")
+    assert len(life.active) == 3
+    assert life.register.refused == 2
+    life.fine("hang", 10, job="job-0")
+    life.found("hang", 11, job="job-4")
+    assert len(life.active) == 3
+
+
+def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
+    monkeypatch.setattr(register_module, "MAX_ENDED", 10)
+    monkeypatch.setattr(shadows_module, "MAX_SHADOWS", 10)
+    life = Life()
+    for number in range(50):
+        life.found("hang", number, job=f"job-{number}")
+        life.found("step_regression", number, job=f"job-{number}")
+    assert len(life.register.state.shadows) == 10
+    for number in range(50):
+        life.fine("hang", number, job=f"job-{number}")
+    assert len(life.register.state.ended) == 10
+    assert len(life.register.history) == 50
+
+
+def test_a_late_verdict_ends_nothing_before_it_began():
+    life = Life()
+    life.found("hang", 10)
+    (ended,) = life.fine("hang", 5)
+    assert (ended.time, ended.end_time) == (EPOCH_S + 10, EPOCH_S + 10)

@@ -1,0 +1,367 @@
+"""Each fault of a device raises its kind alone, with its device and rank, and its end closes it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from tests.detectors.alone import alone
+from tests.detectors.gpus import JOB, Fault, Metrics, Node, key
+from tests.detectors.streams import detection, opened
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.detectors.devices import DEVICE_CAUSES, DEVICE_DETECTORS, JOB_CAUSES
+from warpwatch.daemon.detectors.devices.watch import MAX_DEVICES
+from warpwatch.telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, JOB_KINDS, Anomaly
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.records import DeviceReading, Record
+
+HOLD_S = Config().anomalies.hold_s
+
+
+def only(found: Iterable[Anomaly]) -> Anomaly:
+    (anomaly,) = found
+    return anomaly
+
+
+def run(node: Node, engine: Detection, fault: Fault, seconds: float) -> list[Anomaly]:
+    """What a fault raises after some healthy minutes."""
+    assert opened(engine, [*node.seen(), *node.readings(150)]) == []
+    return opened(engine, node.readings(seconds, fault))
+
+
+def throttled(reason: str, share: float) -> Fault:
+    def fault(since_s: float, values: Metrics) -> Metrics:
+        return {key("throttle_seconds_total", reason): share * since_s}
+
+    return fault
+
+
+def after(seconds: float, name: str, *labels: str, to: float = 1.0) -> Fault:
+    def fault(since_s: float, values: Metrics) -> Metrics:
+        return {key(name, *labels): to} if since_s >= seconds else {}
+
+    return fault
+
+
+def slow_link(since_s: float, values: Metrics) -> Metrics:
+    return {key("pcie_link_width_lanes"): 8.0}
+
+
+def replays(since_s: float, values: Metrics) -> Metrics:
+    return {key("pcie_replay_total"): float(since_s // 4)}
+
+
+def crc_errors(since_s: float, values: Metrics) -> Metrics:
+    return {key("nvlink_errors_total", "crc_flit"): 150 * since_s}
+
+
+def slow_clock(since_s: float, values: Metrics) -> Metrics:
+    return {key("clock_hertz", "sm"): 0.7 * values[key("clock_hertz", "sm")]}
+
+
+def hot(since_s: float, values: Metrics) -> Metrics:
+    limit = values[key("temperature_threshold_celsius", "slowdown")]
+    return {key("temperature_celsius", "gpu"): limit - 2}
+
+
+def stands_still(since_s: float, values: Metrics) -> Metrics:
+    return {key("utilization_ratio"): 0.0, key("busy_seconds_total"): 142.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "within_s", "severity", "says"),
+    [
+        ("thermal_throttle", throttled("sw_thermal", 0.4), 10, "warning", "sw_thermal"),
+        ("thermal_throttle", throttled("hw_thermal", 1.0), 5, "critical", "hardware cut clocks"),
+        ("power_brake", throttled("hw_power_brake", 0.5), 8, "warning", "power brake"),
+        ("power_brake", after(0, "throttle_active", "hw_slowdown"), 8, "warning", "hw_slowdown"),
+        ("xid", after(5, "xid_errors_total", "79"), 6, "critical", "XID 79"),
+        ("ecc_uncorrectable", after(5, "ecc_errors_total", "uncorrected"), 6, "critical", "1 new"),
+        ("row_remap", after(5, "row_remap_pending"), 6, "warning", "next reset"),
+        ("row_remap", after(5, "row_remap_failure"), 6, "critical", "must be replaced"),
+        ("row_remap", after(5, "remapped_rows", "correctable", to=3), 6, "warning", "3 bad memory"),
+        ("nvlink_error", after(5, "nvlink_errors_total", "replay"), 6, "warning", "1 replay"),
+        ("nvlink_error", after(5, "nvlink_errors_total", "recovery"), 6, "critical", "recovery"),
+        ("nvlink_error", crc_errors, 60, "warning", "CRC"),
+        ("nvlink_error", after(5, "nvlink_link_up", "7", to=0), 20, "critical", "1 of 18 NVLinks"),
+        ("pcie_degraded", slow_link, 120, "warning", "on 8 of 16 lanes"),
+        ("pcie_degraded", replays, 60, "warning", "PCIe packets a minute"),
+        ("clock_drop", slow_clock, 120, "warning", "30 % below this GPU's usual"),
+        ("overheating", hot, 70, "warning", "2 °C below the 87 °C"),
+        ("device_idle", stands_still, 620, "warning", "rank 1 of llama has 60 %"),
+    ],
+)
+def test_a_fault_raises_its_kind_alone_and_ends_with_it(
+    kind: str, fault: Fault, within_s: float, severity: str, says: str
+) -> None:
+    node, engine = Node(), detection()
+    last: dict[SeriesKey, float] = {}
+
+    def recorded(since_s: float, values: Metrics) -> Metrics:
+        last.update(fault(since_s, values))
+        return last
+
+    anomaly = only(run(node, engine, recorded, within_s))
+    assert (anomaly.kind, anomaly.severity, anomaly.device) == (kind, severity, node.uuid)
+    assert (anomaly.job, anomaly.rank) == (JOB, 1)
+    assert says in anomaly.summary
+    longest_s = HOLD_S + 100 if kind in EVENT_KINDS or kind == "nvlink_error" else 120
+    # What is counted stays counted.
+    kept = {
+        name: value for name, value in last.items() if name[0].endswith(("_total", "remapped_rows"))
+    }
+    assert opened(engine, node.readings(longest_s, lambda *_: kept, interval_s=4.0)) == []
+    assert not engine.active
+    ended = only(engine.history)
+    assert ended.id == anomaly.id
+    assert ended.end_time is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "within_s", "says"),
+    [
+        ("device_lost", "lost", 5, "fallen off the bus"),
+        ("device_lost", "reset_required", 5, "until it is reset"),
+        ("device_lost", "driver", 60, "others can"),
+        ("device_stuck", "stuck", 2, "has not returned"),
+    ],
+)
+def test_a_device_that_is_down_for_a_reason_of_its_own(
+    kind: str, reason: str, within_s: float, says: str
+) -> None:
+    node, engine = Node(), detection()
+    assert opened(engine, [*node.seen(), *node.readings(60)]) == []
+    anomaly = only(opened(engine, node.down(within_s, reason)))
+    assert (anomaly.kind, anomaly.severity, anomaly.device) == (kind, "critical", node.uuid)
+    assert anomaly.rank == 1
+    assert says in anomaly.summary
+    assert opened(engine, node.down(100, reason)) == []
+    assert only(engine.active).id == anomaly.id
+    assert opened(engine, node.readings(10)) == []
+    assert not engine.active
+
+
+@pytest.mark.parametrize("reason", ["no_permission", ""])
+def test_a_device_that_may_not_be_read_is_not_lost(reason: str) -> None:
+    node, engine = Node(gpus=1, broken=0), detection()
+    assert opened(engine, [*node.readings(60), *node.down(100, reason)]) == []
+
+
+def test_when_no_device_can_be_read_it_is_the_driver_and_none_is_lost() -> None:
+    node, engine = Node(), detection()
+    opened(engine, node.readings(60))
+    gone = [
+        DeviceReading(node.time + second, uuid, {}, up=False, reason="driver")
+        for second in range(1, 300)
+        for uuid in node.uuids
+    ]
+    assert opened(engine, gone) == []
+
+
+def test_a_device_whose_readings_stop_while_others_go_on_is_lost() -> None:
+    node, engine = Node(), detection()
+    opened(engine, [*node.seen(), *node.readings(60)])
+    silent = (r for r in node.readings(60) if r.device != node.uuid)
+    anomaly = only(opened(engine, silent))
+    assert (anomaly.kind, anomaly.rank) == ("device_lost", 1)
+    assert "has given no reading for 45 s" in anomaly.summary
+    opened(engine, node.readings(10))
+    assert not engine.active
+
+
+def test_a_gpu_that_never_comes_back_is_expected_for_a_day_and_no_longer() -> None:
+    node, engine = Node(), alone("device_lost")
+    opened(engine, node.readings(60))
+    # The daemon was away for a week; then there are fewer GPUs, perhaps by intent.
+    node.time += 7 * 86400
+    back_time = node.time
+
+    def fewer(seconds: float) -> Iterable[Record]:
+        return (r for r in node.readings(seconds, interval_s=30) if r.device != node.uuid)
+
+    found = only(opened(engine, fewer(600)))
+    assert (found.kind, found.device) == ("device_lost", node.uuid)
+    assert opened(engine, fewer(86400 - 700)) == []
+    assert [a.id for a in engine.active] == [found.id]
+    assert opened(engine, fewer(700)) == []
+    assert engine.active == ()
+    ended = only(engine.history)
+    assert ended.end_time == pytest.approx(back_time + 86400, abs=300)
+
+
+def test_a_gpu_that_is_read_again_is_expected_anew() -> None:
+    node, engine = Node(), alone("device_lost", device_lost={"forget_s": 600})
+    for _ in range(2):
+        opened(engine, node.readings(60))
+        silent = (r for r in node.readings(500) if r.device != node.uuid)
+        assert only(opened(engine, silent)).kind == "device_lost"
+
+
+def test_devices_that_are_read_once_a_minute_are_not_silent() -> None:
+    node, engine = Node(), detection()
+    assert opened(engine, node.readings(3600, interval_s=60.0)) == []
+
+
+def test_a_daemon_that_was_away_does_not_take_devices_for_lost() -> None:
+    node, engine = Node(), detection()
+    opened(engine, node.readings(60))
+    node.time += 3600
+    # One is slower to be read again than the others.
+    first = (r for r in node.readings(20) if r.device != node.uuid)
+    assert opened(engine, [*first, *node.readings(60)]) == []
+
+
+def test_a_gpu_that_was_replaced_and_a_mig_device_that_was_removed_are_not_lost() -> None:
+    node, engine = Node(), detection()
+    mig = [DeviceReading(node.time + second, "MIG-1", {}) for second in range(60)]
+    opened(engine, [*node.readings(60), *mig])
+    old, node.uuid = node.uuid, "GPU-new"
+    swapped = (
+        DeviceReading(r.time, "GPU-new" if r.device == old else r.device, r.metrics)
+        for r in node.readings(200)
+    )
+    assert opened(engine, swapped) == []
+
+
+def test_a_lost_gpu_that_another_takes_the_place_of_is_over() -> None:
+    node, engine = Node(), detection()
+    opened(engine, node.readings(60))
+    assert only(opened(engine, node.down(60, "lost"))).kind == "device_lost"
+    old = node.uuid
+    swapped: Iterable[Record] = (
+        DeviceReading(r.time, "GPU-new" if r.device == old else r.device, r.metrics)
+        for r in node.readings(60)
+    )
+    assert opened(engine, swapped) == []
+    assert not engine.active
+
+
+def test_of_several_xids_the_first_of_the_worst_is_told() -> None:
+    node, engine = Node(), detection()
+
+    def fault(since_s: float, values: Metrics) -> Metrics:
+        xids = {31: 5, 74: 10, 79: 15, 13: 20}
+        return {key("xid_errors_total", str(n)): 1 for n, at in xids.items() if since_s >= at}
+
+    first = only(run(node, engine, fault, 30))
+    assert first.severity == "warning"
+    assert first.summary == "XID 31, Memory page fault: look at the job"
+    now = only(engine.active)
+    assert (now.id, now.severity, now.value) == (first.id, "critical", 74.0)
+    assert now.summary.startswith("XID 74, ")
+    assert now.summary.endswith("; then XID 31, 79, 13")
+
+
+def test_an_xid_of_a_program_that_was_killed_needs_nobody() -> None:
+    node, engine = Node(), detection()
+    assert run(node, engine, after(5, "xid_errors_total", "45"), 60) == []
+    engine = detection(xid={"min_severity": "info"})
+    assert only(run(Node(), engine, after(5, "xid_errors_total", "45"), 60)).severity == "info"
+
+
+def test_the_same_xid_again_is_the_same_anomaly_for_longer() -> None:
+    node, engine = Node(), detection()
+
+    def fault(since_s: float, values: Metrics) -> Metrics:
+        return {key("xid_errors_total", "94"): 1.0 + (since_s >= 100)}
+
+    first = only(run(node, engine, fault, 150))
+    kept = {key("xid_errors_total", "94"): 2.0}
+    assert opened(engine, node.readings(500, lambda *_: kept, interval_s=5.0)) == []
+    assert only(engine.active).id == first.id
+    opened(engine, node.readings(60, lambda *_: kept))
+    ended_after_s = (only(engine.history).end_time or 0.0) - first.time
+    assert ended_after_s == pytest.approx(100 + HOLD_S, abs=2)
+
+
+def test_counts_that_were_there_before_are_no_news() -> None:
+    old: Metrics = {
+        key("xid_errors_total", "79"): 3.0,
+        key("ecc_errors_total", "uncorrected"): 12.0,
+        key("remapped_rows", "uncorrectable"): 4.0,
+        key("nvlink_errors_total", "replay"): 9.0,
+        key("pcie_replay_total"): 70_000.0,
+        key("throttle_seconds_total", "hw_thermal"): 86_400.0,
+    }
+    node, engine = Node(), detection()
+    assert opened(engine, node.readings(100, lambda *_: old)) == []
+    # The driver is loaded anew and counts from 0.
+    assert opened(engine, node.readings(100)) == []
+
+
+def test_errors_that_are_counted_after_the_driver_was_loaded_anew_are_news() -> None:
+    node, engine = Node(), detection()
+    count = key("ecc_errors_total", "uncorrected")
+    opened(engine, node.readings(60, lambda *_: {count: 12.0}))
+    anomaly = only(opened(engine, node.readings(60, lambda *_: {count: 2.0})))
+    assert (anomaly.kind, anomaly.value) == ("ecc_uncorrectable", 2.0)
+
+
+def test_a_detector_that_is_restored_knows_its_devices_and_goes_on() -> None:
+    node, config = Node(), Config()
+    for reading in (records := list(node.readings(200, slow_link))):
+        assert reading.up
+    for make in DEVICE_DETECTORS.values():
+        whole, first, second = make(config), make(config), make(config)
+        told = [verdict for record in records for verdict in whole.observe(record)]
+        half = [verdict for record in records[:250] for verdict in first.observe(record)]
+        state = msgspec.msgpack.encode(first.state)
+        second.state = msgspec.msgpack.decode(state, type=type(first.state))
+        half += [verdict for record in records[250:] for verdict in second.observe(record)]
+        assert half == told, whole.kind
+        assert second.state == whole.state, whole.kind
+        assert len(state) / len(node.uuids) < 2000, whole.kind
+
+
+def test_whatever_devices_tell_is_judged_and_remembered() -> None:
+    """Any part of the series, any number, any order of time."""
+    chance, node = random.Random(7), Node()
+    names = [*next(node.readings(1)).metrics, key("xid_errors_total", "x"), key("strange")]
+    reasons = ("lost", "stuck", "driver", "no_permission", "reset_required", "")
+    detectors = [make(Config()) for make in DEVICE_DETECTORS.values()]
+    for _ in range(1500):
+        node.time += chance.choice((0.0, 0.5, 1.0, 1.0, 30.0, 700.0, -5.0))
+        told = {n: chance.choice((0, 1, 2, 0.3, 1e9, -1.0)) for n in names if chance.random() < 0.7}
+        uuid = chance.choice(("GPU-a", "GPU-b", "MIG-c", f"unknown-{chance.randrange(400)}"))
+        up = chance.random() < 0.8
+        reading = DeviceReading(node.time, uuid, told, up, "" if up else chance.choice(reasons))
+        for detector in detectors:
+            verdicts = [*detector.observe(reading)]
+            if detector.deadline() <= node.time:
+                verdicts += detector.expire(detector.deadline())
+            assert all(verdict.device for verdict in verdicts)
+    for detector in detectors:
+        state = msgspec.msgpack.encode(detector.state)
+        assert msgspec.msgpack.decode(state, type=type(detector.state)) == detector.state
+        assert len(detector.state.devices) <= MAX_DEVICES
+        assert all(reading.text for reading in detector.readings())
+
+
+def test_every_kind_has_a_detector_and_says_how_it_sees_every_device() -> None:
+    assert set(DEVICE_DETECTORS) == set(DEVICE_KINDS)
+    node, config = Node(), Config()
+    for kind, make in DEVICE_DETECTORS.items():
+        detector = make(config)
+        assert detector.kind == kind
+        for record in node.readings(1):
+            detector.observe(DeviceReading(record.time, record.device, {}, up=False, reason=""))
+        assert {reading.device for reading in detector.readings()} == set(node.uuids)
+        for record in node.readings(200, slow_link):
+            detector.observe(record)
+        answers = {reading.device: reading for reading in detector.readings()}
+        expected = "found" if kind == "pcie_degraded" else "fine"
+        assert answers[node.uuid].answer == expected, kind
+        assert all(len(reading.text) > 10 for reading in answers.values())
+
+
+def test_causes_name_kinds_that_exist() -> None:
+    for causes, effects, reasons in (
+        (DEVICE_CAUSES, JOB_KINDS, DEVICE_KINDS),
+        (JOB_CAUSES, DEVICE_KINDS, JOB_KINDS),
+    ):
+        assert set(causes) <= set(effects)
+        assert {reason for group in causes.values() for reason in group} <= set(reasons)

@@ -1,0 +1,196 @@
+"""Healthy devices raise nothing, whatever they are and do; what is not told is not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.detectors.gpus import JOB, Fault, Metrics, Node, key
+from tests.detectors.streams import detection, opened
+from warpwatch.telemetry.records import DeviceReading, End, Record
+
+
+def hour(node: Node) -> Iterator[Record]:
+    """Training with checkpoints, light load, a break between two jobs, slow input, full load."""
+    yield from node.seen()
+    for _ in range(3):
+        yield from node.readings(240, load=0.97)
+        yield from node.readings(60, load=0.0)
+    yield from node.readings(600, load=0.3)
+    yield End(node.time, JOB)
+    yield from node.readings(900, load=None)
+    yield from node.seen()
+    for second in range(600):
+        yield from node.readings(1, load=0.9 if second % 3 else 0.02)
+    yield from node.readings(600, load=1.0)
+
+
+@pytest.mark.parametrize("profile", ["h100", "a100", "l4"])
+def test_a_healthy_hour_raises_nothing(profile: str) -> None:
+    node, engine = Node(profile, gpus=1, broken=0), detection()
+    assert opened(engine, hour(node)) == []
+
+
+def capped(since_s: float, values: Metrics) -> Metrics:
+    return {
+        key("throttle_seconds_total", "sw_power_cap"): since_s,
+        key("violation_seconds_total", "power"): since_s,
+        key("throttle_active", "sw_power_cap"): 1.0,
+        key("clock_hertz", "sm"): 1.1e9,
+    }
+
+
+def set_clocks(since_s: float, values: Metrics) -> Metrics:
+    return {key("throttle_active", "application_clocks"): 1.0, key("clock_hertz", "sm"): 1.2e9}
+
+
+def sleepy_link(since_s: float, values: Metrics) -> Metrics:
+    """It was read while the GPU was idle, and stands for half a minute of load."""
+    return {key("pcie_link_generation"): 1.0} if since_s < 30 else {}
+
+
+def few_crc_errors(since_s: float, values: Metrics) -> Metrics:
+    return {key("nvlink_errors_total", "crc_flit"): float(since_s // 2)}
+
+
+def few_replays(since_s: float, values: Metrics) -> Metrics:
+    return {key("pcie_replay_total"): float(since_s // 15)}
+
+
+def short_peaks(since_s: float, values: Metrics) -> Metrics:
+    return {key("throttle_seconds_total", "sw_thermal"): float(since_s // 60)}
+
+
+def warm(since_s: float, values: Metrics) -> Metrics:
+    return {key("temperature_celsius", "gpu"): 80.0}
+
+
+@pytest.mark.parametrize(
+    "habit",
+    [capped, set_clocks, sleepy_link, few_crc_errors, few_replays, short_peaks, warm],
+)
+def test_what_is_normal_is_no_anomaly(habit: Fault) -> None:
+    node, engine = Node(), detection()
+    assert opened(engine, [*node.seen(), *node.readings(150)]) == []
+    assert opened(engine, node.readings(200, habit)) == []
+
+
+def test_the_link_of_an_idle_gpu_may_be_slow() -> None:
+    node, engine = Node(), detection()
+    idle: Metrics = {key("pcie_link_generation"): 1.0}
+    assert opened(engine, node.readings(300, lambda *_: idle, load=0.0)) == []
+
+
+def test_a_gpu_that_nobody_uses_may_be_idle() -> None:
+    node, engine = Node(), detection()
+    assert opened(engine, node.readings(1200, load=None, interval_s=5.0)) == []
+
+
+def test_memory_in_use_without_a_rank_is_told_with_least_severity() -> None:
+    node, engine = Node(gpus=1, broken=0), detection()
+    (anomaly,) = opened(engine, node.readings(700, load=0.0, interval_s=5.0))
+    assert (anomaly.kind, anomaly.severity, anomaly.rank) == ("device_idle", "info", None)
+    assert anomaly.summary.startswith("nothing has run on the GPU for 10 min, while a process")
+    # One kernel now and then is no work.
+    idle = anomaly.id
+    for _ in range(5):
+        opened(engine, node.readings(30, load=0.0))
+        opened(engine, node.readings(2, load=0.5))
+    assert [a.id for a in engine.active] == [idle]
+
+
+def test_a_rank_uses_its_gpu_until_it_ends() -> None:
+    node, engine = Node(gpus=1, broken=0), detection()
+    opened(engine, node.seen())
+    free: Metrics = {key("memory_used_bytes"): 0.0}
+    opened(engine, node.readings(700, lambda *_: free, load=0.0, interval_s=5.0))
+    (anomaly,) = engine.active
+    assert (anomaly.kind, anomaly.severity) == ("device_idle", "warning")
+    assert "rank 0 of llama has 0 %" in anomaly.summary
+    engine.feed(End(node.time, JOB, 0))
+    opened(engine, node.readings(20, lambda *_: free, load=0.0))
+    assert not engine.active
+
+
+def test_without_the_counter_the_state_counts() -> None:
+    node, engine = Node(), detection()
+    counter = key("throttle_seconds_total", "hw_thermal")
+    active: Metrics = {key("throttle_active", "hw_thermal"): 1.0}
+    opened(engine, node.readings(60, without=(counter,)))
+    found = opened(engine, node.readings(10, lambda *_: active, without=(counter,)))
+    assert [a.kind for a in found] == ["thermal_throttle"]
+
+
+def test_where_the_counter_is_known_a_state_that_flickers_does_not_count() -> None:
+    node, engine = Node(), detection()
+    active: Metrics = {key("throttle_active", "sw_thermal"): 1.0}
+    opened(engine, node.readings(60))
+    assert opened(engine, node.readings(60, lambda *_: active)) == []
+
+
+def test_margins_stand_in_for_thresholds() -> None:
+    node, engine = Node(), detection()
+    without = (key("temperature_threshold_celsius", "slowdown"),)
+    close: Metrics = {
+        key("temperature_margin_celsius"): 1.0,
+        key("temperature_margin_threshold_celsius", "slowdown"): -2.0,
+        key("temperature_celsius", "gpu"): 84.0,
+    }
+    assert opened(engine, node.readings(100, without=without)) == []
+    (anomaly,) = opened(engine, node.readings(80, lambda *_: close, without=without))
+    assert (anomaly.kind, anomaly.value, anomaly.baseline) == ("overheating", 84.0, 87.0)
+
+
+def test_while_heat_throttles_it_is_not_told_twice() -> None:
+    node, engine = Node(), detection()
+
+    def too_hot(since_s: float, values: Metrics) -> Metrics:
+        return {
+            key("temperature_celsius", "gpu"): 88.0,
+            key("throttle_active", "sw_thermal"): 1.0,
+            key("throttle_seconds_total", "sw_thermal"): since_s,
+            key("clock_hertz", "sm"): 1.2e9,
+        }
+
+    opened(engine, node.readings(150))
+    found = opened(engine, node.readings(200, too_hot))
+    assert [a.kind for a in found] == ["thermal_throttle"]
+    assert "at 88 °C; the SM clock is 1200 MHz of 1980 MHz" in found[0].summary
+
+
+def test_readings_that_tell_nothing_end_nothing_and_raise_nothing() -> None:
+    """As those of a second source, which knows little of the device."""
+    node, engine = Node(), detection()
+    slow: Metrics = {key("pcie_link_width_lanes"): 4.0}
+
+    def both() -> Iterator[DeviceReading]:
+        for reading in node.readings(150, lambda *_: slow):
+            yield reading
+            yield DeviceReading(reading.time + 0.3, reading.device, {key("power_watts"): 300.0})
+
+    assert [a.kind for a in opened(engine, both())] == ["pcie_degraded"]
+    assert len(engine.active) == 1
+
+
+def test_what_can_no_longer_be_judged_is_over_after_ten_minutes() -> None:
+    node, engine = Node(), detection()
+    slow: Metrics = {key("pcie_link_generation"): 2.0}
+    opened(engine, node.readings(150, lambda *_: slow))
+    assert [a.kind for a in engine.active] == ["pcie_degraded"]
+    assert opened(engine, node.readings(500, lambda *_: slow, load=None, interval_s=5.0)) == []
+    assert len(engine.active) == 1
+    opened(engine, node.readings(200, lambda *_: slow, load=None, interval_s=5.0))
+    assert not engine.active
+
+
+def test_a_level_that_flickers_around_its_limit_does_not_flap() -> None:
+    node, engine = Node(), detection()
+    counter = {"s": 0.0}
+
+    def flickers(since_s: float, values: Metrics) -> Metrics:
+        counter["s"] += 0.13 if since_s % 40 < 20 else 0.07
+        return {key("throttle_seconds_total", "sw_thermal"): counter["s"]}
+
+    found = opened(engine, [*node.readings(60), *node.readings(600, flickers)])
+    assert [a.kind for a in found] == ["thermal_throttle"]

@@ -1,0 +1,57 @@
+"""What a process says of itself in the detail of its events."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.detectors.alone import alone
+from tests.detectors.streams import Job, opened
+from warpwatch.daemon.detectors.event_numbers import detail_number
+from warpwatch.telemetry.records import RankEvent, RankSeen
+
+
+@pytest.mark.parametrize(
+    ("told", "read"),
+    [
+        (3, 3.0),
+        (-0.5, -0.5),
+        (True, None),
+        ("3", None),
+        (None, None),
+        (float("nan"), None),
+        (float("-inf"), None),
+        (10**400, None),
+    ],
+)
+def test_only_finite_numbers_are_read(told: object, read: float | None) -> None:
+    event = RankEvent(1.0, "a", 0, "memory", {"reserved_bytes": told})
+    assert detail_number(event, "reserved_bytes") == read
+
+
+def test_no_number_of_an_event_stops_a_detector() -> None:
+    job, engine = Job(ranks=2), alone("gc_pause", "hang", "memory_leak", "memory_pressure")
+    opened(engine, [*job.seen(), *job.steps(100)])
+    names = ("duration_s", "step", "cpu_s", "io_bytes", "anonymous_bytes", "reserved_bytes")
+    for value in (10**400, -(10**400), float("nan"), float("inf"), -5, True):
+        for event in ("gc_pause", "process", "memory"):
+            engine.feed(RankEvent(job.time, "llama", 0, event, dict.fromkeys(names, value)))
+    assert engine.take_failure() is None
+
+
+def test_rank_numbers_that_churn_are_not_remembered_for_ever() -> None:
+    job, engine = Job(ranks=1), alone("crash", "oom", "hang", "memory_leak", "memory_pressure")
+    opened(engine, [*job.seen(), *job.steps(10)])
+    sizes = []
+    for rank in range(1, 10_001):
+        job.time += 1
+        engine.feed(RankSeen(job.time, "llama", rank, 2, "GPU-1"))
+        engine.feed(RankEvent(job.time, "llama", rank, "died"))
+        if rank in (5000, 10_000):
+            sizes.append(
+                {
+                    name: len(msgspec.msgpack.encode(p.owner.state))
+                    for name, p in engine.parts().items()
+                }
+            )
+    assert all(sizes[1][name] <= sizes[0][name] + 500 for name in sizes[0])

@@ -1,0 +1,136 @@
+"""Level shifts in windows of several lengths, and what explains uneven steps."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+import pytest
+
+from tests.detectors.jobs import Steps, begun
+from warpwatch.daemon.config.detectors_steps import ShiftConfig, StepRegressionConfig
+from warpwatch.daemon.detectors.level_shift import (
+    LOOKS,
+    MIN_REFERENCE,
+    REFERENCE,
+    WINDOWS,
+    LevelShift,
+    Shift,
+    level,
+    quantile_of,
+    student,
+)
+from warpwatch.daemon.detectors.step_regression import StepRegression
+
+
+def shifts(values: list[float]) -> list[tuple[int, Shift]]:
+    sought, config = LevelShift(), ShiftConfig()
+    told = ((n, sought.add(value, config)) for n, value in enumerate(values))
+    return [(n, shift) for n, shift in told if shift is not None]
+
+
+def test_twenty_percent_need_few_samples_and_five_percent_more():
+    source = random.Random(1)
+    noise = [source.gauss(0, 0.005) for _ in range(1000)]
+    for rise, least, most in ((0.2, 505, 515), (0.09, 508, 520), (0.05, 515, 560)):
+        ((found, shift),) = shifts([x + rise * (n >= 500) for n, x in enumerate(noise)])
+        assert least <= found <= most
+        assert shift.before == pytest.approx(0.0, abs=0.01)
+
+
+def test_autocorrelated_noise_raises_nothing():
+    source, values, value = random.Random(2), [], 0.0
+    for _ in range(20_000):
+        value = 0.7 * value + source.gauss(0, 0.02)
+        values.append(value)
+    assert shifts(values) == []
+
+
+def test_one_slow_step_in_five_is_no_level():
+    source = random.Random(3)
+    values = [source.gauss(0, 0.01) + 0.4 * (source.random() < 0.1) for _ in range(5000)]
+    assert shifts(values) == []
+
+
+def test_a_fall_is_told_once_and_its_end_is_a_rise():
+    source = random.Random(4)
+    values = [source.gauss(0, 0.01) - 0.3 * (500 <= n < 900) for n in range(1200)]
+    assert [shift.difference > 0 for _, shift in shifts(values)] == [False, True]
+
+
+def test_short_windows_ask_for_more_deviations_and_little_data_for_more_still():
+    assert quantile_of(12, 1e-6) > quantile_of(40, 1e-6) > quantile_of(140, 1e-6) > 3.5
+    assert student(4.0, 10) > student(4.0, 60) > 4.0
+    # Tables: t(0.9995) with 20 degrees of freedom is 3.850, normal 3.2905.
+    assert student(3.2905, 21) == pytest.approx(3.850, abs=0.02)
+
+
+def test_the_level_of_a_short_window_ignores_its_slow_half():
+    assert level([1.0] * 6 + [9.0] * 6, 12) == 1.0
+
+
+def test_tokens_explain_uneven_steps_so_that_five_percent_are_found():
+    lengths = random.Random(5)
+    tokens = [int(1000 * math.exp(0.15 * lengths.gauss(0, 1))) for _ in range(1200)]
+    steps = list(
+        Steps().next(
+            1200, compute=lambda n: 0.06 if n >= 1000 else 0.0, tokens=lambda n: float(tokens[n])
+        )
+    )
+    (found,) = begun(StepRegression(StepRegressionConfig()), steps)
+    assert 1010 <= (found.step or 0) <= 1060
+
+
+def test_longer_sequences_that_are_counted_are_no_regression():
+    lengths = random.Random(6)
+    tokens = [1000 * math.exp(0.1 * lengths.gauss(0, 1)) * (1 + (n >= 800)) for n in range(1500)]
+    steps = Steps().next(1500, tokens=lambda n: tokens[n])
+    assert begun(StepRegression(StepRegressionConfig()), steps) == []
+
+
+def test_a_second_rise_on_top_of_the_first_is_another_anomaly():
+    detector = StepRegression(StepRegressionConfig())
+    steps = Steps().next(1200, compute=lambda n: 0.2 * (n >= 500) + 0.2 * (n >= 900))
+    first, second = begun(detector, steps)
+    assert (first.anew, second.anew) == (False, True)
+    assert second.baseline == pytest.approx(1.2, abs=0.02)
+
+
+def test_readings_say_why_nothing_was_found():
+    detector = StepRegression(StepRegressionConfig())
+    steps = Steps()
+    begun(detector, steps.next(60))
+    assert [reading.answer for reading in detector.readings()] == ["learning"]
+    begun(detector, steps.next(600))
+    (reading,) = detector.readings()
+    assert reading.answer == "fine"
+    assert reading.nearest is not None
+    assert reading.nearest < 1
+    assert "limit" in reading.text
+
+
+def test_each_window_is_compared_with_the_samples_before_it_also_after_shifts_and_a_restart():
+    source, sought, config = random.Random(5), LevelShift(), ShiftConfig()
+    told = compared = 0
+    for n in range(1600):
+        told += sought.add(source.gauss(0, 0.01) + 0.1 * (n // 500), config) is not None
+        if n % 321 == 0:
+            sought = msgspec.msgpack.decode(msgspec.msgpack.encode(sought), type=LevelShift)
+        for window in WINDOWS:
+            if sought.count % (window // LOOKS) or len(sought.values) < window + MIN_REFERENCE:
+                continue
+            before = sought.values[-window - REFERENCE : -window]
+            assert sought.references.before(window, sought.count) == level(before, window)
+            compared += 1
+    assert told == 3
+    assert compared > 1500
+
+
+def test_what_it_remembers_of_references_is_bounded():
+    source, sought, config = random.Random(6), LevelShift(), ShiftConfig()
+    for _ in range(3000):
+        sought.add(source.gauss(0, 0.01), config)
+    references = sought.references
+    assert len(references.ordered) == REFERENCE
+    assert len(references.short) + len(references.long) <= 70

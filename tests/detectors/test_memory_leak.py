@@ -1,0 +1,174 @@
+"""memory_leak: growth that never ends against growth that does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from tests.detectors.alone import alone
+from tests.detectors.streams import EPOCH_S, opened
+from warpwatch.daemon.detectors.growth import Block, theil_sen
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
+
+MB, GB = 1e6, 1e9
+STEP_S = 0.5
+# (step, rank) -> bytes on top of 40 GB.
+Level = Callable[[int, int], float]
+
+
+def training(level: Level, first: int = 0, last: int = 2300, ranks: int = 2) -> Iterator[Record]:
+    """Steps whose allocated memory scatters by 5 MB about 40 GB and ``level``."""
+    noise = random.Random(first)
+    if first == 0:
+        for rank in range(ranks):
+            yield RankSeen(EPOCH_S, "llama", rank, ranks, f"GPU-{rank}")
+    for step in range(first, last):
+        for rank in range(ranks):
+            used = int(40 * GB + noise.gauss(0, 5 * MB) + level(step, rank))
+            yield Step(
+                EPOCH_S + step * STEP_S, "llama", rank, step, STEP_S, memory_allocated_bytes=used
+            )
+
+
+def device(step: int, rank: int, free: float) -> DeviceReading:
+    metrics: dict[SeriesKey, float] = {("device_memory_free_bytes", ()): free}
+    return DeviceReading(EPOCH_S + step * STEP_S, f"GPU-{rank}", metrics)
+
+
+def leak_of(rank: int, begin: int, slope: float) -> Level:
+    return lambda step, own: slope * max(0, step - begin) if own == rank else 0.0
+
+
+@pytest.mark.parametrize("slope", [2 * MB, 20 * MB])
+def test_memory_that_grows_without_end_is_told_within_1000_steps_with_its_rank(slope):
+    found = opened(alone("memory_leak"), training(leak_of(1, 1200, slope)))
+    assert [(a.kind, a.rank, a.device, a.severity) for a in found] == [
+        ("memory_leak", 1, "GPU-1", "warning")
+    ]
+    assert 1500 < (found[0].step or 0) < 2200
+    assert found[0].value == pytest.approx(slope, rel=0.2)
+    assert abs((found[0].begin_step or 0) - 1200) < 150
+
+
+def test_it_says_how_much_since_when_and_when_memory_runs_out():
+    engine = alone("memory_leak")
+    opened(engine, training(leak_of(1, 1200, 12 * MB), last=1300))
+    engine.feed(device(1300, 1, 259.2 * GB))
+    opened(engine, training(leak_of(1, 1200, 12 * MB), first=1300, last=2000))
+    (now,) = engine.active
+    assert now.summary.startswith("rank 1 allocates 12 MB more each step since step 1")
+    assert now.summary.endswith(": out of memory in about 3 h")
+    assert now.severity == "warning"
+
+
+def test_a_device_that_is_full_within_two_hours_makes_it_critical():
+    engine = alone("memory_leak")
+    opened(engine, training(leak_of(1, 1200, 12 * MB), last=1300))
+    engine.feed(device(1300, 1, 40 * GB))
+    engine.feed(RankEvent(EPOCH_S + 650, "llama", 1, "memory", RESERVED_BESIDES))
+    found = opened(engine, training(leak_of(1, 1200, 12 * MB), first=1300, last=2000))
+    assert [a.severity for a in found] == ["critical"]
+    # 43.2 GB at 24 MB a second.
+    assert found[0].summary.endswith("in about 30 min")
+
+
+RESERVED_BESIDES = {"allocated_bytes": 41 * 10**9, "reserved_bytes": 44_200_000_000}
+
+
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param(lambda step, _: 20 * MB * min(max(step - 700, 0), 50), id="50 steps"),
+        pytest.param(lambda step, _: 20 * MB * min(max(step - 700, 0), 300), id="300 steps"),
+        pytest.param(lambda step, _: 5 * GB * (1 - 0.99**step), id="a cache that fills"),
+        pytest.param(lambda step, _: 5 * GB * (1 - 0.998**step), id="slowly"),
+        pytest.param(lambda step, _: 10 * MB * (step % 200), id="a sawtooth"),
+        pytest.param(lambda step, _: 2 * GB * min(step // 150, 4), id="in steps"),
+        pytest.param(lambda step, _: 8 * GB if step % 250 < 3 else 0.0, id="evaluations"),
+        pytest.param(lambda step, _: 3 * GB * (step > 900), id="once for all"),
+        pytest.param(lambda *_: 0.0, id="noise alone"),
+    ],
+)
+def test_growth_that_ends_is_no_leak(level):
+    assert opened(alone("memory_leak"), training(level)) == []
+
+
+def test_a_long_sawtooth_is_told_in_its_first_tooth_at_most():
+    found = opened(alone("memory_leak"), training(lambda s, _: 5 * MB * (s % 900), last=4000))
+    assert len(found) <= 1
+
+
+def test_ranks_that_leak_alike_are_one_anomaly_of_the_job():
+    found = opened(alone("memory_leak"), training(lambda s, _: 5 * MB * max(0, s - 900)))
+    assert [(a.kind, a.rank) for a in found] == [("memory_leak", None)]
+    assert found[0].summary.startswith("ranks 0, 1 allocate 5 MB more each step")
+
+
+def test_a_leak_of_each_evaluation_is_told_by_the_long_blocks():
+    # 40 MB every 400 steps: flat nearly everywhere, but never back.
+    records = training(lambda s, rank: 40 * MB * (s // 400) if rank == 1 else 0.0, last=3000)
+    assert opened(alone("memory_leak"), records) == []
+    records = training(lambda s, rank: 40 * MB * (s // 400) if rank == 1 else 0.0, 0, 14_000)
+    assert [a.rank for a in opened(alone("memory_leak"), records)] == [1]
+
+
+def test_a_leak_that_stops_is_closed_and_a_restart_begins_anew():
+    engine = alone("memory_leak")
+    grown = leak_of(1, 1000, 5 * MB)
+    opened(engine, training(grown, last=2000))
+    assert [a.kind for a in engine.active] == ["memory_leak"]
+    opened(engine, training(lambda _, rank: grown(2000, rank), first=2000))
+    assert engine.active == ()
+
+
+def test_growing_host_memory_of_a_process_is_told_where_there_is_no_device():
+    def records() -> Iterator[Record]:
+        for rank in (0, 1):
+            yield RankSeen(EPOCH_S, "llama", rank, 2)
+        for step in range(3000):
+            now = EPOCH_S + step * 0.05
+            for rank in (0, 1):
+                yield Step(now, "llama", rank, step, 0.05)
+                if step % 40 == 0:
+                    used = 600 * MB + (rank == 1) * 0.3 * MB * step
+                    said = {"cpu_s": now, "anonymous_bytes": used, "available_bytes": 20 * GB}
+                    yield RankEvent(now, "llama", rank, "process", said)
+
+    found = opened(alone("memory_leak"), records())
+    assert [(a.kind, a.rank) for a in found] == [("memory_leak", 1)]
+    said = found[0].summary
+    assert said.startswith("rank 1 takes 300 kB more host memory each step since step ")
+    # 20 GB at 6 MB a second.
+    assert said.endswith(": out of memory in about 56 min")
+
+
+def test_its_memory_outlives_a_restart_of_the_daemon():
+    before, after = alone("memory_leak"), alone("memory_leak")
+    opened(before, training(leak_of(1, 1200, 5 * MB), last=1500))
+    (old,), (new,) = before._detectors, after._detectors
+    new.state = msgspec.msgpack.decode(msgspec.msgpack.encode(old.state), type=type(old.state))
+    found = opened(after, training(leak_of(1, 1200, 5 * MB), first=1500, last=1900))
+    assert [a.rank for a in found] == [1]
+    assert len(msgspec.msgpack.encode(new.state)) < 4 * 10_000
+
+
+def test_readings_say_how_near_it_was():
+    engine = alone("memory_leak")
+    opened(engine, training(leak_of(1, 1200, 5 * MB), last=100))
+    (detector,) = engine._detectors
+    assert {reading.answer for reading in detector.readings()} == {"learning"}
+    opened(engine, training(leak_of(1, 1200, 5 * MB), first=100, last=2000))
+    answers = {reading.rank: reading for reading in detector.readings()}
+    assert (answers[0].answer, answers[1].answer) == ("fine", "found")
+    assert "device memory of rank 1 moves by 5 MB a step, told above" in answers[1].text
+    assert (answers[1].nearest or 0) > 1 > (answers[0].nearest or 0)
+
+
+def test_the_slope_is_the_median_of_all_pairs():
+    blocks = [Block(step, 0.0, 2.0 * step) for step in range(10)]
+    blocks[4].value = 1e9
+    assert theil_sen(blocks) == pytest.approx(2.0)

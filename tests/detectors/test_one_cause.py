@@ -1,0 +1,59 @@
+"""A fault of a device and what it does to its rank: one anomaly, the device's, with the effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.detectors.gpus import Metrics, Node, key
+from tests.detectors.streams import Job, detection
+from tests.detectors.test_restart import lives
+from warpwatch.telemetry.records import Record
+
+
+def training(throttled_first_s: float) -> Iterator[Record]:
+    """Four ranks on four GPUs; GPU 3 gets hot, and its rank slow before or after."""
+    node, job = Node(gpus=4, broken=3), Job(ranks=4, step_s=0.5, noise=0.02)
+    slow_from, hot_from, well_from = 300.0, 300.0 - throttled_first_s, 500.0
+    throttled_s = 0.0
+
+    def hot(_: float, values: Metrics) -> Metrics:
+        nonlocal throttled_s
+        if hot_from <= node.time - begun < well_from:
+            throttled_s += 1.0
+        return {key("throttle_seconds_total", "hw_thermal"): throttled_s}
+
+    def slow(_: int, rank: int) -> float:
+        at = job.time - begun
+        return 0.15 if rank == 3 and slow_from <= at < well_from else 0.0
+
+    begun = job.time
+    yield from node.seen()
+    steps = job.steps(10_000, compute=slow)
+    step = next(steps)
+    for reading in node.readings(700, hot):
+        while step.time <= reading.time:
+            yield step
+            step = next(steps)
+        yield reading
+
+
+@pytest.mark.parametrize(("throttled_first_s", "restart_every"), [(60.0, 701), (-60.0, 0)])
+def test_a_hot_gpu_and_its_slow_rank_are_one_anomaly_at_last(throttled_first_s, restart_every):
+    engine = detection()
+    told = lives(engine, training(throttled_first_s), restart_every)
+    kinds = [life[0] for life in told]
+    assert kinds == (["straggler"] if throttled_first_s < 0 else []) + ["thermal_throttle"]
+    assert [life[2] for life in told] == [3] * len(told)
+    assert all(life[4] is not None for life in told)
+
+
+def test_the_hot_gpu_tells_what_it_does_to_its_job():
+    engine = detection()
+    found = [one for record in training(60.0) for one in engine.feed(record)]
+    effects = [one for one in found if one.effects]
+    assert {one.kind for one in effects} == {"thermal_throttle"}
+    assert "; in llama rank 3 computes" in effects[0].summary
+    assert engine.suppressed["straggler", "thermal_throttle"] == 1
+    assert engine.active == ()

@@ -1,0 +1,199 @@
+"""A restart of the daemon in the middle of anything: every anomaly stays one anomaly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.detectors.streams import EPOCH_S, Job, detection, opened
+from warpwatch.daemon.anomalies import snapshot
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.detectors import DETECTORS
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.records import Clock, RankEvent, RankSeen, Record, Step
+
+# What the rendezvous reads again of every rank.
+REWIND = 200
+
+
+def restarted(engine: Detection, now: float, **sections: Any) -> tuple[Detection, list[Anomaly]]:
+    """The next daemon's engine, and what the restart closed."""
+    body = snapshot.take(engine.parts())
+    fresh = detection(**sections)
+    saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
+    anew = snapshot.give_back(saved, fresh.parts())
+    return fresh, fresh.resume(now, anew)
+
+
+def again(fed: list[Record]) -> list[Record]:
+    """What a new daemon reads of rings that it has read before."""
+    seen = [record for record in fed if isinstance(record, RankSeen)]
+    steps = [record for record in fed if isinstance(record, Step)]
+    return [*seen, *steps[-REWIND:]]
+
+
+def lives(engine: Detection, records: Iterable[Record], every: int = 0) -> list[tuple[Any, ...]]:
+    """Kind, id, rank, begin and end of every anomaly; a restart after each ``every`` records."""
+    told: dict[str, tuple[Any, ...]] = {}
+    fed: list[Record] = []
+    for number, record in enumerate(records, 1):
+        fed.append(record)
+        changes = engine.feed(record)
+        if every and number % every == 0:
+            engine, closed = restarted(engine, fed[-1].time)
+            assert closed == []
+            for old in again(fed):
+                changes += engine.feed(old)
+        for one in changes:
+            told[one.id] = (one.kind, one.id, one.rank, one.begin_step, one.end_time)
+    return list(told.values())
+
+
+def training(seed: int) -> Iterator[Record]:
+    """Slow input, a slow rank, a stopped rank and a raised exception, with health in between."""
+    job = Job(ranks=4, step_s=0.5, noise=0.02, seed=seed)
+    yield from job.seen()
+    yield from job.steps(500)
+    yield from job.steps(80, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
+    yield from job.steps(300)
+    yield from job.steps(80, wait=lambda *_: 0.3)
+    yield from job.steps(300)
+    yield RankEvent(job.time + 12, "llama", 2, "stopped", {"silent_reason": "stopped"})
+    yield Clock(job.time + 200)
+    yield RankEvent(job.time + 201, "llama", 2, "resumed")
+    job.time += 210
+    yield from job.steps(60)
+    yield RankEvent(job.time, "llama", 3, "exception", {"type": "ValueError"})
+    yield RankEvent(job.time + 1, "llama", 3, "died")
+    for _ in range(3):
+        job.time += 400
+        yield Clock(job.time)
+
+
+@pytest.mark.parametrize("every", [97, 1009, 1501])
+def test_restarts_at_any_time_change_no_anomaly(every):
+    records = list(training(seed=3))
+    whole = lives(detection(), records)
+    assert {life[0] for life in whole} >= {"straggler", "data_stall", "hang", "crash"}
+    assert lives(detection(), records, every) == whole
+
+
+def test_every_detector_keeps_all_it_remembers_in_a_state_that_can_be_saved():
+    engine = detection()
+    for record in training(seed=5):
+        engine.feed(record)
+    parts = engine.parts()
+    assert list(parts) == ["engine", "job_steps", *DETECTORS]
+    for name, part in parts.items():
+        state = part.owner.state
+        assert dataclasses.is_dataclass(state), name
+        body = msgspec.msgpack.encode(state)
+        back = msgspec.msgpack.decode(body, type=type(state))
+        assert msgspec.msgpack.encode(back) == body, name
+
+
+def test_a_detector_with_another_configuration_learns_anew_alone():
+    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
+    opened(engine, job.steps(500))
+    opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
+    (before,) = engine.active
+    fresh, (closed,) = restarted(engine, job.time + 5, straggler={"min_ratio": 1.2})
+    assert (closed.id, closed.end_time) == (before.id, job.time)
+    assert closed.summary.endswith(", judged anew since the daemon was restarted")
+    assert fresh.active == ()
+
+
+def test_what_is_not_judged_any_more_ends():
+    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
+    opened(engine, job.steps(500))
+    opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
+    fresh, closed = restarted(engine, job.time + 5, straggler={"enabled": False})
+    assert [(one.kind, one.end_time) for one in closed] == [("straggler", job.time)]
+    assert fresh.active == ()
+
+
+def test_an_event_is_held_whatever_becomes_of_its_detector():
+    engine = detection()
+    engine.feed(Step(EPOCH_S, "llama", 0, 0, 0.5))
+    engine.feed(RankEvent(EPOCH_S + 1, "llama", 0, "exception"))
+    fresh, closed = restarted(engine, EPOCH_S + 5, crash={"grace_s": 6})
+    assert closed == []
+    assert [(one.kind, one.end_time) for one in fresh.feed(Clock(EPOCH_S + 700))] == [
+        ("crash", EPOCH_S + 601)
+    ]
+
+
+def test_the_daemons_absence_is_no_silence_of_the_ranks():
+    job, engine = Job(ranks=2), detection()
+    opened(engine, job.steps(500))
+    back_time = job.time + 3600
+    fresh, _ = restarted(engine, back_time)
+    # The ring held the newest steps alone, and the process lives.
+    job.time = back_time - 1
+    job.step += 10_000
+    assert opened(fresh, [Clock(back_time)]) == []
+    assert opened(fresh, job.steps(300)) == []
+    assert opened(fresh, [Clock(job.time + 60)]) == []
+
+
+def test_ranks_that_are_silent_from_the_restart_on_hang_after_the_usual_time():
+    timeout_s = Config().detectors.hang.timeout_s
+    job, engine = Job(ranks=2), detection()
+    fed = [*job.seen(), *job.steps(500)]
+    opened(engine, fed)
+    silent_s = 30.0
+    engine.feed(Clock(job.time + silent_s))
+    back_time = job.time + silent_s + 1000
+    fresh, _ = restarted(engine, back_time)
+    assert opened(fresh, again(fed)) == []
+    assert opened(fresh, [Clock(back_time + timeout_s - silent_s - 2)]) == []
+    (hang,) = opened(fresh, [Clock(back_time + 1000)])
+    assert hang.kind == "hang"
+    assert hang.time >= back_time + timeout_s - silent_s - 1
+
+
+def test_a_rank_that_ended_while_nobody_looked_takes_its_anomaly_with_it():
+    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
+    opened(engine, [*job.seen(), *job.steps(500)])
+    opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
+    (before,) = engine.active
+    back_time = job.time + 600
+    fresh, _ = restarted(engine, back_time)
+    changes = [one for at in (0, 5, 15) for one in fresh.feed(Clock(back_time + at))]
+    assert [(one.id, one.end_time) for one in changes] == [(before.id, back_time + 15)]
+    assert opened(fresh, [Clock(back_time + 5000)]) == []
+
+
+def test_a_new_training_of_the_same_name_is_taken_for_what_it_is():
+    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
+    opened(engine, [*job.seen(), *job.steps(500)])
+    fresh, _ = restarted(engine, job.time + 60)
+    new = Job(ranks=2, step_s=0.1, noise=0.02)
+    new.time = job.time + 30
+    assert opened(fresh, [*new.seen(), *new.steps(1000)]) == []
+    found = opened(fresh, new.steps(400, compute=lambda _, rank: 0.05 if rank == 1 else 0.0))
+    assert [(one.kind, one.rank) for one in found] == [("straggler", 1)]
+
+
+def test_without_the_engines_part_nothing_is_given_back():
+    engine = detection()
+    opened(engine, Job().steps(100))
+    saved = msgspec.msgpack.decode(snapshot.take(engine.parts()), type=snapshot.Snapshot)
+    del saved.parts["engine"]
+    assert snapshot.give_back(saved, detection().parts()) == set(engine.parts())
+
+
+def test_the_digest_follows_the_form_of_the_state_and_the_configuration():
+    parts = Detection(Config()).parts()
+    hang = parts["hang"]
+    other = dataclasses.replace(
+        hang, config=msgspec.structs.replace(Config().detectors.hang, timeout_s=99)
+    )
+    assert snapshot.digest(other) != snapshot.digest(hang)
+    remembered: type = type(parts["engine"].owner.state)
+    assert "RankLife" in snapshot.form(remembered)

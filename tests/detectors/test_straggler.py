@@ -1,0 +1,303 @@
+"""straggler on streams whose truth is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from tests.detectors.alone import alone
+from tests.detectors.streams import EPOCH_S, Job, detection, opened
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.detectors.job_steps import JobSteps
+from warpwatch.daemon.detectors.straggler import Straggler
+from warpwatch.telemetry.records import Step
+
+
+def test_25_ms_more_work_on_one_rank_of_two_is_a_straggler_within_15_seconds():
+    job, engine = Job(step_s=0.04, noise=0.2), detection()
+    opened(engine, job.seen())
+    assert opened(engine, job.steps(500)) == []
+    begin = job.time
+    found = opened(engine, job.steps(400, compute=lambda _, rank: 0.025 if rank == 1 else 0.0))
+    assert [(a.kind, a.rank, a.device) for a in found] == [("straggler", 1, "GPU-1")]
+    assert found[0].time - begin < 15
+    assert "longer than its peer since step" in found[0].summary
+
+
+def test_a_rank_15_percent_slower_than_seven_peers_is_found_within_60_steps():
+    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), detection()
+    assert opened(engine, job.steps(1_000)) == []
+    found = opened(engine, job.steps(60, compute=lambda _, rank: 0.06 if rank == 3 else 0.0))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 3)]
+    assert "its 7 peers" in found[0].summary
+
+
+def test_a_rank_slow_from_the_start_is_a_straggler():
+    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
+    found = opened(engine, job.steps(150, compute=lambda _, rank: 0.16 if rank == 2 else 0.0))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 2)]
+
+
+def test_two_slow_ranks_are_one_anomaly_of_the_job():
+    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), detection()
+    assert opened(engine, job.steps(500)) == []
+    found = opened(engine, job.steps(100, compute=lambda _, rank: 0.2 if rank in (1, 6) else 0.0))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", None)]
+    assert "ranks 1, 6 compute" in found[0].summary
+
+
+def test_declared_checkpoints_and_evaluations_are_no_slow_rank():
+    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
+    opened(engine, job.steps(500))
+    for step in job.steps(200):
+        extra = "checkpoint" if step.rank == 0 else "comm"
+        phases = {**step.phases_s, extra: step.phases_s.get(extra, 0.0) + 0.3}
+        assert engine.feed(replace(step, duration_s=step.duration_s + 0.3, phases_s=phases)) == []
+
+
+def uneven(
+    count: int,
+    time_s: Callable[[int, int], float],
+    tokens: Callable[[int, int], int] | None = None,
+    ranks: int = 8,
+    first: int = 0,
+) -> Iterator[Step]:
+    """Steps of a synchronous job where ``time_s`` (step, rank) is what a rank computes."""
+    for step in range(first, first + count):
+        computes = [time_s(step, rank) for rank in range(ranks)]
+        duration = max(computes) + 0.05
+        for rank, compute_s in enumerate(computes):
+            yield Step(
+                EPOCH_S + step,
+                "llama",
+                rank,
+                step,
+                duration,
+                phases_s={"comm": duration - compute_s},
+                tokens=tokens(step, rank) if tokens else 0,
+            )
+
+
+def drawn(sigma: float, seed: int) -> Callable[[int, int], float]:
+    """A factor for each step and rank, the same whenever it is asked for."""
+    return lambda step, rank: random.Random(f"{seed} {step} {rank}").lognormvariate(0.0, sigma)
+
+
+def test_a_rank_that_slows_by_10_percent_over_300_steps_is_found_within_400():
+    noise = drawn(0.01, 1)
+    engine = alone("straggler")
+
+    def time_s(step: int, rank: int) -> float:
+        slower = min(max(step - 800, 0) / 300, 1.0) * 0.10 if rank == 5 else 0.0
+        return 0.4 * noise(step, rank) * (1 + slower)
+
+    assert opened(engine, uneven(800, time_s)) == []
+    found = opened(engine, uneven(400, time_s, first=800))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 5)]
+    assert 800 <= (found[0].begin_step or 0) <= 1100
+    assert found[0].baseline == pytest.approx(0.4, rel=0.02)
+
+
+def test_ranks_that_wander_by_two_percent_and_one_that_always_does_more_are_none():
+    noise, walk = drawn(0.01, 2), random.Random(2)
+    wander = [[walk.uniform(-0.02, 0.02) for _ in range(8)] for _ in range(10)]
+    more = [1.0] * 7 + [1.15]
+    engine = alone("straggler")
+    steps = uneven(2_000, lambda s, r: 0.4 * noise(s, r) * (1 + wander[s // 200][r]) * more[r])
+    assert opened(engine, steps) == []
+
+
+def test_lengths_that_make_now_one_rank_slow_and_now_another_are_none():
+    lengths, engine = drawn(0.3, 3), alone("straggler")
+    assert opened(engine, uneven(1_500, lambda s, r: 0.4 * lengths(s, r))) == []
+
+
+def test_a_slow_rank_among_uneven_lengths_is_found_by_its_tokens():
+    lengths, noise, engine = drawn(0.3, 4), drawn(0.01, 5), alone("straggler")
+
+    def tokens(step: int, rank: int) -> int:
+        return int(8192 * lengths(step, rank))
+
+    def time_s(step: int, rank: int) -> float:
+        slower = 1.15 if rank == 6 and step >= 600 else 1.0
+        return (0.05 + 0.35 * lengths(step, rank)) * noise(step, rank) * slower
+
+    assert opened(engine, uneven(600, time_s, tokens)) == []
+    found = opened(engine, uneven(60, time_s, tokens, first=600))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 6)]
+
+
+def test_a_rank_that_gets_longer_sequences_from_now_on_is_explained_by_its_tokens():
+    lengths, noise, engine = drawn(0.1, 6), drawn(0.01, 7), alone("straggler")
+
+    def work(step: int, rank: int) -> float:
+        return lengths(step, rank) * (1.5 if rank == 2 and step >= 500 else 1.0)
+
+    steps = uneven(
+        1_000,
+        lambda s, r: 0.4 * work(s, r) * noise(s, r),
+        lambda s, r: int(8192 * work(s, r)),
+    )
+    assert opened(engine, steps) == []
+
+
+def in_stages(step: int, rank: int) -> float:
+    return 0.6 if rank >= 4 else 0.4
+
+
+def test_stages_of_a_pipeline_differ_from_the_start_and_are_none():
+    noise, engine = drawn(0.01, 8), alone("straggler")
+    assert opened(engine, uneven(1_000, lambda s, r: in_stages(s, r) * noise(s, r))) == []
+
+
+def test_longer_sequences_that_cost_one_stage_more_are_none():
+    noise, engine = drawn(0.01, 9), alone("straggler")
+    longer = {0.4: 1.2, 0.6: 1.7}
+
+    def time_s(step: int, rank: int) -> float:
+        usual = in_stages(step, rank)
+        return usual * noise(step, rank) * (longer[usual] if step >= 500 else 1.0)
+
+    assert opened(engine, uneven(1_000, time_s)) == []
+
+
+def test_a_slow_rank_of_a_fast_stage_is_named_among_the_peers_of_its_stage():
+    noise, engine = drawn(0.01, 10), alone("straggler")
+
+    def time_s(step: int, rank: int) -> float:
+        slower = 1.2 if rank == 1 and step >= 500 else 1.0
+        return in_stages(step, rank) * noise(step, rank) * slower
+
+    found = opened(engine, uneven(540, time_s))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
+    assert "its 3 peers" in found[0].summary
+    assert found[0].value == pytest.approx(0.48, rel=0.05)
+
+
+def test_two_ranks_that_always_differ_may_be_two_stages():
+    noise, engine = drawn(0.01, 11), alone("straggler")
+    times = uneven(1_000, lambda s, r: (0.4 + 0.3 * r) * noise(s, r), ranks=2)
+    assert opened(engine, times) == []
+
+
+def test_pauses_of_one_rank_every_30_steps_are_no_straggler():
+    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), alone("straggler")
+    pauses = job.steps(1_000, compute=lambda s, r: 0.6 if r == 2 and s % 30 == 0 else 0.0)
+    assert opened(engine, pauses) == []
+
+
+def test_a_rank_that_is_slow_in_a_third_of_its_steps_is_named():
+    chance = random.Random(12)
+    slow = {step for step in range(2_000) if chance.random() < 0.35}
+    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), alone("straggler")
+    assert opened(engine, job.steps(600)) == []
+    found = opened(
+        engine, job.steps(300, compute=lambda s, r: 0.25 if r == 4 and s in slow else 0.0)
+    )
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 4)]
+    opened(engine, job.steps(300))
+    assert not engine.active
+
+
+def test_lengths_that_become_uneven_on_all_ranks_are_none():
+    even, uneven_lengths, engine = drawn(0.02, 13), drawn(0.3, 14), alone("straggler")
+    steps = uneven(
+        1_500, lambda s, r: 0.4 * (uneven_lengths(s, r) if s >= 600 else even(s, r)), ranks=4
+    )
+    assert opened(engine, steps) == []
+
+
+def test_pauses_of_one_rank_in_short_steps_are_no_straggler():
+    job, engine = Job(ranks=4, step_s=0.01, noise=0.1), alone("straggler")
+    assert opened(engine, job.steps(1_500)) == []
+    pauses = job.steps(3_000, compute=lambda s, r: 0.1 if r == 2 and s % 12 == 0 else 0.0)
+    assert opened(engine, pauses) == []
+
+
+def test_a_rank_that_is_itself_again_is_over_and_may_be_slow_again():
+    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("straggler")
+    opened(engine, job.steps(300))
+    assert len(opened(engine, job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0))) == 1
+    assert opened(engine, job.steps(100)) == []
+    assert not engine.active
+    again = opened(engine, job.steps(60, compute=lambda _, r: 0.15 if r == 1 else 0))
+    assert [(a.kind, a.rank) for a in again] == [("straggler", 1)]
+
+
+def test_one_of_two_ranks_that_recovered_does_not_make_the_other_slow():
+    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), alone("straggler")
+    opened(engine, job.steps(300))
+    opened(engine, job.steps(2_000, compute=lambda _, r: 0.15 if r == 1 else 0))
+    assert [a.rank for a in engine.active] == [1]
+    assert opened(engine, job.steps(500)) == []
+    assert not engine.active
+
+
+def test_a_job_that_begins_anew_has_no_straggler_until_it_is_known_again():
+    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("straggler")
+    opened(engine, job.steps(300))
+    opened(engine, job.steps(60, compute=lambda _, r: 0.15 if r == 1 else 0))
+    assert len(engine.active) == 1
+    job.step = 0
+    assert opened(engine, job.steps(100)) == []
+    assert not engine.active
+
+
+def test_steps_that_lack_a_rank_are_judged_without_it():
+    job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("straggler")
+    opened(engine, job.steps(300))
+
+    def lossy() -> Iterator[Step]:
+        for step in job.steps(400, compute=lambda s, r: 0.15 if r == 1 and s >= 330 else 0):
+            if not (step.rank == 3 and step.step % 2):
+                yield step
+
+    found = opened(engine, lossy())
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
+
+
+def test_what_it_remembers_outlives_a_restart_in_the_middle():
+    job, config = Job(ranks=4, step_s=0.5, noise=0.02), Config().detectors.straggler
+    joined = JobSteps(60.0)
+    seen = [s for record in job.steps(300) for s in joined.observe(record)]
+    slow = job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0)
+    later = [s for record in slow for s in joined.observe(record)]
+    whole, first = Straggler(config), Straggler(config)
+    for step in seen + later[:8]:
+        whole.observe(step)
+        first.observe(step)
+    second = Straggler(config)
+    saved = msgspec.msgpack.encode(first.state)
+    second.state = msgspec.msgpack.decode(saved, type=type(first.state))
+    said = [list(whole.observe(step)) for step in later[8:]]
+    assert [list(second.observe(step)) for step in later[8:]] == said
+    assert any(said)
+
+
+def test_readings_say_what_was_seen_and_how_near_it_came():
+    detector = Straggler(Config().detectors.straggler)
+    joined, job = JobSteps(60.0), Job(ranks=4, step_s=0.5, noise=0.02)
+    for record in job.steps(60):
+        for step in joined.observe(record):
+            detector.observe(step)
+    assert {reading.answer for reading in detector.readings()} == {"learning"}
+    for record in job.steps(300, compute=lambda _, r: 0.04 if r == 2 else 0):
+        for step in joined.observe(record):
+            detector.observe(step)
+    third = list(detector.readings())[2]
+    assert (third.answer, third.job, third.rank) == ("fine", "llama", 2)
+    assert third.value == pytest.approx(1.1, abs=0.02)
+    assert third.limit == pytest.approx((third.baseline or 0) * 1.1, rel=0.06)
+
+
+def test_a_job_with_one_rank_has_nothing_to_compare_with():
+    detector = Straggler(Config().detectors.straggler)
+    joined = JobSteps(60.0)
+    for record in Job(ranks=1).steps(300):
+        for step in joined.observe(record):
+            assert not detector.observe(step)
+    assert [reading.answer for reading in detector.readings()] == ["learning"]

@@ -1,0 +1,214 @@
+"""Whatever is fed: no detector fails, forgets how to be saved, or changes its mind by a restart."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.detectors.streams import EPOCH_S, Job
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.detectors import build
+from warpwatch.daemon.replay import Replay
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch.telemetry.log import encode
+from warpwatch.telemetry.records import (
+    EVENTS,
+    Clock,
+    DeviceReading,
+    End,
+    RankEvent,
+    RankSeen,
+    Record,
+    Step,
+)
+
+# A failing stream is not made smaller: that takes minutes.
+BOUNDED = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
+JOBS = st.sampled_from(["llama", "other"])
+RANKS = st.integers(0, 3)
+DEVICES = st.sampled_from([f"GPU-{index}" for index in range(4)])
+STEP_NUMBERS = st.integers(0, 200) | st.just(10**18)
+# What a rank claims; a log would refuse the last four.
+DURATIONS_S = st.one_of(
+    st.floats(0, 10),
+    st.sampled_from([0.0, 1e-9, 1e9, 1e300, -1.0, float("inf"), float("-inf"), float("nan")]),
+)
+PHASES_S = st.dictionaries(
+    st.sampled_from(["comm", "data_wait", "checkpoint", "eval", "forward", "own"]), DURATIONS_S
+)
+COUNTS = st.integers(0, 10**5) | st.just(10**18)
+# Seconds to the next record, time going back among them.
+GAPS_S = st.sampled_from([0.0, 0.0, 1e-3, 0.5, 10.0, 200.0, 1e4, 1e6, -0.5, -100.0])
+PLAIN_METRICS = [name for name, row in sorted(CATALOGUE.items()) if not row.labels]
+LABELS = st.sampled_from(["", "1", "79", "hw_thermal", "sm"])
+SERIES = st.sampled_from(sorted(CATALOGUE)).flatmap(
+    lambda name: st.tuples(st.just(name), st.tuples(*[LABELS] * len(CATALOGUE[name].labels)))
+)
+# A few series with any value, or all that have no labels with much the same one.
+METRICS = st.one_of(
+    st.dictionaries(SERIES, st.floats() | st.floats(0, 100) | st.just(1e18), max_size=8),
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 1e18]), min_size=1, max_size=3).map(
+        lambda values: {
+            (name, ()): values[index % len(values)] for index, name in enumerate(PLAIN_METRICS)
+        }
+    ),
+)
+DETAILS = st.dictionaries(
+    st.sampled_from(["duration_s", "generation", "step", "silent_reason", "exception", "id"]),
+    st.none() | st.floats() | st.integers(-1, 10**18) | st.text(max_size=3) | st.lists(st.none()),
+    max_size=4,
+)
+RECORDS = st.one_of(
+    st.builds(
+        Step, st.just(0.0), JOBS, RANKS, STEP_NUMBERS, DURATIONS_S, st.none() | DURATIONS_S,
+        PHASES_S, st.none() | COUNTS, COUNTS, COUNTS, st.booleans(),
+    ),
+    st.builds(RankSeen, st.just(0.0), JOBS, RANKS, st.integers(1, 8), st.none() | DEVICES),
+    st.builds(DeviceReading, st.just(0.0), DEVICES, METRICS, st.booleans()),
+    st.builds(RankEvent, st.just(0.0), JOBS, RANKS, st.sampled_from(sorted(EVENTS)), DETAILS),
+    st.builds(Clock, st.just(0.0)),
+    st.builds(End, st.just(0.0), JOBS, st.none() | RANKS),
+)  # fmt: skip
+# A stretch of one job as it trains: (ranks, steps, seconds a step, slow rank, by how much).
+STRETCHES = st.tuples(
+    st.integers(1, 4), st.integers(1, 150), st.sampled_from([0.05, 0.5, 5.0]), RANKS,
+    st.sampled_from([1.0, 1.0, 1.5, 20.0]),
+)  # fmt: skip
+STREAMS = st.lists(
+    st.tuples(GAPS_S, RECORDS) | STRETCHES.map(lambda stretch: (0.0, stretch)), max_size=25
+)
+
+
+def stream(pieces: Sequence[tuple[float, Any]]) -> Iterator[Record]:
+    """The records of what was drawn, one after the other in time, but where a gap is negative."""
+    now, number, noise = EPOCH_S, 0, random.Random(1)
+    for gap_s, piece in pieces:
+        now += gap_s
+        if not isinstance(piece, tuple):
+            yield replace(piece, time=now)
+            continue
+        ranks, steps, step_s, slow, factor = piece
+        for _ in range(steps):
+            now += step_s
+            number += 1
+            for rank in range(ranks):
+                took = step_s * noise.uniform(0.95, 1.05) * (factor if rank == slow else 1.0)
+                phases = {"comm": 0.1 * step_s, "data_wait": 0.01 * step_s * noise.random()}
+                memory = 10**9 + number * 10**6
+                yield Step(now, "llama", rank, number, took, None, phases, memory, 8, 4096)
+
+
+def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
+    return [anomaly for record in records for anomaly in engine.feed(record)]
+
+
+def detectors(engine: Detection) -> list[Any]:
+    return engine._detectors
+
+
+def restart(engine: Detection) -> None:
+    """What a restart of the daemon does to the detectors."""
+    for detector in detectors(engine):
+        saved = msgspec.msgpack.encode(detector.state)
+        detector.state = msgspec.msgpack.decode(saved, type=type(detector.state))
+
+
+@BOUNDED
+@given(STREAMS)
+def test_nothing_that_is_fed_makes_a_detector_fail(pieces: list[Any]) -> None:
+    engine = Detection(Config())
+    for anomaly in fed(engine, stream(pieces)):
+        assert anomaly.summary
+        assert "\n" not in anomaly.summary
+        json.dumps(encoded(anomaly), allow_nan=False)
+    for detector in detectors(engine):
+        assert all(reading.text for reading in detector.readings())
+
+
+def encoded(anomaly: Anomaly) -> dict[str, Any]:
+    return {name: getattr(anomaly, name) for name in Anomaly.__dataclass_fields__}
+
+
+@BOUNDED
+@given(STREAMS, st.integers(0, 2000))
+def test_a_restart_in_the_middle_changes_nothing_that_follows(
+    pieces: list[Any], before: int
+) -> None:
+    records = list(stream(pieces))
+    steady, restarted = Detection(Config()), Detection(Config())
+    fed(steady, records[:before])
+    fed(restarted, records[:before])
+    restart(restarted)
+    assert repr(fed(restarted, records[before:])) == repr(fed(steady, records[before:]))
+
+
+def test_every_state_can_be_saved_before_anything_was_seen() -> None:
+    for detector in build(Config()):
+        saved = msgspec.msgpack.encode(detector.state)
+        assert msgspec.msgpack.decode(saved, type=type(detector.state)) == detector.state
+
+
+def is_loggable(record: Record) -> bool:
+    """What the log does not refuse: finite numbers, no negative duration."""
+    if not isinstance(record, Step):
+        return not isinstance(record, RankEvent) or "time" not in record.detail
+    numbers = [record.duration_s, record.gpu_s or 0.0, *record.phases_s.values()]
+    return record.duration_s >= 0 and all(abs(number) < float("inf") for number in numbers)
+
+
+@BOUNDED
+@given(STREAMS)
+def test_a_replay_says_what_the_engine_says(pieces: list[Any]) -> None:
+    records = [record for record in stream(pieces) if is_loggable(record)]
+    if not records:
+        return
+    log = [json.dumps(encode(record)) + "\n" for record in records]
+    replay = Replay(Config())
+    raised = list(replay.run(log))
+    engine = Detection(Config())
+    changes = fed(engine, records)
+    assert repr(list(replay.anomalies.values())) == repr(list({a.id: a for a in changes}.values()))
+    opened: dict[str, Anomaly] = {}
+    for anomaly in changes:
+        opened.setdefault(anomaly.id, anomaly)
+    assert repr(raised) == repr(list(opened.values()))
+
+
+def one_slow_rank() -> list[Record]:
+    job = Job(ranks=4, step_s=0.5, noise=0.02)
+    quick, slow = job.steps(500), job.steps(200, compute=lambda _, rank: 0.3 if rank == 2 else 0.0)
+    return [*job.seen(), *quick, *slow]
+
+
+def test_the_order_of_ranks_within_a_time_means_nothing() -> None:
+    records = one_slow_rank()
+    shuffle: Callable[[list[Record]], None] = random.Random(1).shuffle
+    mixed: list[Record] = []
+    for _, same_time in groupby(records, key=lambda record: record.time):
+        together = list(same_time)
+        shuffle(together)
+        mixed += together
+    first, second = Detection(Config()), Detection(Config())
+    assert mixed != records
+    told = [summary(anomaly) for anomaly in fed(first, records)]
+    assert ("straggler", 2) in {(kind, rank) for kind, rank, *_ in told}
+    assert [summary(anomaly) for anomaly in fed(second, mixed)] == told
+
+
+def summary(anomaly: Anomaly) -> tuple[Any, ...]:
+    return anomaly.kind, anomaly.rank, anomaly.step, anomaly.begin_step, anomaly.time
