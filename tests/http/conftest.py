@@ -14,11 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
+from warpwatch.daemon.anomalies.episodes import Shadow
 from warpwatch.daemon.config import HttpConfig
+from warpwatch.daemon.detectors.base import Reading
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.http.server import Server
 from warpwatch.exporters.prometheus import Options
-from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.samples import Device, DeviceSample, SourceHealth
@@ -160,6 +162,44 @@ FAILED = Capture(
 )
 
 
+def around_straggler() -> AnomalyContext:
+    """Eight minutes before it and its 41 seconds: rank 1 got slow, and its GPU did not."""
+    noise = random.Random(7)
+    times = tuple(NOW - 41 + 10 * index for index in range(-48, 4))
+    slow = [time >= NOW - 51 for time in times]
+
+    def around(low: float, high: float) -> tuple[float, ...]:
+        return tuple((high if late else low) * (1 + noise.gauss(0, 0.01)) for late in slow)
+
+    steps = {
+        "step_duration_s": around(0.212, 0.339),
+        "tokens_per_s": around(309_000.0, 193_000.0),
+    }
+    counts = tuple(int(10 / step) for step in steps["step_duration_s"])
+    device = gpu(1).device.uuid
+    return AnomalyContext(
+        10.0,
+        (
+            ContextSeries(
+                times, counts, steps | {"phase_s{phase=comm}": around(0.03, 0.08)}, job="llama-7b"
+            ),
+            ContextSeries(
+                times,
+                counts,
+                steps | {"phase_s{phase=comm}": around(0.03, 0.004)},
+                job="llama-7b",
+                rank=1,
+            ),
+            ContextSeries(
+                times,
+                (10,) * len(times),
+                {"clock_hertz{domain=sm}": around(1.755e9, 1.755e9)},
+                device=device,
+            ),
+        ),
+    )
+
+
 def node_in_trouble() -> State:
     return State(
         time=NOW,
@@ -175,6 +215,7 @@ def node_in_trouble() -> State:
         ranks=(training_rank(0, slow_from=400), training_rank(1, slow_from=400)),
         jobs=(JobState("llama-7b", 2, ("0", "1"), energy_j=118_000.0),),
         anomalies=(ENDED, STRAGGLER),
+        contexts={"a7": around_straggler()},
         captures=(FAILED, CAPTURE),
     )
 
@@ -191,6 +232,8 @@ class MemoryBackend:
         self.refusal: Refused | None = None
         self.asked: list[CaptureRequest] = []
         self.codes: Counter[int] = Counter()
+        self.stored: dict[str, tuple[Anomaly, AnomalyContext | None]] = {}
+        self.seen: tuple[dict[str, list[Reading]], tuple[Shadow, ...]] = ({}, ())
         self.folder = folder
 
     def state(self) -> State:
@@ -211,6 +254,12 @@ class MemoryBackend:
     def capture_file(self, capture_id: str, name: str) -> Path | None:
         path = self.folder / name
         return path if capture_id == CAPTURE.id and path.is_file() else None
+
+    def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
+        return self.stored.get(anomaly_id)
+
+    def readings(self) -> tuple[dict[str, list[Reading]], tuple[Shadow, ...]]:
+        return self.seen
 
     def count_request(self, code: int) -> None:
         self.codes[code] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,8 @@ import msgspec
 from warpwatch.client import rendezvous
 from warpwatch.client._version import __version__
 from warpwatch.daemon import config as configuration
+from warpwatch.daemon.anomalies.archive import Archive
+from warpwatch.daemon.anomalies.episodes import Shadow
 from warpwatch.daemon.captures.coordinator import Coordinator
 from warpwatch.daemon.captures.kineto.origin import origin_of
 from warpwatch.daemon.captures.kineto.processes import Processes
@@ -22,6 +24,7 @@ from warpwatch.daemon.captures.policy import Policy
 from warpwatch.daemon.captures.store import Store
 from warpwatch.daemon.config import Config
 from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.detectors.base import Reading
 from warpwatch.daemon.errors import UsageError, WarpwatchError
 from warpwatch.daemon.http.server import Server
 from warpwatch.daemon.hub import Hub
@@ -33,8 +36,10 @@ from warpwatch.daemon.sources.base import Surroundings
 from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.daemon.sources.simulated import simulated_uuid
 from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch.daemon.triggers.decisions import Triggers
 from warpwatch.exporters.jsonl import JsonlWriter
 from warpwatch.exporters.prometheus import Options
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch.telemetry.captures import COUNTER_KINDS, Capture, CaptureRequest
 from warpwatch.telemetry.state import State
 
@@ -43,8 +48,11 @@ logger = logging.getLogger(__name__)
 # How often the pipeline looks while a capture runs: a rank answers within a step.
 HURRY_INTERVAL_S = 0.02
 RETENTION_INTERVAL_S = 60.0
+DISK_INTERVAL_S = 10.0
 # A finisher that has something to do is woken.
 FINISH_INTERVAL_S = 5.0
+# So is the archive's writer.
+ARCHIVE_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
 # Sections that a reload swaps; every other change needs a restart.
 RELOADABLE = frozenset({"triggers"})
@@ -80,12 +88,22 @@ class Daemon:
             self.policy, self.folder.inbox, processes, self.ranks.targets
         )
         self.coordinator = self._coordinate()
+        detection = Detection(config)
+        self.archive = Archive(
+            self.store.path,
+            config.anomalies,
+            detection,
+            lambda what: self.hub.count("anomaly_store_errors_total", what),
+            self._wake_archive,
+        )
+        self._archive_loop: Loop | None = None
         self.pipeline = Pipeline(
             self.hub,
             self.ranks,
-            Detection(config),
+            detection,
             self.coordinator,
-            config.triggers.recipes,
+            Triggers(self.coordinator, self.ranks, self.hub),
+            self.archive,
             _telemetry_log(config),
         )
         surroundings = Surroundings(
@@ -160,7 +178,9 @@ class Daemon:
             every("captures", FINISH_INTERVAL_S, self.coordinator.finish),
             every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_stacks),
         )
+        self._archive_loop = every("archive", ARCHIVE_INTERVAL_S, self.archive.write)
         every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
+        every("disk", DISK_INTERVAL_S, self.policy.measure_disk)
         every("self", SELF_INTERVAL_S, self._observe_self)
         if self.kineto is not None:
             every("kineto", PAUSE_S, self.kineto.serve)
@@ -173,12 +193,17 @@ class Daemon:
             self.kineto.stop()
         self.supervisor.stop()
         self.coordinator.close()
+        self.pipeline.close()
         if self.kineto is not None:
             self.kineto.close()
         for source in self.sources:
             source.close()
         self.ranks.close()
         self.folder.close()
+
+    def _wake_archive(self) -> None:
+        if self._archive_loop is not None:
+            self._archive_loop.wake()
 
     def _wake_finisher(self) -> None:
         for loop in self._finisher_loops:
@@ -232,7 +257,6 @@ class Daemon:
         if fixed:
             logger.warning("changes of %s need a restart", ", ".join(fixed))
         self.policy.config = new.triggers
-        self.pipeline.recipes = new.triggers.recipes
         self._config = msgspec.structs.replace(self._config, triggers=new.triggers)
         self.hub.count("config_reloads_total", "ok")
         logger.info("configuration reloaded")
@@ -261,6 +285,12 @@ class Daemon:
 
     def capture_file(self, capture_id: str, name: str) -> Path | None:
         return self.coordinator.file(capture_id, name)
+
+    def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
+        return self.archive.find(anomaly_id)
+
+    def readings(self) -> tuple[Mapping[str, Sequence[Reading]], Sequence[Shadow]]:
+        return self.pipeline.readings()
 
     def count_request(self, code: int) -> None:
         self.hub.count("http_requests_total", str(code))

@@ -5,22 +5,33 @@ It has no clock: deadlines fall in the records' own time, before the first recor
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+from warpwatch.daemon.anomalies.episodes import RegisterState, Shadow
+from warpwatch.daemon.anomalies.places import Places, RankLife
+from warpwatch.daemon.anomalies.register import Register
+from warpwatch.daemon.anomalies.resumption import Resumption
+from warpwatch.daemon.anomalies.snapshot import ENGINE, Part
 from warpwatch.daemon.config import Config
 from warpwatch.daemon.detectors import build
-from warpwatch.daemon.detectors.base import NEVER, Detector, Fine, Found, Observation, Verdict
+from warpwatch.daemon.detectors.base import (
+    NEVER,
+    Detector,
+    Observation,
+    Reading,
+    Timeless,
+    Verdict,
+)
 from warpwatch.daemon.detectors.job_steps import JobSteps
 from warpwatch.telemetry.anomalies import EVENT_KINDS, Anomaly
 from warpwatch.telemetry.records import End, RankEvent, RankSeen, Record, Step
 
-# While one of these is active on the job, it is the cause and the other only its shadow.
-EXPLAINED_BY = {"step_regression": ("straggler", "data_stall", "hang", "crash")}
-MAX_HISTORY = 1000
 MAX_JOBS = 256
+# A job that was silent for so long makes room for another, if there are too many.
+SILENT_S = 600.0
 
 # The form that the design gives an anomaly in logs and on the API.
 JSON_FIELDS = (
@@ -28,155 +39,308 @@ JSON_FIELDS = (
     "summary",
 )  # fmt: skip
 
-# What an anomaly is about: kind, job, device. Several ranks of one cause are one anomaly.
-Key = tuple[str, str | None, str | None]
+
+@dataclass(slots=True)
+class EngineState:
+    """What the engine remembers besides its detectors. ``time``: of the newest record."""
+
+    time: float = float("-inf")
+    places: Places = field(default_factory=Places)
+    register: RegisterState = field(default_factory=RegisterState)
+
+
+# What shows a detector an observation, its kind, its place in the dues (-1 without deadlines) and
+# its deadline.
+Reader = tuple[Callable[[Observation], Iterable[Verdict]], str, int, Callable[[], float]]
 
 
 class Detection:
     """``feed`` every record in order of time. Not thread-safe: one owner feeds and reads."""
 
     def __init__(self, config: Config) -> None:
-        self._hold_s = config.anomalies.hold_s
+        self.config = config
         self._detectors = build(config)
-        self._job_steps = JobSteps(config.triggers.capture_timeout_s)
-        self._readers: dict[type, list[Detector]] = {}
-        for detector in self._detectors:
-            for seen in detector.reads:
-                self._readers.setdefault(seen, []).append(detector)
-        # Jobs, least recently begun first; per job the live ranks and their devices.
-        self._ranks: dict[str, dict[int, str | None]] = {}
-        self._active: dict[Key, Anomaly] = {}
-        self._held_until: dict[Key, float] = {}
-        self._count = 0
-        self.history: deque[Anomaly] = deque(maxlen=MAX_HISTORY)
+        self.job_steps = JobSteps(config.triggers.capture_timeout_s)
+        # Those that wait for something, and until when (empty: to be looked up); and the earliest
+        # deadline of all, -NEVER where it is not known.
+        self._timed = [one for one in self._detectors if not isinstance(one, Timeless)]
+        self._dues: list[float] = []
+        self._due_time = -NEVER
+        # By slot, the deadline that a detector failed at: it is not called for that one again.
+        self._failed_dues: dict[int, float] = {}
+        self._readers = _readers(self._detectors, self._timed)
+        self._places = Places()
+        self._register = Register(config.anomalies, lambda: self._places)
+        self._time = -NEVER
+        self._resumption: Resumption | None = None
+        self.jobs_forgotten = 0
+        # Jobs that there was no room for, and until when there is none.
+        self._jobs_refused: set[str] = set()
+        self._full_until = -NEVER
+        # Records that a detector could not take, by its kind, and the first that nobody was told.
+        self.failures: Counter[str] = Counter()
+        self._failure: Exception | None = None
+
+    # --- what it knows ---
 
     @property
     def active(self) -> tuple[Anomaly, ...]:
-        return tuple(self._active.values())
+        return self._register.active
+
+    @property
+    def history(self) -> deque[Anomaly]:
+        """Those that ended, the newest last."""
+        return self._register.history
+
+    @property
+    def suppressed(self) -> Counter[tuple[str, str]]:
+        """How often a kind was not raised because another (the second) explained it."""
+        return self._register.shadows.suppressed
+
+    @property
+    def shadows(self) -> tuple[Shadow, ...]:
+        """What is found now and explained by an anomaly that is active."""
+        return tuple(self._register.state.shadows.values())
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """What was too much: anomalies not raised, jobs refused or forgotten before their end."""
+        return {"anomalies": self._register.refused, "jobs": self.jobs_forgotten}
+
+    def readings(self) -> list[tuple[str, Reading]]:
+        """How every detector sees what it judges, with its kind."""
+        return [(kind, one) for kind, some in self.readings_by_kind().items() for one in some]
+
+    def readings_by_kind(self) -> dict[str, list[Reading]]:
+        """The same, also of detectors that have nothing to judge yet."""
+        return {detector.kind: list(detector.readings()) for detector in self._detectors}
+
+    # --- records ---
 
     def feed(self, record: Record) -> list[Anomaly]:
         """Anomalies that the record, or time up to it, opened, changed or closed.
 
-        A closed one has an ``end_time``; an open one that was not there before is new.
+        A closed one has an ``end_time``; an open one that was not there before is new, unless it
+        was ``reopened``.
         """
-        changes = self._expire(record.time) if self._deadline() <= record.time else []
-        if type(record) is Step:
-            if record.rank not in self._ranks.get(record.job, ()):
-                self._join(record.job, record.rank, None)
-        elif isinstance(record, RankSeen):
-            self._join(record.job, record.rank, record.device)
-        self._show(record, changes)
-        for joined in self._job_steps.observe(record):
-            self._show(joined, changes)
-        if isinstance(record, End | RankEvent):
-            self._leave(record, changes)
+        time, changes = record.time, list[Anomaly]()
+        resumption = self._resumption
+        if resumption is not None:
+            self._settle(time, resumption, changes)
+        if self._due_time <= time:
+            self._expire(time, changes)
+        if resumption is not None and resumption.knew(record):
+            return changes
+        if time > self._time:
+            self._time = time
+        self._process(record, changes)
         return changes
+
+    def _process(self, record: Record, changes: list[Anomaly]) -> None:
+        if type(record) is Step:
+            self._step(record, changes)
+            return
+        if isinstance(record, RankSeen):
+            life = self._join(record, changes)
+            if life is None:
+                return
+            life.device = record.device or life.device
+            life.seen_time = record.time
+        self._show(record, changes)
+        self.job_steps.observe(record)
+        if isinstance(record, (End, RankEvent)):
+            self._leave(record, changes)
+
+    def _step(self, record: Step, changes: list[Anomaly]) -> None:
+        if not 0.0 <= record.duration_s < NEVER:
+            # What a rank says of itself is a claim; no detector need doubt it again.
+            return
+        ranks = self._places.jobs.get(record.job)
+        life = None if ranks is None else ranks.get(record.rank)
+        if life is None:
+            life = self._join(record, changes)
+            if life is None:
+                return
+        life.step_time = record.time
+        self._show(record, changes)
+        for joined in self.job_steps.step(record):
+            self._show(joined, changes)
 
     def _show(self, seen: Observation, changes: list[Anomaly]) -> None:
-        for detector in self._readers.get(type(seen), ()):
-            if verdicts := detector.observe(seen):
-                self._take(detector.kind, verdicts, changes)
+        dues = self._dues
+        for observe, kind, slot, deadline in self._readers.get(type(seen), ()):
+            try:
+                if verdicts := observe(seen):
+                    self._register.take(kind, verdicts, changes)
+                    self._due_time = -NEVER
+            except Exception as error:
+                self._fail(kind, error)
+            if slot >= 0 and (due := deadline()) != dues[slot]:
+                dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
+                self._due_time = -NEVER
+
+    def _fail(self, kind: str, error: Exception) -> None:
+        """A fault of ours in one detector costs none of the others the record."""
+        self.failures[kind] += 1
+        self._failure = self._failure or error
+
+    def take_failure(self) -> Exception | None:
+        """What a detector raised since the last call, the first of it."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    # --- deadlines ---
 
     def _deadline(self) -> float:
-        deadline = min(self._held_until.values()) if self._held_until else NEVER
-        for detector in self._detectors:
-            if (own := detector.deadline()) < deadline:
-                deadline = own
-        return deadline
+        """The earliest of the register's and of all detectors that wait."""
+        due = min(self._dues, default=NEVER)
+        if self._resumption is not None:
+            due = self._resumption.put_off(due)
+        return min(due, self._register.deadline())
 
-    def _expire(self, until: float) -> list[Anomaly]:
-        changes: list[Anomaly] = []
+    def _look_up_dues(self) -> None:
+        dues = enumerate(detector.deadline() for detector in self._timed)
+        failed = self._failed_dues
+        self._dues = [NEVER if failed.get(slot) == due else due for slot, due in dues]
+        self._due_time = -NEVER
+
+    def _expire(self, until: float, changes: list[Anomaly]) -> None:
+        if not self._dues:
+            self._look_up_dues()
+        put_off = self._resumption.put_off if self._resumption else float
         while (now := self._deadline()) <= until and now < NEVER:
-            for key in [key for key, end in self._held_until.items() if end <= now]:
-                self._close(key, now, changes)
-            for detector in self._detectors:
-                if detector.deadline() <= now:
-                    self._take(detector.kind, detector.expire(now), changes)
-        return changes
+            self._register.expire(now, changes)
+            for slot, detector in enumerate(self._timed):
+                if put_off(self._dues[slot]) <= now:
+                    self._expire_one(slot, detector, now, changes)
+                    self._look_up_dues()
+        self._due_time = now
 
-    def _take(self, kind: str, verdicts: Iterable[Verdict], changes: list[Anomaly]) -> None:
-        for verdict in verdicts:
-            key = (kind, verdict.job, verdict.device)
-            if isinstance(verdict, Fine):
-                self._close(key, verdict.time, changes)
-            else:
-                self._found(key, verdict, changes)
+    def _expire_one(
+        self, slot: int, detector: Detector, now: float, changes: list[Anomaly]
+    ) -> None:
+        due = detector.deadline()
+        try:
+            self._register.take(detector.kind, detector.expire(now), changes)
+        except Exception as error:
+            self._failed_dues[slot] = due
+            self._fail(detector.kind, error)
 
-    def _found(self, key: Key, found: Found, changes: list[Anomaly]) -> None:
-        kind, known = key[0], self._active.get(key)
-        if known is None and any(
-            (cause, key[1], key[2]) in self._active for cause in EXPLAINED_BY.get(kind, ())
+    # --- ranks and jobs ---
+
+    def _join(self, record: Step | RankSeen, changes: list[Anomaly]) -> RankLife | None:
+        """None where there is no room for another job."""
+        jobs = self._places.jobs
+        if (
+            record.job not in jobs
+            and len(jobs) >= MAX_JOBS
+            and not self._make_room(record, changes)
         ):
-            return
-        if known is not None and None not in (known.rank, found.rank) and known.rank != found.rank:
-            self._close(key, found.time, changes)
-            known = None
-        if kind in EVENT_KINDS:
-            self._held_until[key] = found.time + self._hold_s
-        if known is None:
-            self._count += 1
-            fresh = self._anomaly(kind, found, f"{int(found.time):x}-{self._count:x}")
-        else:
-            fresh = replace(
-                self._anomaly(kind, found, known.id),
-                time=known.time,
-                step=known.step,
-                begin_step=known.begin_step,
-            )
-        self._active[key] = fresh
-        changes.append(fresh)
+            return None
+        return jobs.setdefault(record.job, {}).setdefault(record.rank, RankLife())
 
-    def _anomaly(self, kind: str, found: Found, ident: str) -> Anomaly:
-        ranks = self._ranks.get(found.job or "", {})
-        device = found.device or (None if found.rank is None else ranks.get(found.rank))
-        return Anomaly(
-            id=ident,
-            time=found.time,
-            kind=kind,
-            severity=found.severity,
-            summary=found.summary,
-            job=found.job,
-            rank=found.rank,
-            device=device,
-            step=found.step,
-            begin_step=found.begin_step,
-            value=found.value,
-            baseline=found.baseline,
-        )
-
-    def _close(self, key: Key, time: float, changes: list[Anomaly]) -> None:
-        self._held_until.pop(key, None)
-        if known := self._active.pop(key, None):
-            ended = replace(known, end_time=time)
-            self.history.append(ended)
-            changes.append(ended)
-
-    def _join(self, name: str, rank: int, device: str | None) -> None:
-        if name not in self._ranks and len(self._ranks) >= MAX_JOBS:
-            self._forget(next(iter(self._ranks)))
-        ranks = self._ranks.setdefault(name, {})
-        ranks[rank] = device or ranks.get(rank)
+    def _make_room(self, record: Step | RankSeen, changes: list[Anomaly]) -> bool:
+        """Those that live stay: a job in the place of another would come back for a third's."""
+        if record.time >= self._full_until:
+            job, heard = self._places.longest_silent()
+            if record.time >= heard + SILENT_S:
+                self.jobs_forgotten += 1
+                self._jobs_refused.discard(record.job)
+                self._forget(job, record.time, changes)
+                return True
+            self._full_until = heard + SILENT_S
+        if record.job not in self._jobs_refused and len(self._jobs_refused) < MAX_JOBS:
+            self._jobs_refused.add(record.job)
+            self.jobs_forgotten += 1
+        return False
 
     def _leave(self, record: End | RankEvent, changes: list[Anomaly]) -> None:
         """Ranks that ended or died; the last one takes the job and its states with it."""
         if isinstance(record, RankEvent) and record.event != "died":
             return
-        ranks = self._ranks.get(record.job)
+        ranks = self._places.jobs.get(record.job)
         if ranks is None:
             return
         if record.rank is not None:
-            ranks.pop(record.rank, None)
+            self._places.leave(record.job, record.rank, record.time)
         if record.rank is None or not ranks:
-            self._forget(record.job)
-            for key in [key for key in self._active if key[1] == record.job]:
-                if key[0] not in EVENT_KINDS:
-                    self._close(key, record.time, changes)
+            self._forget(record.job, record.time, changes)
 
-    def _forget(self, name: str) -> None:
-        self._ranks.pop(name, None)
-        self._job_steps.forget(name)
+    def _forget(self, job: str, time: float, changes: list[Anomaly]) -> None:
+        self._register.end_job(job, time, changes)
+        self._places.jobs.pop(job, None)
+        self.job_steps.forget(job)
         for detector in self._detectors:
-            detector.forget(name)
+            try:
+                detector.forget(job)
+            except Exception as error:
+                self._fail(detector.kind, error)
+        self._look_up_dues()
+
+    # --- over a restart of the daemon ---
+
+    def parts(self) -> dict[str, Part]:
+        """All that remembers something, the engine first; detectors by their kind."""
+        sections = self.config.detectors
+        return {
+            ENGINE: Part(self, versioned=False),
+            "job_steps": Part(self.job_steps),
+            **{one.kind: Part(one, getattr(sections, one.kind)) for one in self._detectors},
+        }
+
+    @property
+    def state(self) -> EngineState:
+        return EngineState(self._time, self._places, self._register.state)
+
+    @state.setter
+    def state(self, state: EngineState) -> None:
+        self._time = state.time
+        self._places = state.places
+        self._register.state = state.register
+
+    def resume(self, now: float, anew: set[str]) -> list[Anomaly]:
+        """After ``state`` was set: the daemon was away until ``now``, wall clock in seconds.
+
+        anew: kinds whose detector could not be given its memory back. They cannot tell when what
+        they found is over, so it ends here, and so does what is not judged any more; found again
+        soon, it is the same anomaly.
+        """
+        lives = {
+            (job, rank): life
+            for job, ranks in self._places.jobs.items()
+            for rank, life in ranks.items()
+        }
+        self._resumption = Resumption(now, self._time, lives)
+        self._look_up_dues()
+        changes: list[Anomaly] = []
+        judged = {detector.kind for detector in self._detectors} - anew
+        for key in list(self._register.shadows.known):
+            if key[0] not in judged:
+                self._register.shadows.forget(key)
+        for key, known in list(self._register.state.active.items()):
+            if key[0] not in judged and key[0] not in EVENT_KINDS:
+                known.said += ", judged anew since the daemon was restarted"
+                self._register.end_untold(key, self._time, changes)
+        return changes
+
+    def _settle(self, time: float, resumption: Resumption, changes: list[Anomaly]) -> None:
+        """Ranks that have not shown up since the restart have ended while nobody looked."""
+        for job, rank in resumption.take_gone(time):
+            self._process(End(time, job, rank), changes)
+        if time > resumption.over_time:
+            self._resumption = None
+            self._due_time = -NEVER
+
+
+def _readers(detectors: list[Detector], timed: list[Detector]) -> dict[type, list[Reader]]:
+    """Those that read a type of observation, in the order in which they judge."""
+    readers: dict[type, list[Reader]] = {}
+    for detector in detectors:
+        slot = timed.index(detector) if detector in timed else -1
+        reader = (detector.observe, detector.kind, slot, detector.deadline)
+        for seen in detector.reads:
+            readers.setdefault(seen, []).append(reader)
+    return readers
 
 
 def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:

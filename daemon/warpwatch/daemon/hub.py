@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from warpwatch.client._version import __version__
 from warpwatch.daemon.device_table import DeviceTable
 from warpwatch.daemon.job_energy import JobEnergy
-from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.captures import Capture, Decision
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.records import DeviceReading, Record
 from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
@@ -46,7 +46,9 @@ class Hub:
         self._kineto_jobs: tuple[JobState, ...] = ()
         self._energy = JobEnergy()
         self._anomalies: tuple[Anomaly, ...] = ()
+        self._contexts: Mapping[str, AnomalyContext] = {}
         self._captures: tuple[Capture, ...] = ()
+        self._decisions: tuple[Decision, ...] = ()
         self._agent: dict[SeriesKey, float] = {
             ("build_info", (__version__,)): 1.0,
         }
@@ -94,13 +96,21 @@ class Hub:
         with self._lock:
             self._kineto_jobs = jobs
 
-    def publish_anomalies(self, anomalies: tuple[Anomaly, ...]) -> None:
+    def publish_anomalies(
+        self, anomalies: tuple[Anomaly, ...], contexts: Mapping[str, AnomalyContext]
+    ) -> None:
+        """``contexts``: by the anomaly's id, of those that are looked at."""
         with self._lock:
             self._anomalies = anomalies
+            self._contexts = contexts
 
     def publish_captures(self, captures: tuple[Capture, ...]) -> None:
         with self._lock:
             self._captures = captures
+
+    def publish_decisions(self, decisions: tuple[Decision, ...]) -> None:
+        with self._lock:
+            self._decisions = decisions
 
     def count(self, name: str, *labels: str, by: float = 1.0) -> None:
         """Add to one of the agent's own counters (catalogue scope ``agent``)."""
@@ -163,7 +173,9 @@ class Hub:
                 jobs=jobs,
                 kineto_jobs=tuple(j for j in self._kineto_jobs if j.name not in names),
                 anomalies=self._anomalies,
+                contexts=self._contexts,
                 captures=self._captures,
+                decisions=self._decisions,
                 attributions=tuple(self._attributions.values()),
                 agent=dict(self._agent),
             )

@@ -6,22 +6,31 @@ Everything here runs in one loop, so detectors and captures need no locks among 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec
 
+from warpwatch.daemon.anomalies.archive import Archive
+from warpwatch.daemon.anomalies.episodes import Shadow
 from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.config import RecipeConfig
 from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.errors import Refused
+from warpwatch.daemon.detectors.base import Reading
 from warpwatch.daemon.hub import Hub
 from warpwatch.daemon.sources.ranks import RanksSource
+from warpwatch.daemon.triggers.decisions import Triggers
 from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.telemetry.anomalies import WHOLE_JOB_KINDS, Anomaly
-from warpwatch.telemetry.captures import CaptureRequest
+from warpwatch.telemetry.anomalies import Anomaly
 from warpwatch.telemetry.records import Clock, Record
 from warpwatch.telemetry.samples import SourceHealth
 
 logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 3.0
+# How long the telemetry log may be silent: deadlines pass in a replay as they did here.
+LOG_SILENCE_S = 5.0
+
+P = ParamSpec("P")
 
 
 class Pipeline:
@@ -31,37 +40,96 @@ class Pipeline:
         ranks: RanksSource,
         detection: Detection,
         coordinator: Coordinator,
-        recipes: Mapping[str, RecipeConfig],
+        triggers: Triggers,
+        archive: Archive,
         log: JsonlWriter | None = None,
     ) -> None:
-        self.recipes = recipes
         self._hub = hub
         self._ranks = ranks
         self._detection = detection
         self._coordinator = coordinator
+        self._triggers = triggers
+        self._archive = archive
         self._log = log
-        # Active anomalies by id, and what those of them ask for whose ranks are busy.
-        self._opened: set[str] = set()
-        self._waiting: dict[str, CaptureRequest] = {}
+        # Who holds it owns the detectors: this loop, and for a moment whoever asks for readings.
+        self._owner = threading.Lock()
+        archive.restore(time.time())
+        # Active anomalies by id.
+        self._opened = {anomaly.id for anomaly in detection.active}
         self._log_failed: int | None = None
+        self._logged_time = time.time()
+        # What went wrong first in this round.
+        self._failure: Exception | None = None
         if log is not None:
             # There from the start, so that an increase can be seen.
             hub.count("jsonl_errors_total", by=0)
         self._rank_errors = 0
+        # Whoever asks at once learns what is known already.
+        self._publish()
 
     def step(self) -> None:
+        """One round. Whatever fails in it costs nothing else; the first failure is raised last."""
         now, at = time.time(), time.monotonic()
         records = [*self._hub.take_records(), *self._poll_ranks(now, at)]
         records.sort(key=lambda record: record.time)
-        self._write(records)
-        for record in [*records, Clock(now)]:
-            self._coordinator.observe(record)
-            for anomaly in self._detection.feed(record):
-                self._judge(anomaly)
-        self._coordinator.advance(at)
-        self._ask_again()
-        self._hub.publish_ranks(self._ranks.states(at))
-        self._hub.publish_anomalies((*self._detection.history, *self._detection.active))
+        self._try(self._write, records, now)
+        with self._owner:
+            for record in (*records, Clock(now)):
+                self._feed(record)
+            self._failure = self._failure or self._detection.take_failure()
+            self._try(self._archive.advance, now)
+        self._try(self._coordinator.advance, at)
+        self._try(self._triggers.advance, now, self._detection.active)
+        self._try(lambda: self._hub.publish_ranks(self._ranks.states(at)))
+        self._try(self._publish)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _try(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            work(*args, **kwargs)
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def _feed(self, record: Record) -> None:
+        """A record that one of them cannot take costs nobody else anything."""
+        self._try(self._coordinator.observe, record)
+        self._try(self._archive.observe, record)
+        try:
+            changes = self._detection.feed(record)
+        except Exception as error:
+            self._failure = self._failure or error
+            return
+        for anomaly in changes:
+            self._try(self._archive.changed, anomaly)
+            self._try(self._judge, anomaly)
+
+    def _publish(self) -> None:
+        detection = self._detection
+        anomalies = (*detection.history, *detection.active)
+        self._hub.publish_anomalies(anomalies, self._archive.contexts())
+        for (kind, cause), count in detection.suppressed.items():
+            self._hub.gauge("anomalies_suppressed_total", count, kind, cause)
+        for kind, count in detection.failures.items():
+            self._hub.gauge("detector_errors_total", count, kind)
+        for what, count in detection.refused.items():
+            self._hub.gauge("detection_refused_total", count, what)
+
+    def readings(self) -> tuple[Mapping[str, list[Reading]], tuple[Shadow, ...]]:
+        """How every detector sees what it judges, by kind, and what others explain.
+
+        From any thread; waits for the round that runs.
+        """
+        with self._owner:
+            return self._detection.readings_by_kind(), self._detection.shadows
+
+    def close(self) -> None:
+        """When the loop has ended: what is known is kept for the next daemon."""
+        # A round that hangs must not keep the daemon from its end.
+        if self._owner.acquire(timeout=CLOSE_TIMEOUT_S):
+            self._archive.finish()
+            self._owner.release()
 
     def _poll_ranks(self, now: float, at: float) -> list[Record]:
         """A rendezvous that cannot be read costs the ranks, not the devices."""
@@ -74,13 +142,23 @@ class Pipeline:
             reason = f"{error.strerror}: {error.filename}"
             self._hub.publish_health(SourceHealth("ranks", False, reason, 0.0, self._rank_errors))
             return []
+        except Exception as error:
+            # Not the records of the other sources, which have been taken already.
+            self._failure = self._failure or error
+            return []
         taken_s = time.monotonic() - at
         self._hub.publish_health(SourceHealth("ranks", True, "", taken_s, self._rank_errors))
         return records
 
-    def _write(self, records: Sequence[Record]) -> None:
-        if self._log is None or not records:
+    def _write(self, records: Sequence[Record], now: float) -> None:
+        """Into the telemetry log: these records, or after a silence that time has passed."""
+        if self._log is None:
             return
+        if not records:
+            if now - self._logged_time < LOG_SILENCE_S:
+                return
+            records = [Clock(now)]
+        self._logged_time = now
         try:
             self._hub.count("jsonl_records_total", by=self._log.write(records))
         except OSError as error:
@@ -97,49 +175,10 @@ class Pipeline:
         if anomaly.id in self._opened:
             return
         self._opened.add(anomaly.id)
+        if anomaly.reopened:
+            return
         self._hub.count("anomalies_total", anomaly.kind, anomaly.severity)
         level = logging.INFO if anomaly.severity == "info" else logging.WARNING
         logger.log(
             level, "%s of %s: %s", anomaly.kind, anomaly.job or anomaly.device, anomaly.summary
         )
-        recipe = self.recipes.get(anomaly.kind)
-        if recipe is None or anomaly.job is None:
-            return
-        self._ask(
-            CaptureRequest(
-                job=anomaly.job,
-                kind=recipe.kind,
-                trigger="anomaly",
-                steps=recipe.steps,
-                options=tuple(sorted(set(recipe.options))),
-                reason=anomaly.summary,
-                anomaly_id=anomaly.id,
-                anomaly_kind=anomaly.kind,
-            )
-        )
-
-    def _ask(self, request: CaptureRequest) -> None:
-        if self._is_for_other_node(request):
-            self._hub.count("captures_total", request.kind, request.trigger, "refused_other_node")
-            return
-        try:
-            self._coordinator.request(request)
-        except Refused as refused:
-            # Counted and logged where it was refused; only a busy rank is worth another try.
-            if refused.reason == "refused_busy" and request.anomaly_id is not None:
-                self._waiting[request.anomaly_id] = request
-
-    def _is_for_other_node(self, request: CaptureRequest) -> bool:
-        """Kinds of the whole job are acted on where rank 0 is."""
-        local = self._ranks.targets(request.job)
-        seen_whole = all(rank.claims.world_size <= len(local) for rank in local.values())
-        return request.anomaly_kind in WHOLE_JOB_KINDS and not seen_whole and 0 not in local
-
-    def _ask_again(self) -> None:
-        """For anomalies that found their ranks busy and that are still there."""
-        for anomaly_id, request in list(self._waiting.items()):
-            if anomaly_id not in self._opened:
-                del self._waiting[anomaly_id]
-            elif not self._coordinator.is_busy(request.job):
-                del self._waiting[anomaly_id]
-                self._ask(request)

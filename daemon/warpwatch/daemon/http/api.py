@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from warpwatch.daemon.conversion import NotConvertibleError, convert
+from warpwatch.daemon.config.conversion import NotConvertibleError, convert
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.http import documents
 from warpwatch.daemon.http.access import Access
@@ -80,14 +80,37 @@ class Api:
     async def anomalies(self, request: Request) -> Response:
         filters = _filters(request, "job", "kind", "active")
         active = _boolean("active", filters.get("active"))
-        anomalies = [
+        state = self._backend.state()
+        found = [
             anomaly
-            for anomaly in self._backend.state().anomalies
+            for anomaly in state.anomalies
             if filters.get("job") in (None, anomaly.job)
             and filters.get("kind") in (None, anomaly.kind)
             and active in (None, anomaly.end_time is None)
         ]
-        return json_answer({"anomalies": documents.plain(anomalies)})
+        return json_answer({"anomalies": documents.anomalies(found, state.decisions)})
+
+    async def anomaly(self, request: Request) -> Response:
+        """With the metrics of the minutes around it, and what became of its trigger."""
+        _filters(request)
+        ident, state = request.path_params["id"], self._backend.state()
+        found = next((one for one in state.anomalies if one.id == ident), None)
+        context = state.contexts.get(ident)
+        if found is None or context is None:
+            stored = await run_in_threadpool(self._backend.anomaly, ident)
+            if stored is not None:
+                found, context = found or stored[0], stored[1]
+        if found is None:
+            raise ApiError(404, "not_found", "there is no such anomaly")
+        (document,) = documents.anomalies([found], state.decisions)
+        return json_answer(document | {"context": documents.plain(context)})
+
+    async def detectors(self, request: Request) -> Response:
+        filters = _filters(request, "job", "kind")
+        readings, shadows = await run_in_threadpool(self._backend.readings)
+        return json_answer(
+            documents.detectors(readings, shadows, filters.get("job"), filters.get("kind"))
+        )
 
     async def captures(self, request: Request) -> Response:
         filters = _filters(request, "job", "kind", "active")

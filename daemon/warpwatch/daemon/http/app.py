@@ -70,6 +70,8 @@ def _routes(backend: Backend, access: Access, pages: MetricsPages) -> list[Route
         Route("/api/v1/jobs", api.jobs),
         Route("/api/v1/ranks", api.ranks),
         Route("/api/v1/anomalies", api.anomalies),
+        Route("/api/v1/anomalies/{id}", api.anomaly),
+        Route("/api/v1/detectors", api.detectors),
         Route("/api/v1/captures", api.captures, methods=["GET"]),
         Route("/api/v1/captures", api.request_capture, methods=["POST"]),
         Route("/api/v1/captures/{id}", api.capture),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from warpwatch.daemon.anomalies.episodes import Shadow
+from warpwatch.daemon.detectors.base import Reading
 from warpwatch.exporters.prometheus import Options
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch.telemetry.captures import Capture, CaptureRequest
 from warpwatch.telemetry.state import State
 
 
 class Backend(Protocol):
-    """Every method returns at once and may be called from the server's thread."""
+    """Called from the server's thread; every method returns at once, but where it says."""
 
     def state(self) -> State: ...
 
@@ -26,5 +30,14 @@ class Backend(Protocol):
 
     def capture_file(self, capture_id: str, name: str) -> Path | None:
         """A stored file of a capture, None if there is no such capture or file."""
+
+    def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
+        """An anomaly of the history. May wait for a disk: not from the thread that serves."""
+
+    def readings(self) -> tuple[Mapping[str, Sequence[Reading]], Sequence[Shadow]]:
+        """How the detectors see what they judge, by kind, and what is found and explained.
+
+        May wait for the detectors: not from the thread that serves.
+        """
 
     def count_request(self, code: int) -> None: ...

@@ -7,11 +7,14 @@ A document has the fields of its dataclass. Series are keyed as in the telemetry
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from warpwatch.telemetry.captures import Capture
+from warpwatch.daemon.anomalies.episodes import Shadow
+from warpwatch.daemon.detectors.base import Reading
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture, Decision
 from warpwatch.telemetry.log import series_text
 from warpwatch.telemetry.samples import DeviceSample
 
@@ -38,6 +41,31 @@ def device(sample: DeviceSample) -> Document:
     document: Document = plain(sample)
     identity: Document = document.pop("device")
     return identity | document
+
+
+def anomalies(found: Sequence[Anomaly], decisions: Sequence[Decision]) -> list[Document]:
+    """Each with what became of its trigger, null where nothing was decided."""
+    decided = {decision.anomaly_id: plain(decision) for decision in decisions}
+    return [plain(anomaly) | {"decision": decided.get(anomaly.id)} for anomaly in found]
+
+
+def detectors(
+    readings: Mapping[str, Sequence[Reading]],
+    shadows: Sequence[Shadow],
+    job: str | None,
+    kind: str | None,
+) -> Document:
+    """How each detector sees what it judges, and what is found and explained by something else."""
+    return {
+        "detectors": [
+            {"kind": name, "readings": [plain(one) for one in some if job in (None, one.job)]}
+            for name, some in readings.items()
+            if kind in (None, name)
+        ],
+        "suppressed": [
+            plain(one) for one in shadows if job in (None, one.job) and kind in (None, one.kind)
+        ],
+    }
 
 
 def diagnosis(capture: Capture) -> Document:

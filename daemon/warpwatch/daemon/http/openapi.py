@@ -129,6 +129,14 @@ _PATHS: Schema = {
     "/api/v1/jobs": {"get": _get("Jobs", _JOB)},
     "/api/v1/ranks": {"get": _get("Ranks with their newest steps", _JOB)},
     "/api/v1/anomalies": {"get": _get("Anomalies", _JOB, _ANOMALY_KIND, _ACTIVE)},
+    "/api/v1/anomalies/{id}": {
+        "get": _get(
+            "One anomaly, with the metrics of the minutes around it", _ID, _404="No such anomaly"
+        )
+    },
+    "/api/v1/detectors": {
+        "get": _get("How the detectors see what they judge, and why", _JOB, _ANOMALY_KIND)
+    },
     "/api/v1/captures": {
         "get": _get("Captures", _JOB, _CAPTURE_KIND, _ACTIVE),
         "post": _REQUEST_CAPTURE,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from warpwatch.daemon.conversion import NotConvertibleError, convert
+from warpwatch.daemon.config.conversion import NotConvertibleError, convert
 from warpwatch.daemon.errors import UsageError
 
 _CLIENT_AUTH = {

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from warpwatch.daemon.http.access import Access
 from warpwatch.daemon.http.backend import Backend
+from warpwatch.daemon.http.page import minutes
 from warpwatch.daemon.http.page.captures import capture_views
 from warpwatch.daemon.http.page.charts import HEIGHT, WIDTH
 from warpwatch.daemon.http.page.devices import MAX_DEVICES, device_views
@@ -79,6 +80,7 @@ def _context(state: State) -> dict[str, object]:
         "sources": state.sources[:MAX_SOURCES],
         "text": text,
         "chart": {"width": WIDTH, "height": HEIGHT},
+        "minutes": {"width": minutes.WIDTH, "height": minutes.HEIGHT},
         "seconds": seconds,
     }
 

@@ -5,18 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warpwatch.daemon.http.page.captures import FileLink, capture_view
-from warpwatch.daemon.http.page.quantities import ago, seconds, sentence, text, timestamp
+from warpwatch.daemon.http.page.minutes import PlotView, plots
+from warpwatch.daemon.http.page.quantities import ago, plural, seconds, sentence, text, timestamp
 from warpwatch.daemon.http.page.verdict import worst_first
 from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import CAPTURED, NO_RECIPE, WAITING
 from warpwatch.telemetry.state import State
 
 MAX_ACTIVE = 30
 MAX_ENDED = 5
+# Of more, the page would be long before it says what else there is.
+MAX_DRAWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """``diagnosis``: what the capture that it triggered has brought so far."""
+    """``diagnosis``: what the capture that it triggered has brought so far.
+
+    ``trigger``: why there is none. ``minutes``: drawings of the minutes around it.
+    """
 
     kind: str
     severity: str
@@ -28,6 +35,8 @@ class FindingView:
     diagnosis: str
     advice: str
     report: FileLink | None
+    trigger: str
+    minutes: tuple[PlotView, ...]
 
 
 def finding_views(state: State) -> tuple[FindingView, ...]:
@@ -35,10 +44,10 @@ def finding_views(state: State) -> tuple[FindingView, ...]:
     ended = [anomaly for anomaly in state.anomalies if anomaly.end_time is not None]
     ended.sort(key=lambda anomaly: -anomaly.time)
     shown = worst_first(state)[:MAX_ACTIVE] + ended[:MAX_ENDED]
-    return tuple(_view(anomaly, state) for anomaly in shown)
+    return tuple(_view(one, state, index < MAX_DRAWN) for index, one in enumerate(shown))
 
 
-def _view(anomaly: Anomaly, state: State) -> FindingView:
+def _view(anomaly: Anomaly, state: State, drawn: bool) -> FindingView:
     diagnosis, advice, report = _capture_of(anomaly, state)
     return FindingView(
         kind=sentence(anomaly.kind.replace("_", " "), 40),
@@ -51,6 +60,8 @@ def _view(anomaly: Anomaly, state: State) -> FindingView:
         diagnosis=diagnosis,
         advice=advice,
         report=report,
+        trigger="" if diagnosis else _why_none(anomaly, state),
+        minutes=plots(anomaly, state.contexts.get(anomaly.id)) if drawn else (),
     )
 
 
@@ -66,10 +77,13 @@ def _about(anomaly: Anomaly, state: State) -> str:
 
 
 def _when(anomaly: Anomaly, now: float) -> str:
+    again = f", came back {plural(anomaly.reopened, 'time')}" if anomaly.reopened else ""
     if anomaly.end_time is None:
-        return f"found {ago(anomaly.time, now)}"
+        return f"found {ago(anomaly.time, now)}{again}"
     lasted = seconds(float(int(anomaly.end_time - anomaly.time)))
-    return f"over, {ago(anomaly.end_time, now)}; it lasted {lasted}"
+    if anomaly.explained_by is not None:
+        return f"explained by another anomaly, {ago(anomaly.end_time, now)}"
+    return f"over, {ago(anomaly.end_time, now)}; it lasted {lasted}{again}"
 
 
 def _capture_of(anomaly: Anomaly, state: State) -> tuple[str, str, FileLink | None]:
@@ -80,3 +94,12 @@ def _capture_of(anomaly: Anomaly, state: State) -> tuple[str, str, FileLink | No
     view = capture_view(newest, state.time)
     parts = [part for part in (view.verdict, view.explanation) if part]
     return ": ".join(parts) or f"capture {view.outcome}", view.advice, view.report
+
+
+def _why_none(anomaly: Anomaly, state: State) -> str:
+    """What became of its trigger, where that is not a capture."""
+    decision = next((d for d in state.decisions if d.anomaly_id == anomaly.id), None)
+    if decision is None or decision.outcome in (CAPTURED, NO_RECIPE):
+        return ""
+    what = "Waits with a capture" if decision.outcome == WAITING else "No capture"
+    return f"{what}: {text(decision.detail or decision.outcome, 240)}"

@@ -1,0 +1,250 @@
+"""What outlives the moment: histories, the minutes around anomalies, and the detectors' memory.
+
+The pipeline tells it what happens and never waits for a disk: a loop of its own writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from warpwatch.daemon.anomalies import snapshot
+from warpwatch.daemon.anomalies.context import AFTER_S, Context, joined
+from warpwatch.daemon.anomalies.register import MAX_HISTORY
+from warpwatch.daemon.anomalies.store import HistoryStore
+from warpwatch.daemon.config.triggers import AnomaliesConfig
+from warpwatch.daemon.detection import Detection
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch.telemetry.records import Record
+
+logger = logging.getLogger(__name__)
+
+# A context gains a point every ten seconds.
+REFRESH_INTERVAL_S = 10.0
+SNAPSHOT_INTERVAL_S = 10.0
+# After an anomaly was opened or closed: a daemon that is killed must not raise it again.
+URGENT_INTERVAL_S = 1.0
+# A snapshot of many ranks takes its time; it may take this share of the pipeline's.
+SNAPSHOT_SHARE = 0.01
+MAX_CONTEXTS = 64
+MAX_QUEUED = 2000
+MAX_FOLLOWED = 2000
+
+Entry = tuple[Anomaly, AnomalyContext | None]
+
+
+@dataclass(slots=True)
+class _Followed:
+    """An anomaly that is active, or whose minutes after are not over yet.
+
+    before: its context as an older daemon saw it; settled: it will not change any more.
+    """
+
+    anomaly: Anomaly
+    before: AnomalyContext | None = None
+    settled: bool = False
+
+
+class Archive:
+    """The pipeline calls ``restore`` to ``finish``; ``write`` is a loop's, ``find`` is HTTP's.
+
+    ``fail`` is told what could not be done: read, write, snapshot or queue.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: AnomaliesConfig,
+        detection: Detection,
+        fail: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._state_path = folder / snapshot.FILE
+        self._store = HistoryStore(folder, config.max_history, config.max_age, fail)
+        self._detection = detection
+        self._fail = fail
+        self._wake = wake
+        self._context = Context()
+        self._followed: dict[str, _Followed] = {}
+        self._contexts: dict[str, AnomalyContext] = {}
+        self._refreshed_at = self._taken_at = time.monotonic()
+        self._interval_s = SNAPSHOT_INTERVAL_S
+        self._urgent = False
+        # Between the pipeline and the writer.
+        self._lock = threading.Lock()
+        # One writes at a time: the loop, or the pipeline's last word.
+        self._writing = threading.Lock()
+        self._queue: dict[str, Entry] = {}
+        self._body: bytes | None = None
+        self._complaint = ""
+
+    # --- the pipeline's side ---
+
+    def restore(self, now: float) -> None:
+        """Go on where the daemon before this one was stopped. ``now``: wall clock, seconds."""
+        detection = self._detection
+        saved = snapshot.load(self._state_path)
+        if saved is not None:
+            anew = snapshot.give_back(saved, detection.parts())
+            if anew:
+                logger.info("detectors that learn anew: %s", ", ".join(sorted(anew)))
+            if snapshot.ENGINE not in anew:
+                for anomaly in detection.resume(now, anew):
+                    self._recall(anomaly.id, anomaly)
+                    self._note(self._followed[anomaly.id])
+        active = {anomaly.id: anomaly for anomaly in detection.active}
+        ended = {anomaly.id for anomaly in detection.history}
+        stored = self._store.newest(MAX_HISTORY)
+        known = [one for one in stored if one.id not in active and one.id not in ended]
+        detection.history.extendleft(reversed(known))
+        for ident in (*active, *(one.id for one in known[-MAX_CONTEXTS // 2 :])):
+            self._recall(ident, active.get(ident))
+        if active:
+            logger.info("anomalies that go on after the restart: %s", ", ".join(active))
+
+    def _recall(self, ident: str, followed: Anomaly | None) -> None:
+        """What the daemon before saw around it."""
+        found = self._store.find(ident)
+        context = None if found is None else found[1]
+        if context is not None:
+            self._contexts[ident] = context
+        if followed is not None:
+            self._followed[ident] = _Followed(followed, context)
+
+    def observe(self, record: Record) -> None:
+        self._context.observe(record)
+
+    def changed(self, anomaly: Anomaly) -> None:
+        """An anomaly was opened, changed or closed."""
+        known = self._followed.get(anomaly.id)
+        if known is None:
+            known = _Followed(anomaly, self._contexts.get(anomaly.id))
+            self._followed[anomaly.id] = known
+            if len(self._followed) > MAX_FOLLOWED:
+                del self._followed[next(iter(self._followed))]
+            self._note(known)
+        elif (known.anomaly.end_time is None) != (anomaly.end_time is None):
+            known.anomaly = anomaly
+            self._note(known)
+        known.anomaly = anomaly
+
+    def _note(self, followed: _Followed) -> None:
+        """Opened, closed or opened again: this is not forgotten."""
+        self._refresh(followed)
+        self._put(followed)
+        self._urgent = True
+
+    def advance(self, now: float) -> None:
+        """``now``: wall clock in seconds. Once a round, after what happened was told."""
+        at = time.monotonic()
+        if at - self._refreshed_at >= REFRESH_INTERVAL_S:
+            self._refreshed_at = at
+            # What nobody has room to look at is not drawn again and again.
+            hidden = len(self._followed) - MAX_CONTEXTS
+            for index, (ident, followed) in enumerate(list(self._followed.items())):
+                self._follow(ident, followed, now, shown=index >= hidden)
+        passed_s = at - self._taken_at
+        if passed_s >= self._interval_s or (self._urgent and passed_s >= URGENT_INTERVAL_S):
+            self._take_snapshot(at)
+
+    def _follow(self, ident: str, followed: _Followed, now: float, *, shown: bool) -> None:
+        anomaly = followed.anomaly
+        over = now - anomaly.time > AFTER_S + REFRESH_INTERVAL_S
+        if shown or over:
+            self._refresh(followed)
+        if over and not followed.settled:
+            self._put(followed)
+            followed.settled = True
+        if anomaly.end_time is not None and followed.settled:
+            del self._followed[ident]
+
+    def _refresh(self, followed: _Followed) -> None:
+        anomaly, before = followed.anomaly, followed.before
+        if followed.settled:
+            return
+        context = self._context.around(anomaly)
+        self._contexts.pop(anomaly.id, None)
+        self._contexts[anomaly.id] = context if before is None else joined(before, context)
+        if len(self._contexts) > MAX_CONTEXTS:
+            del self._contexts[next(iter(self._contexts))]
+
+    def _put(self, followed: _Followed) -> None:
+        anomaly = followed.anomaly
+        context = self._contexts.get(anomaly.id)
+        with self._lock:
+            self._queue.pop(anomaly.id, None)
+            # What is not known takes the place of nothing.
+            self._queue[anomaly.id] = (anomaly, context if context and context.series else None)
+            if len(self._queue) > MAX_QUEUED:
+                del self._queue[next(iter(self._queue))]
+                self._fail("queue")
+        self._wake()
+
+    def _take_snapshot(self, at: float) -> None:
+        body = snapshot.take(self._detection.parts())
+        with self._lock:
+            self._body = body
+        took_s = time.monotonic() - at
+        self._interval_s = max(SNAPSHOT_INTERVAL_S, took_s / SNAPSHOT_SHARE)
+        self._taken_at, self._urgent = at, False
+        self._wake()
+
+    def contexts(self) -> Mapping[str, AnomalyContext]:
+        """By the anomaly's id: of those that are active, and of some that ended."""
+        return dict(self._contexts)
+
+    def finish(self) -> None:
+        """The last word, when nothing more is fed."""
+        for followed in self._followed.values():
+            self._put(followed)
+        self._take_snapshot(time.monotonic())
+        self.write()
+        self._store.close()
+
+    # --- the writer's side ---
+
+    def write(self) -> None:
+        """What could not be written now waits for the next time."""
+        with self._writing:
+            with self._lock:
+                queue, self._queue = self._queue, {}
+                body, self._body = self._body, None
+            if queue and not self._store.write(queue.values(), time.time()):
+                self._put_back(queue)
+            if body is not None:
+                self._save(body)
+
+    def _put_back(self, queue: dict[str, Entry]) -> None:
+        """Before what has come since, and under its newer words; the oldest are too many first."""
+        with self._lock:
+            for ident, (anomaly, context) in self._queue.items():
+                before = queue.pop(ident, None)
+                # What is not known takes the place of nothing.
+                queue[ident] = (anomaly, context or (before[1] if before else None))
+            self._queue = queue
+            for ident in list(queue)[:-MAX_QUEUED]:
+                del queue[ident]
+                self._fail("queue")
+
+    def _save(self, body: bytes) -> None:
+        try:
+            if len(body) > snapshot.MAX_BYTES:
+                raise OSError(f"{len(body)} bytes are more than {snapshot.MAX_BYTES}")
+            snapshot.save(self._state_path, body)
+        except OSError as error:
+            self._fail("snapshot")
+            if str(error) != self._complaint:
+                logger.error("cannot save the detectors' memory: %s", error)
+            self._complaint = str(error)
+        else:
+            self._complaint = ""
+
+    # --- what HTTP asks ---
+
+    def find(self, ident: str) -> tuple[Anomaly, AnomalyContext | None] | None:
+        """From the store. May wait for the disk."""
+        return self._store.find(ident)

@@ -1,0 +1,71 @@
+"""Which active anomaly is the cause of what is found.
+
+A kind of a job is explained by another kind of the same job (``EXPLAINED_BY``), or by a fault of
+the device that its rank runs on (``DEVICE_CAUSES``). Of a finding about a job as a whole, any of
+its devices is the cause if it stopped the job; if the job is slow, half of them must be at fault:
+one slow device is one slow rank. What stops a job is explained only by a fault as severe, and by no
+XID that a program brings on itself. What is found about a device is explained by what its job does
+(``JOB_CAUSES``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from warpwatch.daemon.anomalies.episodes import Episode, Key
+from warpwatch.daemon.anomalies.places import Places
+from warpwatch.daemon.detectors.causes import EXPLAINED_BY
+from warpwatch.daemon.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
+from warpwatch.telemetry.anomalies import Anomaly, Severity
+from warpwatch.telemetry.xid import SEVERITIES
+from warpwatch.telemetry.xids import explain
+
+# All ranks wait for the one whose device fails.
+_STOPPED = frozenset({"hang", "crash"})
+
+Active = Mapping[Key, Episode]
+
+
+def cause_of(
+    key: Key, rank: int | None, severity: Severity, active: Active, places: Places
+) -> Episode | None:
+    """The active anomaly that explains a finding of this kind about this job, rank or device."""
+    kind, job, device = key
+    if job is None:
+        jobs = places.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
+        return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))
+    own = _first(active, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
+    if own is not None or kind not in DEVICE_CAUSES:
+        return own
+    devices = places.devices(job) if rank is None else {places.device(job, rank)}
+    if kind in _STOPPED:
+        able = {of: known for of, known in active.items() if _can_stop(known.anomaly, severity)}
+        return _device_cause(DEVICE_CAUSES[kind], devices, 1, able)
+    return _device_cause(DEVICE_CAUSES[kind], devices, len(devices) / 2, active)
+
+
+def _can_stop(fault: Anomaly, severity: Severity) -> bool:
+    if SEVERITIES.index(fault.severity) < SEVERITIES.index(severity):
+        return False
+    if fault.kind != "xid" or fault.value is None:
+        return True
+    return explain(int(fault.value)).blame != "application"
+
+
+def _device_cause(
+    causes: Iterable[str], devices: Collection[str | None], needed: float, active: Active
+) -> Episode | None:
+    """The first of the devices' faults, if enough of the devices have one."""
+    faults = {
+        device: fault
+        for device in devices
+        if device is not None
+        and (fault := _first(active, ((cause, None, device) for cause in causes)))
+    }
+    if not faults or len(faults) < needed:
+        return None
+    return min(faults.values(), key=lambda episode: episode.anomaly.time)
+
+
+def _first(active: Active, keys: Iterable[Key]) -> Episode | None:
+    return next((known for key in keys if (known := active.get(key))), None)

@@ -1,0 +1,56 @@
+"""The first moments after a restart of the daemon: what is news, and what silence proves.
+
+Records that were read before the restart are read again (the rendezvous rewinds), and deadlines
+may have passed while nobody looked. For these time stood still: what was left of it when the daemon
+went begins to run when it is back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from warpwatch.daemon.anomalies.places import RankLife
+from warpwatch.telemetry.records import RankSeen, Record, Step
+
+# Rings are read at once and the living heartbeat every second: who has not shown up is gone.
+CONFIRM_S = 10.0
+
+
+class Resumption:
+    """``now``: of the restart; ``before``: of the newest record that was read before it."""
+
+    def __init__(
+        self, now: float, before: float, lives: Mapping[tuple[str, int], RankLife]
+    ) -> None:
+        self._now = now
+        self._before = min(before, now) if math.isfinite(before) else now
+        # As of the restart: the lives themselves go on.
+        self._known = {name: (life.seen_time, life.step_time) for name, life in lives.items()}
+        self._unseen = set(lives)
+        self.over_time = now + max(CONFIRM_S, now - self._before)
+
+    def put_off(self, deadline: float) -> float:
+        """When a deadline falls: once all rings are read, and never for the time away alone."""
+        if deadline <= self._now:
+            deadline += self._now - self._before
+        return max(self._now + CONFIRM_S, deadline)
+
+    def take_gone(self, time: float) -> set[tuple[str, int]]:
+        """The ranks that lived before and have not shown up in time; each is said once."""
+        if time < self._now + CONFIRM_S:
+            return set()
+        gone, self._unseen = self._unseen, set()
+        return gone
+
+    def knew(self, record: Record) -> bool:
+        """Whether the record was read before the restart; its rank lives either way."""
+        if not isinstance(record, Step | RankSeen):
+            return False
+        name = (record.job, record.rank)
+        self._unseen.discard(name)
+        known = self._known.get(name)
+        if known is None:
+            return False
+        seen_time, step_time = known
+        return record.time <= (step_time if isinstance(record, Step) else seen_time)

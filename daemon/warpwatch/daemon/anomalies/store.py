@@ -1,0 +1,207 @@
+"""The history of anomalies over restarts: an SQLite file beside the captures.
+
+A disk that is full or broken costs the history and nothing else: what fails is counted, and logged
+when it begins. A file that is no database any more is moved aside, and a new one is begun; one that
+another version wrote is left alone, and there is no history meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
+
+logger = logging.getLogger(__name__)
+
+FILE = "anomalies.sqlite"
+# One is kept for whoever wants to look; the next one takes its place.
+ASIDE = "anomalies.sqlite.unreadable"
+# How long a write waits for a reader's lock. WAL readers hold none, other programs may.
+BUSY_TIMEOUT_S = 2.0
+# An anomaly's context unpacked; no more than this is read back.
+MAX_CONTEXT_BYTES = 2 * 2**20
+SCHEMA = 1
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS anomalies (
+    id TEXT PRIMARY KEY, time REAL NOT NULL, written REAL NOT NULL, ended INTEGER NOT NULL,
+    anomaly BLOB NOT NULL, context BLOB
+);
+CREATE INDEX IF NOT EXISTS anomalies_time ON anomalies (time);
+PRAGMA user_version = {SCHEMA};
+"""
+
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+class HistoryStore:
+    """``fail`` is told what could not be done: read or write. Safe for several threads."""
+
+    def __init__(
+        self, folder: Path, max_rows: int, max_age_s: float, fail: Callable[[str], None]
+    ) -> None:
+        self._path = folder / FILE
+        self._aside = folder / ASIDE
+        self._max_rows = max_rows
+        self._max_age_s = max_age_s
+        self._fail = fail
+        self._lock = threading.Lock()
+        self._complaint = ""
+        self._connection: sqlite3.Connection | None = None
+
+    def write(self, changes: Iterable[tuple[Anomaly, AnomalyContext | None]], now: float) -> bool:
+        """Put anomalies in, or in the place of what is known of them; then retention.
+
+        Whether that was done.
+        """
+        rows = [
+            (
+                anomaly.id, anomaly.time, now, anomaly.end_time is not None,
+                msgspec.msgpack.encode(anomaly), None if context is None else pack(context),
+            )
+            for anomaly, context in changes
+        ]  # fmt: skip
+        return self._do("write", lambda connection: self._put(connection, rows, now), False)
+
+    def _put(self, connection: sqlite3.Connection, rows: Sequence[Row], now: float) -> bool:
+        with connection:
+            connection.executemany(
+                "INSERT INTO anomalies VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+                "written = excluded.written, ended = excluded.ended, anomaly = excluded.anomaly, "
+                "context = coalesce(excluded.context, context)",
+                rows,
+            )
+            connection.execute(
+                "DELETE FROM anomalies WHERE time < ? OR id IN "
+                "(SELECT id FROM anomalies ORDER BY time DESC LIMIT -1 OFFSET ?)",
+                (now - self._max_age_s, self._max_rows),
+            )
+        return True
+
+    def newest(self, count: int) -> list[Anomaly]:
+        """The newest anomalies, oldest first; one that had no end has that of its last writing."""
+        rows = self._select(
+            "SELECT anomaly, written FROM anomalies ORDER BY time DESC LIMIT ?", count
+        )
+        return list(reversed([found for row in rows for found in _anomaly(*row)]))
+
+    def find(self, ident: str) -> tuple[Anomaly, AnomalyContext | None] | None:
+        rows = self._select("SELECT anomaly, written, context FROM anomalies WHERE id = ?", ident)
+        for body, written, packed in rows:
+            for anomaly in _anomaly(body, written):
+                return anomaly, None if packed is None else unpack(packed)
+        return None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    # --- inside ---
+
+    def _select(self, query: str, *values: object) -> list[Row]:
+        return self._do("read", lambda connection: connection.execute(query, values).fetchall(), [])
+
+    def _do(self, what: str, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """What ``work`` brings; ``otherwise`` if it failed, which is told."""
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = self._open()
+                done = work(self._connection)
+            except (sqlite3.Error, OSError) as error:
+                self._complain(what, error)
+                return otherwise
+            self._complaint = ""
+            return done
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.DatabaseError as error:
+            if not _is_broken(error):
+                raise
+            self._move_aside(error)
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        try:
+            with closing(connection.execute("PRAGMA user_version")) as cursor:
+                if cursor.fetchone()[0] not in (0, SCHEMA):
+                    raise sqlite3.NotSupportedError("it was written by another version")
+            connection.execute("PRAGMA journal_mode = WAL")
+            # A power cut may cost the last seconds, never the file.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.executescript(_TABLES)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _move_aside(self, error: Exception) -> None:
+        self._path.replace(self._aside)
+        for suffix in ("-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        logger.error("the history of anomalies begins anew: %s, see %s", error, self._aside)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Whatever it was, the next try begins with the file as it is then."""
+        self._fail(what)
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+        if _is_broken(error):
+            try:
+                self._move_aside(error)
+                return
+            except OSError as unmovable:
+                error = unmovable
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            logger.error("cannot %s the history of anomalies %s: %s", what, self._path, error)
+
+
+def _is_broken(error: Exception) -> bool:
+    """Whether the file is no database; a full disk or a lock is no such thing."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _anomaly(body: bytes, written: float) -> Iterator[Anomaly]:
+    """None for a row of another form."""
+    try:
+        anomaly = msgspec.msgpack.decode(body, type=Anomaly)
+    except (msgspec.DecodeError, TypeError) as error:
+        logger.debug("an anomaly of another form: %s", error)
+        return
+    if anomaly.end_time is None:
+        anomaly = replace(anomaly, end_time=max(anomaly.time, written))
+    yield anomaly
+
+
+def pack(context: AnomalyContext) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(context))
+
+
+def unpack(packed: bytes) -> AnomalyContext | None:
+    """None for what is none."""
+    try:
+        body = zlib.decompressobj().decompress(packed, MAX_CONTEXT_BYTES)
+        return msgspec.msgpack.decode(body, type=AnomalyContext)
+    except (zlib.error, msgspec.DecodeError) as error:
+        logger.debug("a context of another form: %s", error)
+        return None
