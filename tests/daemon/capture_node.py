@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from warpwatch.daemon.captures.coordinator import Coordinator
 from warpwatch.daemon.captures.policy import Policy
 from warpwatch.daemon.captures.session import Backend
 from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.config import StoreConfig, TriggersConfig
+from warpwatch.daemon.config import StoreConfig
+from warpwatch.daemon.config.triggers import TriggersConfig
 from warpwatch.daemon.hub import Hub
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.sources.ranks import RanksSource
@@ -26,6 +28,8 @@ MANUAL = CaptureRequest(job="train", kind="torch", trigger="manual", steps=3)
 AUTOMATIC = CaptureRequest(
     job="train", kind="torch", trigger="anomaly", anomaly_id="a1", anomaly_kind="straggler"
 )
+
+ANOTHER = replace(AUTOMATIC, anomaly_id="a2")
 
 
 def trace(rank: int = 0, steps: range = range(3, 6), **changes: Any) -> dict[str, Any]:
@@ -43,10 +47,16 @@ def trace(rank: int = 0, steps: range = range(3, 6), **changes: Any) -> dict[str
 
 
 class CaptureNode:
-    """A coordinator over real files, with two ranks played by the test."""
+    """A coordinator over real files, with two ranks or more played by the test."""
 
     def __init__(
-        self, path: Path, stack: ExitStack, backends: Sequence[Backend] = (), **triggers: Any
+        self,
+        path: Path,
+        stack: ExitStack,
+        backends: Sequence[Backend] = (),
+        ranks: Sequence[int] = (0, 1),
+        world_size: int | None = None,
+        **triggers: Any,
     ) -> None:
         self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
         stack.callback(self.folder.close)
@@ -55,22 +65,40 @@ class CaptureNode:
         self.source = RanksSource(self.folder, 10.0, lambda reason: None, scan_interval_s=0)
         self.at = time.monotonic()
         policy = Policy(TriggersConfig(**triggers), self.store.path)
-        self.coordinator = Coordinator(
+        self.coordinator = self.start(policy, self.hub, backends)
+        self._stack = stack
+        self._world_size = world_size or len(ranks)
+        self.rings = [self._ring(rank) for rank in ranks]
+        self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
+        for ring in self.rings:
+            ring.step()
+        self.poll()
+
+    def _ring(self, rank: int) -> RingFile:
+        said = {"rank": rank, "world_size": self._world_size, "device": f"GPU-{rank}"}
+        return RingFile(self.folder.ranks, **said)
+
+    def join(self, index: int) -> None:
+        """A successor of the process at this place of ``rings``, which has ended."""
+        self.poll()
+        self.rings[index] = self._ring(self.rings[index].rank)
+        self.holders[index] = self._stack.enter_context(self.rings[index].held())
+        self.rings[index].step()
+        self.poll()
+
+    def start(self, policy: Policy, hub: Hub, backends: Sequence[Backend] = ()) -> Coordinator:
+        """A coordinator over the node's files, as a daemon's start makes it."""
+        return Coordinator(
             policy,
             self.store,
             self.folder,
             self.source,
-            self.hub,
+            hub,
             lambda busy: None,
             lambda: None,
             lambda: self.at,
             backends,
         )
-        self.rings = [RingFile(self.folder.ranks, rank=rank) for rank in (0, 1)]
-        self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
-        for ring in self.rings:
-            ring.step()
-        self.poll()
 
     def poll(self, after_s: float = 0.0) -> None:
         self.at += after_s

@@ -28,9 +28,15 @@ class RingFile:
     """A ring on disk that a test writes as if it were a training process."""
 
     def __init__(self, folder: Path, **metadata: Any) -> None:
-        said = {"job": "train", "rank": 0, "world_size": 2, "phases": ["data_wait", "comm"]}
+        said: dict[str, Any] = {
+            "job": "train",
+            "rank": 0,
+            "world_size": 2,
+            "phases": ["data_wait", "comm"],
+        }
         said |= metadata
         self.path = folder / f"{said['job']}-r{said['rank']}-{secrets.token_hex(8)}.ring"
+        self.rank: int = said["rank"]
         self.records = 0
         self.steps = 0
         self.phases_ns = [0] * protocol.MAX_PHASES

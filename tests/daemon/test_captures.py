@@ -9,15 +9,18 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import AUTOMATIC, MANUAL, CaptureNode
+from tests.daemon.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
 from warpwatch.client import protocol
+from warpwatch.daemon.app import Daemon
 from warpwatch.daemon.captures.coordinator import Coordinator
 from warpwatch.daemon.captures.policy import Policy
 from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.config import StoreConfig, TriggersConfig
+from warpwatch.daemon.config import StoreConfig, parse
+from warpwatch.daemon.config.triggers import TriggersConfig
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.hub import Hub
 from warpwatch.telemetry.captures import Capture, CaptureRequest
@@ -297,7 +300,7 @@ def test_after_a_restart_a_running_capture_is_failed_counted_and_the_cooldown_go
     assert (capture.id, capture.outcome) == (asked.id, "failed")
     assert hub.state().agent["captures_total", ("torch", "anomaly", "failed")] == 1
     with pytest.raises(Refused, match="cooldown_s leaves"):
-        policy.check(AUTOMATIC, (), time.monotonic())
+        policy.check(ANOTHER, (), time.monotonic())
 
 
 def test_a_busy_rank_is_refused_and_counted(node: CaptureNode) -> None:
@@ -317,26 +320,9 @@ def test_cooldown_holds_for_automatic_requests_only(node: CaptureNode) -> None:
     node.coordinator.request(AUTOMATIC)
     node.poll(after_s=61)
     with pytest.raises(Refused, match="cooldown_s leaves"):
-        node.coordinator.request(AUTOMATIC)
+        node.coordinator.request(ANOTHER)
     assert node.counted("refused_cooldown", "anomaly") == 1
     assert node.coordinator.request(MANUAL).outcome is None
-
-
-def test_the_budget_of_an_hour_holds_for_automatic_requests(
-    tmp_path: Path, stack: ExitStack
-) -> None:
-    node = CaptureNode(tmp_path, stack, captures_per_hour=1, cooldown_s=0)
-    node.coordinator.request(AUTOMATIC)
-    node.poll(after_s=61)
-    with pytest.raises(Refused, match="captures_per_hour is 1"):
-        node.coordinator.request(AUTOMATIC)
-
-
-def test_dry_run_takes_nothing_and_counts_it(tmp_path: Path, stack: ExitStack) -> None:
-    node = CaptureNode(tmp_path, stack, dry_run=True)
-    with pytest.raises(Refused, match="dry_run"):
-        node.coordinator.request(AUTOMATIC)
-    assert node.counted("refused_dry_run", "anomaly") == 1
 
 
 def test_retention_keeps_the_newest(tmp_path: Path) -> None:
@@ -353,6 +339,21 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     assert [capture.id for capture in kept] == ["c2", "c3"]
     assert size > 0
     assert [capture.id for capture in store.load(10)] == ["c2", "c3"]
+
+
+def test_the_baseline_of_a_job_is_not_the_first_to_be_deleted(tmp_path: Path) -> None:
+    store = Store(StoreConfig(url=tmp_path.as_uri(), max_captures=2, max_age=9000.0))
+    captures = []
+    for number in range(4):
+        folder = store.folder(f"c{number}", 1000.0 * number)
+        capture = Capture(
+            f"c{number}", MANUAL, 1000.0 * number, folder=str(folder), outcome="complete"
+        )
+        captures.append(capture)
+    kept, _ = store.retain(captures, 5000.0, {"c0"})
+    assert [capture.id for capture in kept] == ["c0", "c3"]
+    # Its age holds for it too.
+    assert [capture.id for capture in store.retain(kept, 9001.0, {"c0"})[0]] == ["c3"]
 
 
 def test_retention_by_age_removes_even_the_newest(tmp_path: Path) -> None:
@@ -385,3 +386,25 @@ def test_a_rank_without_an_inbox_is_told_how_to_get_one(node: CaptureNode) -> No
     node.coordinator.finish()
     remedy = f"no_inbox: start the training with WARPWATCH_INBOX={node.folder.inbox}"
     assert f"rank 0: {remedy}" in node.capture(asked).detail
+
+
+def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {
+        "http": {"listen": "127.0.0.1:0"},
+        "rendezvous": {"dir": str(tmp_path / "run"), "inbox": str(tmp_path / "inbox")},
+        "sources": {"nvml": {"enabled": False}, "kernel_log": {"enabled": False}},
+        "store": {"url": (tmp_path / "store").as_uri()},
+    }
+    daemon = Daemon(parse(tree, "test"), None, {})
+    before = daemon.policy._disk
+    daemon._start()
+    try:
+        deadline = time.monotonic() + 30
+        while daemon.policy._disk is before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert daemon.policy._disk.at > before.at
+    finally:
+        daemon._close()
+    listener = daemon.server._socket
+    assert listener is not None
+    listener.close()

@@ -18,7 +18,7 @@ from warpwatch.daemon.captures.kineto.protocol import Poll
 from warpwatch.daemon.captures.kineto.session import KinetoBackend, KinetoSession
 from warpwatch.daemon.captures.kineto.trace_file import TraceFile
 from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.config import TriggersConfig
+from warpwatch.daemon.config.triggers import TriggersConfig
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.rendezvous.inbox import InboxError
 from warpwatch.telemetry.captures import Capture, CaptureRequest

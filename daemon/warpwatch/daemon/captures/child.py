@@ -1,8 +1,8 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch.daemon.captures.child LIMIT_BYTES KIND FOLDER MISSING FILE…``, where
-MISSING is JSON, the ranks without a file and why: writes ``diagnosis.json`` and, of traces,
-``report.html`` into the folder.
+Run as ``python -m warpwatch.daemon.captures.child LIMIT_BYTES KIND FOLDER MISSING BASELINE FILE…``,
+where MISSING is JSON, the ranks without a file and why, and BASELINE a JSON list of paths: writes
+``diagnosis.json`` and, of traces, ``report.html`` into the folder.
 """
 
 from __future__ import annotations
@@ -28,19 +28,26 @@ UNREADABLE = "unreadable: "
 FILES = ("diagnosis.json", "report.html")
 
 
-def diagnose(kind: str, folder: Path, files: Sequence[str], missing: Mapping[int, str]) -> str:
+def diagnose(
+    kind: str,
+    folder: Path,
+    files: Sequence[str],
+    missing: Mapping[int, str],
+    baseline: Sequence[Path] = (),
+) -> str:
     """Diagnose the files of a stored capture; blocks until it is done.
 
-    ``missing``: the ranks of the capture that brought no file, and why. Answers ``ok``,
-    ``no_memory``, ``timeout`` or one line that says what is wrong, behind UNREADABLE when it is
-    the files.
+    ``missing``: the ranks of the capture that brought no file, and why. ``baseline``: traces of
+    the same job when it was well. Answers ``ok``, ``no_memory``, ``timeout`` or one line that says
+    what is wrong, behind UNREADABLE when it is the files.
     """
     limit = memory_left()
     if limit < MIN_MEMORY_BYTES:
         return "no_memory"
     lost = json.dumps(missing)
     # -P: the folder that the daemon was started in is no place to import from.
-    command = [sys.executable, "-P", "-m", __name__, str(limit), kind, str(folder), lost, *files]
+    command = [sys.executable, "-P", "-m", __name__, str(limit), kind, str(folder), lost]
+    command += [json.dumps([str(path) for path in baseline]), *files]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -66,7 +73,7 @@ def memory_left() -> int:
 def main(arguments: Sequence[str]) -> int:
     import resource
 
-    limit, kind, folder, lost, *files = arguments
+    limit, kind, folder, lost, well, *files = arguments
     missing = {int(number): str(why) for number, why in json.loads(lost).items()}
     resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
     # Should the daemon be killed, its child does not go on for ever.
@@ -74,12 +81,14 @@ def main(arguments: Sequence[str]) -> int:
     os.nice(10)
     try:
         paths = [Path(folder) / name for name in files]
-        return _diagnose_here(kind, Path(folder), paths, missing)
+        return _diagnose_here(kind, Path(folder), paths, missing, json.loads(well))
     except MemoryError:
         return EXIT_NO_MEMORY
 
 
-def _diagnose_here(kind: str, folder: Path, paths: list[Path], missing: dict[int, str]) -> int:
+def _diagnose_here(
+    kind: str, folder: Path, paths: list[Path], missing: dict[int, str], baseline: list[str]
+) -> int:
     from warpwatch.diagnosis.diagnosis import diagnose as diagnose_traces
     from warpwatch.diagnosis.errors import TraceError
     from warpwatch.diagnosis.html import render_html
@@ -89,7 +98,7 @@ def _diagnose_here(kind: str, folder: Path, paths: list[Path], missing: dict[int
         if kind == "stacks":
             content = diagnose_stacks(paths, missing=missing)
         else:
-            diagnosis = diagnose_traces(paths)
+            diagnosis = diagnose_traces(paths, baseline, missing)
             content = diagnosis.to_json()
             (folder / "report.html").write_text(render_html(diagnosis), encoding="utf-8")
     except TraceError as error:

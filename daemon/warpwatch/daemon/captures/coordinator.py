@@ -91,8 +91,11 @@ class Coordinator:
 
     # --- any thread ---
 
-    def request(self, request: CaptureRequest) -> Capture:
-        """Begin a capture. Raises Refused; every answer is counted."""
+    def request(self, request: CaptureRequest, refused: str | None = None) -> Capture:
+        """Begin a capture. Raises Refused; every answer is counted.
+
+        ``refused``: the reason of the last refusal of the same, which does not count once more.
+        """
         at = self._monotonic()
         with self._lock:
             try:
@@ -100,8 +103,9 @@ class Coordinator:
                 self.policy.check(request, self._busy(request), at)
                 session = self._begin(request, backend, numbers, world_size, at)
             except Refused as error:
-                self._hub.count("captures_total", request.kind, request.trigger, error.reason)
-                logger.info("no %s capture of %s: %s", request.kind, request.job, error)
+                if error.reason != refused:
+                    self._hub.count("captures_total", request.kind, request.trigger, error.reason)
+                    logger.info("no %s capture of %s: %s", request.kind, request.job, error)
                 raise
             self.policy.begun(request, at)
             self._sessions[session.capture.id] = session
@@ -123,6 +127,17 @@ class Coordinator:
     def is_busy(self, job: str) -> bool:
         with self._lock:
             return any(s.capture.request.job == job for s in self._sessions.values())
+
+    def captures(self) -> list[Capture]:
+        """All that the store has, in the order in which they were asked for."""
+        return self._register.all()
+
+    def capture(self, capture_id: str) -> Capture | None:
+        return self._register.get(capture_id)
+
+    def baselines(self, job: str, now: float) -> list[Capture]:
+        """What was taken of the job while it was well, in this run of it, oldest first."""
+        return self._register.baselines(job, now)
 
     def file(self, capture_id: str, name: str) -> Path | None:
         capture = self._register.get(capture_id)

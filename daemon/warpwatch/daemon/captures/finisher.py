@@ -86,7 +86,7 @@ class Finisher:
         detail = "; ".join(filter(None, map(_shortcoming, ranks)))
         self._register.update(capture.id, ranks=ranks, detail=detail)
         brought = [rank for rank in ranks if _brought(rank)]
-        result = self._diagnose(capture, folder, ranks)
+        result, baseline_id = self._diagnose(capture, folder, ranks)
         outcome = "complete" if len(brought) == len(ranks) else "partial" if brought else "failed"
         if result == "no_memory":
             outcome = result
@@ -101,6 +101,7 @@ class Finisher:
             files=files + made,
             diagnosis=read_diagnosis(folder),
             diagnosis_outcome=result,
+            baseline_id=baseline_id,
         )
         count = f"{len(brought)}/{len(ranks)}"
         more = f" ({detail})" if detail else ""
@@ -122,18 +123,34 @@ class Finisher:
                 self._hub.count("capture_problems_total", problem.partition(":")[0])
         return tuple(_with_verdict(rank, verdicts) for rank in ranks)
 
-    @staticmethod
-    def _diagnose(capture: Capture, folder: Path, ranks: Sequence[RankCapture]) -> str | None:
-        """What became of the diagnosis, as ``child.diagnose`` says it; None: there is none."""
+    def _diagnose(
+        self, capture: Capture, folder: Path, ranks: Sequence[RankCapture]
+    ) -> tuple[str | None, str | None]:
+        """What became of the diagnosis, as ``child.diagnose`` says it; None: there is none.
+
+        And the id of the capture that it compares with.
+        """
         kind = capture.request.kind
         if kind not in DIAGNOSED_KINDS:
-            return None
+            return None, None
         files = [rank.file for rank in ranks if rank.file and _brought(rank)]
         if not files:
             unreadable = [rank.problems[0] for rank in ranks if rank.file]
-            return unreadable[0] if unreadable else "no files"
+            return unreadable[0] if unreadable else "no files", None
         missing = {rank.rank: rank.detail for rank in ranks if not _brought(rank)}
-        return child.diagnose(kind, folder, files, missing)
+        baseline = self._baseline(capture)
+        if baseline is not None:
+            traces = _verified_traces(baseline)
+            if traces and child.diagnose(kind, folder, files, missing, traces) == "ok":
+                return "ok", baseline.id
+        # With a baseline that has gone, or is too much to read, it is still a diagnosis.
+        return child.diagnose(kind, folder, files, missing), None
+
+    def _baseline(self, capture: Capture) -> Capture | None:
+        request = capture.request
+        if request.kind != "torch" or request.trigger == "baseline":
+            return None
+        return self._register.baseline(request.job, capture.time)
 
     def _note_cost(self, capture: Capture, cost: StepCost) -> None:
         residual, cost_s = cost.residual(), cost.cost_s()
@@ -151,6 +168,11 @@ class Finisher:
                 100 * (residual.ratio - 1),
                 residual.steps,
             )
+
+
+def _verified_traces(capture: Capture) -> list[Path]:
+    ranks = [rank for rank in capture.ranks if rank.file and rank.verified]
+    return [Path(str(capture.folder)) / str(rank.file) for rank in ranks]
 
 
 def _do_next(work: _Work) -> bool:

@@ -3,55 +3,111 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch.daemon.config import TriggersConfig
+from warpwatch.daemon.config.triggers import TriggersConfig
 from warpwatch.daemon.errors import Refused
+from warpwatch.daemon.triggers import quiet_hours
 from warpwatch.telemetry.captures import CaptureRequest
 
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+SPANS_S = {"hour": HOUR_S, "day": DAY_S}
 # What a capture may bring; less than this must stay free in the store's file system, twice over.
 EXPECTED_BYTES = 100 << 20
 # And at least this share of it.
 MIN_FREE_SHARE = 0.05
+# Some rounds of the loop that measures it (app.DISK_INTERVAL_S): the file system hangs.
+MAX_DISK_AGE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """What the store's file system said. at: monotonic; error: why it said nothing."""
+
+    at: float
+    free: int = 0
+    total: int = 0
+    error: str | None = None
 
 
 class Policy:
-    """Cooldown and budget hold for automatic requests; everything else for everybody.
+    """Busy ranks and the disk hold for everybody, what ``triggers`` says for automatic requests.
 
-    ``at`` is monotonic.
+    Baselines, which are taken once a job, have a budget of their own and no cooldown. ``check``
+    touches no file, for detection waits for it; the disk is what ``measure_disk`` last found.
+    ``at`` is monotonic, ``clock`` the wall clock.
     """
 
-    def __init__(self, config: TriggersConfig, store: Path) -> None:
+    def __init__(
+        self, config: TriggersConfig, store: Path, clock: Callable[[], float] = time.time
+    ) -> None:
         self.config = config
         self._store = store
+        self._clock = clock
+        # When the captures of the last day that count were begun.
         self._automatic: deque[float] = deque()
-        self._last: dict[tuple[str, str], float] = {}
+        self._baselines: deque[float] = deque()
+        # Per job and kind: when, and for which anomaly.
+        self._last: dict[tuple[str, str], tuple[float, str | None]] = {}
+        self.measure_disk()
+
+    def measure_disk(self) -> None:
+        """In a loop of its own: a file system that hangs must stop nobody else."""
+        try:
+            usage = shutil.disk_usage(self._store)
+            self._disk = _Disk(time.monotonic(), usage.free, usage.total)
+        except OSError as error:
+            self._disk = _Disk(time.monotonic(), error=error.strerror)
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """Raises Refused. ``busy``: ranks of the job that are being captured."""
-        if request.trigger != "manual":
-            self._check_automatic(request, at)
+        automatic = request.trigger != "manual"
+        if automatic:
+            self._check_quiet_hours()
+        self._forget(at)
+        if request.trigger == "baseline":
+            allowed = self.config.baseline.captures_per_day
+            _check_budget(self._baselines, at, "day", allowed, "triggers.baseline")
+        elif automatic:
+            self._check_cooldown(request, at)
+            hourly, daily = self.config.captures_per_hour, self.config.captures_per_day
+            _check_budget(self._automatic, at, "hour", hourly, "triggers")
+            _check_budget(self._automatic, at, "day", daily, "triggers")
         overlap = sorted(set(busy) if request.ranks is None else set(busy) & set(request.ranks))
         if overlap:
             ranks = ", ".join(map(str, overlap))
             raise Refused("refused_busy", f"rank {ranks} of {request.job} is being captured")
         self._check_disk()
+        if automatic and self.config.dry_run:
+            # So that it goes on to decide as it would: what it would have taken counts.
+            self.begun(request, at)
+            raise Refused("refused_dry_run", "it would have been taken; triggers.dry_run is on")
 
     def begun(self, request: CaptureRequest, at: float) -> None:
-        """An allowed capture was begun: it counts against budget and cooldown."""
-        if request.trigger != "manual":
+        """An allowed capture was begun: it counts against budgets and cooldown."""
+        if request.trigger == "baseline":
+            self._baselines.append(at)
+        elif request.trigger != "manual":
             self._automatic.append(at)
-            self._last[self._key(request)] = at
-            self._forget(at)
-
-    def _check_automatic(self, request: CaptureRequest, at: float) -> None:
+            self._last[_key(request)] = (at, request.anomaly_id)
         self._forget(at)
-        if self.config.dry_run:
-            raise Refused("refused_dry_run", "triggers.dry_run is on")
-        since_s = at - self._last.get(self._key(request), -HOUR_S * 24)
+
+    def _check_quiet_hours(self) -> None:
+        span = quiet_hours.quiet(self.config.quiet_hours, self._clock())
+        if span is not None:
+            raise Refused("refused_quiet_hours", f"triggers.quiet_hours has {span}")
+
+    def _check_cooldown(self, request: CaptureRequest, at: float) -> None:
+        last, anomaly_id = self._last.get(_key(request), (-DAY_S, None))
+        if anomaly_id is not None and anomaly_id == request.anomaly_id:
+            # It was interrupted: the same is tried again.
+            return
+        since_s = at - last
         if since_s < self.config.cooldown_s:
             rest_s = self.config.cooldown_s - since_s
             raise Refused(
@@ -59,32 +115,41 @@ class Policy:
                 f"{request.job} was captured for this {since_s:.0f} s ago; "
                 f"triggers.cooldown_s leaves {rest_s:.0f} s",
             )
-        if len(self._automatic) >= self.config.captures_per_hour:
-            raise Refused(
-                "refused_budget",
-                f"{len(self._automatic)} captures in the last hour; "
-                f"triggers.captures_per_hour is {self.config.captures_per_hour}",
-            )
 
     def _check_disk(self) -> None:
-        try:
-            usage = shutil.disk_usage(self._store)
-        except OSError as error:
-            raise Refused("refused_disk", f"{self._store}: {error.strerror}") from error
-        wanted = max(2 * EXPECTED_BYTES, int(MIN_FREE_SHARE * usage.total))
-        if usage.free < wanted:
+        disk = self._disk
+        age_s = time.monotonic() - disk.at
+        if disk.error is not None:
+            raise Refused("refused_disk", f"{self._store}: {disk.error}")
+        if age_s > MAX_DISK_AGE_S:
+            raise Refused("refused_disk", f"{self._store} has not answered for {age_s:.0f} s")
+        wanted = max(2 * EXPECTED_BYTES, int(MIN_FREE_SHARE * disk.total))
+        if disk.free < wanted:
             raise Refused(
                 "refused_disk",
-                f"{usage.free >> 20} MiB free in {self._store}, {wanted >> 20} MiB are needed; "
+                f"{disk.free >> 20} MiB free in {self._store}, {wanted >> 20} MiB are needed; "
                 "free some or set store.url",
             )
 
     def _forget(self, at: float) -> None:
-        while self._automatic and at - self._automatic[0] >= HOUR_S:
-            self._automatic.popleft()
+        for begun in (self._automatic, self._baselines):
+            while begun and at - begun[0] >= DAY_S:
+                begun.popleft()
         horizon = at - max(self.config.cooldown_s, HOUR_S)
-        self._last = {key: then for key, then in self._last.items() if then >= horizon}
+        self._last = {key: last for key, last in self._last.items() if last[0] >= horizon}
 
-    @staticmethod
-    def _key(request: CaptureRequest) -> tuple[str, str]:
-        return (request.job, request.anomaly_kind or request.kind)
+
+def _check_budget(
+    begun: Collection[float], at: float, span: str, allowed: int, section: str
+) -> None:
+    """``span``: of SPANS_S; ``section``: where ``captures_per_<span>`` stands."""
+    taken = sum(at - then < SPANS_S[span] for then in begun)
+    if taken >= allowed:
+        raise Refused(
+            "refused_budget",
+            f"{taken} captures in the last {span}; {section}.captures_per_{span} is {allowed}",
+        )
+
+
+def _key(request: CaptureRequest) -> tuple[str, str]:
+    return (request.job, request.anomaly_kind or request.kind)

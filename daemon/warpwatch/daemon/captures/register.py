@@ -10,12 +10,15 @@ from typing import Any
 
 from warpwatch.daemon.captures.store import Store
 from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch.telemetry.captures import INTERRUPTED, Capture, CaptureRequest
 
 logger = logging.getLogger(__name__)
 
 # Captures that the state shows; older ones stay in the store.
 SHOWN = 200
+# What was taken of a job so long before its ranks were started is of the same run: they were
+# restarted.
+SAME_RUN_S = 86400.0
 
 
 class Register:
@@ -34,7 +37,8 @@ class Register:
         """After a restart: what was running is over, and counted as every capture is."""
         for capture in self.all():
             if capture.outcome is None:
-                self.update(capture.id, outcome="failed", detail="the daemon ended meanwhile")
+                detail = f"{INTERRUPTED}the daemon ended meanwhile"
+                self.update(capture.id, outcome="failed", detail=detail)
                 request = capture.request
                 self._hub.count("captures_total", request.kind, request.trigger, "failed")
                 logger.warning("capture %s was running when the daemon ended", capture.id)
@@ -80,10 +84,28 @@ class Register:
                 return -(-max(events) // capture.steps)
         return None
 
+    def baselines(self, job: str, now: float) -> list[Capture]:
+        """What was taken of the job while it was well, in this run of it, oldest first."""
+        since = self._began().get(job, now) - SAME_RUN_S
+        return [
+            capture
+            for capture in self.all()
+            if capture.request.trigger == "baseline"
+            and capture.request.job == job
+            and since <= capture.time <= now
+        ]
+
+    def baseline(self, job: str, now: float) -> Capture | None:
+        """The newest of these that can be compared with."""
+        complete = [c for c in self.baselines(job, now) if c.outcome == "complete"]
+        return complete[-1] if complete else None
+
     def retain(self, now: float) -> None:
         """Retention of the store."""
         captures = self.all()
-        kept, size = self._store.retain(captures, now)
+        baselines = [self.baseline(job, now) for job in self._began()]
+        last = {capture.id for capture in baselines if capture is not None}
+        kept, size = self._store.retain(captures, now, last)
         gone = {capture.id for capture in captures} - {capture.id for capture in kept}
         with self._lock:
             for capture_id in gone:
@@ -94,10 +116,7 @@ class Register:
 
     def publish_residuals(self) -> None:
         """The newest residual of every job that still runs, of this run of it."""
-        began: dict[str, float] = {}
-        for rank in self._hub.ranks():
-            if rank.status == "running":
-                began[rank.job] = min(rank.first_time, began.get(rank.job, rank.first_time))
+        began = self._began()
         ratios: dict[tuple[str, ...], float] = {
             (capture.request.job,): capture.residual.ratio
             for capture in self.all()
@@ -105,6 +124,14 @@ class Register:
             and capture.time >= began.get(capture.request.job, math.inf)
         }
         self._hub.replace_gauges("capture_residual_ratio", ratios)
+
+    def _began(self) -> dict[str, float]:
+        """When the ranks of the jobs that run now began."""
+        began: dict[str, float] = {}
+        for rank in self._hub.ranks():
+            if rank.status == "running":
+                began[rank.job] = min(rank.first_time, began.get(rank.job, rank.first_time))
+        return began
 
     def _publish(self) -> None:
         self._hub.publish_captures(tuple(list(self._captures.values())[-SHOWN:]))

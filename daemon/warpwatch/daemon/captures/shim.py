@@ -14,7 +14,7 @@ from typing import Any
 from warpwatch.client.protocol import MAX_ARM_TIMEOUT_S
 from warpwatch.daemon.captures.stacks import outside
 from warpwatch.daemon.captures.verification import Expectation
-from warpwatch.daemon.config import TriggersConfig
+from warpwatch.daemon.config.triggers import TriggersConfig
 from warpwatch.daemon.rendezvous import inbox
 from warpwatch.daemon.rendezvous.rank import Rank
 from warpwatch.telemetry.captures import (

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -87,11 +87,19 @@ class Store:
         older, newest = found[:-with_diagnosis], found[-with_diagnosis:]
         return older + [replace(c, diagnosis=read_diagnosis(Path(str(c.folder)))) for c in newest]
 
-    def retain(self, captures: list[Capture], now: float) -> tuple[list[Capture], int]:
-        """Remove the oldest beyond age, count and bytes: (those that stay, their bytes)."""
+    def retain(
+        self, captures: list[Capture], now: float, last: Collection[str] = ()
+    ) -> tuple[list[Capture], int]:
+        """Remove the oldest beyond age, count and bytes: (those that stay, their bytes).
+
+        ``last``: ids of those that go after all others, but for their age.
+        """
         kept: list[Capture] = []
         total = 0
-        for capture in sorted(captures, key=lambda capture: capture.time, reverse=True):
+        newest_first = sorted(captures, key=lambda capture: capture.time, reverse=True)
+        spared = [capture for capture in newest_first[1:] if capture.id in last]
+        others = [capture for capture in newest_first[1:] if capture.id not in last]
+        for capture in [*newest_first[:1], *spared, *others]:
             if capture.outcome is None or capture.folder is None:
                 kept.append(capture)
                 continue
@@ -105,7 +113,7 @@ class Store:
                 continue
             total += size
             kept.append(capture)
-        kept.reverse()
+        kept.sort(key=lambda capture: capture.time)
         return kept, total
 
 

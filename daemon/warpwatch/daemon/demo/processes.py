@@ -91,7 +91,13 @@ class Processes:
                 "straggler": {"min_ratio": 1.5},
                 "hang": {"timeout_s": HANG_TIMEOUT_S},
             },
-            "triggers": {"cooldown_s": 0, "captures_per_hour": 1000},
+            # The same fault again is told again.
+            "anomalies": {"reopen_s": 0},
+            "triggers": {
+                "cooldown_s": 0,
+                "captures_per_hour": 1000,
+                "captures_per_day": 1000,
+            },
             "store": {"url": self.store.absolute().as_uri()},
         }
 

@@ -15,7 +15,7 @@ from warpwatch.daemon.captures.kineto.protocol import TraceConfig
 from warpwatch.daemon.captures.kineto.trace_file import TraceFile
 from warpwatch.daemon.captures.policy import EXPECTED_BYTES, Policy
 from warpwatch.daemon.captures.verification import Expectation
-from warpwatch.daemon.config import TriggersConfig
+from warpwatch.daemon.config.triggers import TriggersConfig
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.rendezvous import inbox
 from warpwatch.daemon.rendezvous.rank import Rank

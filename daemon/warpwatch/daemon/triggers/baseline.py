@@ -1,0 +1,106 @@
+"""One capture of a healthy job, once it has warmed up, to compare later ones with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from warpwatch.daemon.captures.coordinator import Coordinator
+from warpwatch.daemon.config.triggers import BaselineConfig
+from warpwatch.daemon.errors import Refused
+from warpwatch.daemon.hub import Hub
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch.telemetry.state import RankState
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+# After a refusal: a busy rank, a full disk and quiet hours do not pass in seconds.
+REFUSED_PAUSE_S = 600.0
+# After one that only another configuration, or another PyTorch, would answer otherwise.
+GIVEN_UP_S = 86400.0
+# So often it is tried where ranks end or evaluate in the middle of it.
+MAX_TRIES = 2
+
+
+class BaselineCaptures:
+    """Looks at the jobs that run. What was taken is known from the capture store.
+
+    On many nodes the daemon that has rank 0 takes it. None is taken where the newest one in the
+    store has left its job slower than it was, as PyTorch's profiler does in some versions
+    (pytorch/pytorch#144455): what is well stays as it is. Captures of sick jobs say nothing of
+    that, for their steps may have got slower by themselves.
+    """
+
+    def __init__(self, coordinator: Coordinator, hub: Hub) -> None:
+        self._coordinator = coordinator
+        self._hub = hub
+        self._look_at = 0.0
+        self._not_before: dict[str, float] = {}
+
+    def advance(self, now: float, active: Sequence[Anomaly]) -> None:
+        """``now``: wall clock in seconds; ``active``: all anomalies that are."""
+        config = self._coordinator.policy.config.baseline
+        # A clock that was set back is no reason to wait for it.
+        if not config.enabled or 0 <= self._look_at - now <= LOOK_INTERVAL_S:
+            return
+        self._look_at = now + LOOK_INTERVAL_S
+        jobs: dict[str, list[RankState]] = {}
+        for rank in self._hub.ranks():
+            if rank.status == "running":
+                jobs.setdefault(rank.job, []).append(rank)
+        self._not_before = {job: at for job, at in self._not_before.items() if job in jobs}
+        for job, ranks in jobs.items():
+            if now >= self._not_before.get(job, 0.0) and _is_settled(ranks, config, now):
+                self._consider(job, ranks, active, now)
+
+    def _consider(
+        self, job: str, ranks: Sequence[RankState], active: Sequence[Anomaly], now: float
+    ) -> None:
+        devices = {rank.device for rank in ranks if rank.device is not None}
+        if any(anomaly.job == job or anomaly.device in devices for anomaly in active):
+            return
+        taken = self._coordinator.baselines(job, now)
+        if len(taken) >= MAX_TRIES or any(c.outcome in (None, "complete") for c in taken):
+            self._not_before[job] = now + REFUSED_PAUSE_S
+        elif not self._coordinator.is_busy(job):
+            self._ask(job, min(rank.rank for rank in ranks), now)
+
+    def _ask(self, job: str, number: int, now: float) -> None:
+        self._not_before[job] = now + REFUSED_PAUSE_S
+        harmful = self._harmful()
+        if harmful is not None:
+            self._hub.count("captures_total", "torch", "baseline", "refused_disabled")
+            logger.info("no baseline of %s: capture %s left its job slower", job, harmful.id)
+            self._not_before[job] = now + GIVEN_UP_S
+            return
+        steps = self._coordinator.policy.config.baseline.steps
+        reason = "baseline: what the job does while it is well"
+        try:
+            self._coordinator.request(
+                CaptureRequest(job, "torch", "baseline", (number,), steps, reason=reason)
+            )
+        except Refused as refused:
+            # Counted and logged where it was refused.
+            if refused.reason in ("refused_dry_run", "refused_disabled"):
+                self._not_before[job] = now + GIVEN_UP_S
+
+    def _harmful(self) -> Capture | None:
+        """The newest baseline of any job that was priced, if its job was slower afterwards."""
+        for capture in reversed(self._coordinator.captures()):
+            if capture.request.trigger == "baseline" and capture.residual is not None:
+                return capture if capture.residual.slower else None
+        return None
+
+
+def _is_settled(ranks: Sequence[RankState], config: BaselineConfig, now: float) -> bool:
+    """Whether the job is this daemon's to look at, and has warmed up."""
+    first = min(ranks, key=lambda rank: rank.rank)
+    seen_whole = len(ranks) >= first.world_size
+    lived_s = now - min(rank.first_time for rank in ranks)
+    return (
+        (seen_whole or first.rank == 0)
+        and first.steps_total >= config.after_steps
+        and lived_s >= config.after_s
+    )

@@ -1,0 +1,86 @@
+"""From an anomaly and its kind's recipe to the request for its capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from warpwatch.daemon.config.triggers import RecipeConfig
+from warpwatch.daemon.rendezvous.rank import Rank
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+
+# A capture of the same kind that long ago was of another problem.
+REPEAT_S = 86400.0
+
+
+def request_for(
+    anomaly: Anomaly,
+    recipe: RecipeConfig,
+    local: Mapping[int, Rank],
+    active: Iterable[Anomaly],
+    captures: Iterable[Capture],
+) -> CaptureRequest:
+    """What to ask for. ``local``: the job's live ranks here; ``active``: all anomalies that are.
+
+    ``captures``: those taken so far.
+    """
+    assert anomaly.job is not None
+    return CaptureRequest(
+        job=anomaly.job,
+        kind=recipe.kind,
+        trigger="anomaly",
+        ranks=ranks_of(anomaly, recipe, local, active),
+        steps=recipe.steps,
+        options=_options(anomaly, recipe, captures),
+        reason=anomaly.summary,
+        anomaly_id=anomaly.id,
+        anomaly_kind=anomaly.kind,
+    )
+
+
+def ranks_of(
+    anomaly: Anomaly, recipe: RecipeConfig, local: Mapping[int, Rank], active: Iterable[Anomaly]
+) -> tuple[int, ...] | None:
+    """The ranks to capture; None means all that are here, also where none is named."""
+    culprit = anomaly.rank
+    if recipe.ranks == "all" or culprit is None:
+        return None
+    peer = healthy_peer(anomaly, local, active) if recipe.ranks == "culprit_and_peer" else None
+    return (culprit,) if peer is None else tuple(sorted((culprit, peer)))
+
+
+def healthy_peer(
+    anomaly: Anomaly, local: Mapping[int, Rank], active: Iterable[Anomaly]
+) -> int | None:
+    """The rank next to the culprit that runs here and that no anomaly names, nor its device."""
+    others = list(active)
+    sick = {other.rank for other in others if other.job == anomaly.job}
+    broken = {other.device for other in others if other.device is not None}
+    well = [
+        number
+        for number, rank in local.items()
+        if number not in sick | {anomaly.rank}
+        and rank.status == "running"
+        and rank.claims.device not in broken
+    ]
+    return min(well, key=lambda number: (abs(number - (anomaly.rank or 0)), number), default=None)
+
+
+def _options(
+    anomaly: Anomaly, recipe: RecipeConfig, captures: Iterable[Capture]
+) -> tuple[str, ...]:
+    if recipe.kind != "torch":
+        return ()
+    again = recipe.options_on_repeat if _is_repeated(anomaly, captures) else ()
+    return tuple(sorted({*recipe.options, *again}))
+
+
+def _is_repeated(anomaly: Anomaly, captures: Iterable[Capture]) -> bool:
+    """Whether another anomaly of the kind was captured on this job before, with some result."""
+    return any(
+        (capture.request.job, capture.request.anomaly_kind) == (anomaly.job, anomaly.kind)
+        and capture.request.anomaly_id != anomaly.id
+        and capture.outcome in ("complete", "partial")
+        and capture.time >= anomaly.time - REPEAT_S
+        for capture in captures
+    )

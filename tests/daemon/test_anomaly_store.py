@@ -1,0 +1,455 @@
+"""The history of anomalies and the minutes around them: what is kept, and what a bad disk costs."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from warpwatch.daemon.anomalies import snapshot
+from warpwatch.daemon.anomalies.archive import Archive
+from warpwatch.daemon.anomalies.context import Context, joined
+from warpwatch.daemon.anomalies.snapshot import Part
+from warpwatch.daemon.anomalies.store import ASIDE, FILE, HistoryStore
+from warpwatch.daemon.anomalies.tracks import MAX_PHASES, MAX_POINTS
+from warpwatch.daemon.config import Config, parse
+from warpwatch.daemon.detection import Detection
+from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch.telemetry.metric import SeriesKey
+from warpwatch.telemetry.records import Clock, DeviceReading, RankEvent, Step
+
+NOW = 1_700_000_000.0
+HANG = Anomaly("a1", NOW, "hang", "critical", "no step for 140 s", job="llama", rank=1)
+OVER = replace(HANG, end_time=NOW + 60)
+CONTEXT = AnomalyContext(
+    10.0,
+    (ContextSeries((NOW, NOW + 10), (5, 6), {"step_duration_s": (2.0, None)}, job="llama"),),
+)
+
+
+def store(folder: Path, rows: int = 1000, age_s: float = 1e9) -> tuple[HistoryStore, list[str]]:
+    failures: list[str] = []
+    return HistoryStore(folder, rows, age_s, failures.append), failures
+
+
+# --- the store ---
+
+
+def test_what_was_written_is_there_for_the_next_daemon(tmp_path):
+    first, failures = store(tmp_path)
+    first.write([(OVER, CONTEXT)], NOW)
+    first.close()
+    second, _ = store(tmp_path)
+    assert second.newest(10) == [OVER]
+    assert second.find("a1") == (OVER, CONTEXT)
+    assert second.find("a2") is None
+    assert failures == []
+
+
+def test_a_later_word_takes_the_place_of_the_first_and_keeps_the_context(tmp_path):
+    history, _ = store(tmp_path)
+    history.write([(HANG, CONTEXT)], NOW)
+    history.write([(OVER, None)], NOW + 60)
+    assert history.newest(10) == [OVER]
+    assert history.find("a1") == (OVER, CONTEXT)
+
+
+def test_an_anomaly_that_was_cut_off_ended_when_it_was_last_written(tmp_path):
+    history, _ = store(tmp_path)
+    history.write([(HANG, None)], NOW + 30)
+    assert [one.end_time for one in history.newest(10)] == [NOW + 30]
+
+
+def test_the_newest_come_oldest_first(tmp_path):
+    history, _ = store(tmp_path)
+    for number in (3, 1, 2):
+        history.write([(replace(OVER, id=str(number), time=NOW + number), None)], NOW)
+    assert [one.id for one in history.newest(2)] == ["2", "3"]
+
+
+def test_rows_and_age_are_bounded(tmp_path):
+    history, _ = store(tmp_path, rows=5, age_s=100)
+    for number in range(20):
+        history.write([(replace(OVER, id=str(number), time=NOW + number), CONTEXT)], NOW)
+    assert [one.id for one in history.newest(100)] == ["15", "16", "17", "18", "19"]
+    history.write([(replace(OVER, id="new", time=NOW + 116.5), None)], NOW + 116.5)
+    assert [one.id for one in history.newest(100)] == ["17", "18", "19", "new"]
+
+
+def test_a_file_that_is_no_database_is_moved_aside_with_one_line(tmp_path, caplog):
+    (tmp_path / FILE).write_bytes(b"this is no database, it is a sentence " * 100)
+    with caplog.at_level(logging.ERROR):
+        history, failures = store(tmp_path)
+        history.write([(OVER, None)], NOW)
+        history.write([(OVER, None)], NOW)
+    assert history.newest(10) == [OVER]
+    assert (tmp_path / ASIDE).read_bytes().startswith(b"this is no database")
+    assert len(caplog.records) == 1
+    assert str(tmp_path / ASIDE) in caplog.text
+    assert failures == []
+
+
+def test_a_database_that_breaks_while_in_use_costs_the_history_and_nothing_else(tmp_path):
+    history, failures = store(tmp_path)
+    history.write([(OVER, CONTEXT)], NOW)
+    history.close()
+    body = bytearray((tmp_path / FILE).read_bytes())
+    body[100:] = b"\xff" * (len(body) - 100)
+    (tmp_path / FILE).write_bytes(body)
+    assert history.newest(10) == []
+    history.write([(OVER, None)], NOW)
+    assert history.newest(10) == [OVER]
+    assert len(failures) <= 1
+
+
+def test_a_database_of_another_version_is_left_alone(tmp_path, caplog):
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    before = (tmp_path / FILE).read_bytes()
+    history, failures = store(tmp_path)
+    with caplog.at_level(logging.ERROR):
+        assert history.write([(OVER, None)], NOW) is False
+        assert history.newest(10) == []
+    assert (tmp_path / FILE).read_bytes() == before
+    assert not (tmp_path / ASIDE).exists()
+    assert failures == ["write", "read"]
+    assert len(caplog.records) == 1
+    assert caplog.text.rstrip().endswith("it was written by another version")
+
+
+def test_a_broken_file_that_cannot_be_moved_aside_costs_the_history_alone(tmp_path, caplog):
+    history, failures = store(tmp_path)
+    history.write([(OVER, CONTEXT)], NOW)
+    history.close()
+    body = bytearray((tmp_path / FILE).read_bytes())
+    body[100:] = b"\xff" * (len(body) - 100)
+    (tmp_path / FILE).write_bytes(body)
+    (tmp_path / ASIDE / "in the way").mkdir(parents=True)
+    with caplog.at_level(logging.ERROR):
+        assert history.newest(10) == []
+        assert history.write([(OVER, None)], NOW) is False
+    assert failures == ["read", "write"]
+    assert caplog.records != []
+
+
+def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("warpwatch.daemon.anomalies.store.BUSY_TIMEOUT_S", 0.01)
+    node = Node(tmp_path)
+    node.archive.write()
+    HistoryStore(tmp_path, 10, 1e9, node.failures.append).write([(OVER, None)], NOW)
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        crash = crash_in_training(node)
+        assert node.failures == ["write"] * len(node.failures) != []
+        other.execute("ROLLBACK")
+    assert node.archive.find(crash.id) is None
+    (over,) = (one for one in node.feed(Clock(NOW + 1000)) if one.id == crash.id)
+    found = node.archive.find(crash.id)
+    assert found is not None
+    assert found[0] == over
+    assert found[1] is not None
+
+
+def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("warpwatch.daemon.anomalies.archive.MAX_QUEUED", 3)
+    node = Node(tmp_path / "missing")
+    for number in range(10):
+        node.archive.changed(replace(OVER, id=str(number)))
+        node.archive.write()
+    (tmp_path / "missing").mkdir()
+    node.archive.write()
+    kept = [ident for ident in map(str, range(10)) if node.archive.find(ident)]
+    assert kept == ["7", "8", "9"]
+    assert node.failures.count("queue") == 7
+
+
+def test_the_last_word_waits_for_the_loop_that_writes(tmp_path, monkeypatch):
+    node = Node(tmp_path)
+    inside, most = 0, 0
+    save = snapshot.save
+
+    def slow(path: Path, body: bytes) -> int:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.2)
+        written = save(path, body)
+        inside -= 1
+        return written
+
+    monkeypatch.setattr(snapshot, "save", slow)
+    node.archive._take_snapshot(0.0)
+    loop = threading.Thread(target=node.archive.write)
+    loop.start()
+    node.archive.finish()
+    loop.join()
+    assert most == 1
+    assert node.failures == []
+
+
+def test_a_part_that_cannot_say_what_it_remembers_is_left_out(tmp_path):
+    class Broken:
+        @property
+        def state(self) -> Any:
+            raise ZeroDivisionError("a detector's mistake")
+
+    broken: Any = Broken()
+    parts = Node(tmp_path).detection.parts()
+    body = snapshot.take({**parts, "hang": Part(broken)})
+    saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
+    assert parts.keys() - saved.parts.keys() == {"hang"}
+
+
+def test_a_full_disk_is_counted_each_time_and_logged_once(tmp_path, caplog):
+    history, failures = store(tmp_path)
+    history.write([(OVER, None)], NOW)
+    # As small as the file is now: SQLite answers as on a full disk.
+    assert history._connection is not None
+    pages = history._connection.execute("PRAGMA page_count").fetchone()[0]
+    history._connection.execute(f"PRAGMA max_page_count = {pages}")
+    large = replace(OVER, id="large", summary="x" * 100_000)
+    connection = history._connection
+    with caplog.at_level(logging.ERROR):
+        history.write([(large, None)], NOW)
+        assert failures == ["write"]
+        assert len(caplog.records) == 1
+        assert "full" in caplog.text
+    assert connection is not history._connection
+    history.write([(large, None)], NOW)
+    assert [one.id for one in history.newest(10)] == ["a1", "large"]
+
+
+def test_a_folder_that_is_gone_is_counted_each_time_and_logged_once(tmp_path, caplog):
+    history, failures = store(tmp_path / "missing")
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            history.write([(OVER, None)], NOW)
+        assert history.newest(10) == []
+    assert failures == ["write"] * 5 + ["read"]
+    assert 1 <= len(caplog.records) <= 2
+    (tmp_path / "missing").mkdir()
+    history.write([(OVER, None)], NOW)
+    assert history.newest(10) == [OVER]
+
+
+def test_a_row_of_another_form_is_passed_over(tmp_path):
+    history, failures = store(tmp_path)
+    history.write([(OVER, CONTEXT)], NOW)
+    history.close()
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("INSERT INTO anomalies VALUES ('x', 1e9, 1e9, 1, x'93', x'0102')")
+        connection.execute("UPDATE anomalies SET context = x'0102' WHERE id = 'a1'")
+    connection.close()
+    assert history.newest(10) == [OVER]
+    assert history.find("a1") == (OVER, None)
+    assert history.find("x") is None
+    assert failures == []
+
+
+# --- the minutes around ---
+
+
+def step(rank: int, at: float, duration_s: float) -> Step:
+    phases = {"forward": duration_s / 2, "comm": duration_s / 4}
+    return Step(NOW + at, "llama", rank, int(at), duration_s, phases_s=phases, tokens=100)
+
+
+def test_points_of_ten_seconds_tell_steps_phases_and_throughput_of_rank_and_job():
+    context = Context()
+    for at in range(30):
+        for rank in (0, 1):
+            context.observe(step(rank, at, 1.0 + rank))
+    found = context.around(replace(HANG, time=NOW + 30))
+    job, slow = found.series
+    assert (job.job, job.rank, slow.job, slow.rank) == ("llama", None, "llama", 1)
+    assert (job.times, job.counts) == ((NOW, NOW + 10, NOW + 20), (20, 20, 20))
+    assert slow.values["step_duration_s"] == (2.0, 2.0, 2.0)
+    assert job.values["step_duration_s"] == (1.5, 1.5, 1.5)
+    assert job.values["step_duration_max_s"] == (2.0, 2.0, 2.0)
+    assert job.values["phase_s{phase=forward}"] == (0.75, 0.75, 0.75)
+    assert slow.values["tokens_per_s"] == (50.0, 50.0, 50.0)
+    assert job.values["tokens_per_s"] == pytest.approx((133.3, 133.3, 133.3), rel=0.01)
+    assert "samples_per_s" not in job.values
+    assert "memory_allocated_bytes" not in job.values
+
+
+def test_a_devices_gauges_are_means_and_what_it_does_not_tell_is_absent():
+    context = Context()
+    for at in range(20):
+        metrics: dict[SeriesKey, float] = {("device_power_watts", ()): 400.0 + at % 10}
+        if at < 10:
+            metrics["device_clock_hertz", ("sm",)] = 1.98e9
+        context.observe(DeviceReading(NOW + at, "GPU-1", metrics))
+    (device,) = context.around(replace(HANG, job=None, rank=None, device="GPU-1")).series
+    assert device.values == {
+        "power_watts": (404.5, 404.5),
+        "clock_hertz{domain=sm}": (1.98e9, None),
+    }
+    assert device.counts == (10, 10)
+
+
+def test_ten_minutes_before_and_five_after_are_kept_however_long_it_goes_on():
+    context = Context()
+    for at in range(0, 5000, 2):
+        context.observe(step(1, at, 2.0))
+    found = context.around(replace(HANG, time=NOW + 4900))
+    for series in found.series:
+        assert series.times[0] == NOW + 4290
+        assert series.times[-1] == NOW + 4990
+        assert len(series.times) <= MAX_POINTS
+
+
+def test_a_gap_in_the_steps_is_a_gap_in_the_times():
+    context = Context()
+    for at in (*range(10), *range(100, 110)):
+        context.observe(step(1, at, 1.0))
+    assert context.around(HANG).series[0].times == (NOW, NOW + 100)
+
+
+def test_phases_that_nobody_can_count_are_bounded():
+    context = Context()
+    for number in range(100):
+        phases = {f"phase {number}": 1.0}
+        context.observe(Step(NOW + number, "llama", 1, number, 1.0, phases_s=phases))
+    names = [name for name in context.around(HANG).series[0].values if name.startswith("phase_s")]
+    assert len(names) == MAX_PHASES
+
+
+def test_contexts_of_two_daemons_are_joined_and_the_fuller_point_wins():
+    def seen(times: tuple[float, ...], counts: tuple[int, ...], value: float) -> AnomalyContext:
+        values = {"step_duration_s": (value,) * len(times)}
+        return AnomalyContext(10.0, (ContextSeries(times, counts, values, job="llama"),))
+
+    both = joined(seen((0, 10, 20), (5, 5, 4), 1.0), seen((20, 30), (1, 5), 2.0))
+    assert both.series[0].times == (0, 10, 20, 30)
+    assert both.series[0].counts == (5, 5, 4, 5)
+    assert both.series[0].values == {"step_duration_s": (1.0, 1.0, 1.0, 2.0)}
+
+
+# --- the archive ---
+
+
+class Node:
+    """What the pipeline does with an archive, in event time."""
+
+    def __init__(self, folder: Path, **detectors: Any) -> None:
+        self.failures: list[str] = []
+        sections = {"anomalies": {"reopen_s": 0, "max_age": 1e12}, "detectors": detectors}
+        config = parse(sections, "test")
+        self.detection = Detection(config)
+        self.archive = Archive(
+            folder, config.anomalies, self.detection, self.failures.append, lambda: None
+        )
+
+    def feed(self, *records: Step | RankEvent | Clock) -> list[Anomaly]:
+        changes = []
+        for record in records:
+            self.archive.observe(record)
+            for anomaly in self.detection.feed(record):
+                self.archive.changed(anomaly)
+                changes.append(anomaly)
+        self.archive.write()
+        return changes
+
+
+def crash_in_training(node: Node) -> Anomaly:
+    node.feed(*(step(rank, at, 1.0) for at in range(60) for rank in (0, 1)))
+    (crash,) = node.feed(RankEvent(NOW + 60, "llama", 1, "exception", {"type": "ValueError"}))
+    return crash
+
+
+def test_an_anomaly_and_its_minutes_are_stored_when_it_opens(tmp_path):
+    node = Node(tmp_path)
+    crash = crash_in_training(node)
+    found = node.archive.find(crash.id)
+    assert found is not None
+    anomaly, context = found
+    assert (anomaly.kind, anomaly.rank) == ("crash", 1)
+    assert context is not None
+    assert [series.rank for series in context.series] == [None, 1]
+    assert node.archive.contexts()[crash.id] == context
+    assert node.failures == []
+
+
+def test_the_next_daemon_goes_on_with_it_and_its_minutes(tmp_path):
+    first = Node(tmp_path)
+    crash = crash_in_training(first)
+    first.archive.finish()
+    second = Node(tmp_path)
+    second.archive.restore(NOW + 70)
+    assert second.detection.active == (crash,)
+    assert second.archive.contexts()[crash.id].series[0].times[0] == NOW
+    closed = second.feed(Clock(NOW + 1000))
+    assert [(one.id, one.end_time) for one in closed] == [(crash.id, NOW + 660)]
+    second.archive.finish()
+    third = Node(tmp_path)
+    third.archive.restore(NOW + 1100)
+    assert third.detection.active == ()
+    assert [one.id for one in third.detection.history] == [crash.id]
+
+
+def test_what_a_restart_ends_keeps_its_minutes(tmp_path):
+    first = Node(tmp_path)
+    first.feed(*(step(rank, at, 1.0) for at in range(400) for rank in range(4)))
+    hung = first.feed(Clock(NOW + 2000))
+    assert [one.kind for one in hung] == ["hang"]
+    first.archive.finish()
+    second = Node(tmp_path, hang={"timeout_s": 99})
+    second.archive.restore(NOW + 2010)
+    second.archive.write()
+    assert second.detection.active == ()
+    found = second.archive.find(hung[0].id)
+    assert found is not None
+    assert found[0].summary.endswith("judged anew since the daemon was restarted")
+    assert found[1] is not None
+    assert len(found[1].series) >= 1
+
+
+def test_a_daemon_that_was_killed_leaves_at_least_the_history(tmp_path):
+    first = Node(tmp_path)
+    crash = crash_in_training(first)
+    second = Node(tmp_path)
+    second.archive.restore(NOW + 70)
+    assert second.detection.active == ()
+    (known,) = second.detection.history
+    assert known.id == crash.id
+    assert known.end_time is not None
+
+
+def test_a_memory_that_cannot_be_read_is_told_in_one_line(tmp_path, caplog):
+    first = Node(tmp_path)
+    crash_in_training(first)
+    first.archive.finish()
+    path = tmp_path / "detectors.state"
+    path.write_bytes(path.read_bytes()[:-20])
+    with caplog.at_level(logging.WARNING):
+        Node(tmp_path).archive.restore(NOW + 70)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert str(path) in caplog.text
+
+
+def test_a_store_that_cannot_be_written_costs_no_anomaly(tmp_path, caplog):
+    node = Node(tmp_path / "missing")
+    with caplog.at_level(logging.ERROR):
+        crash_in_training(node)
+        node.archive.finish()
+        node.archive.finish()
+    assert [one.kind for one in node.detection.active] == ["crash"]
+    assert set(node.failures) == {"write", "snapshot"}
+    assert len(caplog.records) == 2
+
+
+def test_the_configuration_names_how_much_is_kept():
+    kept = Config().anomalies
+    assert (kept.max_history, kept.max_age, kept.reopen_s) == (10_000, 30 * 86400, 120)

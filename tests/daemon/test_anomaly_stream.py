@@ -1,0 +1,151 @@
+"""The pipeline's part in an anomaly's life: told once, over restarts, whatever fails beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.capture_node import CaptureNode
+from warpwatch.daemon.anomalies.archive import Archive
+from warpwatch.daemon.captures.coordinator import Coordinator
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.detectors.oom import Oom
+from warpwatch.daemon.hub import Hub
+from warpwatch.daemon.pipeline import Pipeline
+from warpwatch.daemon.sources.ranks import RanksSource
+from warpwatch.daemon.triggers.decisions import Triggers
+from warpwatch.exporters.jsonl import JsonlWriter
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.records import Record
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[CaptureNode]:
+    with ExitStack() as stack:
+        yield CaptureNode(tmp_path, stack)
+
+
+def pipeline(node: CaptureNode, hub: Hub, log: JsonlWriter | None = None) -> Pipeline:
+    """A daemon's stream over the node's files, as a daemon's start makes it."""
+    config = Config()
+    detection = Detection(config)
+    archive = Archive(node.store.path, config.anomalies, detection, lambda what: None, lambda: None)
+    triggers = Triggers(node.coordinator, node.source, hub)
+    return Pipeline(hub, node.source, detection, node.coordinator, triggers, archive, log)
+
+
+def raise_exception(node: CaptureNode) -> None:
+    node.rings[1].event("exception", type="ValueError", message="no")
+
+
+def told(hub: Hub, kind: str) -> list[Anomaly]:
+    return [anomaly for anomaly in hub.state().anomalies if anomaly.kind == kind]
+
+
+def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_first_round(node):
+    hub = Hub(10.0)
+    first = pipeline(node, hub)
+    first.step()
+    raise_exception(node)
+    first.step()
+    (crash,) = told(hub, "crash")
+    assert hub.state().agent["anomalies_total", ("crash", "critical")] == 1
+    first.close()
+    next_hub = Hub(10.0)
+    second = pipeline(node, next_hub)
+    assert told(next_hub, "crash") == [crash]
+    second.step()
+    assert told(next_hub, "crash") == [crash]
+    assert ("anomalies_total", ("crash", "critical")) not in next_hub.state().agent
+
+
+def test_what_a_detector_cannot_take_costs_no_other_record(node, monkeypatch):
+    hub = Hub(10.0)
+    stream = pipeline(node, hub)
+    stream.step()
+    feed = Detection.feed
+    refused: list[Record] = []
+
+    def picky(self, record):
+        if not refused:
+            refused.append(record)
+            raise ZeroDivisionError("a detector's mistake")
+        return feed(self, record)
+
+    monkeypatch.setattr(Detection, "feed", picky)
+    node.rings[0].step()
+    raise_exception(node)
+    with pytest.raises(ZeroDivisionError):
+        stream.step()
+    assert len(refused) == 1
+    assert len(told(hub, "crash")) == 1
+
+
+def test_a_detector_that_fails_costs_no_other_detector_the_record(node, monkeypatch):
+    def fail(self, seen):
+        raise ZeroDivisionError("a detector's mistake")
+
+    monkeypatch.setattr(Oom, "observe", fail)
+    hub = Hub(10.0)
+    stream = pipeline(node, hub)
+    raise_exception(node)
+    with pytest.raises(ZeroDivisionError):
+        stream.step()
+    assert len(told(hub, "crash")) == 1
+    assert hub.state().agent["detector_errors_total", ("oom",)] >= 1
+    stream.step()
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        (Coordinator, "observe"),
+        (Coordinator, "advance"),
+        (Archive, "observe"),
+        (Archive, "advance"),
+        (Archive, "changed"),
+        (Triggers, "advance"),
+        (RanksSource, "states"),
+    ],
+)
+def test_a_stage_that_fails_costs_no_other_stage_of_the_round(node, monkeypatch, stage, name):
+    def fail(self, *args):
+        raise ZeroDivisionError("a stage's mistake")
+
+    hub = Hub(10.0)
+    stream = pipeline(node, hub)
+    stream.step()
+    monkeypatch.setattr(stage, name, fail)
+    raise_exception(node)
+    with pytest.raises(ZeroDivisionError):
+        stream.step()
+    assert len(told(hub, "crash")) == 1
+    assert hub.state().agent["anomalies_total", ("crash", "critical")] == 1
+    monkeypatch.undo()
+    stream.step()
+
+
+def test_readings_are_of_every_detector(node):
+    hub = Hub(10.0)
+    stream = pipeline(node, hub)
+    stream.step()
+    readings, shadows = stream.readings()
+    assert {"hang", "straggler", "thermal_throttle"} <= readings.keys()
+    assert shadows == ()
+
+
+def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path, monkeypatch):
+    monkeypatch.setattr("warpwatch.daemon.pipeline.LOG_SILENCE_S", 0)
+    path = tmp_path / "telemetry.jsonl"
+    stream = pipeline(node, Hub(10.0), JsonlWriter(path))
+    node.rings[0].step()
+    stream.step()
+    stream.step()
+    types = [json.loads(line)["type"] for line in path.read_text().splitlines()]
+    assert "step" in types[:-1]
+    assert types[-1] == "clock"

@@ -1,0 +1,205 @@
+"""What may be captured, and what the refusal says."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.capture_node import AUTOMATIC, MANUAL, CaptureNode
+from warpwatch.daemon.captures.policy import DAY_S, HOUR_S, MAX_DISK_AGE_S, Policy
+from warpwatch.daemon.config.triggers import BaselineConfig, TriggersConfig
+from warpwatch.daemon.errors import Refused
+from warpwatch.daemon.triggers import quiet_hours
+from warpwatch.telemetry.captures import CaptureRequest
+
+# 2026-09-21 23:30:00 UTC.
+LATE_S = 1790033400.0
+BASELINE = CaptureRequest("train", "torch", "baseline", (0,))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def east_of_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Local time is seven hours ahead: 06:30 when it is 23:30 UTC."""
+    monkeypatch.setenv("TZ", "WWT-7")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def policy(store: Path, **triggers: Any) -> Policy:
+    return Policy(TriggersConfig(**triggers), store, lambda: LATE_S)
+
+
+def of_anomaly(number: int) -> CaptureRequest:
+    return replace(AUTOMATIC, anomaly_id=f"a{number}", anomaly_kind=f"kind{number}")
+
+
+def test_a_budget_holds_for_an_hour_and_another_for_a_day(tmp_path: Path) -> None:
+    judge = policy(tmp_path, captures_per_hour=1, captures_per_day=2)
+    judge.begun(of_anomaly(1), 0.0)
+    with pytest.raises(Refused, match=r"1 captures in the last hour; triggers\.captures_per_hour"):
+        judge.check(of_anomaly(2), (), HOUR_S - 1)
+    judge.check(of_anomaly(2), (), HOUR_S)
+    judge.begun(of_anomaly(2), HOUR_S)
+    with pytest.raises(Refused) as refused:
+        judge.check(of_anomaly(3), (), DAY_S - 1)
+    assert refused.value.reason == "refused_budget"
+    assert str(refused.value) == ("2 captures in the last day; triggers.captures_per_day is 2")
+    judge.check(of_anomaly(3), (), DAY_S)
+
+
+def test_budgets_and_cooldowns_go_on_after_a_restart(tmp_path: Path, stack: ExitStack) -> None:
+    node = CaptureNode(tmp_path, stack)
+    node.coordinator.request(AUTOMATIC)
+    judge = Policy(TriggersConfig(captures_per_day=1), node.store.path)
+    node.start(judge, node.hub)
+    with pytest.raises(Refused, match="captures_per_day is 1"):
+        judge.check(of_anomaly(9), (), node.at)
+    with pytest.raises(Refused, match="cooldown_s leaves"):
+        judge.check(replace(AUTOMATIC, anomaly_id="a9"), (), node.at)
+
+
+def test_the_same_anomaly_may_be_tried_again_without_cooldown(tmp_path: Path) -> None:
+    judge = policy(tmp_path)
+    judge.begun(AUTOMATIC, 0.0)
+    judge.check(AUTOMATIC, (), 1.0)
+    with pytest.raises(Refused, match="cooldown_s leaves 599 s"):
+        judge.check(replace(AUTOMATIC, anomaly_id="a2"), (), 1.0)
+
+
+def test_a_manual_request_skips_cooldown_budgets_quiet_hours_and_dry_run(tmp_path: Path) -> None:
+    judge = policy(
+        tmp_path,
+        captures_per_hour=0,
+        captures_per_day=0,
+        dry_run=True,
+        quiet_hours=("00:00-24:00",),
+    )
+    judge.begun(MANUAL, 0.0)
+    judge.check(MANUAL, (), 1.0)
+    with pytest.raises(Refused, match="rank 0 of train is being captured"):
+        judge.check(MANUAL, (0,), 1.0)
+
+
+def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(tmp_path: Path) -> None:
+    judge = policy(tmp_path, baseline=BaselineConfig(captures_per_day=2))
+    for number in range(2):
+        sweep = replace(BASELINE, job=f"trial-{number}")
+        judge.check(sweep, (), float(number))
+        judge.begun(sweep, float(number))
+    third = replace(BASELINE, job="trial-2")
+    with pytest.raises(Refused) as refused:
+        judge.check(third, (), DAY_S - 1)
+    assert refused.value.reason == "refused_budget"
+    assert str(refused.value) == (
+        "2 captures in the last day; triggers.baseline.captures_per_day is 2"
+    )
+    judge.check(AUTOMATIC, (), 3.0)
+    judge.check(third, (), DAY_S)
+
+
+def test_a_baseline_counts_against_no_budget_of_anomalies_and_keeps_the_quiet(
+    tmp_path: Path,
+) -> None:
+    judge = policy(tmp_path, captures_per_hour=1)
+    judge.begun(BASELINE, 0.0)
+    judge.check(AUTOMATIC, (), 1.0)
+    judge.begun(AUTOMATIC, 1.0)
+    judge.check(BASELINE, (), 2.0)
+    judge.config = TriggersConfig(quiet_hours=("23:00-06:00 UTC",))
+    with pytest.raises(Refused, match=r"triggers\.quiet_hours has 23:00-06:00 UTC"):
+        judge.check(BASELINE, (), 2.0)
+
+
+def test_quiet_hours_are_local_unless_they_say_utc(tmp_path: Path, east_of_utc: None) -> None:
+    judge = policy(tmp_path, quiet_hours=("22:00-06:00 UTC",))
+    with pytest.raises(Refused) as refused:
+        judge.check(AUTOMATIC, (), 0.0)
+    assert refused.value.reason == "refused_quiet_hours"
+    judge.config = TriggersConfig(quiet_hours=("22:00-06:00",))
+    judge.check(AUTOMATIC, (), 0.0)
+    judge.config = TriggersConfig(quiet_hours=("12:00-13:00", "06:30-06:31"))
+    with pytest.raises(Refused, match=r"triggers\.quiet_hours has 06:30-06:31"):
+        judge.check(AUTOMATIC, (), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "begin_min", "end_min"),
+    [("22:00-06:00", 1320, 360), (" 00:00 - 24:00 ", 0, 1440), ("09:05-09:06", 545, 546)],
+)
+def test_spans_of_the_day_are_read(text: str, begin_min: int, end_min: int) -> None:
+    assert quiet_hours.parse(text) == quiet_hours.Span(begin_min, end_min)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "22-6", "22:00", "24:00-06:00", "22:00-24:01", "22:60-06:00", "06:00-06:00", "9"]
+)
+def test_what_is_no_span_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 22:00-06:00 or 22:00-06:00 UTC"):
+        quiet_hours.parse(text)
+
+
+def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path: Path, stack: ExitStack) -> None:
+    node = CaptureNode(tmp_path, stack, dry_run=True)
+    with pytest.raises(Refused, match=r"would have been taken; triggers\.dry_run is on"):
+        node.coordinator.request(AUTOMATIC)
+    with pytest.raises(Refused, match="cooldown_s leaves"):
+        node.coordinator.request(replace(AUTOMATIC, anomaly_id="a2"))
+    assert node.counted("refused_dry_run", "anomaly") == 1
+    assert node.counted("refused_cooldown", "anomaly") == 1
+    assert list(node.store.path.glob("*/*/*/*")) == []
+
+
+# --- the disk ---
+
+
+def filled(monkeypatch: pytest.MonkeyPatch, free_mib: int) -> None:
+    usage = shutil.disk_usage("/")._replace(total=1000 << 20, free=free_mib << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+
+def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = policy(tmp_path)
+    filled(monkeypatch, 150)
+    judge.measure_disk()
+    with pytest.raises(Refused, match=r"150 MiB free in .*, 200 MiB are needed") as refused:
+        judge.check(MANUAL, (), 0.0)
+    assert refused.value.reason == "refused_disk"
+    filled(monkeypatch, 200)
+    judge.measure_disk()
+    judge.check(MANUAL, (), 0.0)
+
+
+def test_a_store_that_has_gone_is_refused_with_why(tmp_path: Path) -> None:
+    judge = policy(tmp_path / "gone")
+    with pytest.raises(Refused, match="gone: No such file or directory"):
+        judge.check(MANUAL, (), 0.0)
+
+
+def test_a_disk_that_hangs_is_not_touched_and_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = policy(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: pytest.fail("touched"))
+    judge.check(MANUAL, (), 0.0)
+    late = time.monotonic() + MAX_DISK_AGE_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: late)
+    with pytest.raises(Refused, match=r"has not answered for 6\d s") as refused:
+        judge.check(MANUAL, (), 0.0)
+    assert refused.value.reason == "refused_disk"
