@@ -6,14 +6,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile
 from warpwatch.diagnosis.inventory import take_inventory
 from warpwatch.diagnosis.reader import read_trace
 
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the evaluation traces are not here")
+
+def test_events_without_a_time_are_counted_apart_and_steps_with_theirs(tmp_path: Path) -> None:
+    trace = TraceFile(steps=2, warpwatch={"rank": 3}, deviceProperties=[{"id": 0}])
+    trace.operator(100, 50)
+    trace.events += [
+        trace.events[-1] | {"ts": 0},
+        trace.events[-1] | {"ts": "5"},
+        trace.events[-1] | {"dur": -1},
+        {"ph": "s", "cat": "ac2g", "ts": 1},
+        {"ph": "X", "cat": "new", "ts": 1, "dur": 1},
+    ]
+    found = take_inventory(trace.write(tmp_path / "trace.json.gz"))
+    assert (found.listed, found.untimed, found.rank, found.sees_gpu) == (8, 3, 3, True)
+    assert found.counts == {"annotation": 2, "operator": 1}
+    assert found.steps == {
+        3: (ORIGIN_US, ORIGIN_US + STEP_US),
+        4: (ORIGIN_US + STEP_US, ORIGIN_US + 2 * STEP_US),
+    }
+    assert (found.begin_us, found.end_us) == (ORIGIN_US, ORIGIN_US + 2 * STEP_US)
 
 
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="the evaluation traces are not here")
 @pytest.mark.parametrize(
     ("name", "sees_gpu"),
     [("resnet50_workers4.json.gz", True), ("amd_mi250.json.gz", True), ("cpu_only.json.gz", False)],

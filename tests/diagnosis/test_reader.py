@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.diagnosis.traces import TraceFile, cpu_rank
-from warpwatch.diagnosis import json_stream
+from warpwatch.diagnosis import events, json_stream
 from warpwatch.diagnosis.diagnosis import diagnose
-from warpwatch.diagnosis.reader import TraceError, read_trace
+from warpwatch.diagnosis.reader import Kind, Trace, TraceError, read_trace
 
 GOOD = json.dumps({"traceEvents": cpu_rank(0).events}).encode()
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1, "pid": 1}
@@ -30,6 +30,7 @@ STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1,
         (b"[]", "not a profiler trace"),
         (b'{"schemaVersion": 1}', "no traceEvents"),
         (b'{"traceEvents": []}', "no events"),
+        (b'{"schemaVersion": 1, "traceEvents": []}', "no events"),
         (b'{"traceEvents": 5}', "no operator"),
         (b'{"traceEvents": [{"ph": "M"}, 5, null]}', "no operator"),
         (GOOD[:-40], "is cut short"),
@@ -130,6 +131,155 @@ def test_values_that_lie_across_pieces_of_the_file_are_whole(
     for size in (1, 2, 7, 64):
         monkeypatch.setattr(json_stream, "CHUNK_BYTES", size)
         assert read_trace(path) == whole
+
+
+FULL = {"ph": "X", "name": "a", "pid": 1, "tid": 2, "ts": 5, "dur": 1}
+
+
+def read_elements(tmp_path: Path, *elements: Any) -> Trace:
+    path = tmp_path / "elements.json"
+    path.write_text(json.dumps({"traceEvents": elements}))
+    return read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("category", "kind"),
+    [
+        ("cpu_op", "operator"),
+        ("Operator", "operator"),
+        ("user_annotation", "annotation"),
+        ("cuda_runtime", "runtime"),
+        ("cuda_driver", "runtime"),
+        ("Runtime", "runtime"),
+        ("xpu_runtime", "runtime"),
+        ("xpu_driver", "runtime"),
+        ("mtia_runtime", "runtime"),
+        ("privateuse1_runtime", "runtime"),
+        ("privateuse1_driver", "runtime"),
+        ("kernel", "kernel"),
+        ("Kernel", "kernel"),
+        ("gpu_memcpy", "copy"),
+        ("gpu_memset", "copy"),
+        ("Memcpy", "copy"),
+        ("Memset", "copy"),
+        ("cuda_sync", "synchronization"),
+        ("python_function", "python"),
+    ],
+)
+def test_each_category_of_old_and_new_traces_has_its_kind(
+    tmp_path: Path, category: str, kind: Kind
+) -> None:
+    trace = read_elements(tmp_path, FULL | {"cat": category})
+    assert (len(trace.events[kind]), trace.count) == (1, 1)
+
+
+@pytest.mark.parametrize("category", ["ac2g", "gpu_user_annotation", "overhead", "new", None, 5])
+def test_other_categories_are_left_out(tmp_path: Path, category: Any) -> None:
+    kernel = FULL | {"cat": "kernel"}
+    assert read_elements(tmp_path, kernel, FULL | {"cat": category}).count == 1
+
+
+def test_changes_of_memory_are_read_with_and_without_their_category(tmp_path: Path) -> None:
+    old = {"ph": "i", "s": "t", "name": "[memory]", "pid": 1, "tid": 2, "ts": 5}
+    old["args"] = {"Device Type": 1, "Device Id": 0, "Bytes": 512, "Addr": 7}
+    new = old | {"cat": "cpu_instant_event", "args": {"Bytes": -512, "Total Allocated": 10**20}}
+    found = read_elements(tmp_path, old, new, old | {"name": "other"}).events["memory"]
+    assert [e.arguments for e in found] == [
+        {"Device Type": 1, "Device Id": 0, "Bytes": 512},
+        {"Bytes": -512},
+    ]
+
+
+def test_kernels_of_one_graph_launch_keep_its_correlation(tmp_path: Path) -> None:
+    launch = FULL | {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "args": {"correlation": 9}}
+    kernel = FULL | {"cat": "kernel", "args": {"correlation": 9, "graph id": 3, "stream": 7}}
+    found = read_elements(tmp_path, launch, kernel, kernel).events
+    assert [e.correlation for e in found["runtime"] + found["kernel"]] == [9, 9, 9]
+    assert found["kernel"][0].arguments == {"stream": 7, "graph id": 3}
+
+
+@pytest.mark.parametrize("correlation", [0, -1, True, "7", 7.0, None, 1 << 64])
+def test_what_is_no_correlation_joins_nothing(tmp_path: Path, correlation: Any) -> None:
+    kernel = FULL | {"cat": "kernel", "args": {"correlation": correlation}}
+    assert read_elements(tmp_path, kernel).events["kernel"][0].correlation is None
+
+
+def test_equal_arguments_are_one_object_and_different_ones_are_not(tmp_path: Path) -> None:
+    given = [{"Input Dims": [[2, 3]], "Ev Idx": 1}, {"Input Dims": [[2, 3]], "Ev Idx": 2}]
+    given += [{"Input Dims": [[2, 4]]}, {"Ev Idx": 4}]
+    read = read_elements(tmp_path, *(FULL | {"cat": "cpu_op", "args": args} for args in given))
+    first, second, third, none = (e.arguments for e in read.events["operator"])
+    assert first == {"Input Dims": [[2, 3]]} and third == {"Input Dims": [[2, 4]]}
+    assert first is second and none is None
+
+
+def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
+    event = FULL | {"cat": "kernel", "ts": 4458676522690.655, "dur": 156.777}
+    read = read_elements(tmp_path, event).events["kernel"][0]
+    assert (read.begin_us, round(read.end_us - read.begin_us, 3)) == (4458676522690.655, 156.777)
+
+
+def test_of_python_frames_those_are_kept_that_say_something(tmp_path: Path) -> None:
+    kept = [
+        "train.py(12): step", "<built-in function collect>", "Python GC",
+        "torch/serialization.py(900): save", "torch/_dynamo/convert_frame.py(1): _compile",
+        "/home/a/site-packages/transformers/trainer.py(2): save_pretrained",
+    ]  # fmt: skip
+    dropped = [
+        "torch/nn/modules/module.py(1750): _call_impl", "nn.Module: Linear_0",
+        "<built-in method linear of type object at 0x7f>", "threading.py(20): run",
+        "/usr/lib/python3.11/site-packages/torch/optim/adam.py(1): step",
+    ]  # fmt: skip
+    frames = [FULL | {"cat": "python_function", "name": name} for name in kept + dropped]
+    assert [e.name for e in read_elements(tmp_path, *frames).events["python"]] == kept
+
+
+def test_beyond_the_limit_python_frames_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_FRAMES", 2)
+    frame = FULL | {"cat": "python_function"}
+    assert len(read_elements(tmp_path, frame, frame, frame).events["python"]) == 2
+
+
+def test_too_many_different_names_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_NAMES_BYTES", 10_000)
+    many = [FULL | {"cat": "cpu_op", "name": f"a{number}"} for number in range(100)]
+    with pytest.raises(TraceError, match="different names and threads"):
+        read_elements(tmp_path, *many)
+    threads = [FULL | {"cat": "cpu_op", "tid": number} for number in range(100)]
+    with pytest.raises(TraceError, match="different names and threads"):
+        read_elements(tmp_path, *threads)
+    assert read_elements(tmp_path, *many[:40]).count == 40
+
+
+def test_a_name_of_a_megabyte_is_cut(tmp_path: Path) -> None:
+    named = [FULL | {"cat": "kernel", "name": "k" * 1_000_000 + end} for end in ("a", "b")]
+    assert [len(e.name) for e in read_elements(tmp_path, *named).events["kernel"]] == [10_000] * 2
+
+
+def test_beyond_the_limit_new_arguments_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MAX_ARGUMENTS_BYTES", 100)
+    stacks = [{"Call stack": "a" * 500}, {"Call stack": "b"}, {"Call stack": "a" * 500}]
+    read = read_elements(tmp_path, *(FULL | {"cat": "cpu_op", "args": args} for args in stacks))
+    assert [e.arguments and len(e.arguments["Call stack"]) for e in read.events["operator"]] == [
+        500,
+        None,
+        500,
+    ]
+
+
+def test_what_follows_the_trace_makes_it_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "more.json"
+    path.write_bytes(GOOD + b"\n \n")
+    assert read_trace(path).count
+    path.write_bytes(GOOD + GOOD)
+    with pytest.raises(TraceError, match="is not JSON"):
+        read_trace(path)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))

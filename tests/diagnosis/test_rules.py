@@ -87,14 +87,108 @@ def test_collective_kernels_that_run_alone_are_communication_bound(tmp_path: Pat
     assert found.findings[0].share == pytest.approx(0.3)
 
 
-def test_copies_from_the_host_that_nothing_hides_are_not_healthy(tmp_path: Path) -> None:
+def test_copies_from_the_host_that_nothing_hides_are_transfer_bound(tmp_path: Path) -> None:
     trace = TraceFile()
     for begin in trace.each_step():
         trace.kernel(begin, 8000, begin - 50)
-        trace.event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", begin + 8000, 2000, 7)
+        trace.event(
+            "gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", begin + 8000, 2000, 7, bytes=8_000_000
+        )
     found = diagnosed(tmp_path, trace)
-    assert found.verdict == "inconclusive"
-    assert "20 % of the step is copies" in found.summary
+    assert [(f.kind, f.share) for f in found.findings] == [("transfer_bound", 0.2)]
+    assert found.findings[0].evidence[1] == (
+        "HtoD from pageable memory ran 4 times for 8.0 ms, 8.0 ms of it alone: 32.0 MB at 4.0 GB/s"
+    )
+    assert "pin_memory=True" in found.findings[0].advice
+
+
+def test_copies_that_compute_hides_are_no_finding(tmp_path: Path) -> None:
+    trace = gpu_trace(50, 200)
+    for begin in trace.each_step():
+        trace.event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", begin, 5000, 21)
+    assert diagnosed(tmp_path, trace).verdict == "healthy"
+
+
+def reading_trace(wait_us: float, restart_us: float) -> TraceFile:
+    """Five times a step the host reads a value: the device is idle until the next launch."""
+    trace = TraceFile()
+    for begin in trace.each_step():
+        for k in range(5):
+            at = begin + k * (STEP_US / 5)
+            trace.kernel(at, 2000 - restart_us, at - 10, name="gemm")
+            until = at + 2000 - restart_us
+            trace.event("cpu_op", "aten::item", until - wait_us, wait_us + 1, 77)
+            trace.event("cuda_runtime", "cudaStreamSynchronize", until - wait_us, wait_us, 77)
+    return trace
+
+
+def test_idle_time_after_reading_values_is_sync_bound(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, reading_trace(wait_us=1500, restart_us=400))
+    assert [f.kind for f in found.findings] == ["sync_bound"]
+    finding = found.findings[0]
+    assert finding.share == pytest.approx(0.2, abs=0.01)
+    assert "cudaStreamSynchronize under aten::item waited 20 times" in finding.evidence[1]
+
+
+def test_long_waits_for_a_busy_device_cost_nothing(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, reading_trace(wait_us=1500, restart_us=20)).verdict == "healthy"
+
+
+def thrashing_trace(steps_with_calls: int) -> TraceFile:
+    """cudaMalloc for 2 ms while the device is idle, in some of four steps."""
+    trace = TraceFile()
+    for index, begin in enumerate(trace.each_step()):
+        late = 2000 if index < steps_with_calls else 0
+        if late:
+            trace.event("cuda_runtime", "cudaMalloc", begin + 10, late, 77)
+        trace.kernel(begin + 20 + late, 9980 - late, begin + 15 + late)
+    return trace
+
+
+def test_memory_from_the_driver_in_every_step_is_allocator_thrash(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, thrashing_trace(4))
+    assert [f.kind for f in found.findings] == ["allocator_thrash"]
+    assert found.findings[0].evidence[1:3] == (
+        "cudaMalloc ran 4 times for 8.0 ms, 2.0 ms at most",
+        "in 4 of 4 steps",
+    )
+
+
+def test_memory_from_the_driver_once_is_growth_and_no_thrash(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, thrashing_trace(1)).findings == ()
+
+
+def class_trace(moving_us: float) -> TraceFile:
+    """A busy device: products, and pointwise kernels for ``moving_us`` of each 10 ms."""
+    trace = TraceFile()
+    for begin in trace.each_step():
+        trace.kernel(begin, STEP_US - moving_us, begin - 50, name="sm80_xmma_gemm")
+        at = begin + STEP_US - moving_us
+        trace.kernel(at, moving_us, begin - 40, name="vectorized_elementwise_kernel")
+    return trace
+
+
+def test_a_busy_device_that_moves_memory_is_memory_bound(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, class_trace(7500))
+    assert [(f.kind, f.share, f.confidence) for f in found.findings] == [
+        ("memory_bound", 0.75, "high")
+    ]
+    assert found.findings[0].recoverable_s == pytest.approx(0.015)
+    assert "torch.compile" in found.findings[0].advice
+
+
+def test_a_busy_device_that_multiplies_is_healthy(tmp_path: Path) -> None:
+    assert diagnosed(tmp_path, class_trace(4000)).verdict == "healthy"
+
+
+def test_findings_come_with_the_most_time_to_win_back_first(tmp_path: Path) -> None:
+    trace = TraceFile()
+    for begin in trace.each_step():
+        trace.annotation(LOADER, begin, 1500)
+        trace.kernel(begin + 1550, 4000, begin + 1520)
+        trace.kernel(begin + 5550, 4000, begin + 1530, name="ncclDevKernel_AllReduce")
+    found = diagnosed(tmp_path, trace)
+    assert [f.kind for f in found.findings] == ["communication_bound", "data_loading"]
 
 
 def test_cpu_ranks_that_all_wait_for_samples_are_one_finding(tmp_path: Path) -> None:

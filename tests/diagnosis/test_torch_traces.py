@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 PROGRAM = Path(__file__).with_name("training.py")
+FAULTS_PROGRAM = Path(__file__).with_name("recorded_faults.py")
 
 
 def trained(folder: Path, world_size: int, *faults: str) -> None:
@@ -65,3 +66,28 @@ def test_a_loop_that_computes_is_healthy(tmp_path: Path) -> None:
     trained(tmp_path, 1, "compute")
     found = diagnosed(tmp_path / "compute")
     assert (found.verdict, found.findings) == ("healthy", ())
+
+
+def recorded(folder: Path, *options: str) -> None:
+    subprocess.run(
+        [sys.executable, str(FAULTS_PROGRAM), str(folder), *options],
+        check=True,
+        capture_output=True,
+        timeout=180,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "model", "verdict", "options"),
+    [
+        ("checkpoint", "perceptron", "checkpoint", ()),
+        ("garbage_collection", "convolutional", "gc_pause", ("--stacks",)),
+        ("item", "transformer", "sync_bound", ("--scale", "0.5")),
+        ("recompilation", "perceptron", "recompilation", ()),
+    ],
+)
+def test_an_injected_fault_is_named(
+    tmp_path: Path, fault: str, model: str, verdict: str, options: tuple[str, ...]
+) -> None:
+    recorded(tmp_path, "--faults", fault, "--models", model, *options)
+    assert diagnose(list(tmp_path.iterdir())).verdict == verdict

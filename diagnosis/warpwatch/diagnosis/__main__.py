@@ -4,36 +4,64 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from warpwatch.diagnosis.diagnosis import HEALTHY, diagnose
+from warpwatch.diagnosis.diagnosis import HEALTHY, Diagnosis, diagnose
 from warpwatch.diagnosis.errors import TraceError
 from warpwatch.diagnosis.html import render_html
 from warpwatch.diagnosis.text import render_text
+from warpwatch.diagnosis.trace_out import write_trace
 
 EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
 PROGRAM = "python -m warpwatch.diagnosis"
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROGRAM) -> int:
-    """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage or unusable input."""
+    """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage, unusable input or output."""
     arguments = _parser(prog).parse_args(argv)
+    read = [*arguments.trace, *arguments.baseline]
     try:
+        for written in (arguments.html, arguments.trace_out):
+            if written is not None and _is_one_of(written, read):
+                return _unusable(prog, f"{written}: is a trace to read; name another file to write")
         diagnosis = diagnose(arguments.trace, arguments.baseline)
         if arguments.html is not None:
             arguments.html.write_text(render_html(diagnosis), encoding="utf-8")
+        if arguments.trace_out is not None:
+            write_trace(diagnosis, arguments.trace, arguments.trace_out)
+        _print(diagnosis, arguments.json)
     except TraceError as error:
         return _unusable(prog, str(error))
+    except BrokenPipeError:  # who read it has seen enough
+        _close_output()
     except OSError as error:
-        return _unusable(prog, f"{error.filename}: {error.strerror}")
-    if arguments.json:
-        output = json.dumps(diagnosis.to_json(), indent=1) + "\n"
-    else:
-        output = render_text(diagnosis)
-    sys.stdout.write(output)
+        if error.filename is None:
+            _close_output()
+        return _unusable(prog, f"{error.filename or 'output'}: {error.strerror or error}")
+    except MemoryError:
+        return _unusable(prog, "out of memory; capture fewer steps")
     return EXIT_HEALTHY if diagnosis.verdict == HEALTHY else EXIT_PROBLEM
+
+
+def _print(diagnosis: Diagnosis, as_json: bool) -> None:
+    output = json.dumps(diagnosis.to_json(), indent=1) + "\n" if as_json else render_text(diagnosis)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    sys.stdout.write(output.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _close_output() -> None:
+    """What could not be written would fail, and be told of, once more when Python exits."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_one_of(written: Path, read: Sequence[Path]) -> bool:
+    return written.exists() and any(path.exists() and written.samefile(path) for path in read)
 
 
 def _unusable(prog: str, reason: str) -> int:
@@ -46,7 +74,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         prog=prog,
         description="Say from torch.profiler traces where a training step's time goes, and why.",
         epilog=f"example: {prog} rank0.pt.trace.json.gz rank1.pt.trace.json.gz --html report.html\n"
-        "exit status: 0 healthy, 1 a problem was found or nothing can be concluded, 2 bad input",
+        "exit status: 0 healthy, 1 a problem was found or nothing can be concluded, 2 bad input "
+        "or output",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -54,6 +83,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report to FILE as well")
+    parser.add_argument(
+        "--trace-out",
+        type=Path,
+        metavar="FILE",
+        help="write a reduced trace for https://ui.perfetto.dev (.json or .json.gz)",
+    )
     parser.add_argument(
         "--baseline",
         nargs="+",

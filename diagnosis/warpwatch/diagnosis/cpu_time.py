@@ -1,10 +1,11 @@
 """Where the training thread's time went in a trace without GPU events.
 
-Each instant of the window belongs to one of four, in this order: iterating a DataLoader; running
-an operator; waiting while a collective is under way (gloo runs it on a thread of its own and the
-training thread shows nothing meanwhile); the host's own work, that is everything else between the
-operators. Operators at the top level that are shorter than DISPATCH_US are counted apart as well:
-they are mostly the price of calling them.
+Each instant of the window belongs to one of these, in this order: iterating a DataLoader;
+torch.compile at work; garbage collection; a checkpoint; running an operator; waiting while a
+collective is under way (gloo runs it on a thread of its own and the training thread shows nothing
+meanwhile); the host's own work, that is everything else between the operators. Operators at the
+top level that are shorter than DISPATCH_US are counted apart as well: they are mostly the price of
+calling them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from warpwatch.diagnosis.host_events import HostTime
+from warpwatch.diagnosis.host_patterns import reading_loops, real_operators, saving_gaps
 from warpwatch.diagnosis.intervals import Interval, Intervals, clip, difference, union
 from warpwatch.diagnosis.reader import Event, Trace
+from warpwatch.diagnosis.synchronization import Wait
 
 # The CPU's counterpart of a short kernel: an eager operator costs a few µs before any arithmetic.
 DISPATCH_US = 10.0
+# What copies a value to the host: on a GPU each of them waits for it.
+_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
 _COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d)::?|record_param_comms")
 
 
@@ -25,6 +31,9 @@ _COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d)::?|record_param_comms")
 class CpuTime:
     """Disjoint unions of time in µs, clipped to the window; ``dispatch`` is part of operators.
 
+    compile, gc, checkpoint: of the training thread, as in host_events, outside data loading.
+    saving: part of host, probably the writing of a checkpoint. reading: loops that read one value
+    after the other, whatever else they do. Both are patterns of host_patterns.
     operators_count, dispatch_count: operators at the top level, and the short ones of them.
     """
 
@@ -32,12 +41,19 @@ class CpuTime:
     dispatch: Intervals
     waiting: Intervals
     host: Intervals
+    compile: Intervals
+    gc: Intervals
+    checkpoint: Intervals
+    saving: Intervals
+    reading: Intervals
     operators_count: int
     dispatch_count: int
     collectives: tuple[str, ...]
 
 
-def cpu_time(trace: Trace, window: Interval, loading: Intervals, threads: set[str]) -> CpuTime:
+def cpu_time(
+    trace: Trace, window: Interval, loading: Intervals, threads: set[str], host: HostTime
+) -> CpuTime:
     """``loading``: what the DataLoader takes; ``threads``: those that train."""
     top = _top_level(trace.events["operator"], threads, window)
     short = [e for e in top if e.end_us - e.begin_us < DISPATCH_US]
@@ -48,19 +64,46 @@ def cpu_time(trace: Trace, window: Interval, loading: Intervals, threads: set[st
         if _COLLECTIVE.match(e.name)
     ]
     running = union(clip(_times(top), window))
-    operators = difference(running, loading)
+    taken = loading
+    named = []
+    for activity in (host.compile, host.gc, host.checkpoint):
+        named.append(difference(activity.intervals, taken))
+        taken = union(taken + activity.intervals)
+    operators = difference(running, taken)
     waits = union(clip(_times(collectives), window))
-    taken = union(loading + operators)
+    dispatch = difference(union(clip(_times(short), window)), taken)
+    taken = union(taken + operators)
     waiting = difference(waits, taken)
+    own = difference([window], union(taken + waiting))
+    values = [w[:2] for w in reads(trace.events["operator"], window, threads)]
+    loops = reading_loops(values, top, trace.events["annotation"], window)
     return CpuTime(
         operators=operators,
-        dispatch=difference(union(clip(_times(short), window)), loading),
+        dispatch=dispatch,
         waiting=waiting,
-        host=difference([window], union(taken + waiting)),
+        host=own,
+        saving=saving_gaps(top, own),
+        reading=difference(loops, loading),
+        compile=named[0],
+        gc=named[1],
+        checkpoint=named[2],
         operators_count=len(top),
         dispatch_count=len(short),
         collectives=_most_waited(collectives, window),
     )
+
+
+def reads(events: list[Event], window: Interval, threads: set[str]) -> list[Wait]:
+    """Operators that read a value on the host; of a device, each would wait for it. By end."""
+    found = [
+        Wait(e.begin_us, e.end_us, e.thread, e.name, "read")
+        for e in events
+        if e.name in _READS
+        and e.thread in threads
+        and e.begin_us < window[1]
+        and e.end_us > window[0]
+    ]
+    return sorted(found, key=lambda w: (w.end_us, w.begin_us, w.thread, w.name))
 
 
 def busiest_thread(trace: Trace) -> set[str]:
@@ -79,7 +122,7 @@ def _top_level(events: list[Event], threads: set[str], window: Interval) -> list
         and e.end_us > window[0]
         and not _COLLECTIVE.match(e.name)
     ]
-    mine.sort(key=lambda e: (e.begin_us, -e.end_us))
+    mine = real_operators(sorted(mine, key=lambda e: (e.begin_us, -e.end_us, e.name)))
     top: list[Event] = []
     reached: dict[str, float] = {}
     for event in mine:

@@ -4,14 +4,24 @@ Definitions: W the window, B any GPU event, C kernels that are no collective, N 
 kernels, M copies and memsets, D iteration of a DataLoader. busy = |B|/W, idle = 1 - busy,
 compute = |C|/W, communication = |N|/W, exposed communication = |N \\ C|/W,
 overlap = |N ∩ C|/|N| (Holistic Trace Analysis), memory copy = |M|/W.
+
+A process may drive several devices. A union over them would hide one that idles behind the others,
+so the numbers are those of one device: of those in use the one that idles most.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import median
 
+from warpwatch.diagnosis.clocks import Size, SizeTime, size_times
+from warpwatch.diagnosis.collectives import Collective, collectives
+from warpwatch.diagnosis.copies import CopyTime, copy_times, kind
+from warpwatch.diagnosis.host_events import HostTime
+from warpwatch.diagnosis.idle import IdleTime, idle_time
 from warpwatch.diagnosis.intervals import (
     Interval,
     Intervals,
@@ -21,14 +31,85 @@ from warpwatch.diagnosis.intervals import (
     total,
     union,
 )
+from warpwatch.diagnosis.kernels import (
+    SHORT_KERNEL_US,
+    ClassTime,
+    KernelTime,
+    class_times,
+    classify,
+    kernel_times,
+)
+from warpwatch.diagnosis.launches import Launches, by_correlation, launches
 from warpwatch.diagnosis.reader import Event, Trace
+from warpwatch.diagnosis.synchronization import Wait
 
-# NCCL, RCCL (whose kernels are named ncclDevKernel_*), oneCCL, HCCL.
-_COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|oneccl|hccl", re.IGNORECASE)
+__all__ = [
+    "SHORT_KERNEL_US",
+    "Device",
+    "GpuTime",
+    "Kernels",
+    "Stream",
+    "Work",
+    "gpu_time",
+]
+
 # Copies over the bus, not those inside the device.
-_TRANSFER = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost", re.IGNORECASE)
-# A kernel shorter than this does less work than its launch (TraceLens).
-SHORT_KERNEL_US = 10.0
+_TRANSFERS = ("HtoD", "DtoH")
+_SPAN = attrgetter("begin_us", "end_us")
+# Busy for less than this share of the busiest, a device is not in use: a process that sets up
+# its context on device 0 by mistake leaves a copy or two there.
+MIN_BUSY_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The GPU's events of a trace by their begin, and the runtime calls by correlation."""
+
+    kernels: Sequence[Event]
+    copies: Sequence[Event]
+    events: Sequence[Event]
+    calls: Mapping[int | None, Event]
+
+    @classmethod
+    def of(cls, trace: Trace) -> Work:
+        calls = by_correlation(trace.events["runtime"])
+        copied = set(map(id, trace.events["copy"]))
+        events = sorted(trace.events["kernel"] + trace.events["copy"], key=_order)
+        copies = [e for e in events if id(e) in copied]
+        return cls([e for e in events if id(e) not in copied], copies, events, calls)
+
+    @property
+    def threads(self) -> set[str]:
+        """Those that launch."""
+        calls = self.calls
+        return {call.thread for e in self.events if (call := calls.get(e.correlation))}
+
+    def of_device(self, name: str) -> Work:
+        return replace(
+            self,
+            kernels=[e for e in self.kernels if _device(e) == name],
+            copies=[e for e in self.copies if _device(e) == name],
+            events=[e for e in self.events if _device(e) == name],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of the process, ``name``: its index. in_use: for more than MIN_BUSY_SHARE."""
+
+    name: str
+    count: int
+    busy_ratio: float
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream of a device, ``process/stream`` in the trace. ``busy_us``: union in the window."""
+
+    name: str
+    count: int
+    busy_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +124,36 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class GpuTime:
-    """Unions of time in µs, clipped to the window.
+    """Unions of time in µs, clipped to the window, of the device ``device``.
 
+    devices: all that have an event in the window, busiest first.
     transfers: copies between host and device, a part of ``copies``.
-    host_wait: idle time before work that the host launched only after the idle time had begun.
-    unexplained: idle time before work whose launch is not in the trace.
+    idle_time: ``idle`` split into causes. kernel_times, class_times, copy_times: longest first.
+    sizes: what the steps launched, by name and grid. launches: how the host feeds the device.
+    collectives: in order. streams: busiest first.
     """
 
+    device: str
+    devices: tuple[Device, ...]
     busy: Intervals
     idle: Intervals
     compute: Intervals
     communication: Intervals
     copies: Intervals
     transfers: Intervals
-    host_wait: Intervals
-    unexplained: Intervals
     kernels: Kernels
+    idle_time: IdleTime
+    launches: Launches
+    kernel_times: tuple[KernelTime, ...]
+    class_times: tuple[ClassTime, ...]
+    copy_times: tuple[CopyTime, ...]
+    sizes: Mapping[Size, SizeTime]
+    collectives: tuple[Collective, ...]
+    streams: tuple[Stream, ...]
+
+    @property
+    def devices_in_use(self) -> int:
+        return sum(device.in_use for device in self.devices)
 
     @property
     def exposed_communication(self) -> Intervals:
@@ -78,69 +173,104 @@ class GpuTime:
         return total(intersection(self.communication, self.compute)) / spent
 
 
-def gpu_time(trace: Trace, window: Interval) -> GpuTime | None:
-    """None for a trace without GPU events in the window."""
-    kernels = _within(trace.events["kernel"], window)
-    copies = _within(trace.events["copy"], window)
-    if not kernels and not copies:
+def gpu_time(
+    work: Work, window: Interval, host: HostTime, waits: Sequence[Wait], running: Intervals
+) -> GpuTime | None:
+    """None without GPU events in the window. Of the threads that train or launch: ``waits``, and
+    ``running``, the union of their operators."""
+    devices = _devices(_within(work.events, window), window)
+    if not devices:
         return None
-    launches: dict[int | None, Event] = {
-        e.correlation: e for e in trace.events["runtime"] if e.correlation is not None
-    }
-    busy = _union(kernels + copies, window)
-    host_wait, unexplained = _why_idle(kernels + copies, launches, window)
+    launched, judged = work.events, _idlest(devices)
+    if len(devices) > 1:
+        work = work.of_device(judged)
+    events = _within(work.events, window)
+    kernels, copies = _within(work.kernels, window), _within(work.copies, window)
+    meeting = {k.name for k in work.kernels}
+    meeting = {name for name in meeting if classify(name) == "communication"}
+    collective = [k for k in kernels if k.name in meeting]
+    compute = _union([k for k in kernels if k.name not in meeting], window)
+    communication = _union(collective, window)
+    busy = _union(events, window)
     return GpuTime(
+        device=judged,
+        devices=devices,
         busy=busy,
         idle=difference([window], busy),
-        compute=_union([k for k in kernels if not is_collective(k)], window),
-        communication=_union([k for k in kernels if is_collective(k)], window),
+        compute=compute,
+        communication=communication,
         copies=_union(copies, window),
-        transfers=_union([c for c in copies if _TRANSFER.search(c.name)], window),
-        host_wait=host_wait,
-        unexplained=unexplained,
-        kernels=_kernels(kernels, launches),
+        transfers=_union([c for c in copies if kind(c.name)[0] in _TRANSFERS], window),
+        kernels=_kernels(kernels, work.calls),
+        idle_time=idle_time(work.events, launched, work.calls, window, host, waits, running),
+        launches=launches(events, work.calls, window),
+        kernel_times=kernel_times(kernels, window),
+        class_times=class_times(kernels, window),
+        sizes=size_times(work.kernels, work.calls, window),
+        copy_times=copy_times(copies, union(compute + communication), window),
+        collectives=collectives([k for k in work.kernels if k.name in meeting], work.calls, window),
+        streams=_streams(events, window),
     )
 
 
-def is_collective(kernel: Event) -> bool:
-    return _COLLECTIVE_KERNEL.search(kernel.name) is not None
+def _order(event: Event) -> tuple[float, float, int, str, str]:
+    return event.begin_us, event.end_us, event.correlation or -1, event.thread, event.name
 
 
-def _within(events: list[Event], window: Interval) -> list[Event]:
-    return [e for e in events if e.begin_us < window[1] and e.end_us > window[0]]
+def _device(event: Event) -> str:
+    """Index of the device; where no argument tells it, GPU events have it as their process id."""
+    index = event.arguments.get("device") if event.arguments else None
+    return str(index) if type(index) is int else event.thread.partition("/")[0]
+
+
+def _devices(events: list[Event], window: Interval) -> tuple[Device, ...]:
+    found: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        found[_device(event)].append(event)
+    busy_us = {name: total(_union(on, window)) for name, on in found.items()}
+    window_us = window[1] - window[0]
+    least_us = MIN_BUSY_SHARE * max(busy_us.values(), default=0.0)
+    return tuple(
+        Device(
+            name=name,
+            count=len(found[name]),
+            busy_ratio=min(1.0, busy_us[name] / window_us) if window_us else 0.0,
+            in_use=busy_us[name] >= least_us,
+        )
+        for name in sorted(found, key=lambda name: (-busy_us[name], name))
+    )
+
+
+def _idlest(devices: Sequence[Device]) -> str:
+    return min((d for d in devices if d.in_use), key=lambda d: (d.busy_ratio, d.name)).name
+
+
+def _streams(events: list[Event], window: Interval) -> tuple[Stream, ...]:
+    found: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        found[event.thread].append(event)
+    streams = [Stream(name, len(on), total(_union(on, window))) for name, on in found.items()]
+    return tuple(sorted(streams, key=lambda s: (-s.busy_us, s.name)))
+
+
+def _within(events: Sequence[Event], window: Interval) -> list[Event]:
+    low, high = window
+    return [e for e in events if e.begin_us < high and e.end_us > low]
 
 
 def _union(events: list[Event], window: Interval) -> Intervals:
-    return union(clip(((e.begin_us, e.end_us) for e in events), window))
+    return union(clip(map(_SPAN, events), window))
 
 
-def _why_idle(
-    events: list[Event], launches: dict[int | None, Event], window: Interval
-) -> tuple[Intervals, Intervals]:
-    """Host wait as HTA defines it, but for the whole device instead of stream by stream."""
-    host_wait: Intervals = []
-    unexplained: Intervals = []
-    end_us = window[0]
-    for event in sorted(events, key=lambda e: e.begin_us):
-        if event.begin_us > end_us:
-            launch = launches.get(event.correlation)
-            if launch is None:
-                unexplained.append((end_us, event.begin_us))
-            elif launch.end_us > end_us:
-                host_wait.append((end_us, event.begin_us))
-        end_us = max(end_us, event.end_us)
-    if end_us < window[1]:
-        host_wait.append((end_us, window[1]))
-    return host_wait, unexplained
-
-
-def _kernels(kernels: list[Event], launches: dict[int | None, Event]) -> Kernels:
+def _kernels(kernels: list[Event], calls: Mapping[int | None, Event]) -> Kernels:
     durations = [k.end_us - k.begin_us for k in kernels]
-    calls = [launches[k.correlation] for k in kernels if k.correlation in launches]
+    launched = {k.correlation: calls[k.correlation] for k in kernels if k.correlation in calls}
     short = sum(duration < SHORT_KERNEL_US for duration in durations)
     return Kernels(
         count=len(kernels),
         short_share=short / len(kernels) if kernels else 0.0,
         median_us=median(durations) if durations else 0.0,
-        median_launch_us=median(c.end_us - c.begin_us for c in calls) if calls else 0.0,
+        median_launch_us=median(c.end_us - c.begin_us for c in launched.values())
+        if launched
+        else 0.0,
     )

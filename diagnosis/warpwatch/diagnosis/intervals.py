@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 
 # Begin and end in µs.
 Interval = tuple[float, float]
@@ -12,26 +14,31 @@ Intervals = list[Interval]
 def union(intervals: Iterable[Interval]) -> Intervals:
     """Touching intervals become one; empty ones vanish."""
     merged: Intervals = []
+    low = high = -math.inf
     for begin, end in sorted(intervals):
-        if end <= begin:
-            continue
-        if merged and begin <= merged[-1][1]:
-            if end > merged[-1][1]:
-                merged[-1] = (merged[-1][0], end)
-        else:
-            merged.append((begin, end))
+        if begin > high:
+            if end > begin:
+                if low < high:
+                    merged.append((low, high))
+                low, high = begin, end
+        elif end > high:
+            high = end
+    if low < high:
+        merged.append((low, high))
     return merged
 
 
 def total(intervals: Iterable[Interval]) -> float:
-    return sum(end - begin for begin, end in intervals)
+    return sum([end - begin for begin, end in intervals])
 
 
-def clip(intervals: Iterable[Interval], window: Interval) -> Iterator[Interval]:
+def clip(intervals: Iterable[Interval], window: Interval) -> Intervals:
     low, high = window
-    for begin, end in intervals:
-        if begin < high and end > low:
-            yield max(begin, low), min(end, high)
+    return [
+        (begin if begin > low else low, end if end < high else high)
+        for begin, end in intervals
+        if begin < high and end > low
+    ]
 
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:
@@ -51,17 +58,37 @@ def intersection(left: Intervals, right: Intervals) -> Intervals:
 
 def difference(left: Intervals, right: Intervals) -> Intervals:
     """What of the union ``left`` is not in the union ``right``."""
+    if not right:
+        return [span for span in left if span[0] < span[1]]
     rest: Intervals = []
-    j = 0
+    j, count = 0, len(right)
     for begin, end in left:
-        while j < len(right) and right[j][1] <= begin:
+        while j < count and right[j][1] <= begin:
             j += 1
         k = j
-        while k < len(right) and right[k][0] < end:
-            if right[k][0] > begin:
-                rest.append((begin, right[k][0]))
-            begin = max(begin, right[k][1])
+        while k < count:
+            low, high = right[k]
+            if low >= end:
+                break
+            if low > begin:
+                rest.append((begin, low))
+            begin = high
             k += 1
         if begin < end:
             rest.append((begin, end))
     return rest
+
+
+def within(intervals: Intervals, windows: Sequence[Interval]) -> list[float]:
+    """µs of the union ``intervals`` in each of ``windows``, which need not be disjoint."""
+    begins = [begin for begin, _ in intervals]
+    sums = []
+    for low, high in windows:
+        spent = 0.0
+        for index in range(max(0, bisect_right(begins, low) - 1), len(intervals)):
+            begin, end = intervals[index]
+            if begin >= high:
+                break
+            spent += max(0.0, min(end, high) - max(begin, low))
+        sums.append(spent)
+    return sums

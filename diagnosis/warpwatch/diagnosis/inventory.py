@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warpwatch.diagnosis.reader import KINDS, Kind, members, microseconds
+from warpwatch.diagnosis.events import KINDS, Kind, is_time
+from warpwatch.diagnosis.reader import EVENTS, HEAD, members
 
 # Steps beyond these are not told apart; no capture has that many.
 MAX_STEPS = 1000
@@ -40,12 +41,14 @@ def take_inventory(path: Path) -> Inventory:
     inventory = Inventory()
     head: dict[str, Any] = {}
     for key, value in members(path):
-        if key != "traceEvents":
+        if key in HEAD:
             head[key] = value
-        else:
-            inventory.listed += 1
-            if isinstance(value, dict) and value.get("ph") == "X":
-                _count(inventory, value)
+        if key != EVENTS:
+            continue
+        inventory.listed += len(value)
+        for event in value:
+            if isinstance(event, dict) and event.get("ph") == "X":
+                _count(inventory, event)
     inventory.rank = _rank(head)
     inventory.sees_gpu = bool(head.get("deviceProperties"))
     return inventory
@@ -56,11 +59,12 @@ def _count(inventory: Inventory, event: dict[str, Any]) -> None:
     kind = KINDS.get(category) if isinstance(category, str) else None
     if kind is None:
         return
-    begin_us, duration_us = microseconds(event.get("ts")), microseconds(event.get("dur"))
-    if not begin_us or duration_us is None:
+    begin, duration = event.get("ts"), event.get("dur")
+    if not is_time(begin) or not is_time(duration) or not begin:
         inventory.untimed += 1
         return
-    end_us = begin_us + duration_us
+    begin_us = float(begin)
+    end_us = begin_us + duration
     inventory.counts[kind] += 1
     if inventory.begin_us is None or begin_us < inventory.begin_us:
         inventory.begin_us = begin_us

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch.diagnosis.cpu_time import CpuTime, busiest_thread, cpu_time
-from warpwatch.diagnosis.gpu_time import GpuTime, gpu_time
-from warpwatch.diagnosis.intervals import Interval, Intervals, clip, total, union
+from warpwatch.diagnosis.cpu_time import CpuTime, busiest_thread, cpu_time, reads
+from warpwatch.diagnosis.gpu_time import GpuTime, Work, gpu_time
+from warpwatch.diagnosis.host_events import LOADER_PREFIX, HostTime, host_time
+from warpwatch.diagnosis.intervals import Interval, Intervals, total, union
+from warpwatch.diagnosis.launches import by_correlation
+from warpwatch.diagnosis.lines import Line, lines
+from warpwatch.diagnosis.measures_json import details
+from warpwatch.diagnosis.memory_timeline import MemoryTimeline, memory_timelines
+from warpwatch.diagnosis.operators import Operators, operators
+from warpwatch.diagnosis.places import Instant, of_instants
 from warpwatch.diagnosis.reader import Event, Trace
+from warpwatch.diagnosis.roofline import Roofline, roofline
+from warpwatch.diagnosis.step_timeline import StepTimeline, longest_step
+from warpwatch.diagnosis.steps import StepTime, step_times
+from warpwatch.diagnosis.synchronization import Synchronization, Wait, synchronization, waits
 
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _GPU_RATIOS = (
@@ -21,7 +33,6 @@ _GPU_RATIOS = (
     "overlap_ratio",
     "memory_copy_ratio",
 )
-LOADER_PREFIX = "enumerate(DataLoader)"
 # stop() in the middle of a step leaves a last annotation of some µs.
 RUNT_STEP_SHARE = 0.01
 MIN_STEPS = 2
@@ -33,13 +44,23 @@ MIN_EVENTS_WITHOUT_STEPS = 100
 class Measures:
     """One trace's window and times. ``gpu`` is None for a CPU-only trace, then ``cpu`` is there.
 
+    world_size, job: None where the trace does not tell.
     steps: begin and end of each step in µs; empty where the trace has no step annotations.
-    loading: union of the DataLoader's iteration; loader: its events in the window.
+    loading: union of the DataLoader's iteration, on another thread where it is waited for (see
+    host_events); loader: its events in the window.
     launches: calls that launch a kernel, to notice GPU events that were not recorded.
+    host: what the host did besides operators. operators: the longest ones. synchronization: who
+    waited for the device, or on a CPU-only trace read values as if there were one. memory: by
+    device, empty without profile_memory. roofline: None without a GPU. per_step: as ``steps``.
+    timeline: the longest step, to be drawn.
+    lines: of the user's code in loading, gc, compile, checkpoint and the host's own time (with a
+    GPU: while it idles for it); empty without stacks. derived: what rules have computed from these.
     """
 
     file: str
     rank: int | None
+    world_size: int | None
+    job: str | None
     device_name: str | None
     window: Interval
     steps: tuple[Interval, ...]
@@ -48,6 +69,15 @@ class Measures:
     launches: int
     gpu: GpuTime | None
     cpu: CpuTime | None
+    host: HostTime
+    operators: Operators
+    synchronization: Synchronization
+    memory: tuple[MemoryTimeline, ...]
+    roofline: Roofline | None
+    per_step: tuple[StepTime, ...]
+    timeline: StepTimeline | None
+    lines: Mapping[str, tuple[Line, ...]]
+    derived: dict[object, Intervals] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def window_us(self) -> float:
@@ -59,7 +89,9 @@ class Measures:
 
     @property
     def label(self) -> str:
-        return self.file if self.rank is None else f"rank {self.rank}"
+        whose = self.file if self.rank is None else f"rank {self.rank}"
+        several = self.gpu is not None and self.gpu.devices_in_use > 1
+        return f"{whose}, GPU {self.gpu.device}" if several and self.gpu else whose
 
     def share(self, intervals: Intervals) -> float:
         """Of the window, 0 to 1."""
@@ -89,6 +121,7 @@ class Measures:
             "window_s": round(self.window_s, 6),
             "time": self._gpu_ratios() | {"data_loading_ratio": self._ratio(self.loading)},
             "cpu": self._cpu_ratios(),
+            **details(self),
         }
 
     def _ratio(self, intervals: Intervals) -> float:
@@ -118,6 +151,9 @@ class Measures:
             "dispatch_ratio": self._ratio(self.cpu.dispatch),
             "collective_wait_ratio": self._ratio(self.cpu.waiting),
             "host_ratio": self._ratio(self.cpu.host),
+            "compile_ratio": self._ratio(self.cpu.compile),
+            "gc_ratio": self._ratio(self.cpu.gc),
+            "checkpoint_ratio": self._ratio(self.cpu.checkpoint),
         }
 
 
@@ -125,37 +161,118 @@ def measure(trace: Trace) -> Measures:
     """Pure; the order of the trace's events does not matter."""
     step_events = _steps(trace)
     window = _window(trace, step_events)
-    loader = [
-        e
-        for e in trace.named(LOADER_PREFIX)
-        if e.begin_us < window[1] and e.end_us > window[0] and "__next__" in e.name
-    ]
-    loading = union(clip(((e.begin_us, e.end_us) for e in loader), window))
-    threads = {e.thread for e in step_events} or busiest_thread(trace)
-    gpu = gpu_time(trace, window)
-    launches = sum("LaunchKernel" in e.name for e in trace.events["runtime"])
+    steps = tuple((e.begin_us, e.end_us) for e in step_events)
+    training = {e.thread for e in step_events} or busiest_thread(trace)
+    work = Work.of(trace)
+    threads = training | work.threads
+    host = host_time(trace, window, threads)
+    loading, loader = host.loading.intervals, _loader(trace, window, threads)
+    waited = _waits(trace, work, window, threads)
+    found = _operators(trace, work, window, waited)
+    places = _places(trace, waited, found)
+    running = union(span for thread in threads for span in found.running.get(thread, []))
+    gpu = gpu_time(work, window, host, waited, running)
+    cpu = cpu_time(trace, window, loading, training, host) if gpu is None else None
+    per_step = step_times([_number(e) for e in step_events], steps, loading, gpu)
     return Measures(
         file=trace.file,
         rank=trace.rank,
+        world_size=trace.world_size,
+        job=trace.job,
         device_name=trace.device_name,
         window=window,
-        steps=tuple((e.begin_us, e.end_us) for e in step_events),
+        steps=steps,
         loading=loading,
-        loader=tuple(sorted(loader, key=lambda e: (e.begin_us, e.end_us))),
-        launches=launches,
+        loader=tuple(sorted(loader, key=lambda e: (e.begin_us, e.end_us, e.thread, e.name))),
+        launches=sum("LaunchKernel" in e.name for e in trace.events["runtime"]),
         gpu=gpu,
-        cpu=cpu_time(trace, window, loading, threads) if gpu is None else None,
+        cpu=cpu,
+        host=host,
+        operators=found.with_places(places),
+        synchronization=synchronization(waited, steps, found.owners, places),
+        memory=memory_timelines(trace.events["memory"], window),
+        roofline=_roofline(trace.device_name, window, found, gpu),
+        per_step=per_step,
+        timeline=longest_step(per_step, work.events, host, running, gpu),
+        lines=lines(trace.events["python"], training, _parts(host, gpu, cpu)),
     )
+
+
+def _parts(host: HostTime, gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str, Intervals]:
+    """What is worth a line of the user's code."""
+    own = gpu.idle_time.by_cause["host"] if gpu else cpu.host if cpu else []
+    return {
+        "loading": host.loading.intervals,
+        "gc": host.gc.intervals,
+        "compile": host.compile.intervals,
+        "checkpoint": host.checkpoint.intervals,
+        "host": own,
+    }
+
+
+def _loader(trace: Trace, window: Interval, threads: set[str]) -> list[Event]:
+    found = [
+        e
+        for e in trace.events["annotation"]
+        if e.name.startswith(LOADER_PREFIX)
+        and "__next__" in e.name
+        and e.begin_us < window[1]
+        and e.end_us > window[0]
+    ]
+    return [e for e in found if e.thread in threads] or found
+
+
+def _waits(trace: Trace, work: Work, window: Interval, threads: set[str]) -> list[Wait]:
+    """What waits for the device; without one, what would."""
+    if not work.events:
+        return reads(trace.events["operator"], window, threads)
+    copies = by_correlation(work.copies)
+    return [w for w in waits(trace.events["runtime"], copies, window) if w.thread in threads]
+
+
+def _operators(trace: Trace, work: Work, window: Interval, waited: list[Wait]) -> Operators:
+    launched: dict[Instant, float] = {}
+    for event in work.events:
+        call = work.calls.get(event.correlation)
+        if call is not None:
+            at = (call.thread, call.begin_us)
+            launched[at] = launched.get(at, 0.0) + event.end_us - event.begin_us
+    instants = {(wait.thread, wait.begin_us) for wait in waited}
+    return operators(trace.events["operator"], window, launched, instants)
+
+
+def _places(trace: Trace, waited: list[Wait], found: Operators) -> dict[Instant, str]:
+    """Lines of the user's code of the waits and of the longest operators."""
+    instants = {(wait.thread, wait.begin_us) for wait in waited} | found.longest
+    return of_instants(trace.events["python"], instants) | dict(found.owner_places)
+
+
+def _roofline(
+    device_name: str | None, window: Interval, found: Operators, gpu: GpuTime | None
+) -> Roofline | None:
+    if gpu is None:
+        return None
+    window_us = window[1] - window[0]
+    return roofline(
+        device_name, window_us, found.work, gpu.class_times, gpu.kernel_times, gpu.devices_in_use
+    )
+
+
+def _number(step: Event) -> int:
+    match = _STEP.match(step.name)
+    return int(match[1][:18]) if match else 0
 
 
 def _steps(trace: Trace) -> list[Event]:
     """The ProfilerStep annotations in order, each name once, without a runt at the end."""
     longest: dict[str, Event] = {}
-    for event in trace.named("ProfilerStep"):
+    for event in trace.events["annotation"]:
+        if _STEP.match(event.name) is None:
+            continue
         known = longest.get(event.name)
-        if _STEP.match(event.name) and (known is None or _size(event) > _size(known)):
+        if known is None or _size(event) > _size(known):
             longest[event.name] = event
-    steps = sorted(longest.values(), key=lambda e: (e.begin_us, e.end_us))
+    steps = sorted(longest.values(), key=lambda e: (e.begin_us, e.end_us, _number(e), e.name))
     if len(steps) > 1:
         usual = max(e.end_us - e.begin_us for e in steps)
         if steps[-1].end_us - steps[-1].begin_us < RUNT_STEP_SHARE * usual:

@@ -1,66 +1,52 @@
 """A Kineto/Chrome trace file becomes a Trace: the events that diagnosis needs, and no more.
 
-Reads what PyTorch 1.8 to 2.15 write for CUDA, ROCm and the CPU: ``.json`` or gzip, the category
-names of before and after 2022, as an object or as a bare array. The JSON is streamed: memory grows
-with the kept events (about 200 bytes each), not with the file. Both are bounded: more than
-``max_bytes`` of decompressed text or ``max_events`` kept events is refused with a TraceError.
+Reads what PyTorch 1.8 to 2.15 write for CUDA, ROCm, XPU and the CPU: ``.json`` or gzip, the
+category names of before and after 2022, as an object or as a bare array. The JSON is streamed:
+memory grows with the kept events (about 200 bytes each), not with the file. Both are bounded: more
+than ``max_bytes`` of decompressed text or ``max_events`` kept events is refused with a TraceError.
 """
 
 from __future__ import annotations
 
+import gc
 import gzip
-import math
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, get_args
 
 from warpwatch.diagnosis.errors import TraceError
+from warpwatch.diagnosis.events import MAX_NUMBER, Collector, Event, Kind, is_bounded, is_time
 from warpwatch.diagnosis.json_stream import JsonStream, Malformed
 
-__all__ = ["Event", "Trace", "TraceError", "read_trace"]
+__all__ = [
+    "EVENTS",
+    "HEAD",
+    "Event",
+    "Kind",
+    "Trace",
+    "TraceError",
+    "members",
+    "read_trace",
+    "without_collection",
+]
 
+EVENTS = "traceEvents"
 MAX_BYTES = 4 << 30
 MAX_EVENTS = 4_000_000
+# Of any kind, kept or not: 4 GiB of real events are 15 million.
+MAX_ELEMENTS = 50_000_000
 # What no capture lasts; profilers with broken clocks write events years apart.
 MAX_SPAN_S = 86_400.0
 
-Kind = Literal["operator", "annotation", "runtime", "kernel", "copy"]
-
-# Categories as written from 2022 on (lower case) and before (capitalised).
-KINDS: dict[str, Kind] = {
-    "cpu_op": "operator",
-    "Operator": "operator",
-    "user_annotation": "annotation",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "xpu_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "Runtime": "runtime",
-    "kernel": "kernel",
-    "Kernel": "kernel",
-    "gpu_memcpy": "copy",
-    "gpu_memset": "copy",
-    "Memcpy": "copy",
-    "Memset": "copy",
-}
-# What old traces file under Operator although a person or a library annotated it.
-_ANNOTATION = re.compile(
-    r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.|DistributedDataParallel\."
-)
+_BEGIN, _END = attrgetter("begin_us"), attrgetter("end_us")
+# What is read beside the events.
+HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeNanoseconds"})
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
-
-
-class Event(NamedTuple):
-    """Something with a duration. ``correlation`` joins a launch with what it launched."""
-
-    name: str
-    begin_us: float
-    end_us: float
-    thread: str
-    correlation: int | None
 
 
 @dataclass(slots=True)
@@ -74,8 +60,13 @@ class Trace:
     first_step: int | None = None
     device_name: str | None = None
     events: dict[Kind, list[Event]] = field(
-        default_factory=lambda: {kind: [] for kind in KINDS.values()}
+        default_factory=lambda: {kind: [] for kind in get_args(Kind)}
     )
+
+    @property
+    def count(self) -> int:
+        """Of the events."""
+        return sum(map(len, self.events.values()))
 
     def named(self, prefix: str) -> list[Event]:
         """Annotations and operators of the CPU whose name begins with ``prefix``."""
@@ -86,35 +77,53 @@ class Trace:
 def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS) -> Trace:
     """Raises TraceError, in one line, for whatever is no usable trace."""
     trace = Trace(file=path.name)
+    collector = Collector(path, trace.events)
     head: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    listed = kept = 0
-    for key, value in members(path, max_bytes):
-        if key != "traceEvents":
-            head[key] = value
-            continue
-        listed += 1
-        kept += _keep(trace, value, names)
-        if kept > max_events:
-            raise TraceError(f"{path}: more than {max_events:,} events; capture fewer steps")
+    listed: int | None = None
+    with without_collection():
+        for key, value in members(path, max_bytes):
+            if key == EVENTS:
+                listed = len(value) + (listed or 0)
+                collector.take(value)
+            elif key in HEAD:
+                head[key] = value
+            if trace.count > max_events:
+                raise TraceError(f"{path}: more than {max_events:,} events; capture fewer steps")
     if not listed:
-        missing = "no events" if "traceEvents" in head or not head else "no traceEvents"
-        raise TraceError(f"{path}: not a profiler trace: {missing} in it")
-    if not kept:
+        missing = "traceEvents" if listed is None else "events"
+        raise TraceError(f"{path}: not a profiler trace: no {missing} in it")
+    if not trace.count:
         raise TraceError(f"{path}: no operator, annotation or GPU event with a usable time")
     _check_span(path, trace)
     _describe(trace, head)
     return trace
 
 
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Events make no cycles, and Python would look for some in all of them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def members(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Any]]:
-    """(key, value) of the trace's object, ``traceEvents`` element by element. Raises TraceError."""
+    """(key, value) of the trace's object; of EVENTS lists of some elements. Raises TraceError."""
+    listed = 0
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             source: Any = gzip.GzipFile(fileobj=file) if zipped else file
-            yield from JsonStream(_bounded(path, source.read, max_bytes)).members("traceEvents")
+            for key, value in JsonStream(_bounded(path, source.read, max_bytes)).members(EVENTS):
+                listed += len(value) if key == EVENTS else 0
+                if listed > MAX_ELEMENTS:
+                    raise TraceError(f"{path}: more than {MAX_ELEMENTS:,} elements")
+                yield key, value
     except Malformed as error:
         raise TraceError(f"{path}: {error}") from None
     except EOFError:
@@ -139,41 +148,10 @@ def _bounded(path: Path, read: Callable[[int], bytes], limit: int) -> Callable[[
     return read_within
 
 
-def _keep(trace: Trace, raw: Any, names: dict[str, str]) -> bool:
-    """Whether ``raw`` is an event that diagnosis needs; then it is in ``trace`` now."""
-    if not isinstance(raw, dict) or raw.get("ph") != "X":
-        return False
-    category, name = raw.get("cat"), raw.get("name")
-    kind = KINDS.get(category) if isinstance(category, str) else None
-    begin_us, duration_us = microseconds(raw.get("ts")), microseconds(raw.get("dur"))
-    if kind is None or not isinstance(name, str) or not begin_us or duration_us is None:
-        return False
-    if kind == "operator" and _ANNOTATION.match(name):
-        kind = "annotation"
-    name = names.setdefault(name, name)
-    thread = f"{raw.get('pid')}/{raw.get('tid')}"
-    thread = names.setdefault(thread, thread)
-    arguments = raw.get("args")
-    correlation = arguments.get("correlation") if isinstance(arguments, dict) else None
-    if not isinstance(correlation, int):
-        correlation = None
-    end_us = begin_us + duration_us
-    trace.events[kind].append(Event(name, begin_us, end_us, thread, correlation))
-    return True
-
-
-def microseconds(value: Any) -> float | None:
-    """None for what is no time: profilers with a lost clock write negative or absent ones."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not 0 <= value < 1e18 or not math.isfinite(value):
-        return None
-    return float(value)
-
-
 def _check_span(path: Path, trace: Trace) -> None:
-    events = [event for kept in trace.events.values() for event in kept]
-    span_us = max(e.end_us for e in events) - min(e.begin_us for e in events)
+    kinds = [kept for kept in trace.events.values() if kept]
+    first_us = min(min(map(_BEGIN, kept)) for kept in kinds)
+    span_us = max(max(map(_END, kept)) for kept in kinds) - first_us
     if span_us > MAX_SPAN_S * 1e6:
         raise TraceError(f"{path}: times span {span_us / 1e6 / 86400:,.0f} days; broken clock")
 
@@ -187,9 +165,31 @@ def _describe(trace: Trace, head: dict[str, Any]) -> None:
     job = own.get("job")
     trace.job = job if isinstance(job, str) else None
     trace.first_step = _count(own, "first_step")
+    trace.events["python"] += _gc_pauses(
+        trace, own.get("gc_pauses_us"), head.get("baseTimeNanoseconds")
+    )
     devices = head.get("deviceProperties")
     if (trace.events["kernel"] or trace.events["copy"]) and isinstance(devices, list):
         trace.device_name = _device_name(devices, trace)
+
+
+def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[Event]:
+    """Collections that the capture noted where torch does not, among the trace's operators.
+
+    ``noted``: begin since the epoch and duration in µs.
+    """
+    operators = trace.events["operator"]
+    if not isinstance(noted, list) or not operators:
+        return []
+    first_us, last_us = min(e.begin_us for e in operators), max(e.end_us for e in operators)
+    base_us = base_ns / 1e3 if type(base_ns) is int and is_bounded(base_ns) else 0.0
+    found = []
+    for pause in noted:
+        if isinstance(pause, list) and len(pause) == 2 and all(map(is_time, pause)):
+            begin_us = pause[0] - base_us
+            if first_us < begin_us < last_us and begin_us + pause[1] < last_us:
+                found.append(Event("Python GC", begin_us, begin_us + pause[1], "", None))
+    return found
 
 
 def _device_name(devices: list[Any], trace: Trace) -> str | None:
@@ -208,4 +208,4 @@ def _mapping(head: dict[str, Any], key: str) -> dict[str, Any]:
 
 def _count(mapping: dict[str, Any], key: str) -> int | None:
     value = mapping.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and 0 <= value < MAX_NUMBER else None

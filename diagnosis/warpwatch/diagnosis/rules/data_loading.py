@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.intervals import Intervals, intersection, total
+from warpwatch.diagnosis.intervals import Intervals, difference, total
 from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import Finding, milliseconds, percent, times
+from warpwatch.diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
 
 # PyTorch's TensorBoard plugin warns above 5 % of the step; with a GPU only its idle time counts.
 MIN_IDLE_SHARE = 0.05
-# Without a GPU the loader's work is work like any other up to TraceML's warning level.
+# Without a GPU the work of a loader without workers is work like any other up to TraceML's warning
+# level; with workers the training process only waits.
 MIN_CPU_SHARE = 0.10
 # TraceML's critical level.
 HIGH_SHARE = 0.20
@@ -27,7 +28,8 @@ class DataLoading:
         return [self._finding(m) for m in capture if self._applies(m)]
 
     def _applies(self, measures: Measures) -> bool:
-        limit = MIN_IDLE_SHARE if measures.gpu else MIN_CPU_SHARE
+        works = measures.gpu is None and _single_process(measures)
+        limit = MIN_CPU_SHARE if works else MIN_IDLE_SHARE
         return bool(measures.loader) and measures.share(_lost(measures)) > limit
 
     def _finding(self, measures: Measures) -> Finding:
@@ -48,8 +50,8 @@ class DataLoading:
 def _lost(measures: Measures) -> Intervals:
     """What the loader costs: all of its time, or where there is a GPU, its idle time under it."""
     if measures.gpu is None:
-        return measures.loading
-    return intersection(measures.loading, measures.gpu.idle)
+        return difference(measures.loading, measures.host.gc.intervals)
+    return idle(measures, "data_loading")
 
 
 def _evidence(measures: Measures, lost: Intervals) -> list[str]:
@@ -64,7 +66,7 @@ def _evidence(measures: Measures, lost: Intervals) -> list[str]:
         sentences.append(f"the GPU stood idle during {milliseconds(total(lost))} of it")
     if _single_process(measures):
         sentences.append("the batches are made in the training process itself (num_workers=0)")
-    return sentences
+    return [*sentences, *in_lines(measures, "loading")]
 
 
 def _single_process(measures: Measures) -> bool:

@@ -8,13 +8,25 @@ from warpwatch.diagnosis.cpu_time import CpuTime
 from warpwatch.diagnosis.gpu_time import GpuTime
 from warpwatch.diagnosis.intervals import Intervals, difference, intersection, total, union
 from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import Finding, milliseconds, percent
+from warpwatch.diagnosis.rules.base import (
+    Finding,
+    idle,
+    in_lines,
+    milliseconds,
+    once,
+    percent,
+    worst_gaps,
+)
 
 # TraceLens flags idle time above this; the same is taken for a CPU's time outside operators.
 MIN_SHARE = 0.15
-# Of the idle time, what must have waited for a launch (reference value of this project).
-MIN_HOST_WAIT_SHARE = 0.60
 HIGH_SHARE = 0.30
+# What has a cause of its own needs less to be told: as idle time after synchronizing calls.
+MIN_READING_SHARE = 0.05
+MIN_BREAKS_SHARE = 0.05
+MIN_SAVING_SHARE = 0.05
+# A model that is compiled whole is a few regions, forward and optimizer (own value).
+MIN_REGIONS_A_STEP = 10
 
 
 class HostBound:
@@ -42,22 +54,63 @@ class HostBound:
 
 
 def applies(measures: Measures) -> bool:
-    if measures.gpu is None:
-        return measures.share(lost(measures)) > MIN_SHARE
-    idle = difference(measures.gpu.idle, measures.loading)
-    waited = total(lost(measures)) / total(idle) if idle else 0.0
-    return measures.share(idle) > MIN_SHARE and waited > MIN_HOST_WAIT_SHARE
+    """Beside a cause that has a name, a slow host is a second fault only if it is a clear one."""
+    limit = HIGH_SHARE if _explained(measures) else MIN_SHARE
+    return measures.share(lost(measures)) > limit
 
 
+@once
 def lost(measures: Measures) -> Intervals:
-    """With a GPU its idle time that waited for a launch, outside data loading; without one the
-    training thread's time outside operators, loading and collectives, and its short operators."""
+    """The host's time that costs, without what other rules explain."""
+    return difference(_own_time(measures), _explained(measures))
+
+
+@once
+def _explained(measures: Measures) -> Intervals:
+    return union(reading(measures) + saving(measures) + graph_breaks(measures))
+
+
+@once
+def _own_time(measures: Measures) -> Intervals:
+    """With a GPU its idle time in which the host launched, ran operators, or did what has no name;
+    without one the training thread's time outside operators, loading and collectives,
+    and its short operators."""
     if measures.gpu is not None:
-        waiting = intersection(measures.gpu.idle, measures.gpu.host_wait)
-        return difference(waiting, measures.loading)
+        return idle(measures, "host", "dispatch", "launch")
     if measures.cpu is not None:
         return union(measures.cpu.host + measures.cpu.dispatch)
     return []
+
+
+def reading(measures: Measures) -> Intervals:
+    """Without a GPU: the loops that read one value after the other, if they are worth a finding.
+
+    In compiled code it is a graph break.
+    """
+    if measures.cpu is None:
+        return []
+    loops = difference(measures.cpu.reading, measures.host.compiled_spans)
+    return loops if measures.share(loops) > MIN_READING_SHARE else []
+
+
+def saving(measures: Measures) -> Intervals:
+    """Without a GPU: time that no event names but that looks like the writing of a checkpoint, if
+    it is worth a finding."""
+    gaps = measures.cpu.saving if measures.cpu else []
+    return gaps if measures.share(gaps) > MIN_SAVING_SHARE else []
+
+
+def graph_breaks(measures: Measures) -> Intervals:
+    """The host's time between pieces of compiled code, if these are many and it is worth a finding.
+
+    Pieces of one function only are no graph breaks: each layer of a model is compiled by itself.
+    """
+    host = measures.host
+    many = host.compiled_regions > MIN_REGIONS_A_STEP * max(1, len(measures.steps))
+    if not many or host.compiled_frames < 2:
+        return []
+    between = intersection(_own_time(measures), host.compiled_spans)
+    return between if measures.share(between) > MIN_BREAKS_SHARE else []
 
 
 def _evidence(measures: Measures) -> tuple[str, ...]:
@@ -67,19 +120,30 @@ def _evidence(measures: Measures) -> tuple[str, ...]:
         return (first, *_gaps(measures, measures.gpu))
     if measures.cpu is not None:
         first = f"{share} of the step is the host's own work around the operators"
-        return (first, *_own_work(measures.cpu))
+        return (first, *_own_work(measures.cpu), *in_lines(measures, "host"))
     return ()
 
 
 def _gaps(measures: Measures, gpu: GpuTime) -> tuple[str, ...]:
-    gaps = sorted((end - begin for begin, end in lost(measures)), reverse=True)
-    return (
-        f"{len(gaps):,} gaps of {milliseconds(sum(gaps))} in total ended with a launch that came "
-        f"only after the GPU had run dry; the longest took "
-        f"{', '.join(milliseconds(us) for us in gaps[:3])}",
-        f"the median kernel runs {gpu.kernels.median_us:.0f} µs and its launch takes "
-        f"{gpu.kernels.median_launch_us:.0f} µs, so the launch calls alone do not explain it",
+    launch, dispatch, host = (
+        milliseconds(total(idle(measures, cause))) for cause in ("launch", "dispatch", "host")
     )
+    sentences = [
+        f"{milliseconds(total(lost(measures)))} of idle time ended with a launch that came only "
+        f"after the GPU had run dry; meanwhile the host launched for {launch}, ran operators for "
+        f"{dispatch}, and was outside of them for {host}",
+        f"the median kernel runs {gpu.kernels.median_us:.0f} µs and its launch takes "
+        f"{gpu.kernels.median_launch_us:.0f} µs",
+    ]
+    longest = measures.operators.by_self_time[:2]
+    if longest:
+        named = ", ".join(
+            f"{o.name}{f' at {o.place}' if o.place else ''} {milliseconds(o.self_us)}"
+            for o in longest
+        )
+        sentences.append(f"operators that took the host longest: {named}")
+    gaps = worst_gaps(measures, "host")
+    return (*sentences, gaps) if gaps else tuple(sentences)
 
 
 def _own_work(cpu: CpuTime) -> tuple[str, ...]:
@@ -95,10 +159,12 @@ def _own_work(cpu: CpuTime) -> tuple[str, ...]:
 def _advice(measures: Measures) -> str:
     if measures.gpu is not None:
         return (
-            "Try torch.compile(model) or a larger batch, and move Python work (logging, metrics, "
-            ".item()) out of the loop; a second capture with with_stack=True names the lines."
+            "Move Python work (logging, metrics, loops over tensors) out of the loop, try "
+            "torch.compile(model) or a larger batch; a second capture with with_stack=True names "
+            "the lines."
         )
     return (
         "Move Python work (loops over parameters, logging, sleeps) out of the training loop and "
-        "replace many small operators by few large ones; with_stack=True names the lines."
+        "replace many small operators by few large ones. A second capture with with_stack=True "
+        "names the lines, and shows whether it is Python's garbage collection."
     )

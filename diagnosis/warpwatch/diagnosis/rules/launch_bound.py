@@ -9,10 +9,12 @@ from warpwatch.diagnosis.gpu_time import SHORT_KERNEL_US, GpuTime
 from warpwatch.diagnosis.intervals import total
 from warpwatch.diagnosis.measures import Measures
 from warpwatch.diagnosis.rules import host_bound
-from warpwatch.diagnosis.rules.base import Finding, percent
+from warpwatch.diagnosis.rules.base import Finding, idle, milliseconds, percent, short
 
 # More than half of the kernels short (TraceLens's 10 µs), idle time as for host_bound.
 MIN_SHORT_SHARE = 0.50
+# With more of the idle time than this outside operators, Python is to blame, not the launches.
+MAX_HOST_SHARE = 0.50
 
 
 class LaunchBound:
@@ -28,13 +30,15 @@ class LaunchBound:
         return [
             _finding(self.kind, m, m.gpu)
             for m in capture
-            if m.gpu is not None and _short(m.gpu) and host_bound.applies(m)
+            if m.gpu is not None and host_bound.applies(m) and _launches(m, m.gpu)
         ]
 
 
-def _short(gpu: GpuTime) -> bool:
-    kernels = gpu.kernels
-    return kernels.short_share > MIN_SHORT_SHARE and kernels.median_us < kernels.median_launch_us
+def _launches(measures: Measures, gpu: GpuTime) -> bool:
+    outside_us = total(idle(measures, "host"))
+    return gpu.kernels.short_share > MIN_SHORT_SHARE and outside_us < MAX_HOST_SHARE * total(
+        host_bound.lost(measures)
+    )
 
 
 def _finding(kind: str, measures: Measures, gpu: GpuTime) -> Finding:
@@ -60,7 +64,19 @@ def _finding(kind: str, measures: Measures, gpu: GpuTime) -> Finding:
             "fused=True (or foreach=True), or a larger batch: fewer and larger kernels."
         ),
     )
+    return replace(found, evidence=(*found.evidence, *_counts(measures, gpu)))
+
+
+def _counts(measures: Measures, gpu: GpuTime) -> list[str]:
+    sentences = []
     if measures.steps:
-        per_step = f"there are {kernels.count // len(measures.steps):,} kernels a step"
-        found = replace(found, evidence=(*found.evidence, per_step))
-    return found
+        per_step = gpu.launches.count // len(measures.steps)
+        spent = milliseconds(gpu.launches.total_call_us / len(measures.steps))
+        sentences.append(f"{per_step:,} launches a step keep the host busy for {spent}")
+    often = max(gpu.kernel_times, key=lambda k: k.count, default=None)
+    if often is not None:
+        sentences.append(
+            f"most often launched: {short(often.name)}, {often.count:,} times, "
+            f"{often.median_us:.1f} µs each"
+        )
+    return sentences

@@ -1,6 +1,7 @@
-"""One rank keeps the others waiting: its steps are longer without the waiting for collectives.
+"""One rank keeps the others waiting.
 
-Only for captures of several CPU ranks today: there the wait of the training thread is in the trace.
+On GPUs the ranks' collectives tell who came last (alignment.py); on the CPU the training thread's
+wait is in the trace, and the straggler's steps are longer without it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from warpwatch.diagnosis.alignment import Alignment, align, exposed_transfer_us
+from warpwatch.diagnosis.before_after import kernel_changes, phases_ms
+from warpwatch.diagnosis.clocks import slowdown
 from warpwatch.diagnosis.cpu_time import CpuTime
-from warpwatch.diagnosis.intervals import Interval, Intervals, clip, total
+from warpwatch.diagnosis.intervals import Interval, Intervals, clip, difference, total, union
 from warpwatch.diagnosis.measures import Measures
 from warpwatch.diagnosis.rules.base import Finding, milliseconds, percent
 
@@ -24,8 +28,42 @@ MIN_WAIT_EXCESS = 0.10
 MIN_STEPS = 3
 MIN_CONSISTENCY = 0.80
 HIGH_RATIO = 1.5
-# The parts of a step, as the evidence names them.
-LOADING, OPERATORS, HOST = "data loading", "operators", "Python between the operators"
+# The parts of a step on the CPU as the evidence names them, and the rules that say more.
+OPERATORS = "operators"
+_PARTS: dict[str, tuple[str, ...]] = {
+    "data loading": ("data_loading",),
+    "compiling": ("recompilation",),
+    "garbage collection": ("gc_pause",),
+    "writing a checkpoint": ("checkpoint",),
+    "reading values": ("sync_bound",),
+    OPERATORS: (),
+    "Python between the operators": (),
+}
+# On GPUs: of the window that the others wait (reference of this project) and how much of it at
+# least no compute hides; how much of all lateness one rank must bring to be the one (own values).
+MIN_GPU_WAIT = 0.05
+MIN_EXPOSED_WAIT = 0.025
+MIN_BLAME = 0.60
+# With more synchronizing calls a step than the others by this, the calls are what differs.
+MAX_WAITS_RATIO = 1.1
+# Of the longer compute, what one factor for all kernels must explain to be the reason (own value).
+MIN_EXPLAINED = 0.25
+HIGH_GPU_WAIT = 0.15
+# What a rank did longer, and the rule that says more about it.
+_REASONS = {
+    "compute": ("its kernels", ()),
+    "exposed_copies": ("copies", ("transfer_bound",)),
+    "idle: compile": ("compiling", ("recompilation",)),
+    "idle: gc": ("garbage collection", ("gc_pause",)),
+    "idle: checkpoint": ("writing a checkpoint", ("checkpoint",)),
+    "idle: data_loading": ("data loading", ("data_loading",)),
+    "idle: allocator": ("getting memory from the driver", ("allocator_thrash",)),
+    "idle: synchronization": ("synchronizing with its GPU", ("sync_bound",)),
+    "idle: copy": ("waiting for copies", ("transfer_bound",)),
+    "idle: launch": ("launching kernels", ()),
+    "idle: dispatch": ("the host's price of its operators", ()),
+    "idle: host": ("the host's own work", ()),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +77,15 @@ class _Rank:
 
 class Straggler:
     kind = "straggler"
-    supersedes: tuple[str, ...] = ("host_bound",)
+    supersedes: tuple[str, ...] = ("host_bound", "launch_bound", "sync_bound")
 
     def share(self, measures: Measures) -> float | None:
         return None
 
     def find(self, capture: Sequence[Measures]) -> list[Finding]:
+        alignment = align(capture)
+        if alignment is not None:
+            return _on_gpu(self.kind, capture, alignment)
         ranks = [_rank(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
         if len(ranks) < 2 or len(ranks) < len(capture):
             return []
@@ -68,12 +109,23 @@ def _rank(measures: Measures, cpu: CpuTime) -> _Rank:
         local_us=[
             end - begin - of_step(cpu.waiting, (begin, end)) for begin, end in measures.steps
         ],
-        parts_us={
-            LOADING: a_step(measures.loading),
-            OPERATORS: a_step(cpu.operators),
-            HOST: a_step(cpu.host),
-        },
+        parts_us={part: a_step(spent) for part, spent in _spent(measures, cpu).items()},
     )
+
+
+def _spent(measures: Measures, cpu: CpuTime) -> dict[str, Intervals]:
+    """Disjoint, in the order of _PARTS."""
+    patterns = union(cpu.reading + cpu.saving)
+    parts = (
+        measures.loading,
+        cpu.compile,
+        cpu.gc,
+        union(cpu.checkpoint + cpu.saving),
+        difference(cpu.reading, cpu.saving),
+        difference(cpu.operators, patterns),
+        difference(cpu.host, patterns),
+    )
+    return dict(zip(_PARTS, parts, strict=True))
 
 
 def _lags(culprit: _Rank, others: list[_Rank]) -> bool:
@@ -96,12 +148,12 @@ def _wait_share(rank: _Rank) -> float:
 
 
 def _finding(kind: str, culprit: _Rank, others: list[_Rank]) -> Finding | None:
-    """None where the surplus is data loading: the earlier cause has a rule of its own."""
+    """None where operators are merely somewhat slower."""
     usual = {part: median(r.parts_us[part] for r in others) for part in culprit.parts_us}
     surplus = {part: us - usual[part] for part, us in culprit.parts_us.items()}
     part = max(surplus, key=lambda name: surplus[name])
     own, typical = median(culprit.local_us), median(median(r.local_us) for r in others)
-    if part == LOADING or (part == OPERATORS and own < MIN_OPERATOR_RATIO * typical):
+    if part == OPERATORS and own < MIN_OPERATOR_RATIO * typical:
         return None
     measures = culprit.measures
     lost_us = (own - typical) * len(measures.steps)
@@ -125,4 +177,124 @@ def _finding(kind: str, culprit: _Rank, others: list[_Rank]) -> Finding | None:
             f"Look at what {measures.label} alone does (rank-dependent code, logging, validation, "
             "a larger share of the data) and at its machine: load, clocks, throttling."
         ),
+        yields_to=_PARTS[part],
+    )
+
+
+def _on_gpu(kind: str, capture: Sequence[Measures], alignment: Alignment) -> list[Finding]:
+    """The rank that the others wait for, if it is (nearly) always the same one."""
+    ranks = range(len(capture))
+    blamed = [alignment.blamed_us(rank) for rank in ranks]
+    culprit = max(ranks, key=lambda rank: blamed[rank])
+    others = [rank for rank in ranks if rank != culprit]
+    waits_us = {rank: _exposed_wait_us(capture[rank], rank, alignment) for rank in others}
+    share = median(waits_us[rank] / (capture[rank].window_us or 1.0) for rank in others)
+    late = blamed[culprit] > MIN_GPU_WAIT * capture[culprit].window_us
+    if not late or share <= MIN_EXPOSED_WAIT or blamed[culprit] < MIN_BLAME * sum(blamed):
+        return []
+    measures = capture[culprit]
+    peers = [m for m in capture if m is not measures]
+    sentence, yields_to, advice = _reason(measures, peers)
+    return [
+        Finding(
+            kind=kind,
+            rank=measures.rank,
+            label=measures.label,
+            share=min(1.0, share),
+            recoverable_s=median(waits_us.values()) / 1e6,
+            confidence="high" if share > HIGH_GPU_WAIT else "medium",
+            evidence=(
+                f"{measures.label} keeps the others waiting: {percent(share)} of their step is "
+                f"collectives that {measures.label} enters last",
+                sentence,
+                _meetings(measures, culprit, alignment),
+            ),
+            advice=advice,
+            yields_to=yields_to,
+        )
+    ]
+
+
+def _exposed_wait_us(measures: Measures, rank: int, alignment: Alignment) -> float:
+    if measures.gpu is None:
+        return 0.0
+    exposed_us = total(measures.gpu.exposed_communication)
+    return exposed_us - exposed_transfer_us(measures, rank, alignment)
+
+
+def _meetings(measures: Measures, rank: int, alignment: Alignment) -> str:
+    late = [m for m in alignment.meetings if m.last == rank]
+    worst = max(late, key=lambda m: m.lateness_us)
+    return (
+        f"{measures.label} is the last in {len(late):,} of {len(alignment.meetings):,} matched "
+        f"collectives; in the worst, {worst.name}, the others wait "
+        f"{milliseconds(worst.lateness_us)} for a transfer of {milliseconds(worst.transfer_us)}"
+    )
+
+
+def _reason(measures: Measures, peers: Sequence[Measures]) -> tuple[str, tuple[str, ...], str]:
+    """What the rank did longer than its peers in a step: sentence, more exact kinds, advice."""
+    usual_waits = median(_waits_a_step(peer) for peer in peers)
+    as_usual = _waits_a_step(measures) <= MAX_WAITS_RATIO * usual_waits
+    mine, *theirs = (_parts_ms(m, as_usual) for m in (measures, *peers))
+    usual = {phase: median(other[phase] for other in theirs) for phase in _REASONS}
+    phase = max(_REASONS, key=lambda name: mine[name] - usual[name])
+    what, kinds = _REASONS[phase]
+    sentence = (
+        f"the difference is {what}: {mine[phase]:,.1f} ms a step against {usual[phase]:,.1f} ms"
+    )
+    if phase == "compute":
+        surplus = mine[phase] / usual[phase] - 1 if usual[phase] else 0.0
+        detail, advice = _slow_kernels(measures, peers, surplus)
+        return f"{sentence}; {detail}", kinds, advice
+    advice = (
+        f"Look at what {measures.label} alone does (rank-dependent code, logging, validation) and "
+        "at its machine: load of the cores, CPU pinning, a slow disk."
+    )
+    return sentence, kinds, advice
+
+
+def _waits_a_step(measures: Measures) -> float:
+    return measures.synchronization.count / (len(measures.steps) or 1)
+
+
+def _parts_ms(measures: Measures, waits_as_usual: bool) -> dict[str, float]:
+    """Of one step of the device. A wait that every rank has in its step makes none of them late:
+    then its host is slow."""
+    parts = {phase: ms * _ahead(measures) for phase, ms in phases_ms(measures).items()}
+    if waits_as_usual:
+        parts["idle: host"] += parts["idle: synchronization"]
+        parts["idle: synchronization"] = 0.0
+    return parts
+
+
+def _ahead(measures: Measures) -> float:
+    """Steps that the host did for each of the device's in the window, by their collectives."""
+    found = measures.gpu.collectives if measures.gpu else ()
+    begun = sum(c.begin_us < measures.window[1] for c in found)
+    return len(found) / begun if begun else 1.0
+
+
+def _slow_kernels(measures: Measures, peers: Sequence[Measures], surplus: float) -> tuple[str, str]:
+    """Lower clocks make every kernel slower alike; more data makes more or longer ones.
+
+    ``surplus``: of the compute of a step, most of which the factor has to explain.
+    """
+    typical = sorted(peers, key=lambda m: total(m.gpu.compute) if m.gpu else 0.0)[len(peers) // 2]
+    changes = kernel_changes(measures, typical)
+    factor = slowdown(*(m.gpu.sizes if m.gpu else {} for m in (measures, typical)))
+    if factor is not None and factor - 1 > MIN_EXPLAINED * surplus:
+        return (
+            f"the same kernels are all {100 * (factor - 1):.0f} % slower than on {typical.label}, "
+            "as with lower clocks",
+            f"Check {measures.label}'s GPU for throttling (clocks, temperature, power cap, ECC "
+            "errors: nvidia-smi -q -d CLOCK,PERFORMANCE,POWER) and take its node out if it stays "
+            "slow.",
+        )
+    shown = [f"{k.name[:40]} {k.before_ms:,.1f} -> {k.now_ms:,.1f} ms" for k in changes[:3]]
+    return (
+        f"it has more work than {typical.label} rather than slower clocks, for its kernels differ "
+        f"unevenly: {', '.join(shown)}",
+        "Balance the data: the same number of tokens on every rank (length-grouped batches, "
+        f"DistributedSampler with drop_last), and look for layers that {measures.label} alone has.",
     )

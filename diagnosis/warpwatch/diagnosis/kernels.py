@@ -1,0 +1,225 @@
+"""Kernels by name and by class.
+
+The class comes from the kernel's name alone: PyTorch's own kernels, those of cuBLAS, cuDNN,
+CUTLASS, NCCL, rocBLAS, MIOpen, FlashAttention, Apex, Transformer Engine and Inductor's Triton.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+from typing import Literal
+
+from warpwatch.diagnosis.events import MAX_NUMBER
+from warpwatch.diagnosis.intervals import Interval, clip, total, union
+from warpwatch.diagnosis.reader import Event
+
+KernelClass = Literal[
+    "gemm", "convolution", "attention", "normalization", "softmax", "elementwise", "reduction",
+    "optimizer", "indexing", "copy", "communication", "triton_fused", "other",
+]  # fmt: skip
+
+# Names of templates grow to many kB; what matters stands at their begin.
+MAX_NAME = 2_000
+TOP = 20
+# A kernel shorter than this does less work than its launch (TraceLens).
+SHORT_KERNEL_US = 10.0
+# The first pattern that is found in the name decides.
+_PATTERNS: tuple[tuple[KernelClass, str], ...] = (
+    # NCCL, RCCL (whose kernels are named ncclDevKernel_*), oneCCL, HCCL, MSCCL++, NVSHMEM,
+    # DeepEP; PyTorch's symmetric memory and vLLM's own all-reduce.
+    (
+        "communication",
+        r"(?i)nccl|rccl|oneccl|hccl|nvshmem|deep_ep::|(one|two)_shot_all_?reduce"
+        r"|multimem_(all|one|reduce)|cross_device_reduce",
+    ),
+    (
+        "attention",
+        r"(?i)flash|fmha|attention|attn_(fwd|bwd)|_attn|\bmha_|sdpa|paged_kv|splitkv"
+        r"|flex_attn",
+    ),
+    ("gemm", r"^triton_tem_|^triton_.*_(mm|bmm|addmm)_"),
+    ("triton_fused", r"^triton_"),
+    (
+        "optimizer",
+        r"(?i)multi_tensor_apply|multi_?tensor_?(adam|lamb|sgd|scale)|fused_?(adam|sgd|lamb)"
+        r"|FusedOptimizer|adam_cuda_kernel|kOptimizer|blockwise_optimizer",
+    ),
+    (
+        "convolution",
+        r"(?i)cudnn_(infer_|train_)?\d+x\d+|cudnn_winograd|fft2d_|convolution|convolve|implicit_?gemm|winograd|[dw]grad|_fprop|fprop_|cask_cudnn"
+        r"|conv(_depthwise)?[123]d|depthwise|cudnn::cnn::|im2col|col2im|col2vol|vol2col"
+        r"|igemm_(fwd|bwd|wrw)|Sp3AsmConv|AsmConv|\bconv_|_conv_",
+    ),
+    (
+        "copy",
+        r"(?i)direct_copy|CatArray|nchwToNhwc|nhwcToNchw|transpose_|_transpose|permute"
+        r"|copy_(async_)?kernel|copy_device_to_device|(b?float16|half|float8\w*)_copy|chunk_cat"
+        r"|split_with_sizes_copy|tensorTransform|batch_transpose|__amd_rocclr_copy",
+    ),
+    (
+        "gemm",
+        r"gemm|Gemm|GEMM|gemv|cutlass|cublas|Cijk_|splitKreduce|splitK|nvjet|rocblas|hipblas"
+        r"|wgmma|xmma|tensorop|matmul|_mm_kernel|dot_kernel|gett|Gett",
+    ),
+    (
+        "normalization",
+        r"(?i)(layer|batch|group|instance|rms)_?norm|bn_(fw|bw)|RowwiseMoments|GammaBeta"
+        r"|ComputeInternalGradients|ComputeFusedParams|GroupNorm|::ln_(fwd|bwd)|ln_(fwd|bwd)_",
+    ),
+    ("softmax", r"(?i)soft_?max|cross_entropy|xentropy"),
+    (
+        "indexing",
+        r"(?i)embedding|index_|index(Func|Select|ing)|_index|gather|scatter|krn_partial"
+        r"|compute_grad_weight|radix|sort|topk|unique|DeviceScan|DeviceSelect|DeviceCompact"
+        r"|scan_|bincount|histogram|nonzero|sum_and_scatter|compute_num_of_partial",
+    ),
+    (
+        "reduction",
+        r"reduce_kernel|Reduce|reduce_|_reduce|nll_loss|NLLLoss|norm_kernel|cunn_.*Criterion",
+    ),
+    (
+        "elementwise",
+        r"elementwise|unrolled|Functor|pointwise|Pointwise|dropout|distribution|[Gg]elu|[Rr]elu"
+        r"|silu|swiglu|rotary|rope|activation|op_tensor|OpTensor|scalePacked|random_from_to"
+        r"|philox|triu_tril|where_kernel|fill_kernel|vectorized",
+    ),
+)
+_CLASSES = tuple((known, re.compile(pattern)) for known, pattern in _PATTERNS)
+
+
+def classify(name: str) -> KernelClass:
+    """By the name of the kernel; ``other`` if nothing is known."""
+    return _classify(name[:MAX_NAME])
+
+
+@lru_cache(maxsize=16_384)
+def _classify(name: str) -> KernelClass:
+    return next((known for known, pattern in _CLASSES if pattern.search(name)), "other")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """All kernels of one name. Sums of durations (not unions), clipped to the window.
+
+    blocks_per_sm, occupancy_ratio: means weighted by duration as the profiler estimated them,
+    None where it did not.
+    """
+
+    name: str
+    kernel_class: KernelClass
+    count: int
+    total_us: float
+    median_us: float
+    longest_us: float
+    blocks_per_sm: float | None
+    occupancy_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ClassTime:
+    """All kernels of one class. ``total_us``: sum of durations; ``busy_us``: their union.
+
+    short_count: those under gpu_time.SHORT_KERNEL_US. underfilled_us: time in kernels with less
+    than one block per SM. blocks_per_sm, occupancy_ratio: as in KernelTime.
+    """
+
+    kernel_class: KernelClass
+    count: int
+    total_us: float
+    busy_us: float
+    short_count: int
+    underfilled_us: float
+    blocks_per_sm: float | None
+    occupancy_ratio: float | None
+
+
+def kernel_times(kernels: Sequence[Event], window: Interval) -> tuple[KernelTime, ...]:
+    """The TOP names that take most time, longest first."""
+    named: dict[str, list[Event]] = defaultdict(list)
+    for kernel in kernels:
+        named[kernel.name].append(kernel)
+    spent = {name: _spent(found, window) for name, found in named.items()}
+    top = sorted(named, key=lambda name: (-sum(spent[name]), name))[:TOP]
+    return tuple(_kernel_time(name, named[name], spent[name]) for name in top)
+
+
+def class_times(kernels: Sequence[Event], window: Interval) -> tuple[ClassTime, ...]:
+    """Every class that occurs, longest first."""
+    classes: dict[KernelClass, list[Event]] = defaultdict(list)
+    named = {name: classify(name) for name in {k.name for k in kernels}}
+    for kernel in kernels:
+        classes[named[kernel.name]].append(kernel)
+    times = [_class_time(found, classes[found], window) for found in classes]
+    return tuple(sorted(times, key=lambda t: (-t.total_us, t.kernel_class)))
+
+
+def _kernel_time(name: str, kernels: list[Event], spent: list[float]) -> KernelTime:
+    return KernelTime(
+        name=name[:MAX_NAME],
+        kernel_class=classify(name),
+        count=len(kernels),
+        total_us=math.fsum(spent),
+        median_us=median(spent),
+        longest_us=max(spent),
+        blocks_per_sm=_mean(_numbers(kernels, "blocks per SM"), spent),
+        occupancy_ratio=_ratio(_mean(_numbers(kernels, "est. achieved occupancy %"), spent)),
+    )
+
+
+def _class_time(kernel_class: KernelClass, kernels: list[Event], window: Interval) -> ClassTime:
+    spent = _spent(kernels, window)
+    blocks = _numbers(kernels, "blocks per SM")
+    return ClassTime(
+        kernel_class=kernel_class,
+        count=len(kernels),
+        total_us=math.fsum(spent),
+        busy_us=total(union(clip(((k.begin_us, k.end_us) for k in kernels), window))),
+        short_count=sum(k.end_us - k.begin_us < SHORT_KERNEL_US for k in kernels),
+        underfilled_us=math.fsum(
+            us for value, us in zip(blocks, spent, strict=True) if value is not None and value < 1
+        ),
+        blocks_per_sm=_mean(blocks, spent),
+        occupancy_ratio=_ratio(_mean(_numbers(kernels, "est. achieved occupancy %"), spent)),
+    )
+
+
+def _spent(kernels: Iterable[Event], window: Interval) -> list[float]:
+    low, high = window
+    return [
+        (end if end < high else high) - (begin if begin > low else low)
+        for _, begin, end, _, _, _ in kernels
+    ]
+
+
+def _numbers(kernels: list[Event], key: str) -> list[float | None]:
+    # Equal arguments are one object.
+    known: dict[int, float | None] = {}
+    for kernel in kernels:
+        if id(kernel.arguments) not in known:
+            known[id(kernel.arguments)] = number(kernel, key)
+    return [known[id(kernel.arguments)] for kernel in kernels]
+
+
+def _mean(values: list[float | None], spent: list[float]) -> float | None:
+    """Weighted by duration, over the kernels that have a value."""
+    known = [(v, us) for v, us in zip(values, spent, strict=True) if v is not None]
+    weight = math.fsum(us for _, us in known)
+    return math.fsum(value * us for value, us in known) / weight if weight else None
+
+
+def _ratio(percentage: float | None) -> float | None:
+    return None if percentage is None else min(1.0, max(0.0, percentage / 100))
+
+
+def number(event: Event, key: str) -> float | None:
+    """An argument of the event as a not negative number below MAX_NUMBER."""
+    value = event.arguments.get(key) if event.arguments else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value < MAX_NUMBER else None

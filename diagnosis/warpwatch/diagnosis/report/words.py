@@ -1,0 +1,148 @@
+"""What a person reads instead of the identifiers of the JSON."""
+
+from __future__ import annotations
+
+from html import escape
+
+from warpwatch.diagnosis.measures import Measures
+
+VERDICTS = {
+    "data_loading": "Waiting for data",
+    "host_bound": "The CPU cannot keep the GPU busy",
+    "launch_bound": "Too many small kernels",
+    "sync_bound": "The code keeps waiting for the GPU",
+    "transfer_bound": "Copies hold up the GPU",
+    "communication_bound": "Communication is not hidden",
+    "straggler": "One rank holds up the others",
+    "memory_bound": "Limited by memory bandwidth",
+    "allocator_thrash": "Memory is allocated over and over",
+    "recompilation": "torch.compile compiles again",
+    "gc_pause": "Garbage collection pauses the training",
+    "checkpoint": "Checkpoints hold up the training",
+    "healthy": "Healthy",
+    "inconclusive": "No clear answer",
+}
+# Disjoint parts of a step in the order in which they are stacked: what the step is for, what it
+# pays for company, what it loses.
+PARTS = {
+    "compute": "Compute",
+    "operators": "Operators",
+    "communication": "Communication not hidden",
+    "rank_wait": "Waiting for other ranks",
+    "copies": "Copies not hidden",
+    "data_loading": "Waiting for data",
+    "host": "Python between operators",
+    "dispatch": "Operator overhead",
+    "launch": "Launch overhead",
+    "synchronization": "Code waited for the GPU",
+    "copy": "Code waited for a copy",
+    "blocked": "Blocked in a collective",
+    "allocator": "Allocator",
+    "gc": "Garbage collection",
+    "compile": "torch.compile",
+    "checkpoint": "Checkpoint",
+    "kernel_gap": "Between kernels",
+    "unexplained": "Unexplained",
+}
+# Heads of columns in a terminal.
+SHORT = {
+    "compute": "compute",
+    "operators": "operators",
+    "communication": "comm.",
+    "rank_wait": "waiting",
+    "copies": "copies",
+    "data_loading": "data",
+    "host": "python",
+    "dispatch": "op. cost",
+    "launch": "launch",
+    "synchronization": "sync",
+    "copy": "copy wait",
+    "blocked": "blocked",
+    "allocator": "allocator",
+    "gc": "gc",
+    "compile": "compile",
+    "checkpoint": "checkp.",
+    "kernel_gap": "gaps",
+    "unexplained": "unknown",
+}
+# What the spans of a timeline's lanes are called beside PARTS.
+LANES = {
+    "matrix": "Matrix products",
+    "other_kernel": "Other kernels",
+    "collective": "Collectives",
+    "transfer": "Copies",
+    "operator": "Operators",
+    **PARTS,
+}
+_MAX_TEXT = 2_000
+_MAX_DEVICE = 100
+_MATRIX = frozenset({"gemm", "convolution", "attention"})
+_COPIES = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset"})
+
+
+def verdict_title(kind: str) -> str:
+    return VERDICTS.get(kind, kind.replace("_", " ").capitalize())
+
+
+def stream_label(label: str) -> str:
+    """A kernel's class or a copy's direction, as a lane of a stream colours it."""
+    if label in _MATRIX:
+        return "matrix"
+    if label == "communication":
+        return "collective"
+    return "transfer" if label in _COPIES else "other_kernel"
+
+
+def printable(text: str) -> str:
+    """Names come from the trace: without control characters, which a terminal would obey, and
+    half characters, which no file takes."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def origin(measures: Measures) -> str:
+    """One line: which trace this is."""
+    parts = [measures.file]
+    if measures.rank is not None:
+        parts.append(f"rank {measures.rank}")
+    parts.append(
+        (measures.device_name or "")[:_MAX_DEVICE] or ("GPU" if measures.gpu else "CPU only")
+    )
+    steps = len(measures.steps)
+    parts.append(f"{steps} step{'' if steps == 1 else 's'}" if steps else "no steps annotated")
+    parts.append(f"{measures.window_s:.3f} s")
+    return ", ".join(printable(part) for part in parts)
+
+
+def safe(text: str) -> str:
+    """For HTML, inside and outside of attributes; cut where no sentence of ours ends."""
+    return escape(printable(text[:_MAX_TEXT]))
+
+
+def sentence(text: str) -> str:
+    """With a capital, unless it begins with a name of the trace, and a full stop."""
+    first = text.partition(" ")[0]
+    if first.isalpha():
+        text = text[:1].upper() + text[1:]
+    end = "" if text[-1:] in (".", "!", "?", "…") else "."
+    return text + end
+
+
+def duration(us: float) -> str:
+    """In the unit that fits."""
+    if not us:
+        return "0"
+    if us >= 1e6:
+        return f"{us / 1e6:,.2f} s"
+    if us >= 1e3:
+        return f"{us / 1e3:,.1f} ms"
+    return f"{us:,.0f} µs"
+
+
+def size(count: float | None) -> str:
+    """Bytes with the decimal units that bandwidths have."""
+    if count is None:
+        return "-"
+    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(count) >= limit:
+            return f"{count / limit:,.1f} {unit}"
+    return f"{count:,.0f} B"

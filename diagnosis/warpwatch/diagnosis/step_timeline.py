@@ -1,0 +1,157 @@
+"""The longest step as lanes of labelled spans: what a report draws, and no more than that."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from warpwatch.diagnosis.copies import kind
+from warpwatch.diagnosis.gpu_time import GpuTime
+from warpwatch.diagnosis.host_events import HostTime
+from warpwatch.diagnosis.idle import CAUSES
+from warpwatch.diagnosis.intervals import Interval, Intervals, difference, union
+from warpwatch.diagnosis.kernels import classify
+from warpwatch.diagnosis.reader import Event
+from warpwatch.diagnosis.steps import StepTime
+
+# Finer than a pixel of any screen: spans of one label that are closer become one.
+RESOLUTION = 2_000
+MAX_STREAMS = 8
+_MAX_NAME = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """In µs from the step's begin. label: class of kernels, direction of copies, activity of the
+    host or cause of idleness, of the longest event in it. name: its name, None where it has none.
+    count: of the events that are drawn as one; busy_us: the sum of their durations."""
+
+    begin_us: float
+    end_us: float
+    label: str
+    name: str | None
+    count: int
+    busy_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """``spans``: by their begin."""
+
+    name: str
+    kind: Literal["host", "stream", "idle"]
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeline:
+    """The longest step: what the training thread did, each busy stream, the idle time's causes."""
+
+    number: int
+    duration_us: float
+    lanes: tuple[Lane, ...]
+
+
+def longest_step(
+    steps: Sequence[StepTime],
+    work: Sequence[Event],
+    host: HostTime,
+    running: Intervals,
+    gpu: GpuTime | None,
+) -> StepTimeline | None:
+    """None without steps. ``work``: the GPU's events; ``running``: the host's operators."""
+    if not steps:
+        return None
+    step = max(steps, key=lambda s: (s.duration_us, -s.begin_us))
+    window = step.begin_us, step.end_us
+    lanes = [_lane("host", "host", _host(host, running), window)]
+    lanes += _streams(work, window)
+    if gpu is not None:
+        causes = ((span, cause, None) for cause in CAUSES for span in gpu.idle_time.by_cause[cause])
+        lanes.append(_lane("idle", "idle", causes, window))
+    return StepTimeline(step.number, step.duration_us, tuple(lanes))
+
+
+Labelled = tuple[Interval, str, str | None]
+
+
+def _host(host: HostTime, running: Intervals) -> Iterable[Labelled]:
+    """Disjoint: the first activity that applies."""
+    taken: Intervals = []
+    activities = (
+        ("compile", host.compile.intervals),
+        ("gc", host.gc.intervals),
+        ("checkpoint", host.checkpoint.intervals),
+        ("data_loading", host.loading.intervals),
+        ("allocator", host.allocator.intervals),
+        ("communication", host.collectives.intervals),
+        ("operator", running),
+    )
+    for label, intervals in activities:
+        yield from ((span, label, None) for span in difference(intervals, taken))
+        taken = union(taken + intervals)
+
+
+def _streams(work: Sequence[Event], window: Interval) -> list[Lane]:
+    streams: dict[str, list[Event]] = defaultdict(list)
+    for event in work:
+        if event.begin_us < window[1] and event.end_us > window[0]:
+            streams[event.thread].append(event)
+    busiest = sorted(streams, key=lambda name: (-_busy_us(streams[name]), name))[:MAX_STREAMS]
+    return [
+        _lane(name, "stream", [_labelled(event) for event in streams[name]], window)
+        for name in busiest
+    ]
+
+
+def _busy_us(events: list[Event]) -> float:
+    return sum(sorted(e.end_us - e.begin_us for e in events))
+
+
+def _labelled(event: Event) -> Labelled:
+    direction, _ = kind(event.name)
+    label = classify(event.name) if direction == "unknown" else direction
+    return (event.begin_us, event.end_us), label, event.name
+
+
+def _lane(
+    name: str,
+    lane_kind: Literal["host", "stream", "idle"],
+    labelled: Iterable[Labelled],
+    window: Interval,
+) -> Lane:
+    low, high = window
+    near_us = (high - low) / RESOLUTION
+    spans: list[Span] = []
+    longest_us = 0.0
+    inside = sorted(
+        (max(begin, low) - low, min(end, high) - low, label, event or "")
+        for (begin, end), label, event in labelled
+        if begin < high and end > low
+    )
+    for begin, end, label, event in inside:
+        new = Span(begin, end, label, event[:_MAX_NAME] or None, 1, end - begin)
+        last = spans[-1] if spans else None
+        if last is None or not _together(last, new, near_us):
+            spans.append(new)
+            longest_us = new.busy_us
+            continue
+        named = new if new.busy_us > longest_us else last
+        longest_us = max(longest_us, new.busy_us)
+        spans[-1] = Span(
+            last.begin_us,
+            max(last.end_us, end),
+            named.label,
+            named.name,
+            last.count + 1,
+            last.busy_us + new.busy_us,
+        )
+    return Lane(name, lane_kind, tuple(spans))
+
+
+def _together(last: Span, new: Span, near_us: float) -> bool:
+    """Within one point of the drawing, or of one label and next to each other."""
+    same = new.label == last.label and new.begin_us - last.end_us <= near_us
+    return same or new.end_us - last.begin_us <= near_us

@@ -1,0 +1,308 @@
+"""Records small trainings with one injected fault each: ``recorded_faults.py FOLDER [--faults …]``.
+
+Every trace is ``<fault>-<model>-<repetition>.pt.trace.json.gz`` in FOLDER, as torch.profiler writes
+it. One thread computes, so that other work on the machine only stretches the times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import gzip
+import itertools
+import json
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from warpwatch.diagnosis.events import KINDS
+
+WARM_STEPS = 3
+ACTIVE_STEPS = 4
+CLASSES = 16
+# Of reduced traces: any time that is far from 0, where a time means a lost clock.
+ORIGIN_US = 1_700_000_000_000_000
+MIN_FRAME_US = 200
+# Large enough for a checkpoint that takes longer than a step of these models.
+STATE_VALUES = 6_000_000
+HEAP_OBJECTS = 400_000
+CHECKED_LAYERS = 100
+BATCH_SCALE = 2
+
+FAULTS = (
+    "healthy", "no_workers", "slow_collate", "tiny_operators", "item", "garbage_collection",
+    "checkpoint", "recompilation", "graph_breaks",
+)  # fmt: skip
+
+
+class Perceptron(nn.Module):  # type: ignore[misc]
+    """Fully connected layers."""
+
+    sample = (512,)
+    batch = 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6))
+        self.head = nn.Linear(512, CLASSES)
+
+    def forward(self, given: Tensor) -> Tensor:
+        for block in self.blocks:
+            given = block(given)
+        return self.head(given)
+
+
+class Convolutional(nn.Module):  # type: ignore[misc]
+    """Convolutions on small images."""
+
+    sample = (3, 32, 32)
+    batch = 24
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 32, 32, 64)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU())
+            for a, b in itertools.pairwise(widths)
+        )
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, given: Tensor) -> Tensor:
+        for block in self.blocks:
+            given = block(given)
+        return self.head(given.mean((2, 3)))
+
+
+class Transformer(nn.Module):  # type: ignore[misc]
+    """Two encoder layers."""
+
+    sample = (64, 128)
+    batch = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(128, CLASSES)
+
+    def forward(self, given: Tensor) -> Tensor:
+        for block in self.blocks:
+            given = block(given)
+        return self.head(given.mean(1))
+
+
+class Checked(nn.Module):  # type: ignore[misc]
+    """A small layer that looks at its values, which no compiled graph can hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, given: Tensor) -> Tensor:
+        given = self.layer(given)
+        if not given.isfinite().all():
+            raise FloatingPointError
+        given = given.tanh()
+        if given.sum() > given.numel():
+            raise FloatingPointError
+        if given.sum() < -given.numel():
+            raise FloatingPointError
+        return given
+
+
+MODELS: dict[str, type[Any]] = {
+    "perceptron": Perceptron,
+    "convolutional": Convolutional,
+    "transformer": Transformer,
+}
+
+
+class Samples(Dataset):  # type: ignore[misc]
+    """Random samples; slow ones are unpacked and waited for, as from a network drive."""
+
+    def __init__(self, shape: tuple[int, ...], slow: bool) -> None:
+        self._samples = torch.randn(64, *shape)
+        self._packed = zlib.compress(bytes(200_000)) if slow else None
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self._packed is not None:
+            zlib.decompress(self._packed)
+            time.sleep(0.002)
+        return self._samples[index % len(self._samples)], index % CLASSES
+
+
+def slow_collate(samples: list[tuple[Tensor, int]]) -> Any:
+    """Pads and scales in Python, value by value."""
+    in_worker = get_worker_info() is not None
+    for sample, _ in samples * (6 if in_worker else 1):
+        values = [min(1.0, max(-1.0, value)) for value in sample.flatten().tolist()]
+        values.extend(0.0 for _ in range(20_000))
+    return default_collate(samples)
+
+
+@dataclass
+class Training:
+    """One model that is trained with one fault, in its other form where ``odd`` and it has two.
+
+    ``scale``: of loops, less than 1 makes traces of many small operators smaller; batches shrink
+    less.
+    """
+
+    fault: str
+    model_name: str
+    odd: bool = False
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(7)
+        self.model = MODELS[self.model_name]()
+        self.shape = self.model.sample
+        self.batch = int(min(1.0, BATCH_SCALE * self.scale) * self.model.batch)
+        self.heap: list[dict[str, list[int]]] = []
+        if self.fault == "garbage_collection":
+            self.heap = [{"a": [k], "b": [k]} for k in range(HEAP_OBJECTS // 4)]
+        if self.fault == "checkpoint":
+            self.model.register_buffer("average", torch.zeros(STATE_VALUES))
+        if self.fault == "graph_breaks":
+            layers = [Checked() for _ in range(int(self.scale * CHECKED_LAYERS))]
+            self.model = nn.Sequential(self.model, *layers)
+        self.forward = self._compiled()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.sum = 0.0
+
+    def _compiled(self) -> Any:
+        """The compilers that need no C++ compiler: what they cost dynamo is the same."""
+        if self.fault not in ("recompilation", "graph_breaks"):
+            return self.model
+        torch._dynamo.reset()
+        backend = "aot_eager" if self.odd else "eager"
+        return torch.compile(self.model, backend=backend, dynamic=False)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from DataLoader(
+            Samples(self.shape, slow=self.fault == "no_workers"),
+            batch_size=self.batch,
+            num_workers=1 if self.fault == "slow_collate" and self.odd else 0,
+            collate_fn=slow_collate if self.fault == "slow_collate" else None,
+        )
+
+    def step(self, number: int, given: Tensor, labels: Tensor) -> None:
+        if self.fault == "recompilation":
+            given, labels = given[number:], labels[number:]
+        scores = self.forward(given)
+        loss = nn.functional.cross_entropy(scores, labels)
+        if self.fault == "tiny_operators":
+            loss = loss + self._moving_average(scores.detach().flatten())
+        if self.fault == "item":
+            self._read(scores.detach().flatten())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.odd and number % 2:
+            return
+        if self.fault == "garbage_collection":
+            gc.collect()
+        if self.fault == "checkpoint":
+            self._save()
+
+    def _moving_average(self, scores: Tensor) -> Tensor:
+        average = torch.zeros(())
+        for k in range(int(self.scale * 4_000)):
+            average = average * 0.99 + scores[k % len(scores)] * 0.01
+        return average
+
+    def _read(self, scores: Tensor) -> None:
+        """A metric that looks at every value by itself."""
+        for k in range(int(self.scale * 8_000)):
+            self.sum += scores[k % len(scores)].item()
+
+    def _save(self) -> None:
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        with tempfile.TemporaryDirectory() as folder:
+            torch.save(state, Path(folder) / "checkpoint.pt")
+
+
+def record(training: Training, path: Path, stacks: bool) -> None:
+    steps = schedule(wait=WARM_STEPS - 1, warmup=1, active=ACTIVE_STEPS, repeat=1)
+    batches = itertools.islice(training.batches(), WARM_STEPS + ACTIVE_STEPS)
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=steps,
+        with_stack=stacks,
+        experimental_config=_collector_seen() if stacks else None,
+    ) as profiler:
+        for number, (given, labels) in enumerate(batches):
+            training.step(number, given, labels)
+            profiler.step()
+    profiler.export_chrome_trace(str(path))
+
+
+def _collector_seen() -> Any:
+    """None before torch 2.9, which cannot record garbage collections."""
+    from torch._C import _profiler
+
+    with contextlib.suppress(TypeError):
+        return _profiler._ExperimentalConfig(record_python_gc_info=True)
+    return None
+
+
+def reduce(path: Path, steps: int) -> None:
+    """Leaves of the trace its last ``steps`` and what diagnosis reads of them, to a tenth of a µs.
+
+    Python's frames are left if they last long enough to matter for a line.
+    """
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and e["cat"] in KINDS]
+    begins = sorted(e["ts"] for e in events if e["name"].startswith("ProfilerStep"))
+    origin = begins[-steps]
+    end = max(e["ts"] + e["dur"] for e in events if e["name"].startswith("ProfilerStep"))
+    names = ("ph", "cat", "name", "pid", "tid")
+    trace["traceEvents"] = [
+        {name: e[name] for name in names}
+        | {"ts": round(ORIGIN_US + e["ts"] - origin, 1), "dur": round(e["dur"], 1)}
+        for e in events
+        if origin <= e["ts"] < end and (e["cat"] != "python_function" or e["dur"] >= MIN_FRAME_US)
+    ]
+    text = json.dumps(trace, separators=(",", ":"))
+    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--stacks", action="store_true")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--reduced", type=int, metavar="STEPS", help="keep the last steps only")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for fault, model, k in itertools.product(
+        options.faults, options.models, range(options.repetitions)
+    ):
+        path = options.folder / f"{fault}-{model}-{k}.pt.trace.json.gz"
+        record(Training(fault, model, k % 2 == 1, options.scale), path, options.stacks)
+        if options.reduced:
+            reduce(path, options.reduced)
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""``--baseline``: what changed since the job was well, by phase and by kernel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.diagnosis.faults import job
+from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
+from tests.diagnosis.workloads import simulate
+from warpwatch.diagnosis.before_after import Comparison
+from warpwatch.diagnosis.diagnosis import Diagnosis, diagnose
+
+
+def busy_trace(
+    *, factor: float = 1.0, loading_us: int = 0, extra: str | None = None, count: int = 10
+) -> TraceFile:
+    """Four steps: ``count`` products and ten pointwise kernels back to back, ``factor`` slower."""
+    trace = TraceFile()
+    for begin in trace.each_step():
+        at: float = begin
+        if loading_us:
+            trace.annotation(LOADER, begin, loading_us)
+            at += loading_us
+        names = ["gemm"] * count + ["elementwise"] * 10 + ([extra] if extra else [])
+        for name in names:
+            us = factor * (500 if name == "gemm" else 100)
+            trace.kernel(at, us, max(begin, at - 50), name=name)
+            at += us
+    return trace
+
+
+def compared(tmp_path: Path, now: TraceFile, before: TraceFile) -> Diagnosis:
+    return diagnose(
+        [now.write(tmp_path / "now.json")], baseline=[before.write(tmp_path / "before.json")]
+    )
+
+
+def one(found: Diagnosis) -> Comparison:
+    assert len(found.comparison) == 1
+    return found.comparison[0]
+
+
+def test_without_a_baseline_there_is_no_comparison(tmp_path: Path) -> None:
+    found = diagnose([busy_trace().write(tmp_path / "now.json")])
+    assert found.comparison == ()
+    assert found.to_json()["comparison"] == []
+
+
+def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path: Path) -> None:
+    comparison = one(compared(tmp_path, busy_trace(loading_us=3000), busy_trace()))
+    assert comparison.now_step_ms == pytest.approx(10)
+    assert sum(p.now_ms for p in comparison.phases) == pytest.approx(10)
+    assert sum(p.before_ms for p in comparison.phases) == pytest.approx(10)
+    loading = next(p for p in comparison.phases if p.phase == "idle: data_loading")
+    assert loading.change_ms == pytest.approx(3)
+    assert "idle: data_loading: 0.0 ms -> 3.0 ms (+3.0 ms)" in comparison.sentences
+
+
+def test_a_new_kernel_and_a_kernel_that_runs_more_often_are_told(tmp_path: Path) -> None:
+    now = busy_trace(extra="triton_poi_fused", count=12)
+    kernels = {k.name: k for k in one(compared(tmp_path, now, busy_trace())).kernels}
+    assert kernels["triton_poi_fused"].change == "new"
+    assert (kernels["gemm"].change, kernels["gemm"].now_count) == ("more", 12)
+    assert kernels["elementwise"].change == "same"
+
+
+def test_a_kernel_that_is_gone_is_told(tmp_path: Path) -> None:
+    found = compared(tmp_path, busy_trace(), busy_trace(extra="old_kernel"))
+    gone = next(k for k in one(found).kernels if k.name == "old_kernel")
+    assert (gone.change, gone.before_ms, gone.now_ms) == ("gone", 0.1, 0)
+
+
+def test_kernels_that_are_all_slower_alike_are_lower_clocks(tmp_path: Path) -> None:
+    comparison = one(compared(tmp_path, busy_trace(factor=1.2), busy_trace()))
+    assert comparison.slowdown == pytest.approx(1.2)
+    assert comparison.sentences[-1] == (
+        "the same kernels are all 20 % slower, as with lower clocks"
+    )
+
+
+def test_one_slower_kernel_is_not_lower_clocks(tmp_path: Path) -> None:
+    now = busy_trace()
+    for event in now.events:
+        if event["name"] == "gemm":
+            event["dur"] *= 1.3
+    comparison = one(compared(tmp_path, now, busy_trace(factor=1.0, count=2)))
+    assert comparison.slowdown is None or comparison.slowdown == pytest.approx(1.3)
+    assert one(compared(tmp_path, busy_trace(), busy_trace())).slowdown is None
+
+
+def test_a_slower_step_without_any_finding_is_not_healthy(tmp_path: Path) -> None:
+    well = job("healthy", 4)
+    slow = replace(well, machines=[replace(m, speed=m.speed / 1.3) for m in well.machines])
+    for name in ("before", "now"):
+        (tmp_path / name).mkdir()
+    before, now = simulate(well, tmp_path / "before", 4), simulate(slow, tmp_path / "now", 4)
+    assert diagnose(now).verdict == "healthy"
+    found = diagnose(now, baseline=before)
+    assert (found.verdict, found.findings) == ("inconclusive", ())
+    assert "as with lower clocks" in found.summary
+
+
+def test_ranks_are_compared_with_themselves(tmp_path: Path) -> None:
+    before = [cpu_rank(k).write(tmp_path / f"before{k}.json") for k in (1, 0)]
+    now = [cpu_rank(k, host_us=1000 * k).write(tmp_path / f"now{k}.json") for k in (0, 1)]
+    found = diagnose(now, baseline=before)
+    assert [c.rank for c in found.comparison] == [0, 1]
+    changes = {p.phase: p.change_ms for p in found.comparison[1].phases if p.change_ms}
+    assert changes == pytest.approx({"host": 1.0, "operators": -1.0})
+
+
+def test_a_cpu_trace_and_a_gpu_trace_are_not_compared(tmp_path: Path) -> None:
+    before = cpu_rank(0).write(tmp_path / "before.json")
+    found = diagnose([busy_trace().write(tmp_path / "now.json")], baseline=[before])
+    assert found.comparison == ()
+
+
+def test_the_comparison_is_json(tmp_path: Path) -> None:
+    found = compared(tmp_path, busy_trace(factor=1.2), busy_trace()).to_json()["comparison"][0]
+    assert json.loads(json.dumps(found)) == found
+    assert set(found) == {
+        "rank", "before_step_ms", "now_step_ms", "slowdown_ratio", "phases", "kernels", "sentences",
+    }  # fmt: skip
+    assert found["before_step_ms"] == STEP_US / 1e3

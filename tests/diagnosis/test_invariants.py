@@ -1,0 +1,115 @@
+"""What holds for the numbers of every trace: real and simulated ones, shuffled, stretched."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.faults import job
+from tests.diagnosis.workloads import simulate
+from warpwatch.diagnosis.idle import CAUSES
+from warpwatch.diagnosis.intervals import total, union
+from warpwatch.diagnosis.measures import Measures, measure
+from warpwatch.diagnosis.reader import Event, Trace, read_trace
+
+EVALUATION = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
+FIXTURES = Path(__file__).parent / "fixtures"
+# One of each model's traces is enough: faults do not change what holds.
+RECORDED = [
+    *sorted(FIXTURES.glob("*/*-perceptron.pt.trace.json.gz")),
+    *sorted(EVALUATION.glob("*.json.gz")),
+]
+# With GPUs, for each another cause of idle time, and one with ranks that wait for each other.
+SIMULATED = (
+    "healthy", "launch_bound", "sync_bound", "transfer_bound", "communication_bound", "gc_pause",
+    "straggler_host",
+)  # fmt: skip
+# Where a limit in µs tells two causes apart, stretched time moves from one to the other.
+FEEDING = ("launch", "dispatch", "host", "synchronization", "communication", "copy")
+QUEUED = ("kernel_gap", "unexplained")
+
+
+@dataclass(frozen=True)
+class Known:
+    trace: Trace
+    measures: Measures
+    document: dict[str, Any]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*RECORDED, *SIMULATED],
+    ids=lambda param: param.name.partition(".")[0] if isinstance(param, Path) else param,
+)
+def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    path = request.param
+    if not isinstance(path, Path):
+        path = simulate(job(path, 1), tmp_path_factory.mktemp("simulated"), 1)[-1]
+    trace = read_trace(path)
+    measures = measure(trace)
+    return Known(trace, measures, measures.to_json())
+
+
+def rebuilt(trace: Trace, change: Callable[[list[Event]], list[Event]]) -> dict[str, Any]:
+    """The numbers of the trace with its events changed."""
+    other = Trace(trace.file, trace.rank, device_name=trace.device_name)
+    for kind, events in trace.events.items():
+        other.events[kind] = change(events)
+    return measure(other).to_json()
+
+
+def ratios(value: Any) -> list[float]:
+    """Every value of a key that ends in _ratio, however deep."""
+    if isinstance(value, list):
+        return [ratio for one in value for ratio in ratios(one)]
+    if not isinstance(value, dict):
+        return []
+    own = [v for k, v in value.items() if k.endswith("_ratio") and v is not None]
+    return own + [ratio for one in value.values() for ratio in ratios(one)]
+
+
+def test_ratios_lie_between_0_and_1_and_the_causes_add_up_to_the_idle_time(known: Known) -> None:
+    document, gpu = known.document, known.measures.gpu
+    assert all(0 <= ratio <= 1 for ratio in ratios(document))
+    if gpu is None:
+        assert document["idle"] is None
+        return
+    window_us = known.measures.window_us
+    parts = [span for cause in CAUSES for span in gpu.idle_time.by_cause[cause]]
+    assert total(parts) == pytest.approx(total(gpu.idle), abs=1e-6 * window_us)
+    assert total(union(parts)) == pytest.approx(total(gpu.idle), abs=1e-6 * window_us)
+    assert sum(document["idle"].values()) == pytest.approx(
+        document["time"]["idle_ratio"], abs=len(CAUSES) * 5e-5
+    )
+
+
+def test_the_order_of_events_does_not_matter(known: Known) -> None:
+    shuffler = random.Random(7)
+    shuffled = rebuilt(known.trace, lambda events: shuffler.sample(events, len(events)))
+    assert shuffled == known.document
+
+
+def test_shares_do_not_change_when_time_is_stretched(known: Known) -> None:
+    before = known.document
+    # From the first event on: far from 0, a float's steps are a quarter of a µs.
+    origin_us = min(e.begin_us for events in known.trace.events.values() for e in events)
+    after = rebuilt(
+        known.trace,
+        lambda events: [
+            e._replace(begin_us=3 * (e.begin_us - origin_us), end_us=3 * (e.end_us - origin_us))
+            for e in events
+        ],
+    )
+    assert after["time"] == before["time"]
+    if before["idle"] is None:
+        return
+    for cause in set(CAUSES) - {*FEEDING, *QUEUED}:
+        assert after["idle"][cause] == pytest.approx(before["idle"][cause], abs=1e-3)
+    for group in (FEEDING, QUEUED):
+        wanted = sum(before["idle"][cause] for cause in group)
+        assert sum(after["idle"][cause] for cause in group) == pytest.approx(wanted, abs=2e-3)

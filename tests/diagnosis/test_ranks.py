@@ -1,0 +1,159 @@
+"""Several ranks together: their clocks, who waits for whom, and how fast the links are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.diagnosis.traces import STEP_US, TraceFile
+from warpwatch.diagnosis.alignment import align
+from warpwatch.diagnosis.diagnosis import Diagnosis, diagnose
+
+RANKS = 4
+MB = 1 << 20
+
+
+def rank_trace(
+    rank: int,
+    *,
+    late_us: float = 0,
+    transfer_us: float = 500,
+    clock_us: float = 0,
+    first_step: int = 3,
+    name: str = "allreduce",
+) -> TraceFile:
+    """Four steps: compute, then a collective that all ranks leave at 9.5 ms of the step.
+
+    A rank that is late computes longer and enters it later.
+    """
+    trace = TraceFile(steps=0, distributedInfo={"rank": rank, "world_size": RANKS})
+    trace.steps = 4
+    for step, begin in enumerate(trace.each_step()):
+        at, end = begin + clock_us, begin + clock_us + 9500
+        trace.annotation(f"ProfilerStep#{step + first_step}", at, STEP_US)
+        computed = 9500 - transfer_us - LATEST_US + late_us
+        trace.kernel(at, computed, at - 50, name="gemm")
+        trace.event(
+            "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + computed, end - at - computed,
+            20, **{"Collective name": name, "dtype": "Float", "Group size": RANKS,
+                   "In msg nelems": MB, "Out msg nelems": MB, "Process Group Name": "0"},
+        )  # fmt: skip
+        trace.kernel(end, 500, at, name="optimizer")
+    return trace
+
+
+# How late the latest rank is in these tests.
+LATEST_US = 3000
+
+
+def diagnosed(tmp_path: Path, *ranks: TraceFile) -> Diagnosis:
+    return diagnose([t.write(tmp_path / f"rank{k}.json") for k, t in enumerate(ranks)])
+
+
+def test_the_last_one_is_the_straggler_and_its_kernel_the_transfer(tmp_path: Path) -> None:
+    ranks = [rank_trace(k, late_us=LATEST_US if k == 2 else 0) for k in range(RANKS)]
+    found = diagnosed(tmp_path, *ranks)
+    assert [(f.kind, f.rank, f.share) for f in found.findings] == [("straggler", 2, 0.3)]
+    assert found.findings[0].recoverable_s == pytest.approx(0.012)
+    assert found.alignment is not None
+    assert [round(found.alignment.waits_us(k)) for k in range(RANKS)] == [12000, 12000, 0, 12000]
+    assert {m.transfer_us for m in found.alignment.meetings} == {500}
+    assert found.findings[0].evidence[2] == (
+        "rank 2 is the last in 4 of 4 matched collectives; in the worst, allreduce, the others "
+        "wait 3.0 ms for a transfer of 0.5 ms"
+    )
+
+
+def test_clocks_are_aligned_at_the_ends_of_collectives(tmp_path: Path) -> None:
+    clocks = (0, 250_000, -1_700, 40)
+    found = diagnosed(tmp_path, *(rank_trace(k, clock_us=us) for k, us in enumerate(clocks)))
+    assert found.alignment is not None
+    assert found.alignment.offsets_us == pytest.approx(clocks)
+    assert [m.skew_us for m in found.alignment.meetings] == pytest.approx([0, 0, 0, 0])
+
+
+def test_bandwidth_is_that_of_the_transfer_without_the_waiting(tmp_path: Path) -> None:
+    ranks = [rank_trace(k, late_us=LATEST_US if k == 2 else 0) for k in range(RANKS)]
+    row = diagnosed(tmp_path, *ranks).to_json()["collectives"]["by_name"][0]
+    assert (row["name"], row["bytes"], row["ranks"], row["count"]) == ("allreduce", 4 * MB, 4, 4)
+    assert row["algorithm_gb_per_s"] == pytest.approx(4 * MB / 500e-6 / 1e9, rel=0.001)
+    assert row["bus_gb_per_s"] == pytest.approx(1.5 * 4 * MB / 500e-6 / 1e9, rel=0.001)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("all_gather_into_tensor", 0.75), ("broadcast", 1)])
+def test_bus_bandwidth_knows_the_kind_of_the_collective(
+    tmp_path: Path, name: str, factor: float
+) -> None:
+    found = diagnosed(tmp_path, *(rank_trace(k, name=name) for k in range(RANKS)))
+    assert found.alignment is not None
+    meeting = found.alignment.meetings[0]
+    assert meeting.algorithm_gb_per_s is not None
+    assert meeting.bus_gb_per_s == pytest.approx(factor * meeting.algorithm_gb_per_s)
+
+
+def test_time_that_all_ranks_transfer_is_communication_bound(tmp_path: Path) -> None:
+    ranks = [rank_trace(k, late_us=2900 + 30 * k, transfer_us=4000) for k in range(RANKS)]
+    found = diagnosed(tmp_path, *ranks)
+    assert [f.kind for f in found.findings] == ["communication_bound"]
+    assert found.findings[0].share == pytest.approx(0.4, abs=0.01)
+    assert any("bus bandwidth" in sentence for sentence in found.findings[0].evidence)
+
+
+def test_ranks_that_are_late_by_turns_have_no_straggler(tmp_path: Path) -> None:
+    ranks = [rank_trace(k) for k in range(RANKS)]
+    for step in range(4):
+        late = ranks[step].events
+        mine = [e for e in late if e["cat"] == "kernel" and int(e["ts"] // STEP_US) % 4 == step]
+        gemm, collective = mine[0], mine[1]
+        gemm["dur"] += LATEST_US
+        collective["ts"] += LATEST_US
+        collective["dur"] -= LATEST_US
+    found = diagnosed(tmp_path, *ranks)
+    assert found.verdict == "inconclusive"
+    assert "for each other by turns" in found.summary
+
+
+def test_missing_ranks_are_said_where_communication_is_blamed(tmp_path: Path) -> None:
+    ranks = [rank_trace(k, late_us=2900, transfer_us=4000) for k in range(2)]
+    found = diagnosed(tmp_path, *ranks)
+    finding = found.findings[0]
+    assert (finding.kind, finding.confidence) == ("communication_bound", "low")
+    assert found.verdict == "inconclusive"
+    assert finding.evidence[-1] == (
+        "of 4 ranks only 2 are here: part of it may be waiting for one of the others"
+    )
+
+
+def test_only_steps_that_ranks_have_in_common_are_compared(tmp_path: Path) -> None:
+    ranks = [rank_trace(k, late_us=LATEST_US if k == 2 else 0) for k in range(RANKS)]
+    ranks[0] = rank_trace(0, first_step=5, clock_us=77)
+    found = diagnosed(tmp_path, *ranks)
+    assert found.alignment is not None
+    assert {len(m.ranks) for m in found.alignment.meetings} == {3, 4}
+    assert [(f.kind, f.rank) for f in found.findings] == [("straggler", 2)]
+
+
+def test_steps_with_different_numbers_of_collectives_are_left_out(tmp_path: Path) -> None:
+    ranks = [rank_trace(k) for k in range(RANKS)]
+    extra = next(e for e in ranks[1].events if e["name"].startswith("nccl"))
+    ranks[1].events.append(extra | {"ts": extra["ts"] - 1500, "dur": 100})
+    found = diagnosed(tmp_path, *ranks)
+    assert found.alignment is not None
+    assert found.alignment.unmatched == 2
+    assert [len(m.ranks) for m in found.alignment.meetings] == [3, 4, 4, 4]
+
+
+def test_ranks_without_common_collectives_are_not_aligned(tmp_path: Path) -> None:
+    other = rank_trace(1, name="broadcast")
+    found = diagnosed(tmp_path, rank_trace(0), other)
+    assert found.alignment is None
+    assert found.to_json()["collectives"] is None
+    assert align(found.measures[:1]) is None
+
+
+def test_the_diagnosis_of_ranks_is_json(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, *(rank_trace(k) for k in range(RANKS))).to_json()
+    assert json.loads(json.dumps(found)) == found
+    assert found["collectives"]["clock_offsets_us"] == [0, 0, 0, 0]

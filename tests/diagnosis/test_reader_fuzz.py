@@ -1,0 +1,296 @@
+"""Whatever a file holds: no crash, no hang, and no verdict on garbage."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.diagnosis_traces import write_trace
+from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
+from warpwatch.diagnosis import json_stream
+from warpwatch.diagnosis.diagnosis import diagnose
+from warpwatch.diagnosis.html import render_html
+from warpwatch.diagnosis.reader import EVENTS, TraceError, members, read_trace
+from warpwatch.diagnosis.text import render_text
+
+BOUNDED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None, True, False, -1, 0, 1, 10**30, 2**63, 10**400, -(10**400), -1e300, 1e300, 1.7e308,
+        float("nan"), float("inf"), 1e-320,
+        "", "x", "12", "NaN", [], [[]], [None], [1, "2", {}], {}, {"a": {"b": []}}, [[2**62] * 2],
+        [[0, 2**49], [2**49, 0]], [[0, *[2**49] * 40]] * 3, [[10**400]],
+    ]
+)  # fmt: skip
+ANY_JSON = st.recursive(
+    ODD | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+NAMES = [
+    "ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#x", LOADER, "aten::mm", "aten::item", "gemm",
+    "aten::convolution", "aten::convolution_backward", "ncclDevKernel_AllReduce", "[memory]",
+    "Memcpy HtoD (Pageable -> Device)", "cudaLaunchKernel", "cudaStreamSynchronize", "cudaMalloc",
+    "gloo:all_reduce", "Python GC", "train.py(3): step", "Torch-Compiled Region: 0/1", "torch.save",
+]  # fmt: skip
+CATEGORIES = [
+    "cpu_op", "Operator", "user_annotation", "cuda_runtime", "Runtime", "kernel", "Kernel",
+    "gpu_memcpy", "gpu_memset", "cuda_sync", "python_function", "cpu_instant_event", "ac2g", None,
+]  # fmt: skip
+ARGUMENTS = st.dictionaries(
+    st.sampled_from(
+        [
+            "correlation", "stream", "device", "bytes", "Bytes", "Total Allocated", "Device Type",
+            "Input Dims", "Input type", "Call stack", "grid", "block", "blocks per SM", "Seq",
+            "Collective name", "In msg nelems", "Group size", "dtype", "graph id",
+        ]
+    ),
+    ODD | st.integers(0, 3) | st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4),
+    max_size=4,
+)  # fmt: skip
+# Far from 0, where a time means a lost clock, and mostly close together.
+TIMES = st.integers(0, 200).map(lambda us: ORIGIN_US + us) | st.sampled_from([1, 0.5, 1e17]) | ODD
+ELEMENTS = st.fixed_dictionaries(
+    {"ph": st.sampled_from(["X", "X", "X", "i", "B"]), "ts": TIMES},
+    optional={
+        "cat": st.sampled_from(CATEGORIES) | ODD,
+        "name": st.sampled_from(NAMES) | ODD,
+        "dur": st.integers(0, 100) | ODD,
+        "pid": st.integers(0, 2) | ODD,
+        "tid": st.integers(0, 2) | ODD,
+        "args": ARGUMENTS | ODD,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="module")
+def originals(folder: Path) -> list[list[dict[str, Any]]]:
+    """Events of a GPU's rank as PyTorch writes them, of a small one, and of one on the CPU."""
+    laid_out = write_trace(folder / "original.json", 600, rank=1, ranks=2)
+    small = TraceFile()
+    for begin in small.each_step():
+        small.operator(begin, 3000)
+        small.kernel(begin + 4000, 5000, launched_us=begin + 3990)
+    return [json.loads(laid_out.read_text())[EVENTS], small.events, cpu_rank(0).events]
+
+
+def verdict(path: Path) -> str | None:
+    """Of all that a user can get; None where the file is refused, in one line."""
+    try:
+        diagnosis = diagnose([path])
+    except TraceError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error)
+        return None
+    document = diagnosis.to_json()
+    json.dumps(document, allow_nan=False)
+    shares = [*ratios(document), *(finding["share"] for finding in document["findings"])]
+    assert all(0 <= share <= 1 for share in shares)
+    render_text(diagnosis)
+    render_html(diagnosis)
+    return diagnosis.verdict
+
+
+def ratios(value: Any) -> Iterator[float]:
+    """All numbers whose key says that they are one."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key.endswith("_ratio") and isinstance(inner, int | float):
+                yield inner
+            yield from ratios(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from ratios(inner)
+
+
+@BOUNDED
+@given(
+    which=st.integers(0, 2),
+    cut=st.floats(0, 1),
+    edits=st.lists(
+        st.tuples(st.floats(0, 0.999), st.integers(0, 3), st.binary(max_size=6)), max_size=6
+    ),
+)
+def test_damaged_bytes_are_refused_or_diagnosed(
+    folder: Path,
+    originals: list[list[dict[str, Any]]],
+    which: int,
+    cut: float,
+    edits: list[tuple[float, int, bytes]],
+) -> None:
+    content = bytearray(json.dumps({EVENTS: originals[which]}, indent=1).encode())
+    if cut < 0.5:
+        del content[int(cut * len(content)) :]
+    for at, removed, inserted in edits:
+        begin = int(at * len(content))
+        content[begin : begin + removed] = inserted
+    path = folder / "bytes.json"
+    path.write_bytes(content)
+    said = verdict(path)
+    if cut < 0.5 and not edits:
+        assert said is None
+
+
+@BOUNDED
+@given(
+    which=st.integers(0, 2),
+    seed=st.integers(0, 99),
+    changes=st.lists(
+        st.tuples(
+            st.integers(0, 10**6),
+            st.sampled_from(["ph", "cat", "name", "ts", "dur", "pid", "tid", "args", "inside"]),
+            ODD,
+        ),
+        max_size=30,
+    ),
+    twice=st.booleans(),
+)
+def test_events_with_odd_values_are_refused_or_diagnosed(
+    folder: Path,
+    originals: list[list[dict[str, Any]]],
+    which: int,
+    seed: int,
+    changes: list[tuple[int, str, Any]],
+    twice: bool,
+) -> None:
+    events = copy.deepcopy(originals[which])
+    for number, key, value in changes:
+        change(events[number % len(events)], number, key, value)
+    if twice:
+        events += events
+    random.Random(seed).shuffle(events)
+    path = folder / "odd.json"
+    path.write_text(json.dumps({EVENTS: events}))
+    verdict(path)
+
+
+def change(event: dict[str, Any], number: int, key: str, value: Any) -> None:
+    given = event.get("args")
+    if key != "inside":
+        event[key] = value
+    elif isinstance(given, dict) and given:
+        given[sorted(given)[number % len(given)]] = value
+
+
+@settings(BOUNDED, max_examples=150)
+@given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=30))
+def test_garbage_is_never_called_healthy(folder: Path, elements: list[Any]) -> None:
+    path = folder / "garbage.json"
+    path.write_text(json.dumps(elements))
+    assert verdict(path) != "healthy"
+
+
+@settings(BOUNDED, max_examples=100)
+@given(
+    elements=st.lists(ANY_JSON | ELEMENTS, max_size=12),
+    before=st.dictionaries(st.text(max_size=3), ANY_JSON, max_size=2),
+    indent=st.sampled_from([None, 0, 2]),
+    separator=st.sampled_from([",", " , ", ",\n\t"]),
+    chunk=st.integers(1, 300),
+)
+def test_elements_are_what_the_standard_decoder_reads(
+    folder: Path,
+    elements: list[Any],
+    before: dict[str, Any],
+    indent: int | None,
+    separator: str,
+    chunk: int,
+) -> None:
+    path = folder / "same.json"
+    tail = {"z": [{"a": 1}, {"b": 2}]}
+    text = json.dumps(
+        {**before, EVENTS: elements, **tail}, indent=indent, separators=(separator, ":")
+    )
+    path.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_stream, "CHUNK_BYTES", chunk)
+        read = list(members(path))
+    found = [element for key, several in read if key == EVENTS for element in several]
+    # Compared as text: NaN differs from itself.
+    assert json.dumps(found) == json.dumps(json.loads(text)[EVENTS])
+    assert json.dumps([r for r in read if r[0] != EVENTS]) == json.dumps(
+        [[key, value] for key, value in json.loads(text).items() if key != EVENTS]
+    )
+
+
+def nested(depth: int) -> str:
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        lambda: '{"ph":"X","a":[{"b":1},{"c":2}],"d":' + nested(900) + "}",
+        lambda: '{"ph":"X","name":"' + "},{" * 400_000 + '"}',
+        lambda: '{"ph":"X","ts":' + "9" * 4000 + "}",
+        lambda: "{" + ",".join('"name":"a"' for _ in range(200_000)) + "}",
+        lambda: " " * 3_000_000 + "{}",
+        lambda: "{}," * 300_000 + "{}",
+    ],
+    ids=["nested", "borders in a string", "long number", "duplicate keys", "space", "empty"],
+)
+def test_what_is_odd_and_large_is_read_past(folder: Path, element: Callable[[], str]) -> None:
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 5, "dur": 1}
+    path = folder / "large.json"
+    path.write_text(f'{{"traceEvents":[{json.dumps(step)},{element()},{json.dumps(step)}]}}')
+    trace = read_trace(path)
+    assert [e.begin_us for e in trace.events["annotation"]] == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("huge", [2**63, 10**400, -(10**400), 1.7e308])
+@pytest.mark.parametrize(
+    ("cat", "key"),
+    [
+        ("kernel", "blocks per SM"),
+        ("kernel", "est. achieved occupancy %"),
+        ("kernel", "In msg nelems"),
+        ("kernel", "device"),
+        ("gpu_memcpy", "bytes"),
+    ],
+)
+def test_numbers_beyond_64_bits_are_dropped_wherever_they_stand(
+    folder: Path, cat: str, key: str, huge: float
+) -> None:
+    trace = TraceFile(baseTimeNanoseconds=huge, warpwatch={"gc_pauses_us": [[1, 1]], "rank": huge})
+    for begin in trace.each_step():
+        trace.operator(begin, 3000)
+        for at in (begin, begin + 4000):
+            trace.event(cat, "ncclDevKernel_AllReduce", at, 900, 7, **{key: huge, "dtype": "Float"})
+    path = trace.write(folder / "huge.json")
+    assert verdict(path) is not None
+    events = read_trace(path).events
+    work = events["kernel"] + events["copy"]
+    assert len(work) == 8
+    assert all(key not in (e.arguments or {}) for e in work)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [[0, 2**49], [2**49, 2**49]],
+        [[0, *[2**49] * 63]] * 3,
+        [[1] * 100_000] * 2,
+        [[10**400] * 4] * 3,
+    ],
+    ids=["empty", "empty and vast", "many dimensions", "vast"],
+)
+def test_odd_shapes_are_no_work(folder: Path, shapes: list[list[int]]) -> None:
+    trace = TraceFile()
+    for name in ("aten::mm", "aten::linear", "aten::convolution", "aten::convolution_backward"):
+        for begin in trace.each_step():
+            trace.event("cpu_op", name, begin, 5, 77, **{"Input Dims": shapes})
+            trace.kernel(begin, 9000, launched_us=begin)
+    path = trace.write(folder / "shapes.json")
+    assert verdict(path) is not None

@@ -1,0 +1,252 @@
+"""The HTML report: the answer first, all that a person needs, and nothing that a trace can do."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.diagnosis.faults import job
+from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
+from tests.diagnosis.workloads import simulate
+from warpwatch.diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch.diagnosis.html import render_html
+from warpwatch.diagnosis.report.drawing import MAX_RECTANGLES, Mark, row, shares, thin
+from warpwatch.diagnosis.report.parts import Capture, sums_us
+from warpwatch.diagnosis.report.style import COLOURS, STYLE
+from warpwatch.diagnosis.report.words import LANES, PARTS, SHORT, VERDICTS
+from warpwatch.diagnosis.rules import RULES
+
+HOSTILE = "</script></title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
+VOID = {"meta", "br", "img"}
+
+
+class Page(HTMLParser):
+    """Elements that do not nest, and every tag and attribute that occurs."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    folder = tmp_path_factory.mktemp("ranks")
+    return diagnose(simulate(job("straggler_host", 5), folder, 5))
+
+
+def _loading(tmp_path: Path) -> Diagnosis:
+    trace = TraceFile(distributedInfo={"rank": 0})
+    for begin in trace.each_step():
+        trace.annotation(LOADER, begin, 6000)
+        for kernel in range(8):
+            at = begin + 6000 + 490 * kernel
+            trace.kernel(at + 5, 480, launched_us=at)
+    return diagnose([trace.write(tmp_path / "a.json")])
+
+
+def test_the_answer_comes_first_and_the_advice_with_it(tmp_path: Path) -> None:
+    page = render_html(_loading(tmp_path))
+    order = [
+        "<h1>Waiting for data</h1>",
+        "60 % of the step is spent fetching the next batch.",
+        "What to change",
+        "num_workers=4",
+        "10.0 ms a step now, about 4.0 ms without this",
+        "The longest step",
+        "Where the time goes",
+        "Step by step",
+        "Kernels by class",
+        "Kernels by name",
+        "Launches",
+    ]
+    places = [page.index(text) for text in order]
+    assert places == sorted(places)
+
+
+def test_the_page_needs_no_network_and_no_script(eight_ranks: Diagnosis) -> None:
+    page = render_html(eight_ranks)
+    parsed = Page(page)
+    assert parsed.open == []
+    assert not parsed.tags & {"script", "link", "img", "iframe", "object", "base", "form"}
+    assert not {name for name in parsed.attributes if name.startswith("on")}
+    assert not parsed.attributes & {"src", "href"}
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "default-src 'none'; style-src 'unsafe-inline'" in page
+
+
+def test_every_rank_has_a_row_and_the_slow_one_is_marked(eight_ranks: Diagnosis) -> None:
+    assert eight_ranks.verdict == "straggler"
+    slow = eight_ranks.findings[0].rank
+    page = render_html(eight_ranks)
+    first = page[page.index("on every rank</h2>") : page.index("The longest step of")]
+    assert re.findall(r"<span>rank (\d)", first) == list("01234567")
+    assert first.count('<div class="lane blamed">') == 1
+    assert f'blamed"><span>rank {slow} <b class="problem">straggler</b>' in first
+    assert "Waiting for other ranks" in first
+    assert "clocks aligned" in first
+    assert f"Where the time goes on rank {slow}</h2>" in page
+    assert "Collectives of all ranks" in page
+
+
+def test_the_parts_of_a_window_add_up_to_it(eight_ranks: Diagnosis, tmp_path: Path) -> None:
+    cpu = diagnose([cpu_rank(0, loading_us=1000, host_us=3000).write(tmp_path / "c.json")])
+    for diagnosis in (eight_ranks, cpu):
+        capture = Capture(diagnosis)
+        for measures in capture.ranks:
+            parts = sums_us(capture.parts(measures))
+            assert sum(parts.values()) == pytest.approx(measures.window_us, rel=1e-6)
+
+
+def _with_hostile_names(trace: TraceFile) -> TraceFile:
+    for number, event in enumerate(trace.events):
+        if not event["name"].startswith("ProfilerStep"):
+            event["name"] += f"{HOSTILE}\x1b[2J\ud800\u202e"
+        if event["cat"] == "kernel":
+            event["tid"] = f"{HOSTILE}{number % 3}"
+    return trace
+
+
+def test_names_from_a_trace_cannot_act_in_the_report(tmp_path: Path) -> None:
+    devices = [{"id": 0, "name": HOSTILE * 1000}]
+    trace = TraceFile(deviceProperties=devices, distributedInfo={"rank": 0})
+    for begin in trace.each_step():
+        trace.annotation(LOADER, begin, 6000)
+        for kernel in range(40):
+            at = begin + 6000 + 95 * kernel
+            trace.operator(at, 90)
+            trace.kernel(at + 12, 80, launched_us=at + 2)
+    path = _with_hostile_names(trace).write(tmp_path / "'\"<script>.json")
+    page = render_html(diagnose([path], [path]))
+    page.encode()
+    parsed = Page(page)
+    assert parsed.open == []
+    assert not parsed.tags & {"script", "img"}
+    assert "onerror" not in parsed.attributes
+    assert not {"\x1b", "\u202e", "\ud800"} & set(page)
+    assert "&lt;script&gt;alert(1)" in page
+    assert len(page) < 200_000
+
+
+def test_a_huge_step_makes_no_huge_report(tmp_path: Path) -> None:
+    trace = TraceFile(steps=2, distributedInfo={"rank": 0})
+    for begin in trace.each_step():
+        for kernel in range(3000):
+            name = f"void kernel_{kernel % 50}<{'x' * 3000}>(elementwise)"
+            at = begin + 3.3 * kernel
+            trace.kernel(at + 1, 1.5 + kernel % 2, launched_us=at, name=name, launch_us=1)
+            trace.events[-2]["tid"] = kernel % 12
+    page = render_html(diagnose([trace.write(tmp_path / "a.json")]))
+    assert len(page.encode()) < 300_000
+    lanes = page[page.index("The longest step") : page.index("Where the time goes")]
+    assert 500 < lanes.count("M") + lanes.count("<rect") <= MAX_RECTANGLES + 200
+
+
+def test_a_large_capture_makes_no_huge_report(tmp_path: Path) -> None:
+    paths = []
+    for rank in range(70):
+        trace = cpu_rank(rank, loading_us=1000, waiting_us=1000 + 20 * rank)
+        for at in range(0, 8000, 80):
+            trace.operator(at + 1000, 30 + rank % 20)
+        paths.append(trace.write(tmp_path / f"rank{rank}.json"))
+    page = render_html(diagnose(paths))
+    assert Page(page).open == []
+    assert len(page.encode()) < 300_000
+    assert "38 more ranks are not shown." in page
+    assert "6 more ranks are not shown." in page
+
+
+def test_a_report_without_steps_or_findings_is_complete_as_well(tmp_path: Path) -> None:
+    trace = TraceFile(steps=0)
+    for at in range(0, 100_000, 500):
+        trace.operator(at, 490)
+    page = render_html(diagnose([trace.write(tmp_path / "a.json")]))
+    assert Page(page).open == []
+    assert "The longest step" not in page
+    assert "Where the time goes" in page
+
+
+def test_against_a_baseline_the_report_says_what_changed(tmp_path: Path) -> None:
+    slow = cpu_rank(0, loading_us=6000).write(tmp_path / "slow.json")
+    well = cpu_rank(0, loading_us=100).write(tmp_path / "well.json")
+    page = render_html(diagnose([slow], [well]))
+    assert "Against the baseline" in page
+    assert re.search(r"<td>data loading</td><td class=n>0.10</td><td class=n>6.00</td>", page)
+
+
+def test_what_rows_do_not_need_goes_to_the_long_ones() -> None:
+    assert shares([10, 5000, 3000], 2000) == [10, 995, 995]
+    assert shares([], 2000) == []
+    assert shares([1, 2], 2000) == [1, 2]
+
+
+def test_thinning_keeps_the_picture() -> None:
+    marks = [Mark(at, at + 0.9, "compute" if at < 5000 else "host") for at in range(10_000)]
+    few = thin(marks, 100)
+    assert 1 <= len(few) <= 100
+    assert few[0].begin_us == 0
+    assert few[-1].end_us == 9999.9
+    compute = sum(m.end_us - m.begin_us for m in few if m.label == "compute")
+    assert compute == pytest.approx(5000, rel=0.05)
+    assert thin(marks[:50], 100) == marks[:50]
+
+
+def test_a_row_tells_its_content_in_words_and_escapes_it() -> None:
+    svg = row([Mark(0, 500, "host", name='<b>"x"</b>')], 1000, 'rank "0"')
+    assert 'role="img" aria-label="rank &quot;0&quot;"' in svg
+    assert "<title>Python between operators, 500 µs: &lt;b&gt;&quot;x&quot;" in svg
+    assert 'width="500"' in svg
+
+
+def test_every_label_has_a_colour_and_every_kind_a_title() -> None:
+    assert set(LANES) == set(COLOURS)
+    assert set(SHORT) == set(PARTS)
+    assert {rule.kind for rule in RULES} | {"healthy", "inconclusive"} == set(VERDICTS)
+
+
+def _luminance(colour: str) -> float:
+    if len(colour) == 4:
+        colour = "#" + "".join(2 * c for c in colour[1:])
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_text_has_enough_contrast_in_both_schemes(scheme: int) -> None:
+    """WCAG 2.1, 1.4.3: at least 4.5 to 1."""
+    blocks: list[Any] = re.findall(r":root\{(.*?)\}", STYLE)
+    colours = dict(re.findall(r"--([a-z-]+):(#[0-9a-f]+);", blocks[scheme]))
+    pairs = [(text, back) for text in ("ink", "soft") for back in ("page", "card")]
+    for tone in ("good", "bad", "open"):
+        soft = f"{tone}-soft"
+        pairs += [(tone, "card"), (tone, soft), ("ink", soft), ("soft", soft)]
+    for text, back in pairs:
+        one, other = sorted((_luminance(colours[text]), _luminance(colours[back])))
+        assert (other + 0.05) / (one + 0.05) >= 4.5, (text, back)
+
+
+def test_times_are_those_of_the_step_not_of_the_clock(tmp_path: Path) -> None:
+    assert str(ORIGIN_US)[:6] not in render_html(_loading(tmp_path))

@@ -1,0 +1,129 @@
+"""Peaks of known devices, and what limits a class of kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.diagnosis.timeline import Timeline
+from warpwatch.diagnosis.measures import measure
+from warpwatch.diagnosis.roofline import ClassRoofline, Roofline, peaks_of
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "bfloat16", "gb_per_s"),
+    [
+        ("Tesla V100-SXM2-16GB", "V100 SXM2", None, 900),
+        ("Tesla V100-PCIE-32GB", "V100 PCIe", None, 900),
+        ("Tesla T4", "T4", None, 320),
+        ("NVIDIA A10", "A10", 125e12, 600),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB", 312e12, 1555),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB SXM", 312e12, 2039),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe", 312e12, 1935),
+        ("NVIDIA L4", "L4", 121e12, 300),
+        ("NVIDIA L40S", "L40S", 362e12, 864),
+        ("NVIDIA H100 PCIe", "H100 PCIe", 756e12, 2000),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM", 989.4e12, 3350),
+        ("NVIDIA H200", "H200 SXM", 989.4e12, 4800),
+        ("NVIDIA H200 NVL", "H200 NVL", 835.5e12, 4800),
+        ("NVIDIA GH200 480GB", "GH200 96GB", 989.4e12, 4000),
+        ("NVIDIA GH200 144G HBM3e", "GH200 144GB", 989.4e12, 4900),
+        ("NVIDIA H800", "H800 SXM", 989.4e12, 3350),
+        ("NVIDIA H800 PCIe", "H800 PCIe", 756e12, 2000),
+        ("NVIDIA H20", "H20", 148e12, 4000),
+        ("NVIDIA A10G", "A10G", 70e12, 600),
+        ("NVIDIA A800-SXM4-80GB", "A800 80GB SXM", 312e12, 2039),
+        ("NVIDIA A800 80GB PCIe", "A800 80GB PCIe", 312e12, 1935),
+        ("NVIDIA B200", "B200", 2250e12, 8000),
+        ("AMD Instinct MI250X", "MI250X, one die", 191.5e12, 1638),
+        ("AMD Instinct MI300X", "MI300X", 1307.4e12, 5300),
+    ],
+)
+def test_a_devices_name_finds_its_data_sheet(
+    device: str, name: str, bfloat16: float | None, gb_per_s: float
+) -> None:
+    peaks = peaks_of(device)
+    assert peaks is not None
+    assert (peaks.name, peaks.flops_per_s.get("bfloat16")) == (name, bfloat16)
+    assert peaks.memory_bytes_per_s == gb_per_s * 1e9
+    assert "data sheet" in peaks.source or "brief" in peaks.source
+
+
+@pytest.mark.parametrize("device", [None, "AMD Radeon Graphics", "NVIDIA A1000", "GeForce GTX 1"])
+def test_an_unknown_device_has_no_peaks(device: str | None) -> None:
+    assert peaks_of(device) is None
+
+
+def roofline(timeline: Timeline) -> Roofline:
+    found = measure(timeline.trace).roofline
+    assert found is not None
+    return found
+
+
+def gemm(device: str | None, m: int, k: int, n: int, kernel: str = "nvjet_gemm") -> Timeline:
+    timeline = Timeline(device=device)
+    arguments = {"Input Dims": [[m, k], [k, n]], "Input type": ["c10::BFloat16"] * 2}
+    timeline.add("operator", "aten::mm", 0, 100, arguments=arguments)
+    timeline.kernel(100, 1_000, launched_us=10, name=kernel)
+    timeline.kernel(2_000, 100, launched_us=1_900, name="vectorized_elementwise_kernel")
+    return timeline
+
+
+def of_class(found: Roofline, name: str) -> ClassRoofline:
+    return next(c for c in found.classes if c.kernel_class == name)
+
+
+def test_a_large_product_is_bound_by_compute_and_a_thin_one_by_memory() -> None:
+    large = of_class(roofline(gemm("NVIDIA H100 80GB HBM3", 8192, 4096, 4096)), "gemm")
+    thin = of_class(roofline(gemm("NVIDIA H100 80GB HBM3", 1, 4096, 4096)), "gemm")
+    assert (large.bound, thin.bound) == ("compute", "memory")
+    assert large.flops_ratio == pytest.approx(2 * 8192 * 4096 * 4096 / 1e-3 / 989.4e12)
+    assert thin.bandwidth_ratio == pytest.approx(2 * (4096 + 4096**2 + 4096) / 1e-3 / 3350e9)
+
+
+def test_mfu_is_the_ideal_time_of_the_known_flops_by_the_window() -> None:
+    found = roofline(gemm("NVIDIA H100 80GB HBM3", 8192, 4096, 4096))
+    assert found.flops == 2 * 8192 * 4096 * 4096
+    assert found.mfu_ratio == pytest.approx(2 * 8192 * 4096 * 4096 / 989.4e12 / 0.01)
+
+
+def test_float32_on_tensor_cores_is_measured_by_their_peak() -> None:
+    timeline = gemm("NVIDIA A100-SXM4-40GB", 512, 512, 512, "cutlass_80_tensorop_s1688gemm_64x64")
+    event = timeline.trace.events["operator"][0]
+    arguments = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["float"] * 2}
+    timeline.trace.events["operator"][0] = event._replace(arguments=arguments)
+    assert of_class(roofline(timeline), "gemm").dtype == "tf32"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "flops_per_s"),
+    [
+        ("cutlass_80_tensorop_d884gemm_64x64_16x4_nn", "float64_tensor", 19.5e12),
+        ("volta_dgemm_128x64_nn", "float64", 9.7e12),
+        ("cutlass_80_tensorop_s1688gemm_64x64", "float64", 9.7e12),
+    ],
+)
+def test_float64_on_tensor_cores_is_measured_by_their_peak(
+    kernel: str, dtype: str, flops_per_s: float
+) -> None:
+    timeline = gemm("NVIDIA A100-SXM4-40GB", 512, 512, 512, kernel)
+    event = timeline.trace.events["operator"][0]
+    arguments = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["double"] * 2}
+    timeline.trace.events["operator"][0] = event._replace(arguments=arguments)
+    found = of_class(roofline(timeline), "gemm")
+    assert found.dtype == dtype
+    assert found.flops_ratio == pytest.approx(2 * 512**3 / 1e-3 / flops_per_s)
+
+
+def test_the_float64_rate_that_no_data_sheet_here_tells_is_unknown() -> None:
+    for device in ("NVIDIA H800", "NVIDIA H20", "NVIDIA A10G"):
+        peaks = peaks_of(device)
+        assert peaks is not None and "float64" not in peaks.flops_per_s
+
+
+def test_what_is_unknown_is_none_but_elementwise_kernels_are_bound_by_memory() -> None:
+    found = roofline(gemm(None, 512, 512, 512))
+    assert (found.peaks, found.mfu_ratio) == (None, None)
+    known = of_class(found, "gemm")
+    assert (known.bound, known.flops_ratio, known.bandwidth_ratio) == (None, None, None)
+    assert known.intensity == pytest.approx(512 / 3)
+    assert of_class(found, "elementwise").bound == "memory"

@@ -1,0 +1,79 @@
+"""Traces in memory with known times in µs, for the numbers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warpwatch.diagnosis.reader import Event, Kind, Trace
+
+MAIN = "77/77"
+STREAM = "0/7"
+# Times in a trace are far from 0.
+ORIGIN_US = 1_000_000.0
+
+
+class Timeline:
+    """Steps of ``step_us`` from ORIGIN_US on; every time is counted from there."""
+
+    def __init__(self, steps: int = 1, step_us: float = 10_000, device: str | None = None) -> None:
+        self.trace = Trace("t.json", device_name=device)
+        self._correlation = 0
+        for step in range(steps):
+            self.add("annotation", f"ProfilerStep#{step}", step * step_us, step_us)
+
+    def add(
+        self,
+        kind: Kind,
+        name: str,
+        at_us: float,
+        us: float,
+        thread: str = MAIN,
+        correlation: int | None = None,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        begin_us = ORIGIN_US + at_us
+        event = Event(name, begin_us, begin_us + us, thread, correlation, arguments)
+        self.trace.events[kind].append(event)
+
+    def kernel(
+        self,
+        at_us: float,
+        us: float,
+        launched_us: float | None,
+        name: str = "sm80_xmma_gemm",
+        call: str = "cudaLaunchKernel",
+        call_us: float = 5,
+        stream: str = STREAM,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        """With its launch call, unless ``launched_us`` is None."""
+        self._work("kernel", at_us, us, launched_us, name, call, call_us, stream, arguments)
+
+    def copy(
+        self,
+        at_us: float,
+        us: float,
+        launched_us: float,
+        name: str = "Memcpy DtoH (Device -> Pageable)",
+        call: str = "cudaMemcpyAsync",
+        call_us: float = 5,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        self._work("copy", at_us, us, launched_us, name, call, call_us, STREAM, arguments)
+
+    def _work(
+        self,
+        kind: Kind,
+        at_us: float,
+        us: float,
+        launched_us: float | None,
+        name: str,
+        call: str,
+        call_us: float,
+        stream: str,
+        arguments: dict[str, Any] | None,
+    ) -> None:
+        self._correlation += 1
+        self.add(kind, name, at_us, us, stream, self._correlation, arguments)
+        if launched_us is not None:
+            self.add("runtime", call, launched_us, call_us, MAIN, self._correlation)
