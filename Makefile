@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+SEEDS ?= 24
+MINUTES ?= 30
 
-.PHONY: demo test slow check format bench docs protobuf clean
+.PHONY: demo test slow soak check format bench judge docs protobuf clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
@@ -16,6 +18,10 @@ test: $(VENV)/.dev
 # What takes minutes, or needs what is not installed everywhere.
 slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow $(ARGS)
+
+# A healthy training of which nothing may be told. MINUTES=30.
+soak: $(VENV)/.dev
+	SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -m slow $(ARGS) tests/loop/test_soak.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -29,6 +35,10 @@ format: $(VENV)/.dev
 # One JSON object; each figure with the limit or the peer measured in the same run.
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# Recall and false alarms of the detectors on labelled logs, into docs/detection.md. SEEDS=24.
+judge: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.judge --seeds $(SEEDS) $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m warpwatch.telemetry.catalogue > docs/metrics.md

@@ -11,7 +11,16 @@ import os
 import signal
 import sys
 
-from benchmarks import agent, capture, capture_pause, devices, shim_step, training
+from benchmarks import (
+    agent,
+    capture,
+    capture_pause,
+    detectors,
+    devices,
+    diagnosis,
+    shim_step,
+    training,
+)
 from benchmarks.processes import CannotMeasure
 
 BENCHMARKS = {
@@ -21,6 +30,8 @@ BENCHMARKS = {
     "devices": devices.measure,
     "capture": capture.measure,
     "pause": capture_pause.measure,
+    "detectors": detectors.measure,
+    "diagnosis": diagnosis.measure,
 }
 
 

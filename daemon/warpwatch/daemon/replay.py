@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import io
 import json
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import cast
 
+from warpwatch.daemon.anomalies.episodes import Shadow
 from warpwatch.daemon.config import Config
 from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.detectors.base import Reading
 from warpwatch.daemon.errors import UsageError
 from warpwatch.telemetry.anomalies import Anomaly
 from warpwatch.telemetry.log import Decoder
-from warpwatch.telemetry.records import Record
+from warpwatch.telemetry.records import End, RankEvent, Record, Step
 
 # Lines without a single record after which a file is no telemetry log.
 MAX_STRANGE_LINES = 100
 MAX_REASONS = 20
+_GZIP_MAGIC = b"\x1f\x8b"
+# A number below is a step, one from here on a wall clock (September 2001).
+FIRST_TIME_S = 1e9
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of the log at ``path``, of standard input for ``-``; unpacked if it is gzip.
+
+    Raises UsageError when it cannot be read.
+    """
+    try:
+        if str(path) == "-":
+            yield from _unpacked(cast(io.BufferedReader, sys.stdin.buffer))
+        else:
+            with path.open("rb") as plain:
+                yield from _unpacked(plain)
+    except (OSError, zlib.error) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _unpacked(plain: io.BufferedReader) -> Iterator[bytes]:
+    """A gzip file that is still being written ends where what is there of it ends."""
+    if plain.peek(2)[:2] != _GZIP_MAGIC:
+        yield from plain
+        return
+    # The lines of a GzipFile are read in Python, those of a BufferedReader in C.
+    with contextlib.suppress(EOFError), io.BufferedReader(gzip.GzipFile(fileobj=plain)) as lines:
+        yield from lines
 
 
 class LogReader:
-    """Lines in, records out; ``bad`` counts the lines that are none, by reason."""
+    """Lines in, records out; ``bad`` counts the lines that are none, by reason.
+
+    A last line without its end is still being written: it counts only if it is a record already.
+    """
 
     def __init__(self) -> None:
         self.good = 0
@@ -29,17 +68,25 @@ class LogReader:
 
     def records(self, lines: Iterable[str | bytes]) -> Iterator[Record]:
         """Raises UsageError when nothing in ``lines`` is a telemetry record."""
-        decode = Decoder().decode
+        decode = Decoder().decode_line
+        unfinished: tuple[int, Exception] | None = None
         for number, line in enumerate(lines, 1):
+            if unfinished:
+                self._reject(*unfinished)
+                unfinished = None
             try:
-                record = decode(json.loads(line))
+                record = decode(line)
             except (ValueError, RecursionError, OverflowError) as error:
-                if line.strip():
+                if line[-1:] not in ("\n", b"\n"):
+                    unfinished = number, error
+                elif line.strip():
                     self._reject(number, error)
                 continue
             self.good += 1
             yield record
         if not self.good:
+            if unfinished:
+                self._reject(*unfinished)
             raise UsageError("no telemetry log: " + (self.complaint() or "it is empty"))
 
     def complaint(self) -> str:
@@ -52,7 +99,7 @@ class LogReader:
 
     def _reject(self, number: int, error: Exception) -> None:
         text = " ".join(str(error).split())[:200]
-        reason = "not JSON" if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else ""
+        reason = "not JSON" if isinstance(error, json.JSONDecodeError) else ""
         reason = reason or text.partition(":")[0][:40]
         if reason not in self.bad and len(self.bad) >= MAX_REASONS:
             reason = "other"
@@ -62,18 +109,73 @@ class LogReader:
             raise UsageError(f"no telemetry log: {self.complaint()}")
 
 
-def replay(lines: Iterable[str | bytes], config: Config) -> Iterator[Anomaly]:
-    """Every anomaly as it is raised. Bad lines are left out and told in one line on stderr.
+class Replay:
+    """One run of the engine over a log: its anomalies and, to ``explain``, all that led to them.
 
-    Raises UsageError when ``lines`` hold no telemetry record at all.
+    anomalies: all of them by id, as they were last; with their end_time if they are over.
     """
-    reader, detection, known = LogReader(), Detection(config), set[str]()
-    for record in reader.records(lines):
-        for anomaly in detection.feed(record):
-            if anomaly.end_time is not None:
-                known.discard(anomaly.id)
-            elif anomaly.id not in known:
-                known.add(anomaly.id)
-                yield anomaly
-    if complaint := reader.complaint():
-        sys.stderr.write(f"warpwatch: {complaint}\n")
+
+    def __init__(self, config: Config, explain: bool = False) -> None:
+        self.anomalies: dict[str, Anomaly] = {}
+        self._explain = explain
+        self._engine = Detection(config)
+        self._reader = LogReader()
+        self._readings: dict[tuple[str, str | None, int | None, str | None], Reading] = {}
+        self._suppressed: dict[tuple[str, str | None, str], Shadow] = {}
+
+    def run(self, lines: Iterable[str | bytes], until: float | None = None) -> Iterator[Anomaly]:
+        """Every anomaly as it is raised. Bad lines are left out and told in one line on stderr.
+
+        until: a step or a time (wall clock, seconds) before which to stop, as FIRST_TIME_S says.
+        Raises UsageError when ``lines`` hold no telemetry record at all.
+        """
+        feed, known = self._engine.feed, self.anomalies
+        for record in self._reader.records(lines):
+            if until is not None and _is_reached(record, until):
+                break
+            if self._explain:
+                self._look(record)
+            for anomaly in feed(record):
+                new = anomaly.id not in known
+                known[anomaly.id] = anomaly
+                if new:
+                    yield anomaly
+        if complaint := self._reader.complaint():
+            sys.stderr.write(f"warpwatch: {complaint}\n")
+        if failure := self._engine.take_failure():
+            raise failure
+
+    def readings(self) -> list[tuple[str, Reading]]:
+        """Kind and reading of all that was judged, that of ended jobs as it was at their end."""
+        self._keep_readings()
+        return [(key[0], reading) for key, reading in self._readings.items()]
+
+    def suppressed(self) -> list[Shadow]:
+        """What was found and not raised, because an active anomaly was its cause."""
+        self._keep_suppressed()
+        return list(self._suppressed.values())
+
+    def _look(self, record: Record) -> None:
+        """Before a record: the engine forgets jobs that end, and suppressed findings."""
+        if isinstance(record, End) or (isinstance(record, RankEvent) and record.event == "died"):
+            self._keep_readings()
+        self._keep_suppressed()
+
+    def _keep_readings(self) -> None:
+        for kind, reading in self._engine.readings():
+            self._readings[kind, reading.job, reading.rank, reading.device] = reading
+
+    def _keep_suppressed(self) -> None:
+        for shadow in self._engine.shadows:
+            self._suppressed[shadow.kind, shadow.job, shadow.cause_id] = shadow
+
+
+def _is_reached(record: Record, until: float) -> bool:
+    if until >= FIRST_TIME_S:
+        return record.time >= until
+    return isinstance(record, Step) and record.step >= until
+
+
+def replay(lines: Iterable[str | bytes], config: Config) -> Iterator[Anomaly]:
+    """Every anomaly as it is raised, once; see ``Replay.run``."""
+    return Replay(config).run(lines)

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from warpwatch.daemon import config as configuration
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.config_reading import parse_value
+from warpwatch.daemon.cli import explanation, parsing
+from warpwatch.daemon.config.reading import parse_value
 from warpwatch.daemon.detection import anomaly_to_json
 from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.replay import replay
+from warpwatch.daemon.replay import Replay, read_lines
+from warpwatch.telemetry.anomalies import KINDS, Anomaly
+
+# Of a kind and a job: whether it is shown.
+Shown = Callable[[str, str | None], bool]
 
 
 def main(argv: Sequence[str]) -> int:
+    arguments = _arguments(argv)
+    # A log may name jobs as it likes, also with what no terminal or file can take.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    shown = _filter(arguments.job, arguments.kind)
+    replay = Replay(_configured(arguments.config, arguments.settings), arguments.explain)
+    found = 0
+    for anomaly in replay.run(read_lines(arguments.log), arguments.at):
+        if shown(anomaly.kind, anomaly.job):
+            found += 1
+            print(_line(anomaly, arguments.json), flush=True)
+    if arguments.explain:
+        for line in _explanation(replay, shown, arguments.json):
+            print(line)
+    return 1 if found else 0
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     command = parsing.parser(
         "replay",
-        "Run the detectors over a telemetry log (the jsonl exporter's file) in event time.\n"
-        "Exit 1 when anomalies were found.",
-        "warpwatch replay run.jsonl --set detectors.straggler.min_ratio=1.3",
+        "Run the detectors over a telemetry log (the jsonl exporter's file, or that packed by\n"
+        "gzip) in event time. Exit 1 when anomalies were found.",
+        "warpwatch replay run.jsonl --explain --set detectors.straggler.min_ratio=1.3",
     )
     command.add_argument("log", type=Path, help="a telemetry log; - for standard input")
     command.add_argument(
@@ -32,30 +55,51 @@ def main(argv: Sequence[str]) -> int:
         dest="settings",
         help="a configuration key, such as detectors.hang.timeout_s=60",
     )
+    command.add_argument(
+        "--explain",
+        action="store_true",
+        help="say besides how each detector saw each job, rank and device: why it fired or not",
+    )
+    command.add_argument("--job", help="show only this job")
+    command.add_argument("--kind", choices=KINDS, metavar="KIND", help="show only this kind")
+    command.add_argument(
+        "--at",
+        type=float,
+        metavar="STEP|TIME",
+        help="stop before this step, or this time (wall clock, seconds)",
+    )
     parsing.add_config(command)
     parsing.add_json(command)
-    arguments = command.parse_args(argv)
-    config = _configured(arguments.config, arguments.settings)
-    found = 0
-    try:
-        with _open(arguments.log) as lines:
-            for anomaly in replay(lines, config):
-                found += 1
-                print(_line(anomaly, arguments.json), flush=True)
-    except OSError as error:
-        raise UsageError(f"{arguments.log}: {error.strerror}") from error
-    return 1 if found else 0
+    return command.parse_args(argv)
 
 
-def _line(anomaly: Any, as_json: bool) -> str:
+def _filter(job: str | None, kind: str | None) -> Shown:
+    """Of which kind and job something is shown; what belongs to no job, only without ``job``."""
+
+    def shown(its_kind: str, its_job: str | None) -> bool:
+        return kind in (None, its_kind) and job in (None, its_job)
+
+    return shown
+
+
+def _explanation(replay: Replay, shown: Shown, as_json: bool) -> Iterator[str]:
+    suppressed = [one for one in replay.suppressed() if shown(one.kind, one.job)]
+    readings = [one for one in replay.readings() if shown(one[0], one[1].job)]
+    if as_json:
+        for shadow in suppressed:
+            yield json.dumps(explanation.suppressed_to_json(shadow))
+        for kind, reading in readings:
+            yield json.dumps(explanation.reading_to_json(kind, reading))
+        return
+    anomalies = [one for one in replay.anomalies.values() if shown(one.kind, one.job)]
+    yield from explanation.lines(anomalies, suppressed, readings)
+
+
+def _line(anomaly: Anomaly, as_json: bool) -> str:
     if as_json:
         return json.dumps(anomaly_to_json(anomaly))
     where = f"{anomaly.job or anomaly.device} step {anomaly.step}"
     return f"{anomaly.time:.3f} {anomaly.severity} {anomaly.kind} {where}: {anomaly.summary}"
-
-
-def _open(path: Path) -> Any:
-    return sys.stdin if str(path) == "-" else path.open(encoding="utf-8", errors="replace")
 
 
 def _configured(path: Path | None, settings: list[str]) -> configuration.Config:

@@ -1,0 +1,123 @@
+"""What a diagnosis costs, beside Holistic Trace Analysis on the same synthetic traces.
+
+Each run is a process of its own, in turns so that both see the same machine; figures are medians.
+Times are processor time: of one process that does not wait, what an idle core would take.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks import diagnosis_run
+from benchmarks.diagnosis_traces import write_trace
+from benchmarks.processes import CannotMeasure, clean_environment
+
+OURS, PEER = "warpwatch", "hta"
+DISTRIBUTION = "HolisticTraceAnalysis"
+# By the number of ranks, each with a file of so many events.
+CASES = {"one_rank": (1, 1_000_000), "five_ranks": (5, 200_000)}
+TURNS = 3
+TIMEOUT_S = 900.0
+
+MAX_TIME_RATIO = 1 / 3
+MAX_MEMORY_RATIO = 1 / 2
+MAX_CPU_S = 20.0
+MAX_PEAK_MIB = 700e6 / 2**20
+
+
+def measure() -> dict[str, object]:
+    """Raises CannotMeasure when ours fails; without Holistic Trace Analysis it says so."""
+    quick = bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
+    scale, turns = (10, 1) if quick else (1, TURNS)
+    missing = None if importlib.util.find_spec("hta") else f"{DISTRIBUTION} is not installed"
+    tools = [OURS] if missing else [OURS, PEER]
+    cases = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (ranks, events) in CASES.items():
+            files = write_case(Path(folder) / name, ranks, events // scale)
+            cases[name] = measure_case(files, tools, turns) | {"events": ranks * events // scale}
+    return {
+        "turns": turns,
+        "hta": missing or metadata.version(DISTRIBUTION),
+        "cases": cases,
+        "limits": [row for name, case in cases.items() for row in limits(name, case)],
+    }
+
+
+def write_case(folder: Path, ranks: int, events: int) -> list[Path]:
+    """Several ranks as they are captured, compressed; a single one as plain JSON."""
+    folder.mkdir()
+    # One rank alone is one of two, that it communicates.
+    suffix, world = (".json.gz", ranks) if ranks > 1 else (".json", 2)
+    paths = [folder / f"rank{rank}{suffix}" for rank in range(ranks)]
+    return [write_trace(path, events, rank, world) for rank, path in enumerate(paths)]
+
+
+def measure_case(files: list[Path], tools: list[str], turns: int) -> dict[str, Any]:
+    """Medians by tool, what ours takes of the other's, and what both say of the first rank."""
+    runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
+    for _ in range(turns):
+        for tool, done in runs.items():
+            done.append(run(tool, files))
+    costs = {tool: _medians([r["cost"] for r in done]) for tool, done in runs.items()}
+    case: dict[str, Any] = {
+        tool: cost | {"numbers": runs[tool][0]["numbers"]} for tool, cost in costs.items()
+    }
+    if PEER in costs:
+        case["ratio"] = {
+            key: round(costs[OURS][key] / costs[PEER][key], 3) for key in ("cpu_s", "peak_mib")
+        }
+    return case
+
+
+def run(tool: str, files: list[Path]) -> dict[str, Any]:
+    command = [sys.executable, diagnosis_run.__file__, tool, *map(str, files)]
+    # It rounds kernels to whole µs otherwise, which makes a tenth of short ones idle time.
+    environment = clean_environment() | {"HTA_DISABLE_NS_ROUNDING": "1"}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CannotMeasure(f"{tool} took more than {TIMEOUT_S:.0f} s") from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or ["nothing"]
+        raise CannotMeasure(f"{tool} ended with status {done.returncode}: {said[-1]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def _medians(costs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: round(statistics.median(cost[key] for cost in costs), 2) for key in costs[0]}
+
+
+def limits(name: str, case: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a limit; those of ratios only beside the other tool."""
+    ours, ratio = case[OURS], case.get("ratio")
+    rows = [
+        _at_most(f"processor seconds, {name}", ours["cpu_s"], MAX_CPU_S),
+        _at_most(f"peak MiB, {name}", ours["peak_mib"], MAX_PEAK_MIB),
+    ]
+    if ratio:
+        rows += [
+            _at_most(f"time by that of {PEER}, {name}", ratio["cpu_s"], MAX_TIME_RATIO),
+            _at_most(f"memory by that of {PEER}, {name}", ratio["peak_mib"], MAX_MEMORY_RATIO),
+        ]
+    return rows
+
+
+def _at_most(what: str, value: float, limit: float) -> dict[str, Any]:
+    return {"what": what, "value": value, "at_most": round(limit, 3), "met": value <= limit}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(), indent=1))

@@ -1,0 +1,133 @@
+"""The table "Measured" of docs/detection.md, from the figures that ``make judge`` has kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+BEGIN, END = "<!-- judge:begin -->", "<!-- judge:end -->"
+# 97.5 % quantile of the normal distribution.
+Z_95 = 1.959964
+CONFIDENCE = 0.95
+NAMES = {
+    "warpwatch": "**Warpwatch**",
+    "robust_z": "robust z > 6, five in a row (baseline)",
+    "ewma_cusum": "EWMA-CUSUM, k 1.5, h 20 (baseline)",
+    "chance": "random alarms at Warpwatch's rate (baseline)",
+    "nothing": "do nothing (baseline)",
+}
+PARTS = {"sim": "simulated runs", "real": "real runs"}
+
+
+def into_document(document: str, results: dict[str, Any]) -> str:
+    """``document`` with what is between the markers written anew. Raises ValueError without."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"no {BEGIN} and {END} in the document")
+    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+
+
+def table(results: dict[str, Any]) -> str:
+    """One row a kind of run, then one row a detector for all of them."""
+    ours = results["warpwatch"]
+    first, last = ours["first_seed"], ours["first_seed"] + ours["seeds"] - 1
+    lines = [
+        f"Seeds {first} to {last} of each simulated kind.",
+        "",
+        "| kind of run | runs | recall (95 %) | delay p50 | p95 | misnamed | false |",
+        "|---|---|---|---|---|---|---|",
+        *(_kind(name, case) for name, case in ours["cases"].items()),
+    ]
+    # Baselines that were measured on other runs than ours are no measure.
+    same = [one for one in results if _runs(results[one]) == _runs(ours)]
+    known = {**{name: results[name] for name in same}, "nothing": _nothing(ours)}
+    for part, title in PARTS.items():
+        if part not in ours["summary"]:
+            continue
+        lines += [
+            "",
+            f"| {title} | recall (95 %) | precision | F1 | misnamed | false |"
+            " false a rank-day | at most (95 %) |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_total(NAMES[name], known[name], part) for name in NAMES if name in known),
+        ]
+    return "\n".join(lines)
+
+
+def _runs(result: dict[str, Any]) -> tuple[int, int]:
+    return result["first_seed"], result["seeds"]
+
+
+def _kind(name: str, case: dict[str, Any]) -> str:
+    recall = "-" if name.endswith("/none") else _recall(case["found"], case["runs"])
+    unit = " s" if name == "sim/hang" else ""
+    delays = [
+        "-" if case[key] is None else f"{case[key]}{unit}" for key in ("delay_p50", "delay_p95")
+    ]
+    cells = (name, case["runs"], recall, *delays, case["misnamed"], case["false"])
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _total(name: str, result: dict[str, Any], part: str) -> str:
+    cases = {key: case for key, case in result["cases"].items() if key.startswith(part)}
+    faults = [case for key, case in cases.items() if not key.endswith("/none")]
+    # Of the real runs only the untouched ones count: the others repeat them.
+    quiet = [case for key, case in cases.items() if part == "sim" or key.endswith("/none")]
+    summary = result["summary"][part]
+    false = sum(case["false"] for case in quiet)
+    days = sum(case["rank_hours"] for case in quiet) / 24
+    cells = (
+        name,
+        _recall(sum(case["found"] for case in faults), sum(case["runs"] for case in faults)),
+        f"{summary['precision']:.3f}",
+        f"{summary['f1']:.3f}",
+        summary["misnamed"],
+        sum(case["false"] for case in cases.values()),
+        f"{false / days:.4f}",
+        f"{poisson_upper(false) / days:.4f}",
+    )
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _nothing(ours: dict[str, Any]) -> dict[str, Any]:
+    """Who never says anything, on the same runs."""
+    silent = {"found": 0, "misnamed": 0, "false": 0}
+    summary = {"precision": 0.0, "f1": 0.0, "misnamed": 0}
+    return {
+        "cases": {name: case | silent for name, case in ours["cases"].items()},
+        "summary": dict.fromkeys(ours["summary"], summary),
+    }
+
+
+def _recall(found: int, runs: int) -> str:
+    low, high = wilson(found, runs)
+    return f"{found / runs:.2f} ({low:.2f} to {high:.2f})"
+
+
+def wilson(found: int, runs: int) -> tuple[float, float]:
+    """The 95 % score interval of a share (Wilson 1927)."""
+    share, spread = found / runs, Z_95**2 / runs
+    middle = share + spread / 2
+    half = math.sqrt(spread * (share * (1 - share) + spread / 4))
+    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+
+
+def poisson_upper(count: int) -> float:
+    """The mean above which so few events have less than 5 % probability (exact, one-sided)."""
+    low, high = float(count), 2.0 * count + 10.0
+    for _ in range(60):
+        mean = (low + high) / 2
+        low, high = (mean, high) if _at_most(count, mean) > 1 - CONFIDENCE else (low, mean)
+    return high
+
+
+def _at_most(count: int, mean: float) -> float:
+    """Probability of at most ``count`` events; terms by logarithm, so that none overflows."""
+
+    def terms() -> Iterator[float]:
+        for k in range(count + 1):
+            yield math.exp(k * math.log(mean) - mean - math.lgamma(k + 1))
+
+    return math.fsum(terms())
