@@ -66,12 +66,22 @@ class LoopNode:
         self.daemon.kill()
         self.daemon.wait()
 
+    def terminate_daemon(self) -> None:
+        """Ends it in order."""
+        assert self.daemon is not None
+        self.daemon.terminate()
+        self.daemon.wait(30)
+
     # --- ranks ---
 
     def start_rank(
         self, rank: int, program: str, *arguments: str, world_size: int = 2, **environment: str
     ) -> subprocess.Popen[bytes]:
-        own = {
+        own = self.rank_environment(rank, world_size)
+        return self.start(f"rank{rank}", ["-c", program, *arguments], own | environment)
+
+    def rank_environment(self, rank: int, world_size: int) -> dict[str, str]:
+        return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world_size),
@@ -81,7 +91,6 @@ class LoopNode:
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
         }
-        return self.start(f"rank{rank}", ["-c", program, *arguments], own | environment)
 
     def start(
         self, name: str, arguments: list[str], environment: dict[str, str]

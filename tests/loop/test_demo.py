@@ -20,6 +20,7 @@ def demo(fault: str, store: Path) -> tuple[int, Any, str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
+@pytest.mark.slow
 def test_a_data_stall_is_found_captured_and_diagnosed(tmp_path: Path) -> None:
     code, ending, story = demo("data_stall", tmp_path)
     assert code == 0, story

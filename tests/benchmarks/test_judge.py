@@ -1,0 +1,141 @@
+"""The judge's figures: their bounds, their table in the documentation, and the baselines."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import baselines, judge
+from benchmarks.judge_table import BEGIN, END, into_document, poisson_upper, table, wilson
+
+
+def case(runs: int, found: int, **more: Any) -> dict[str, Any]:
+    known = {"delay_p50": 12, "delay_p95": 30, "misnamed": 0, "false": 0, "rank_hours": 240.0}
+    return {"runs": runs, "found": found, **known, **more}
+
+
+def results() -> dict[str, Any]:
+    summary = {"precision": 0.9, "f1": 0.95, "misnamed": 0}
+    cases = {
+        "sim/none": case(24, 0, delay_p50=None, delay_p95=None, false=1),
+        "sim/shift10": case(24, 22),
+        "sim/hang": case(24, 24, delay_p50=140.0, delay_p95=141.5),
+        "real/none": case(10, 0, delay_p50=None, delay_p95=None),
+        "real/shift10%": case(40, 38, false=2),
+    }
+    return {
+        "warpwatch": {
+            "seeds": 24,
+            "first_seed": 0,
+            "cases": cases,
+            "summary": {"sim": summary, "real": summary},
+        }
+    }
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    assert wilson(24, 24) == pytest.approx((0.862, 1.0), abs=0.001)
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=0.001)
+    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=0.001)
+
+
+def test_no_event_at_all_leaves_room_for_three() -> None:
+    assert poisson_upper(0) == pytest.approx(2.9957, abs=0.001)
+    assert poisson_upper(10) == pytest.approx(16.962, abs=0.001)
+    assert poisson_upper(500) == pytest.approx(538.4, abs=0.5)
+
+
+def test_the_table_has_a_row_for_each_kind_and_for_doing_nothing() -> None:
+    lines = table(results()).splitlines()
+    assert "| sim/none | 24 | - | - | - | 0 | 1 |" in lines
+    assert "| sim/shift10 | 24 | 0.92 (0.74 to 0.98) | 12 | 30 | 0 | 0 |" in lines
+    assert "| sim/hang | 24 | 1.00 (0.86 to 1.00) | 140.0 s | 141.5 s | 0 | 0 |" in lines
+    silent = [line for line in lines if line.startswith("| do nothing")]
+    assert len(silent) == 2
+    assert "| 0.00 (0.00 to 0.07) | 0.000 | 0.000 | 0 | 0 | 0.0000 | 0.0999 |" in silent[0]
+
+
+def test_only_untouched_real_runs_count_for_the_rate_of_false_alarms() -> None:
+    (real,) = [line for line in table(results()).splitlines() if "Warpwatch" in line][1:]
+    assert real.endswith("| 0 | 2 | 0.0000 | 0.2996 |")
+
+
+def test_a_table_is_written_between_its_markers_alone() -> None:
+    document = into_document(f"before\n{BEGIN}\nold\n{END}\nafter\n", results())
+    assert document.startswith(f"before\n{BEGIN}\nSeeds 0 to 23 of each simulated kind.\n")
+    assert document.endswith(f"|\n{END}\nafter\n")
+    assert "old" not in document
+    with pytest.raises(ValueError, match="judge:begin"):
+        into_document("no markers", results())
+
+
+def test_the_table_in_the_documentation_is_that_of_the_figures_that_were_kept() -> None:
+    if not judge.RESULTS.exists():
+        pytest.skip("make judge has not been run")
+    document = judge.DOCUMENT.read_text()
+    assert into_document(document, json.loads(judge.RESULTS.read_text())) == document
+
+
+def test_without_a_judge_it_ends_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(judge.EVALUATION, str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["judge"])
+    assert judge.main() == 2
+    err = capsys.readouterr().err
+    assert (
+        err == f"judge: no steps.py in {tmp_path}; {judge.EVALUATION} names the evaluation folder\n"
+    )
+
+
+# Answers every judgement alike and notes what it was asked.
+STAND_IN = """
+import json, pathlib, sys
+with pathlib.Path(__file__).with_name("asked").open("a") as asked:
+    asked.write(" ".join(sys.argv[1:]) + "\\n")
+print(pathlib.Path(__file__).with_name("answer.json").read_text())
+"""
+
+
+def test_figures_are_kept_and_told_in_the_documentation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "steps.py").write_text(STAND_IN)
+    answer = {key: results()["warpwatch"][key] for key in ("cases", "summary")}
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    (tmp_path / "detection.md").write_text(f"{BEGIN}\n{END}\n")
+    monkeypatch.setenv(judge.EVALUATION, str(tmp_path))
+    monkeypatch.setattr(judge, "RESULTS", tmp_path / "results/judge.json")
+    monkeypatch.setattr(judge, "DOCUMENT", tmp_path / "detection.md")
+    monkeypatch.setattr("sys.argv", ["judge", "--seeds", "6", "--baselines"])
+    assert judge.main() == 0
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [" chance {log}" in line for line in asked] == [False, False, False, True]
+    assert all("--seeds 6 --first-seed 0 --jobs 2" in line for line in asked)
+    document = (tmp_path / "detection.md").read_text()
+    assert document.count("| random alarms at Warpwatch's rate (baseline) |") == 2
+    # Baselines of other runs are not shown beside ours.
+    monkeypatch.setattr("sys.argv", ["judge", "--seeds", "7"])
+    assert judge.main() == 0
+    assert "random alarms" not in (tmp_path / "detection.md").read_text()
+    assert {"chance", "robust_z"} <= json.loads(judge.RESULTS.read_text()).keys()
+
+
+def test_alarms_by_chance_are_as_many_as_our_own_were() -> None:
+    assert judge.alarms_a_log({"cases": {"a": case(3, 2, misnamed=1), "b": case(1, 0)}}) == 0.75
+
+
+@pytest.mark.parametrize("name", [*baselines.DETECTORS])
+def test_a_baseline_finds_a_clear_shift_once_and_no_lone_pauses(name: str) -> None:
+    noise = random.Random(1)
+    steps = [noise.lognormvariate(0, 0.01) for _ in range(800)]
+    lone = [10 * step if index % 250 == 249 else step for index, step in enumerate(steps)]
+    shifted = [1.1 * step if index >= 500 else step for index, step in enumerate(steps)]
+    detect = baselines.DETECTORS[name]
+    assert not any(detect(lone))
+    (at,) = [index for index, alarm in enumerate(detect(shifted)) if alarm]
+    assert 500 <= at <= 510

@@ -1,0 +1,93 @@
+"""Acceptance: what goes wrong in a real training is told once, by its name and with its rank."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.node import LoopNode, loop_node
+from tests.loop.trainings import ALL, ON_A_BUSY_MACHINE, QUICK_LEAK, Job
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    config: dict[str, Any] = {
+        "detectors": ON_A_BUSY_MACHINE | {"memory_leak": QUICK_LEAK},
+        "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
+        "sources": {"nvml": {"enabled": False}},
+        "triggers": {"captures_per_hour": 100, "cooldown_s": 0},
+    }
+    with loop_node(tmp_path, **config) as node:
+        node.start_daemon()
+        yield node
+        assert "ERROR" not in node.log("daemon")
+
+
+def goes_wrong_for_a_while(job: Job, fault: str, ranks: tuple[int, ...], kind: str) -> None:
+    job.go_wrong({fault: ranks})
+    job.found(kind, 120)
+    job.go_wrong({})
+    job.over(kind, 120)
+
+
+def test_one_fault_after_the_other_is_told_once_with_its_rank(node: LoopNode) -> None:
+    job = Job(node, "faulty")
+    job.has_trained(300)
+    assert job.told() == [], node.log("daemon")
+    goes_wrong_for_a_while(job, "slow_collate", (2,), "data_stall")
+    goes_wrong_for_a_while(job, "metrics", ALL, "step_regression")
+    goes_wrong_for_a_while(job, "slow_forward", (1,), "straggler")
+    job.go_wrong({"collect": (1,), "leak": (3,)})
+    job.found("gc_pause", 120)
+    job.found("memory_leak", 120)
+    job.go_wrong({})
+    job.over("memory_leak", 120)
+    stopped_at = time.time()
+    job.processes[2].send_signal(signal.SIGSTOP)
+    assert job.found("hang", 120)["time"] < stopped_at + 30
+    job.processes[2].send_signal(signal.SIGCONT)
+    job.over("hang", 60)
+    job.processes[3].kill()
+    job.found("crash", 60)
+    job.has_ended()
+    assert job.told() == [
+        ("data_stall", 2),
+        ("step_regression", None),
+        ("straggler", 1),
+        ("gc_pause", 1),
+        ("memory_leak", 3),
+        ("hang", 2),
+        ("crash", 3),
+    ], node.log("daemon")
+
+
+@pytest.mark.slow
+def test_an_exception_is_a_crash_of_the_rank_that_raised_it(node: LoopNode) -> None:
+    job = Job(node, "raising")
+    job.has_trained(40)
+    job.go_wrong({"exception": (1,)})
+    crash = job.found("crash", 60)
+    assert "ValueError: a label is out of range" in crash["summary"]
+    job.has_ended()
+    assert job.told() == [("crash", 1)], node.log("daemon")
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_ever_is_a_hang_within_half_a_minute(node: LoopNode) -> None:
+    job = Job(node, "stuck")
+    job.has_trained(60)
+    stuck_at = time.time()
+    job.go_wrong({"stuck": (2,)})
+    # Nothing but what processes and devices do tells it so soon: a minute has many silent ones.
+    assert job.found("hang", 120)["time"] < stuck_at + 30
+    job.go_wrong({})
+    job.over("hang", 60)
+    job.has_trained(120)
+    assert job.told() == [("hang", 2)], node.log("daemon")

@@ -1,0 +1,105 @@
+"""A restart of the daemon in the middle of an anomaly: it stays one anomaly."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.programs import STEPPING
+
+# Waits for input in every step while the file of its argument exists.
+STALLING = """
+import os, sys, time
+import warpwatch.client as warpwatch
+
+monitor = warpwatch.attach(job="stalling")
+while True:
+    with monitor.step(samples=4):
+        with monitor.phase("data_wait"):
+            time.sleep(0.03 if os.path.exists(sys.argv[1]) else 0.0005)
+        time.sleep(0.015)
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    detectors = {"hang": {"stopped_after_s": 1}}
+    with loop_node(tmp_path, detectors=detectors) as node:
+        yield node
+
+
+def anomalies(node: LoopNode, kind: str) -> list[Any]:
+    return [anomaly for anomaly in node.get("anomalies") if anomaly["kind"] == kind]
+
+
+def over(node: LoopNode, kind: str) -> list[Any]:
+    return [anomaly for anomaly in anomalies(node, kind) if anomaly["end_time"] is not None]
+
+
+def begin(anomaly: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(anomaly[name] for name in ("id", "time", "rank", "begin_step"))
+
+
+def captured(node: LoopNode, anomaly: dict[str, Any]) -> list[Any]:
+    """The captures of the anomaly, if all have ended."""
+    captures = [c for c in node.get("captures") if c["request"]["anomaly_id"] == anomaly["id"]]
+    return captures if all(capture["outcome"] is not None for capture in captures) else []
+
+
+def stepping(node: LoopNode, job: str, more_than: int) -> bool:
+    return any(r["job"] == job and r["steps_total"] > more_than for r in node.get("ranks"))
+
+
+def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node: LoopNode) -> None:
+    node.start_daemon()
+    rank = node.start_rank(0, STEPPING, "-1", "0.02", world_size=1)
+    poll(lambda: stepping(node, "stepping", 100), 60, "the rank steps")
+    rank.send_signal(signal.SIGSTOP)
+    (found,) = poll(lambda: anomalies(node, "hang"), 60, "the hang is found")
+    state = node.folder / "captures" / "detectors.state"
+    # It was saved with the anomaly in it: at the latest two seconds after it opened.
+    poll(lambda: state.exists() and state.stat().st_mtime > found["time"] + 0.1, 30, "it is saved")
+    node.kill_daemon()
+    node.start_daemon()
+    (known,) = poll(lambda: anomalies(node, "hang"), 30, "the hang is known")
+    assert begin(known) == begin(found)
+    assert known["end_time"] is None
+    assert node.metric("warpwatch_anomalies_total", kind="hang") is None
+    rank.send_signal(signal.SIGCONT)
+    (ended,) = poll(lambda: over(node, "hang"), 60, "the hang is over")
+    assert begin(ended) == begin(found)
+    node.terminate_daemon()
+    node.start_daemon()
+    assert anomalies(node, "hang") == [ended]
+
+
+def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) -> None:
+    switch = node.folder / "stall"
+    node.start_daemon()
+    node.start_rank(0, STALLING, str(switch), world_size=1)
+    poll(lambda: stepping(node, "stalling", 300), 60, "the rank steps")
+    switch.touch()
+    (found,) = poll(lambda: anomalies(node, "data_stall"), 120, "the stall is found")
+    captures = poll(lambda: captured(node, found), 60, "its capture has ended")
+    node.terminate_daemon()
+    node.start_daemon()
+    (known,) = anomalies(node, "data_stall")
+    assert begin(known) == begin(found)
+    assert known["end_time"] is None
+    switch.unlink()
+    (ended,) = poll(lambda: over(node, "data_stall"), 120, "the stall is over")
+    assert begin(ended) == begin(found)
+    one = node.http.get(f"/api/v1/anomalies/{ended['id']}").json()
+    (job,) = [s for s in one["context"]["series"] if s["job"] and s["rank"] is None]
+    # What the first daemon saw and what the second saw are one.
+    assert job["times"][0] <= found["time"]
+    assert job["times"][-1] + 10 >= ended["end_time"] - 10
+    assert len(job["values"]["phase_s{phase=data_wait}"]) == len(job["times"])
+    # The program has no torch. That was no interruption, and nothing is captured twice.
+    assert [capture["detail"] for capture in captures] == ["rank 0: no_torch"]
+    assert captured(node, ended) == captures
