@@ -20,7 +20,6 @@ def demo(fault: str, store: Path) -> tuple[int, Any, str]:
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
-@pytest.mark.slow
 def test_a_data_stall_is_found_captured_and_diagnosed(tmp_path: Path) -> None:
     code, ending, story = demo("data_stall", tmp_path)
     assert code == 0, story
@@ -38,6 +37,7 @@ def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     assert (ending["anomaly"]["kind"], ending["anomaly"]["rank"]) == ("straggler", 0)
 
 
+@pytest.mark.slow
 def test_a_hang_is_answered_with_stacks_and_who_waits_for_whom(tmp_path: Path) -> None:
     code, ending, story = demo("hang", tmp_path)
     assert code == 0, story

@@ -65,6 +65,7 @@ def perfetto(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_captured_traces_open_in_perfetto(tmp_path: Path, perfetto: tuple[str, Path]) -> None:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")

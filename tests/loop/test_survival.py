@@ -57,6 +57,7 @@ def kinds(node: LoopNode) -> set[str]:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_twenty_kills_of_the_daemon_are_never_noticed_and_lose_no_count(node: LoopNode) -> None:
     steps = 3000
     plain = node.start_rank(0, SEEDED, str(steps), world_size=1, WARPWATCH="0")

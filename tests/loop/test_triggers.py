@@ -105,6 +105,7 @@ def test_a_healthy_job_brings_one_baseline_and_later_captures_name_it(node: Loop
     assert len(ended(node, "baseline")) == 1
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_captured_with_one_peer_in_the_same_steps(node: LoopNode) -> None:
     training = Training(node, 3)
     # Beyond warm-up, with a baseline of what each rank usually takes.
