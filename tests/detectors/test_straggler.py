@@ -42,6 +42,13 @@ def test_a_rank_slow_from_the_start_is_a_straggler():
     assert [(a.kind, a.rank) for a in found] == [("straggler", 2)]
 
 
+def test_a_rank_that_becomes_slow_while_it_is_learned_is_a_straggler():
+    job, engine = Job(ranks=3, step_s=0.05, noise=0.02), detection()
+    assert opened(engine, job.steps(220)) == []
+    found = opened(engine, job.steps(380, compute=lambda _, rank: 0.12 if rank == 2 else 0.0))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 2)]
+
+
 def test_two_slow_ranks_are_one_anomaly_of_the_job():
     job, engine = Job(ranks=8, step_s=0.5, noise=0.02), detection()
     assert opened(engine, job.steps(500)) == []

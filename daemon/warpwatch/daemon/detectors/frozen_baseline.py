@@ -25,6 +25,7 @@ MIN_WANDER = 10
 DOUBT = 4.0
 # A level that stayed lower for this many blocks is the new normal: better needs no alarm.
 LOWER_BLOCKS = 15
+MAX_RESTARTS = 3
 
 
 def _recent_differences() -> SlidingMedian:
@@ -50,6 +51,20 @@ class FrozenBaseline:
     wander: list[float] = field(default_factory=list)
     wander_spread: float = 0.0
     imposed: bool = False
+    restarts: int = 0
+
+    def begin_anew(self, block: float, jump: float) -> None:
+        """While it is learned: what was learned goes if ``block`` is more than ``jump`` from it.
+
+        Two levels in one baseline would make a limit that nothing passes. A few times only: a
+        value that jumps for ever is as noisy as that.
+        """
+        if self.blocks and self.restarts < MAX_RESTARTS and abs(block - self.center) > jump:
+            self.restarts += 1
+            self.blocks.clear()
+            self.wander.clear()
+            self.differences = _recent_differences()
+            self.last = None
 
     def learn(self, block: float, size: int) -> None:
         """Of a healthy block; the center is that of the first ``size``."""

@@ -33,6 +33,9 @@ MAX_HASTE = 4.0
 RELEASE_BLOCKS = 2
 # Weight of a new tick in the share of compute in the step.
 SHARE_WEIGHT = 0.05
+# A rank that changes by a quarter against its peers while it is learned: what it was is no news
+# any more, and what it is now will be compared with them.
+START_JUMP = math.log(1.25)
 # A rank without a record for this many blocks left the job.
 FORGET_BLOCKS = 5
 
@@ -156,6 +159,7 @@ class Straggler(Timeless):
         config, level, size = self._config, rank.level, self._config.baseline_blocks
         rank.blocks = [*rank.blocks[1 - config.drift_blocks :], level]
         if not self._is_ready(rank):
+            rank.baseline.begin_anew(level, START_JUMP)
             rank.baseline.learn(level, size)
             return
         limit = self._limit(job, rank, error, self._drift_excess)
