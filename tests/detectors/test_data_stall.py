@@ -148,3 +148,10 @@ def test_readings_say_what_was_seen_and_how_near_it_came():
     assert second.limit == pytest.approx(0.14, abs=0.05)
     assert second.value == pytest.approx(0.07, abs=0.02)
     assert 0 < (second.nearest or 0) < 1
+
+
+def test_a_stall_that_begins_while_the_waits_are_learned_is_found():
+    job, engine = Job(ranks=3, step_s=0.05, noise=0.02), detection()
+    assert opened(engine, job.steps(80)) == []
+    found = opened(engine, job.steps(500, wait=lambda _, rank: 0.03 if rank == 2 else 0.0))
+    assert [(a.kind, a.rank) for a in found] == [("data_stall", 2)]

@@ -106,15 +106,17 @@ class Daemon:
             self.archive,
             _telemetry_log(config),
         )
-        surroundings = Surroundings(
+        self.sources = enabled_sources(config, self._surroundings())
+        self._pipeline_loop: Loop | None = None
+        self._finisher_loops: tuple[Loop, ...] = ()
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
             load_of=RankLoad(self.hub, simulated_uuid),
             devices=self.hub.devices,
             counters_wanted=self._counters_wanted,
             fail=self._fail,
         )
-        self.sources = enabled_sources(config, surroundings)
-        self._pipeline_loop: Loop | None = None
-        self._finisher_loops: tuple[Loop, ...] = ()
 
     def _coordinate(self) -> Coordinator:
         return Coordinator(

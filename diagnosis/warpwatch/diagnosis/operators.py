@@ -16,7 +16,6 @@ from warpwatch.diagnosis.reader import Event
 
 TOP = 20
 MAX_NAME = 200
-MAX_SHAPES = 400
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ class DataStall(Timeless):
         config, baseline = self._config, rank.baseline
         block = share(rank.counted, job.works, 1)
         if len(baseline.blocks) < config.ready_blocks:
+            baseline.begin_anew(block, config.start_share)
             baseline.learn(block, config.baseline_blocks)
             if len(baseline.blocks) == config.ready_blocks:
                 self._begin(rank)
