@@ -189,6 +189,26 @@ def test_findings_come_from_the_newest_diagnosis_and_only_active_anomalies_count
     assert value_of(page, "build_info", version="0.1.0") == 1
 
 
+def test_an_active_anomaly_says_what_it_is_about() -> None:
+    about = {"kind": "straggler", "severity": "warning", "training_job": "llama", "rank": "1"}
+    on_device = {**about, "gpu": "2", "uuid": "GPU-lost"}
+    state = full_state()
+    (anomaly,) = (found for found in state.anomalies if found.end_time is None)
+    found = replace(anomaly, job="llama", rank=1, device="GPU-lost", severity="warning")
+    page = render(replace(state, anomalies=(found,)))
+    assert value_of(page, "anomaly_info", **on_device) == 1
+    assert value_of(page, "anomaly_active", kind="hang") == 0
+
+
+def test_more_anomalies_than_can_be_described_are_counted() -> None:
+    (anomaly,) = (found for found in full_state().anomalies if found.end_time is None)
+    many = tuple(replace(anomaly, time=TIME + n, rank=n) for n in range(250))
+    page = render(State(TIME, "1", "h", anomalies=many))
+    described = [key for key in samples_of(page) if key[0] == "warpwatch_anomaly_info"]
+    assert len(described) == 200
+    assert value_of(page, "anomaly_active", kind="straggler") == 250
+
+
 def test_label_values_are_escaped() -> None:
     name = 'a"b\\c\nd\udce9'
     state = State(TIME, "1", "h", ranks=(rank(0, job=name),))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from warpwatch.telemetry.anomalies import KINDS
 from warpwatch.telemetry.attribution import Attribution, Workload
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.samples import DeviceSample
@@ -13,6 +14,8 @@ from warpwatch.telemetry.state import JobState, RankState, State
 
 # More ranks than this are counted, not exported.
 MAX_RANKS = 1000
+# Active anomalies beyond the newest so many are counted by kind, not described.
+MAX_ANOMALIES = 200
 
 # The values of a scope's IDENTITY_LABELS.
 Identity = tuple[str, ...]
@@ -201,8 +204,20 @@ def _agent(state: State) -> Values:
         values["source_up", (source.name,)] = int(source.up)
         values["source_duration_seconds", (source.name,)] = round(source.duration_s, 6)
         values["source_errors_total", (source.name,)] = source.errors
-    active = Counter(a.kind for a in state.anomalies if a.end_time is None)
-    for kind, count in active.items():
-        values["anomaly_active", (kind,)] = count
     values["ranks_unexported", ()] = len(state.ranks) - len(list(exported_ranks(state)))
-    return values | dict(state.agent)
+    return {**values, **_anomalies(state), **dict(state.agent)}
+
+
+def _anomalies(state: State) -> Values:
+    """How many of each kind are active, 0 included, and what the newest of them are about."""
+    active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
+    counts = Counter(anomaly.kind for anomaly in active)
+    values: dict[SeriesKey, float] = {("anomaly_active", (kind,)): counts[kind] for kind in KINDS}
+    indices = {sample.device.uuid: str(sample.device.index) for sample in state.devices}
+    active.sort(key=lambda anomaly: anomaly.time)
+    for anomaly in active[-MAX_ANOMALIES:]:
+        rank = "" if anomaly.rank is None else str(anomaly.rank)
+        device = anomaly.device or ""
+        about = (anomaly.job or "", rank, indices.get(device, ""), device)
+        values["anomaly_info", (anomaly.kind, anomaly.severity, *about)] = 1
+    return values

@@ -38,7 +38,13 @@ _FINDINGS = (
         "queue.",
         "operation",
     ),
-    _row("anomaly_active", "gauge", "Anomalies that are active now.", "kind"),
+    _row("anomaly_active", "gauge", "Anomalies that are active now, by each kind.", "kind"),
+    _row(
+        "anomaly_info",
+        "gauge",
+        "What an active anomaly is about, and how bad it is; always 1. Of the newest 200.",
+        *("kind", "severity", "training_job", "rank", "gpu", "uuid"),
+    ),
     _row(
         "captures_total",
         "counter",
