@@ -1,0 +1,50 @@
+"""A real Alertmanager that passes every alert on to one webhook."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.monitoring.prometheus import served
+from warpwatch.daemon.demo.processes import free_port
+
+
+class Alertmanager:
+    def __init__(self, client: httpx.Client, port: int) -> None:
+        self._client = client
+        self.port = port
+
+    def active(self) -> list[dict[str, str]]:
+        """The labels of the alerts that are active."""
+        alerts = self._client.get("/api/v2/alerts").raise_for_status().json()
+        return [alert["labels"] for alert in alerts]
+
+
+@contextmanager
+def alertmanager(folder: Path, webhook: str, token_file: Path) -> Iterator[Alertmanager]:
+    """Groups nothing and waits for nothing; resolved alerts are told too."""
+    binary = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+    if binary is None:
+        pytest.skip("prometheus-alertmanager is not installed")
+    credentials = {"credentials_file": str(token_file)}
+    receiver: dict[str, Any] = {
+        "name": "warpwatch",
+        "webhook_configs": [{"url": webhook, "http_config": {"authorization": credentials}}],
+    }
+    route = {"receiver": "warpwatch", "group_by": ["..."], "group_wait": "0s"}
+    route |= {"group_interval": "1s", "repeat_interval": "1m"}
+    path = folder / "alertmanager.yml"
+    path.write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}))
+    port = free_port()
+    # Without an address for its cluster it stays on this machine.
+    arguments = [f"--config.file={path}", f"--storage.path={folder / 'alerts'}"]
+    arguments += [f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address="]
+    with served([binary, *arguments], port, folder / "alertmanager.log") as client:
+        yield Alertmanager(client, port)

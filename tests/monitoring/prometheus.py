@@ -1,0 +1,90 @@
+"""A real Prometheus in a folder of its own, for tests that ask it what it scraped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.loop.node import poll
+from warpwatch.daemon.demo.processes import free_port
+
+
+class Prometheus:
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The ``data`` of what its API answers. Raises httpx.HTTPStatusError with the reason."""
+        answer = self._client.get(f"/api/v1/{path}", params=parameters)
+        if answer.is_error:
+            raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
+        return answer.json()["data"]
+
+    def query(self, expression: str) -> list[Any]:
+        """The series of an instant vector now."""
+        result: list[Any] = self.get("query", query=expression)["result"]
+        return result
+
+    def firing(self) -> list[dict[str, str]]:
+        """The labels of the alerts that fire."""
+        alerts = self.get("alerts")["alerts"]
+        return [alert["labels"] for alert in alerts if alert["state"] == "firing"]
+
+
+@contextmanager
+def prometheus(
+    folder: Path,
+    targets: Sequence[int],
+    *,
+    rules: Sequence[Path] = (),
+    alertmanager: int | None = None,
+    job: str = "warpwatch",
+) -> Iterator[Prometheus]:
+    """Scrapes these ports of this machine, and evaluates the rules, every second."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("prometheus is not installed")
+    scraped = {
+        "job_name": job,
+        "honor_labels": True,
+        "static_configs": [{"targets": [f"127.0.0.1:{target}" for target in targets]}],
+    }
+    config: dict[str, Any] = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "scrape_configs": [scraped],
+        "rule_files": [str(path) for path in rules],
+    }
+    if alertmanager is not None:
+        managers = [{"targets": [f"127.0.0.1:{alertmanager}"]}]
+        config["alerting"] = {"alertmanagers": [{"static_configs": managers}]}
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    arguments = [f"--config.file={folder / 'prometheus.yml'}"]
+    arguments += [
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with served([binary, *arguments], port, folder / "prometheus.log") as client:
+        yield Prometheus(client)
+
+
+@contextmanager
+def served(command: Sequence[str], port: int, log: Path) -> Iterator[httpx.Client]:
+    """A server of the Prometheus family once it says that it is ready; ended afterwards."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            poll(lambda: client.get("/-/ready").status_code == 200, 60, f"ready: see {log}")
+            yield client
+    finally:
+        process.kill()
+        process.wait()
