@@ -121,13 +121,14 @@ def test_a_renewed_certificate_is_taken_up_and_half_of_one_is_not(certificates, 
     assert tls.refresh() is True
 
 
-def test_basic_auth_guards_every_route(serve, tmp_path):
+def test_basic_auth_guards_every_route_but_the_one_of_probes(serve, tmp_path):
     hashed = bcrypt.hashpw(b"open sesame", bcrypt.gensalt(4)).decode()
     path = write(tmp_path, f"basic_auth_users: {{ali: '{hashed}'}}\n")
     token = tmp_path / "token"
     token.write_text("correct horse")
     url = serve(web_config=path, token_file=token).url
-    for page in ("", "metrics", "healthz", "nothing"):
+    assert httpx.get(url + "healthz").status_code == 200
+    for page in ("", "metrics", "readyz", "healthz/", "nothing"):
         answer = httpx.get(url + page)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == 'Basic realm="warpwatch"'

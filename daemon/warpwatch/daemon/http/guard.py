@@ -22,6 +22,9 @@ MAX_BODY_BYTES = 2**20
 # A fault that every scrape meets is logged once in this time.
 ERROR_LOG_INTERVAL_S = 60.0
 
+# Open without a password: it says that the process lives, to a probe that has none.
+LIVENESS = "/healthz"
+
 # For every answer that does not say otherwise itself.
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -51,7 +54,9 @@ class Admission:
         if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
             raise too_large()
         # The bearer token takes the place of the basic credentials: there is one such header.
-        if self._basic_auth is not None and not self._access.has_token(request):
+        if self._basic_auth is None or request.url.path == LIVENESS:
+            return
+        if not self._access.has_token(request):
             await self._basic_auth.check(request.headers.get("authorization", ""))
 
     def admits_at_once(self, request: HTTPConnection) -> bool:
