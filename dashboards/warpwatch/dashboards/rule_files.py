@@ -1,0 +1,102 @@
+"""The Prometheus rules in rules/, read: what docs, Grafana's files and tests are made from.
+
+``python -m warpwatch.dashboards.rule_files`` prints the table of docs/alerts.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent / "rules"
+RECORDING = "recording.yaml"
+# In the order in which people read them.
+ALERTING = ("anomalies.yaml", "fleet.yaml", "agent.yaml")
+
+_OWN_SEVERITY = "the anomaly's"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert rule. ``wait`` is its ``for``; severity may be a template."""
+
+    name: str
+    expression: str
+    wait: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+    @property
+    def severity(self) -> str:
+        """The constant, or whose severity the template takes."""
+        severity = self.labels["severity"]
+        return _OWN_SEVERITY if "{{" in severity else severity
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recording rule."""
+
+    name: str
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rules that are evaluated together, every ``interval``."""
+
+    name: str
+    interval: str
+    alerts: tuple[Alert, ...] = ()
+    recordings: tuple[Recording, ...] = ()
+
+
+def read(file: str) -> tuple[Group, ...]:
+    """The groups of one file of rules/."""
+    document = yaml.safe_load((FOLDER / file).read_text())
+    return tuple(_group(group) for group in document["groups"])
+
+
+def alerts() -> tuple[Alert, ...]:
+    """All alerts, in the order of their files."""
+    return tuple(alert for file in ALERTING for group in read(file) for alert in group.alerts)
+
+
+def recordings() -> tuple[Recording, ...]:
+    """All recording rules."""
+    return tuple(rule for group in read(RECORDING) for rule in group.recordings)
+
+
+def _group(group: Mapping[str, Any]) -> Group:
+    rules = group["rules"]
+    return Group(
+        name=group["name"],
+        interval=group["interval"],
+        alerts=tuple(_alert(rule) for rule in rules if "alert" in rule),
+        recordings=tuple(Recording(r["record"], r["expr"]) for r in rules if "record" in r),
+    )
+
+
+def _alert(rule: Mapping[str, Any]) -> Alert:
+    return Alert(rule["alert"], rule["expr"], rule["for"], rule["labels"], rule["annotations"])
+
+
+def table() -> str:
+    """Alert, severity and ``for`` of all alerts, as Markdown."""
+    return "".join(_rows())
+
+
+def _rows() -> Iterable[str]:
+    yield "| alert | severity | for |\n"
+    yield "|---|---|---|\n"
+    for alert in alerts():
+        yield f"| [{alert.name}](runbooks/{alert.name}.md) | {alert.severity} | {alert.wait} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

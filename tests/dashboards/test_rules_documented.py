@@ -1,0 +1,178 @@
+"""Every alert tells people what to do, and speaks only of what Warpwatch exports."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from warpwatch.dashboards import rule_files
+from warpwatch.telemetry.anomalies import KINDS
+from warpwatch.telemetry.captures import CAPTURE_KINDS, OUTCOMES
+from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch.telemetry.metric import PREFIX
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RUNBOOKS = DOCS / "runbooks"
+RUNBOOK_URL = "https://github.com/warpwatch/warpwatch/blob/main/docs/runbooks/"
+# What Prometheus and its configuration add to every series.
+TARGET_LABELS = frozenset({"cluster", "instance", "node", "job"})
+ALERTS = {alert.name: alert for alert in rule_files.alerts()}
+RECORDED = {rule.name: rule.expression for rule in rule_files.recordings()}
+EXPRESSIONS = {**RECORDED, **{name: alert.expression for name, alert in ALERTS.items()}}
+
+
+def labels_of(metric: str) -> frozenset[str]:
+    """Of one series name: the catalogue's, Prometheus' own, or what a recording rule may keep."""
+    if metric == "up":
+        return TARGET_LABELS
+    if metric in RECORDED:
+        return labels_in(RECORDED[metric])
+    for suffix, more in (("", ()), ("_bucket", ("le",)), ("_sum", ()), ("_count", ())):
+        row = CATALOGUE.get(metric.removeprefix(PREFIX).removesuffix(suffix))
+        if row is not None and (not suffix or row.kind == "histogram"):
+            return TARGET_LABELS | set(row.all_labels) | set(more)
+    raise AssertionError(f"{metric} is not in the catalogue")
+
+
+def labels_in(expression: str) -> frozenset[str]:
+    return frozenset().union(*(labels_of(metric) for metric, _ in selectors(expression)))
+
+
+def selectors(expression: str) -> Iterator[tuple[str, str]]:
+    """Each series name with its matchers."""
+    names = r"\b(up|warpwatch[_:][\w:]*)(?:\{([^}]*)\})?"
+    for found in re.finditer(names, expression):
+        yield found[1], found[2] or ""
+
+
+def matchers(text: str) -> list[tuple[str, str, str]]:
+    return re.findall(r"(\w+)\s*(=~|!~|!=|=)\s*\"([^\"]*)\"", text)
+
+
+def grouped(expression: str) -> set[str]:
+    lists = re.findall(
+        r"\b(?:by|on|without|ignoring|group_left|group_right) \(([^)]*)\)", expression
+    )
+    return {label.strip() for names in lists for label in names.split(",") if label.strip()}
+
+
+def test_every_kind_has_exactly_one_alert() -> None:
+    kinds = [alert.labels["kind"] for alert in ALERTS.values() if "kind" in alert.labels]
+    assert sorted(kinds) == sorted(KINDS)
+
+
+def test_the_alert_of_a_kind_has_its_name_and_asks_for_nothing_else() -> None:
+    for kind in KINDS:
+        name = "Warpwatch" + "".join(part.capitalize() for part in kind.split("_"))
+        assert ALERTS[name].labels["kind"] == kind
+        named = {
+            value for _, text in selectors(ALERTS[name].expression) for *_, value in matchers(text)
+        }
+        assert named == {kind}
+
+
+def test_names_are_not_given_twice() -> None:
+    assert len(ALERTS) == len(rule_files.alerts())
+    assert len(RECORDED) == len(rule_files.recordings())
+
+
+def test_an_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on() -> None:
+    for alert in ALERTS.values():
+        assert alert.severity in {"info", "warning", "critical", "the anomaly's"}
+        assert set(alert.annotations) == {"summary", "description", "runbook_url"}
+        assert alert.annotations["runbook_url"] == f"{RUNBOOK_URL}{alert.name}.md"
+        assert alert.labels.get("capture", "torch") in CAPTURE_KINDS
+        assert "\n" not in "".join(alert.annotations.values())
+
+
+def test_a_runbook_says_what_it_means_how_to_check_and_what_to_do() -> None:
+    for name in ALERTS:
+        text = (RUNBOOKS / f"{name}.md").read_text()
+        headings = re.findall(r"^#+ .*$", text, re.MULTILINE)
+        assert headings == [f"# {name}", "## What it means", "## How to check", "## What to do"]
+        assert all(len(part.split()) >= 15 for part in text.split("\n## ")[1:]), name
+
+
+def test_there_is_no_runbook_without_an_alert() -> None:
+    assert {path.stem for path in RUNBOOKS.iterdir()} == set(ALERTS)
+
+
+def test_runbooks_name_only_series_that_exist() -> None:
+    for path in RUNBOOKS.iterdir():
+        for metric in re.findall(r"\bwarpwatch[_:][a-z][\w:]*", path.read_text()):
+            labels_of(metric)
+
+
+def test_links_of_runbooks_and_of_the_overview_lead_somewhere() -> None:
+    for path in (DOCS / "alerts.md", *RUNBOOKS.iterdir()):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_expressions_take_only_series_and_labels_that_exist() -> None:
+    for name, expression in EXPRESSIONS.items():
+        found = list(selectors(expression))
+        assert found, name
+        for metric, text in found:
+            asked = {label for label, *_ in matchers(text)}
+            assert asked <= labels_of(metric), f"{name}: {metric}"
+        # label_replace makes the uuid of a device from what a rank says.
+        made = set(re.findall(r'label_replace\([^,]+, "(\w+)"', expression))
+        assert grouped(expression) <= labels_in(expression) | made, name
+
+
+def test_expressions_take_only_values_of_closed_sets() -> None:
+    closed = {"kind": set(KINDS) | set(CAPTURE_KINDS), "outcome": set(OUTCOMES)}
+    for name, expression in EXPRESSIONS.items():
+        for _, text in selectors(expression):
+            for label, _, value in matchers(text):
+                assert set(value.split("|")) <= closed.get(label, {*value.split("|")}), name
+
+
+def test_texts_name_only_labels_that_the_alert_can_have() -> None:
+    for alert in ALERTS.values():
+        texts = " ".join((*alert.annotations.values(), *alert.labels.values()))
+        named = set(re.findall(r"\$labels\.(\w+)", texts))
+        assert named <= labels_in(alert.expression), alert.name
+
+
+def test_what_does_not_exist_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        labels_in("warpwatch_device_powr_watts")
+    assert "phase" not in labels_in("warpwatch_steps_total")
+    assert grouped("sum by (cluster, phase) (warpwatch_steps_total)") == {"cluster", "phase"}
+
+
+def test_the_table_of_all_alerts_is_up_to_date() -> None:
+    text = (DOCS / "alerts.md").read_text()
+    table = text.split("<!-- alerts:begin -->\n")[1].split("<!-- alerts:end -->")[0]
+    assert table == rule_files.table()
+
+
+def test_the_overview_defines_every_recorded_series() -> None:
+    text = (DOCS / "alerts.md").read_text()
+    for name in RECORDED:
+        _, level, rest = name.split(":", 2)
+        # The fleet's are listed without their beginning.
+        short = rest if level == "fleet" else rest.split(":")[1]
+        assert name in text or f"…:{short}`" in text or f"`{short}" in text, name
+
+
+def test_the_alertmanager_of_the_docs_is_valid(tmp_path: Path) -> None:
+    amtool = shutil.which("amtool")
+    if amtool is None:
+        pytest.skip("amtool is not installed")
+    text = (DOCS / "alerts.md").read_text()
+    example = text.split("```yaml\n# alertmanager.yml\n")[1].split("```")[0]
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(example)
+    command = [amtool, "check-config", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in re.findall(r"Warpwatch[A-Z]\w+", example):
+        assert name in ALERTS

@@ -1,0 +1,109 @@
+"""Grafana's provisioning files: made from the rules, and the same as committed."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+
+from warpwatch.dashboards import provisioning, rule_files
+from warpwatch.telemetry.anomalies import KINDS
+
+
+@cache
+def document(name: str) -> Any:
+    return yaml.safe_load((provisioning.FOLDER / name).read_text())
+
+
+def grafana_rules() -> dict[str, dict[str, Any]]:
+    groups = document("alert-rules.yaml")["groups"]
+    return {rule["title"]: rule for group in groups for rule in group["rules"]}
+
+
+@pytest.mark.parametrize("name", provisioning.files())
+def test_a_committed_file_is_what_is_generated(name: str) -> None:
+    assert (provisioning.FOLDER / name).read_text() == provisioning.files()[name]
+
+
+def test_there_is_no_file_besides() -> None:
+    assert {path.name for path in provisioning.FOLDER.iterdir()} == set(provisioning.files())
+
+
+def test_grafana_asks_what_prometheus_asks_and_waits_as_long() -> None:
+    asked = {
+        name: (rule["data"][0]["model"]["expr"], rule["for"])
+        for name, rule in grafana_rules().items()
+    }
+    assert asked == {alert.name: (alert.expression, alert.wait) for alert in rule_files.alerts()}
+
+
+def test_a_rule_has_what_grafana_requires() -> None:
+    for rule in grafana_rules().values():
+        # Grafana's limits on uids; its folders hold a title once.
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", rule["uid"])
+        assert [query["refId"] for query in rule["data"]] == ["A", "B", "C"]
+        assert [query["datasourceUid"] for query in rule["data"]] == [
+            "prometheus",
+            "__expr__",
+            "__expr__",
+        ]
+        assert rule["data"][0]["model"]["instant"] is True
+        assert rule["data"][1]["model"]["expression"] == "A"
+        assert rule["data"][2]["model"]["expression"] == "is_number($B)"
+        assert (rule["condition"], rule["noDataState"], rule["execErrState"]) == (
+            "C",
+            "OK",
+            "Error",
+        )
+    assert len({rule["uid"] for rule in grafana_rules().values()}) == len(rule_files.alerts())
+
+
+def test_groups_are_evaluated_in_multiples_of_grafanas_ten_seconds() -> None:
+    groups = document("alert-rules.yaml")["groups"]
+    assert {group["interval"] for group in groups} == {"30s", "1m"}
+    assert {(group["orgId"], group["folder"]) for group in groups} == {(1, "Warpwatch")}
+
+
+def test_texts_have_no_dollar_that_grafana_would_take_for_a_variable() -> None:
+    for rule in grafana_rules().values():
+        assert "$" not in "".join((*rule["annotations"].values(), *rule["labels"].values()))
+
+
+def test_a_text_of_prometheus_becomes_one_of_grafana() -> None:
+    rules = grafana_rules()
+    assert rules["WarpwatchXid"]["labels"] == {
+        "severity": '{{ or .Labels.severity "warning" }}',
+        "kind": "xid",
+    }
+    assert rules["WarpwatchGoodputLow"]["annotations"]["summary"] == (
+        "{{ .Labels.training_job }} spends {{ humanizePercentage .Values.B.Value }} of its time "
+        "on training"
+    )
+
+
+def test_policies_send_to_contact_points_that_exist_and_to_people_as_well() -> None:
+    (policy,) = document("notification-policies.yaml")["policies"]
+    names = {point["name"] for point in document("contact-points.yaml")["contactPoints"]}
+    receivers = [route["receiver"] for route in policy["routes"]]
+    assert receivers == ["warpwatch", "warpwatch", policy["receiver"]]
+    assert names == {"warpwatch"}
+    assert all(route["continue"] for route in policy["routes"][:2])
+
+
+def test_the_kinds_that_a_webhook_hears_of_are_those_that_a_capture_shows() -> None:
+    heard = {kind for kind in KINDS if re.fullmatch(provisioning.CAPTURED_KINDS, kind)}
+    assert heard == {
+        "step_regression",
+        "step_drift",
+        "step_spikes",
+        "comm_slow",
+        "straggler",
+        "data_stall",
+        "gc_pause",
+        "hang",
+        "memory_leak",
+        "memory_pressure",
+    }
