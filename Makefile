@@ -43,6 +43,7 @@ judge: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/python -m warpwatch.telemetry.catalogue > docs/metrics.md
 	$(BIN)/python -m warpwatch.telemetry.xids > docs/xids.md
+	$(BIN)/python -m warpwatch.dashboards
 
 protobuf: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc -I daemon --python_out=daemon \

@@ -1,1 +1,10 @@
-"""Grafana dashboards and alert rules as code."""
+"""Grafana dashboards and alert rules as code; ``python -m warpwatch.dashboards`` writes the files.
+
+- fleet, node, training_job, agent: a dashboard each; node_*, training_job_*, agent_*: their rows
+- page: from rows to the JSON that Grafana imports; links: identifiers and links between dashboards
+- panels, tables, by_device: kinds of panel
+- queries, job_queries: PromQL; variables, marks: variables and annotations
+- rules: Prometheus rules, written by hand; provisioning: the same for Grafana's alerting
+
+Nothing is imported here: what generates the files needs grafana-foundation-sdk, the daemon not.
+"""

@@ -1,0 +1,31 @@
+"""``python -m warpwatch.dashboards``: writes every generated file of this package anew.
+
+Needs grafana-foundation-sdk, which the daemon does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from warpwatch.dashboards import agent, fleet, node, provisioning, training_job
+
+FOLDER = Path(__file__).parent
+
+# What is generated, by path inside this package.
+FILES: dict[str, Callable[[], str]] = {
+    "fleet.json": lambda: fleet.page().json(),
+    "node.json": lambda: node.page().json(),
+    "training-job.json": lambda: training_job.page().json(),
+    "warpwatch.json": lambda: agent.page().json(),
+}
+
+
+def main() -> None:
+    for name, text in FILES.items():
+        (FOLDER / name).write_text(text(), encoding="utf-8")
+    provisioning.write()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""*Warpwatch itself*: whether the agents run, what they read, what they lose, what they cost."""
+
+from __future__ import annotations
+
+from warpwatch.dashboards import links, marks, variables
+from warpwatch.dashboards.agent_captures import CAPTURES_ROW
+from warpwatch.dashboards.page import Page, Row
+from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, at_most, bars, graph, number
+from warpwatch.dashboards.queries import (
+    AGENT,
+    NODE_LEGEND,
+    PLACE,
+    WINDOW,
+    Query,
+    grown,
+    rate,
+    series,
+    total,
+)
+from warpwatch.dashboards.tables import Column, table
+
+# What the chart's monitors and docs/dashboards.md call the scrape job.
+SCRAPED = f'up{{job="warpwatch",{AGENT}}}'
+
+
+def page() -> Page:
+    return Page(
+        uid=links.AGENT,
+        title="Warpwatch / Warpwatch itself",
+        description="The agents: up or not, what they read, lose and refuse, and what they cost.",
+        variables=[
+            variables.datasource(),
+            variables.cluster(),
+            variables.node(),
+            variables.instance(),
+        ],
+        annotations=marks.of_agents(),
+        rows=[_AGENTS_ROW, _READING_ROW, _LOSSES_ROW, CAPTURES_ROW, _COST_ROW],
+    )
+
+
+_STARTED = series("agent_start_timestamp_seconds")
+_AGENTS_ROW = Row(
+    "Agents",
+    [
+        number(
+            "Agents up",
+            "Agents that answer Prometheus.",
+            "none",
+            Query(f"sum({SCRAPED})"),
+        ),
+        number(
+            "Agents down",
+            "Agents that Prometheus knows and that do not answer. Anything above 0: look at the "
+            "pod, or at the unit's log.",
+            "none",
+            Query(f"sum({SCRAPED} == bool 0)"),
+            limits=at_most(1, 1),
+        ),
+        number(
+            "Sources that fail",
+            "Sources that an agent is set to read and cannot. The table below names them.",
+            "none",
+            Query(f"sum({series('source_up')} == bool 0)"),
+            limits=at_most(1),
+        ),
+        bars(
+            "Versions",
+            "Agents by version. Two are a rollout under way, or one that stopped.",
+            "none",
+            Query(f"count by (version) ({series('build_info')})", "{{version}}"),
+            width=6,
+            height=4,
+        ),
+        graph(
+            "Since the start",
+            "How long each agent has run, the ten youngest. A saw is an agent that is killed "
+            "again and again: see its memory.",
+            "s",
+            Query(f"bottomk(10, time() - {_STARTED})", NODE_LEGEND),
+            width=6,
+            height=4,
+        ),
+        table(
+            "Agents down",
+            f"Which agents do not answer. {EMPTY_WHEN_HEALTHY}",
+            [Column(f"{SCRAPED} == 0")],
+            hidden=["__name__", "job"],
+            width=12,
+            height=6,
+        ),
+        table(
+            "Sources that fail",
+            "What cannot be read where. `warpwatch doctor` on that node says why. "
+            f"{EMPTY_WHEN_HEALTHY}",
+            [Column(f"{series('source_up')} == 0")],
+            hidden=["__name__", "job"],
+            width=12,
+            height=6,
+            links=[links.node_of_row()],
+        ),
+    ],
+)
+
+
+_BY_SOURCE = f"max by (source) ({series('source_duration_seconds')})"
+_BY_LOOP = f"max by (loop) ({series('loop_duration_seconds')})"
+_CALLS = rate(series("nvml_call_seconds_total"))
+_ATTRIBUTED = f"max by (origin) (time() - {series('attribution_timestamp_seconds')})"
+_AGE = f"max by ({PLACE}) (time() - {series('device_sample_timestamp_seconds')})"
+_READING_ROW = Row(
+    "Reading",
+    [
+        graph(
+            "Reading a source",
+            "Time of the newest reading, the slowest agent. Near the interval of the source (1 "
+            "s) readings are missed.",
+            "s",
+            Query(_BY_SOURCE, "{{source}}"),
+            width=6,
+        ),
+        graph(
+            "Rounds of loops",
+            "Time of the newest round, the slowest agent. Loops that serve one connection at a "
+            "time (kineto) count the wait for it.",
+            "s",
+            Query(_BY_LOOP, "{{loop}}"),
+            width=6,
+        ),
+        graph(
+            "Time in the driver",
+            "Share of time that readers spend in NVML, over all agents: what the driver costs. "
+            "Only where there are GPUs to read through NVML.",
+            "percentunit",
+            Query(total("reader", _CALLS), "{{reader}}"),
+            width=6,
+        ),
+        graph(
+            "Age of attribution",
+            "Time since it was read whose work runs where, the oldest agent. Minutes: pods and "
+            "Slurm jobs on the GPUs may be out of date.",
+            "s",
+            Query(_ATTRIBUTED, "{{origin}}"),
+            width=6,
+        ),
+        graph(
+            "Source errors",
+            "Readings a second that failed. Some at a restart of the driver are normal.",
+            "cps",
+            Query(total("source", rate(series("source_errors_total"))), "{{source}}"),
+            width=6,
+        ),
+        graph(
+            "Loop failures",
+            "Rounds a second that failed. A fault of the agent: its log has the exception.",
+            "cps",
+            Query(total("loop", rate(series("loop_failures_total"))), "{{loop}}"),
+            width=6,
+        ),
+        graph(
+            "Age of readings",
+            "Time since a device was last read, the oldest of each node. Above a few seconds: the "
+            "driver is slow, or does not return.",
+            "s",
+            Query(_AGE, NODE_LEGEND),
+            limits=at_most(5),
+            width=6,
+        ),
+        graph(
+            "Calls of the driver",
+            "Calls of NVML a second by reader, over all agents. Only where there are GPUs to read "
+            "through NVML.",
+            "cps",
+            Query(total("reader", rate(series("nvml_calls_total"))), "{{reader}}"),
+            width=6,
+        ),
+    ],
+)
+_LOSSES = [
+    (series("detection_refused_total"), "what", "detection: {{what}}"),
+    (series("detector_errors_total"), "kind", "detector: {{kind}}"),
+    (series("anomaly_store_errors_total"), "operation", "history: {{operation}}"),
+    (series("rendezvous_rejected_total"), "reason", "input: {{reason}}"),
+    (series("attribution_errors_total"), "origin", "attribution: {{origin}}"),
+    (series("nvml_errors_total"), "code", "NVML: {{code}}"),
+    (series("jsonl_errors_total"), "", "log"),
+    (
+        series("grafana_annotations_total", AGENT, 'result=~"refused|failed|dropped"'),
+        "result",
+        "Grafana: {{result}}",
+    ),
+]
+_LOST = [Query(total(label, grown(counter, WINDOW)), legend) for counter, label, legend in _LOSSES]
+_FAILED = series("config_reloads_total", AGENT, 'result="failed"')
+_LOSSES_ROW = Row(
+    "Lost and refused",
+    [
+        graph(
+            "Errors and refusals",
+            "What agents could not do or did not take, by what: input from training processes "
+            f"that was refused, detectors that failed, records lost. {EMPTY_WHEN_HEALTHY}",
+            "none",
+            *_LOST,
+            width=12,
+        ),
+        graph(
+            "Ranks without series",
+            "Ranks beyond the 1,000 whose series an agent exports. Above 0 the dashboards do not "
+            "show all ranks.",
+            "none",
+            Query(series("ranks_unexported"), NODE_LEGEND),
+            width=6,
+        ),
+        table(
+            "Failed reloads",
+            "Agents that refused a changed configuration in the time shown and run on with the "
+            f"old one: `warpwatch config check` says why. {EMPTY_WHEN_HEALTHY}",
+            [Column(total(PLACE, grown(_FAILED, "$__range")), "Times")],
+            width=6,
+        ),
+    ],
+)
+
+
+_COST_ROW = Row(
+    "What it costs",
+    [
+        graph(
+            "Memory",
+            "Resident memory of the ten largest agents. It depends on GPUs and ranks and does "
+            "not grow with time: a steady climb is a leak.",
+            "bytes",
+            Query(f"topk(10, {series('agent_resident_memory_bytes')})", NODE_LEGEND),
+            minimum=0,
+            width=6,
+        ),
+        graph(
+            "Processor",
+            "Share of one core, the ten busiest agents.",
+            "percentunit",
+            Query(f"topk(10, {rate(series('agent_cpu_seconds_total'))})", NODE_LEGEND),
+            minimum=0,
+            width=6,
+        ),
+        graph(
+            "Open files",
+            "File descriptors of the ten agents with the most. A steady climb is a leak.",
+            "none",
+            Query(f"topk(10, {series('agent_open_files')})", NODE_LEGEND),
+            minimum=0,
+            width=4,
+        ),
+        graph(
+            "Threads",
+            "Threads of the ten agents with the most: one a GPU and some more.",
+            "none",
+            Query(f"topk(10, {series('agent_threads')})", NODE_LEGEND),
+            minimum=0,
+            width=4,
+        ),
+        graph(
+            "HTTP requests",
+            "Requests a second by status code. 401 and 403 are wrong tokens, 429 a client that "
+            "asks too often.",
+            "reqps",
+            Query(total("code", rate(series("http_requests_total"))), "{{code}}"),
+            minimum=0,
+            width=4,
+        ),
+    ],
+)

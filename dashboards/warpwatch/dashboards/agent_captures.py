@@ -1,0 +1,70 @@
+"""The row of *Warpwatch itself* about captures."""
+
+from __future__ import annotations
+
+from warpwatch.dashboards.page import Row
+from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, bars, graph
+from warpwatch.dashboards.queries import NODE_LEGEND, PLACE, Query, grown, rate, series, total
+from warpwatch.dashboards.tables import Column, table
+
+_ASKED = total("kind, trigger, outcome", series("captures_total"))
+_RECENT = total("outcome", grown(series("captures_total"), "$__range"))
+_PROBLEMS = total("problem", grown(series("capture_problems_total"), "$__range"))
+_ALERTS = total("outcome", grown(series("alerts_received_total"), "$__range"))
+CAPTURES_ROW = Row(
+    "Captures",
+    [
+        table(
+            "Captures since the agents' start",
+            "Captures asked for, by whom, and what became of them: outcomes that begin with "
+            f"refused say which limit of the policy held. {EMPTY_WHEN_HEALTHY}",
+            [Column(_ASKED, "Captures")],
+        ),
+        bars(
+            "Outcomes",
+            f"What became of the captures of the time shown. {EMPTY_WHEN_HEALTHY}",
+            "none",
+            Query(_RECENT, "{{outcome}}"),
+            width=4,
+        ),
+        bars(
+            "Problems of traces",
+            "What traces lacked when they were verified: no kernels, wrong steps, unreadable. "
+            f"{EMPTY_WHEN_HEALTHY}",
+            "none",
+            Query(_PROBLEMS, "{{problem}}"),
+            width=4,
+        ),
+        graph(
+            "Captures in the store",
+            "Captures that the agents keep; retention by age, count and size removes the oldest.",
+            "none",
+            Query(total(PLACE, series("store_captures")), NODE_LEGEND),
+            width=4,
+        ),
+        graph(
+            "Size of the store",
+            "Bytes on disk, up to store.max_bytes (5 GiB).",
+            "bytes",
+            Query(total(PLACE, series("store_bytes")), NODE_LEGEND),
+            minimum=0,
+            width=4,
+        ),
+        graph(
+            "What captures cost",
+            "Seconds of one rank a second that captures cost: the steps that started, recorded and "
+            f"exported them, less what these used to take. {EMPTY_WHEN_HEALTHY}",
+            "percentunit",
+            Query(total("kind", rate(series("capture_cost_seconds_total"))), "{{kind}}"),
+            width=12,
+        ),
+        bars(
+            "Alerts received",
+            "Alerts that webhooks brought in the time shown, by what became of them: captured, or "
+            f"why not. {EMPTY_WHEN_HEALTHY}",
+            "none",
+            Query(_ALERTS, "{{outcome}}"),
+            width=12,
+        ),
+    ],
+)

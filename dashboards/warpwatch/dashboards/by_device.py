@@ -1,0 +1,55 @@
+"""The panels of *Node and GPUs* about one metric: a series for each device."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from grafana_foundation_sdk.models import dashboard as models
+
+from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, Look, graph
+from warpwatch.dashboards.queries import (
+    DEVICE,
+    DEVICE_KEY,
+    GPU_LEGEND,
+    WINDOW,
+    Query,
+    grown,
+    rate,
+    series,
+    total,
+)
+
+
+def as_it_is(
+    title: str, description: str, unit: str, name: str, label: str = "", **look: Unpack[Look]
+) -> models.Panel:
+    """A metric of each device as it is, by one label of its own."""
+    return graph(title, description, unit, by_device(series(name, DEVICE), label), **look)
+
+
+def per_second(
+    title: str, description: str, unit: str, name: str, label: str = "", **look: Unpack[Look]
+) -> models.Panel:
+    """A counter of each device per second, by one label of its own."""
+    return graph(title, description, unit, by_device(rate(series(name, DEVICE)), label), **look)
+
+
+def share(
+    title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
+) -> models.Panel:
+    whole: Look = {"minimum": 0, "maximum": 1}
+    return as_it_is(title, description, "percentunit", name, label, **(whole | look))
+
+
+def events(
+    title: str, description: str, name: str, label: str = "", *, width: int = 6
+) -> models.Panel:
+    """What a counter of rare events grew by; nothing while it stands."""
+    by = f"{DEVICE_KEY}, {label}" if label else DEVICE_KEY
+    expression = total(by, grown(series(name, DEVICE), WINDOW))
+    described = f"{description} {EMPTY_WHEN_HEALTHY}"
+    return graph(title, described, "none", by_device(expression, label), width=width)
+
+
+def by_device(expression: str, label: str) -> Query:
+    return Query(expression, f"{GPU_LEGEND} {{{{{label}}}}}" if label else GPU_LEGEND)

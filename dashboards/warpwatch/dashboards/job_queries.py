@@ -1,0 +1,70 @@
+"""PromQL about training jobs: their steps, their ranks, and the devices that these run on."""
+
+from __future__ import annotations
+
+from warpwatch.dashboards.queries import JOB, PLACE, RANK_KEY, rate, series, total
+
+# The usual targets of a training.
+GPU_BUSY, MEMORY, COMMUNICATION, DATA_LOADING = 0.8, 0.9, 0.2, 0.1
+
+BY_JOB = "training_job"
+JOB_LEGEND = "{{training_job}}"
+
+
+def quantile_of_steps(quantile: float) -> str:
+    """Seconds, over the steps of all ranks of a job."""
+    buckets = total("le, training_job", rate(series("step_duration_seconds_bucket", JOB)))
+    return f"histogram_quantile({quantile}, {buckets})"
+
+
+def step_s(where: str = JOB) -> str:
+    """Mean seconds of a step, by rank."""
+    sums = total(RANK_KEY, rate(series("step_duration_seconds_sum", where)))
+    counts = total(RANK_KEY, rate(series("step_duration_seconds_count", where)))
+    return f"{sums} / {counts}"
+
+
+def own_s(where: str = JOB) -> str:
+    """Mean seconds of a step without its wait for others, by rank: what tells a late rank."""
+    steps = total(RANK_KEY, rate(series("step_duration_seconds_sum", where)))
+    waits = total(RANK_KEY, rate(series("phase_seconds_total", where, 'phase="comm"')))
+    counts = total(RANK_KEY, rate(series("step_duration_seconds_count", where)))
+    return f"({steps} - ({waits} or {steps} * 0)) / {counts}"
+
+
+def lateness(where: str = JOB) -> str:
+    """A rank's own time over the median of its job's ranks, from all nodes, less 1."""
+    own = own_s(where)
+    median = f"quantile by (cluster, training_job) (0.5, {own})"
+    return f"({own}) / on (cluster, training_job) group_left () {median} - 1"
+
+
+def share_of_steps(phase: str) -> str:
+    """Share of the steps' time that a phase takes, by job; 0 where a job has no such phase."""
+    steps = total("training_job", rate(series("step_duration_seconds_sum", JOB)))
+    spent = total("training_job", rate(series("phase_seconds_total", JOB, f'phase="{phase}"')))
+    return f"({spent} or {steps} * 0) / {steps}"
+
+
+def ranks_by_device(where: str = JOB) -> str:
+    """1 for each rank, with the UUID of its device."""
+    ranks = f'label_replace({series("rank_info", where)}, "uuid", "$1", "device", "(.+)")'
+    return f"max by ({RANK_KEY}, uuid) ({ranks})"
+
+
+def of_ranks(device_expression: str) -> str:
+    """A device's value for each rank that runs on it."""
+    return f"{ranks_by_device()} * on ({PLACE}, uuid) group_left () ({device_expression})"
+
+
+def in_order(expression: str) -> str:
+    """Ranks with leading zeros: Prometheus answers in the order of letters, 10 before 2."""
+    two = f'label_replace({expression}, "rank", "0$1", "rank", "(.)")'
+    return f'label_replace({two}, "rank", "0$1", "rank", "(..)")'
+
+
+STEPS_PER_SECOND = f"avg by ({BY_JOB}) ({rate(series('steps_total', JOB))})"
+BUSY_OF_RANKS = of_ranks(rate(series("device_busy_seconds_total")))
+MEMORY_OF_RANKS = of_ranks(
+    f"{series('device_memory_used_bytes')} / {series('device_memory_total_bytes')}"
+)

@@ -1,0 +1,80 @@
+"""Marks over time: anomalies and captures, from the metrics and from what the daemon writes.
+
+With ``exporters.grafana`` configured the daemon writes an annotation for each anomaly and capture,
+with a link to its report. From the metrics the same is known without a link to the one report: the
+mark links to the agent's page, which lists them.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.builders import prometheus
+from grafana_foundation_sdk.cog.variants import Dataquery
+from grafana_foundation_sdk.models.common import DataSourceRef
+from grafana_foundation_sdk.models.dashboard import AnnotationTarget
+
+from warpwatch.dashboards.job_queries import ranks_by_device
+from warpwatch.dashboards.links import TAG
+from warpwatch.dashboards.queries import AGENT, PLACE, WINDOW, grown, series
+from warpwatch.dashboards.variables import SOURCE
+
+_PAGE = '<a href="http://{{instance}}/">Warpwatch on {{node}} {{instance}}</a>'
+
+
+def of_agents() -> list[builders.AnnotationQuery]:
+    """All that the chosen agents tell."""
+    return [_anomalies(series("anomaly_info")), _captures(), _written()]
+
+
+def of_jobs() -> list[builders.AnnotationQuery]:
+    """What is told of the chosen jobs and of the devices that they run on."""
+    of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
+    of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
+    devices = f"{of_device} and on ({PLACE}, uuid) {ranks_by_device()}"
+    return [_anomalies(f"{of_job} or {devices}"), _captures(), _written()]
+
+
+def _anomalies(promql: str) -> builders.AnnotationQuery:
+    about = "{{training_job}} rank {{rank}} GPU {{gpu}}"
+    return _from_metrics("Anomalies", "red", promql, "{{kind}} ({{severity}})", about)
+
+
+def _captures() -> builders.AnnotationQuery:
+    promql = grown(series("captures_total"), WINDOW)
+    return _from_metrics(
+        "Captures", "blue", promql, "Capture: {{outcome}}", "{{kind}}, {{trigger}}"
+    )
+
+
+def _from_metrics(
+    name: str, color: str, promql: str, title: str, text: str
+) -> builders.AnnotationQuery:
+    query = prometheus.Dataquery().expr(promql).range().ref_id(name).datasource(SOURCE)
+    return (
+        builders.AnnotationQuery()
+        .name(name)
+        .datasource(SOURCE)
+        .enable(True)
+        .icon_color(color)
+        .expr(promql)
+        .target(query)
+        .title_format(title)
+        .text_format(f"{text}<br>{_PAGE}")
+        .tag_keys("kind")
+    )
+
+
+def _written() -> builders.AnnotationQuery:
+    query = (
+        builders.AnnotationQuery()
+        .name("Reports")
+        .datasource(DataSourceRef("grafana", "-- Grafana --"))
+        .enable(True)
+        .icon_color("purple")
+    )
+    # Grafana's own annotations are no data source's query, as the builder would have it.
+    target = AnnotationTarget(limit=200, match_any=False, tags=[TAG], type_val="tags")
+    query.build().target = cast(Dataquery, target)
+    return query

@@ -1,0 +1,86 @@
+"""*Node and GPUs*: everything that is known of one node, or of some, device by device."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import dashboard as models
+
+from warpwatch.dashboards import links, marks, variables
+from warpwatch.dashboards.node_devices import DEVICE_ROWS
+from warpwatch.dashboards.node_host import HOST_ROWS
+from warpwatch.dashboards.node_reliability import RELIABILITY_ROWS
+from warpwatch.dashboards.page import Page, Row
+from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, graph
+from warpwatch.dashboards.queries import DEVICE, DEVICE_KEY, Query, rate, series
+from warpwatch.dashboards.tables import Column, table
+
+
+def page() -> Page:
+    return Page(
+        uid=links.NODE,
+        title="Warpwatch / Node and GPUs",
+        description="GPUs and MIG instances by family of metrics, processes and the host.",
+        variables=[
+            variables.datasource(),
+            variables.cluster(),
+            variables.node(),
+            variables.instance(),
+            variables.gpu(),
+        ],
+        annotations=marks.of_agents(),
+        rows=[_OVERVIEW_ROW, *DEVICE_ROWS, *RELIABILITY_ROWS, *HOST_ROWS],
+    )
+
+
+def _devices() -> models.Panel:
+    memory = series("device_memory_used_bytes", DEVICE)
+    whole = series("device_memory_total_bytes", DEVICE)
+    hottest = series("device_temperature_celsius", DEVICE, 'sensor="gpu"')
+    owners = (
+        f"{series('device_workload_info', DEVICE)} or {series('device_slurm_job_info', DEVICE)}"
+    )
+    values = [
+        Column(series("device_up", DEVICE), "Up", "none", at_least(1)),
+        Column(rate(series("device_busy_seconds_total", DEVICE)), "Busy", "percentunit"),
+        Column(f"{memory} / {whole}", "Memory", "percentunit", at_most(0.9)),
+        Column(series("device_power_watts", DEVICE), "Power", "watt"),
+        Column(hottest, "Temperature", "celsius"),
+    ]
+    described = f"{DEVICE_KEY}, name, driver_version"
+    return table(
+        "GPUs and MIG instances",
+        "One line a device: what it is, who has it, how it does. Up is 0 where it cannot be read.",
+        [
+            Column(f"max by ({described}) ({series('device_info', DEVICE)})"),
+            Column(f"max by ({DEVICE_KEY}, namespace, pod, slurm_job) ({owners})"),
+            *(
+                Column(f"max by ({DEVICE_KEY}) ({c.promql})", c.title, c.unit, c.limits)
+                for c in values
+            ),
+        ],
+        width=24,
+    )
+
+
+_OVERVIEW_ROW = Row(
+    "GPUs",
+    [
+        _devices(),
+        table(
+            "Anomalies now",
+            "What is wrong with these nodes, their GPUs and ranks. The agent's page has the "
+            f"evidence and the capture. {EMPTY_WHEN_HEALTHY}",
+            [Column(f"{series('anomaly_info')} == 1")],
+            hidden=["__name__", "job", "uuid"],
+            width=16,
+            links=[links.job_of_row()],
+        ),
+        graph(
+            "MIG",
+            "GPUs and MIG instances by profile; a GPU without a profile is a whole one. It "
+            "changes when somebody partitions a GPU anew.",
+            "none",
+            Query(f"count by (profile) ({series('device_up', DEVICE)})", "GPU {{profile}}"),
+            stacked=True,
+        ),
+    ],
+)

@@ -1,0 +1,242 @@
+"""The rows of *Node and GPUs* about what devices do: use, memory, power, clocks."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.models import dashboard as models
+
+from warpwatch.dashboards.by_device import as_it_is, by_device, per_second, share
+from warpwatch.dashboards.page import Row
+from warpwatch.dashboards.panels import at_least, at_most, graph
+from warpwatch.dashboards.queries import DEVICE, GPU_LEGEND, Query, rate, series, total
+
+
+def _video() -> models.Panel:
+    engines = ("encoder", "decoder", "jpeg", "ofa")
+    return graph(
+        "Video engines",
+        "Use of encoders, decoders, JPEG engines and optical flow. Near 100 % they hold up who "
+        "loads videos or pictures through them.",
+        "percentunit",
+        *(
+            Query(series(f"device_{engine}_utilization_ratio", DEVICE), f"{GPU_LEGEND} {engine}")
+            for engine in engines
+        ),
+        minimum=0,
+        maximum=1,
+    )
+
+
+_BUSY = rate(series("device_busy_seconds_total", DEVICE))
+_USE_ROW = Row(
+    "Use",
+    [
+        graph(
+            "GPU busy",
+            "Share of time in which at least one kernel ran, from a counter that misses nothing "
+            "between scrapes. Below 80 % the GPU waits. Not known of MIG instances.",
+            "percentunit",
+            by_device(_BUSY, ""),
+            minimum=0,
+            maximum=1,
+            limits=at_least(0.8),
+        ),
+        share(
+            "SMs active",
+            "Share of SMs that were busy, on average. Far below GPU busy: kernels too small to "
+            "fill the GPU.",
+            "device_sm_active_ratio",
+        ),
+        share(
+            "Tensor cores active",
+            "Share of cycles in which tensor cores worked. Low in a training with high GPU busy: "
+            "wrong precision, small matrices, memory-bound kernels.",
+            "device_tensor_active_ratio",
+        ),
+        share(
+            "Device memory active",
+            "Share of cycles in which device memory moved data. Near 80 %: memory-bound.",
+            "device_dram_active_ratio",
+        ),
+        share(
+            "Occupancy",
+            "Resident warps as a share of the most. Low is not bad in itself: large matrix "
+            "kernels need few.",
+            "device_sm_occupancy_ratio",
+        ),
+        share(
+            "Graphics engine active",
+            "Share of time in which the graphics or compute engine was active: GPU busy as the "
+            "counters see it, also of MIG instances.",
+            "device_graphics_active_ratio",
+        ),
+        share(
+            "Tensor cores by type",
+            "Which numbers tensor cores work on: hmma half precision, imma integers, dfma doubles.",
+            "device_tensor_type_active_ratio",
+            "type",
+        ),
+        share(
+            "Pipes",
+            "Share of cycles in which each pipe of the SMs was active.",
+            "device_pipe_active_ratio",
+            "pipe",
+        ),
+        _video(),
+    ],
+)
+
+
+_USED = series("device_memory_used_bytes", DEVICE)
+_WHOLE = series("device_memory_total_bytes", DEVICE)
+_BAR1 = series("device_bar1_memory_used_bytes", DEVICE)
+_BAR1_WHOLE = series("device_bar1_memory_total_bytes", DEVICE)
+_MEMORY_ROW = Row(
+    "Memory",
+    [
+        graph(
+            "Memory in use",
+            "Memory in use by what the device has. Aim below 90 %.",
+            "percentunit",
+            by_device(f"{_USED} / {_WHOLE}", ""),
+            minimum=0,
+            maximum=1,
+            limits=at_most(0.9),
+            width=6,
+        ),
+        as_it_is(
+            "Memory used",
+            "Bytes in use, without what the driver reserves.",
+            "bytes",
+            "device_memory_used_bytes",
+            minimum=0,
+            width=6,
+        ),
+        share(
+            "Memory controller",
+            "Share of time in which memory was read or written. It says that, not how much.",
+            "device_memory_utilization_ratio",
+            width=6,
+        ),
+        graph(
+            "BAR1 in use",
+            "Address space for direct access over PCIe. Full: GPUDirect fails.",
+            "percentunit",
+            by_device(f"{_BAR1} / {_BAR1_WHOLE}", ""),
+            minimum=0,
+            maximum=1,
+            limits=at_most(0.9),
+            width=6,
+        ),
+    ],
+)
+
+
+_POWER = series("device_power_watts", DEVICE)
+_LIMIT = series("device_power_limit_watts", DEVICE)
+_POWER_ROW = Row(
+    "Power and temperature",
+    [
+        per_second(
+            "Power",
+            "What each device draws, from its energy counter: a watt is a joule a second.",
+            "watt",
+            "device_energy_joules_total",
+            minimum=0,
+        ),
+        graph(
+            "Power by its limit",
+            "Draw as a share of the limit in force. At 100 % the device lowers its clocks: "
+            "normal under full load, unless the limit is below the default.",
+            "percentunit",
+            by_device(f"{_POWER} / {_LIMIT}", ""),
+            minimum=0,
+        ),
+        as_it_is(
+            "Power limit",
+            "The limit in force. One GPU below its peers is a straggler in waiting.",
+            "watt",
+            "device_power_limit_watts",
+            minimum=0,
+        ),
+        as_it_is(
+            "Temperature",
+            "Of the GPU and its memory. Compare with peers: one that is 10 °C warmer has a "
+            "cooling fault.",
+            "celsius",
+            "device_temperature_celsius",
+            "sensor",
+        ),
+        as_it_is(
+            "Margin to slowdown",
+            "How much warmer the device may get before it slows down. 0: it does.",
+            "celsius",
+            "device_temperature_margin_celsius",
+            limits=[(None, "red"), (2, "orange"), (5, "green")],
+        ),
+        share(
+            "Fans",
+            "Speed that each fan is set to; devices cooled by the chassis have none.",
+            "device_fan_speed_ratio",
+            "fan",
+        ),
+    ],
+)
+
+
+_CLOCK = series("device_clock_hertz", DEVICE, 'domain="sm"')
+_HIGHEST = series("device_clock_max_hertz", DEVICE)
+_CLOCKS_ROW = Row(
+    "Clocks and throttling",
+    [
+        as_it_is(
+            "Clocks",
+            "Clock of each domain. Under load the SM clock of equal GPUs is equal.",
+            "hertz",
+            "device_clock_hertz",
+            "domain",
+        ),
+        graph(
+            "SM clock by its highest",
+            "Low while idle is normal; low while busy is throttling: see the reasons.",
+            "percentunit",
+            by_device(f"{_CLOCK} / {_HIGHEST}", ""),
+            minimum=0,
+            maximum=1,
+        ),
+        per_second(
+            "Throttled by reason",
+            "Share of time for which a reason held clocks down. sw_power_cap under full load is "
+            "normal; thermal and power brake are faults of cooling and power.",
+            "percentunit",
+            "device_throttle_seconds_total",
+            "reason",
+            minimum=0,
+        ),
+        graph(
+            "Throttled now",
+            "How many devices each reason holds down at this moment; idle is no fault.",
+            "none",
+            Query(total("reason", series("device_throttle_active", DEVICE)), "{{reason}}"),
+            minimum=0,
+        ),
+        per_second(
+            "Below highest performance by policy",
+            "Share of time for which a policy of the driver kept the device below its highest "
+            "performance.",
+            "percentunit",
+            "device_violation_seconds_total",
+            "policy",
+            minimum=0,
+        ),
+        as_it_is(
+            "Performance state",
+            "P-state: 0 is the fastest, 15 the slowest. Busy and not 0: look at the clocks.",
+            "none",
+            "device_performance_state",
+            minimum=0,
+        ),
+    ],
+)
+
+
+DEVICE_ROWS = [_USE_ROW, _MEMORY_ROW, _POWER_ROW, _CLOCKS_ROW]

@@ -1,0 +1,206 @@
+"""The rows of *Node and GPUs* about processes that use GPUs, and about the host."""
+
+from __future__ import annotations
+
+from warpwatch.dashboards.page import Row
+from warpwatch.dashboards.panels import at_most, graph
+from warpwatch.dashboards.queries import (
+    AGENT,
+    DEVICE,
+    GPU_LEGEND,
+    NODE_LEGEND,
+    PLACE,
+    Query,
+    rate,
+    series,
+    total,
+)
+
+_PROCESS = "{{process}} {{pid}}"
+
+
+_CPU = rate(series("process_cpu_seconds_total"))
+_MEMORY = series("process_resident_memory_bytes")
+_PROCESSES_ROW = Row(
+    "Processes on GPUs",
+    [
+        graph(
+            "GPU memory by process",
+            "Device memory of each process. One that nobody knows is left over from a job that "
+            "has ended.",
+            "bytes",
+            Query(series("process_gpu_memory_bytes", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
+            stacked=True,
+            width=6,
+        ),
+        graph(
+            "GPU use by process",
+            "Share of SM time that each process used.",
+            "percentunit",
+            Query(series("process_gpu_utilization_ratio", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
+            minimum=0,
+            width=6,
+        ),
+        graph(
+            "Processor by process",
+            "Cores in use: by the process (self), and by those it started, such as data loader "
+            "workers (children). Self at 1 is a Python program that is bound to its host.",
+            "none",
+            Query(_CPU, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
+            minimum=0,
+            width=6,
+        ),
+        graph(
+            "Host memory by process",
+            "Resident host memory of each process on a GPU and of those it started. A steady "
+            "climb ends in the kernel's out-of-memory killer.",
+            "bytes",
+            Query(_MEMORY, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
+            minimum=0,
+            width=6,
+        ),
+    ],
+)
+
+
+_BUSY = total(PLACE, rate(series("host_cpu_seconds_total", AGENT, 'mode!~"idle|iowait"')))
+_CORES = total(PLACE, series("host_cpu_cores"))
+_LOAD = total(PLACE, series("host_load_average", AGENT, 'window="5m"'))
+_USED = series("host_memory_used_bytes")
+_WHOLE = series("host_memory_total_bytes")
+_HOST_ROW = Row(
+    "Host",
+    [
+        graph(
+            "Processor",
+            "Cores in use by the cores there are. Near 100 % data loaders and launches wait.",
+            "percentunit",
+            Query(f"{_BUSY} / {_CORES}", NODE_LEGEND),
+            minimum=0,
+            maximum=1,
+            limits=at_most(0.9),
+            width=6,
+        ),
+        graph(
+            "Load by core",
+            "Processes that run or wait, over five minutes, a core. Above 1 some wait.",
+            "none",
+            Query(f"{_LOAD} / {_CORES}", NODE_LEGEND),
+            minimum=0,
+            limits=at_most(1),
+            width=6,
+        ),
+        graph(
+            "Memory",
+            "Host memory in use by processes and the kernel, without what only caches files.",
+            "percentunit",
+            Query(f"{_USED} / {_WHOLE}", NODE_LEGEND),
+            minimum=0,
+            maximum=1,
+            limits=at_most(0.9),
+            width=6,
+        ),
+        graph(
+            "Swapping",
+            "Bytes a second to and from swap. A training that swaps stands still.",
+            "binBps",
+            Query(rate(series("host_swap_in_bytes_total")), f"{NODE_LEGEND}|in"),
+            Query(rate(series("host_swap_out_bytes_total")), f"{NODE_LEGEND}|out"),
+            minimum=0,
+            width=6,
+        ),
+        graph(
+            "Pressure",
+            "Share of time in which some or all (full) tasks waited for processor, memory or "
+            "disks. The resource that rises with data wait is the one to add.",
+            "percentunit",
+            Query(
+                rate(series("host_pressure_seconds_total")),
+                f"{NODE_LEGEND}|{{{{resource}}}} {{{{kind}}}}",
+            ),
+            minimum=0,
+            width=12,
+        ),
+        graph(
+            "Shared memory",
+            "Shared memory in use; data loaders pass batches through it. Full (often 64 MiB in a "
+            "container): workers die with a bus error.",
+            "bytes",
+            Query(series("host_memory_shared_bytes"), NODE_LEGEND),
+            minimum=0,
+            width=12,
+        ),
+    ],
+)
+
+
+_ERRORS = (
+    ("receive_errors", "receive errors"),
+    ("transmit_errors", "transmit errors"),
+    ("receive_drops", "receive drops"),
+    ("transmit_drops", "transmit drops"),
+)
+_TRAFFIC_ROW = Row(
+    "Disks and network",
+    [
+        graph(
+            "Disk read",
+            "Bytes a second by disk. A plateau under data wait is the disk's limit.",
+            "binBps",
+            Query(rate(series("host_disk_read_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            minimum=0,
+        ),
+        graph(
+            "Disk written",
+            "Bytes a second by disk: checkpoints, logs, traces.",
+            "binBps",
+            Query(rate(series("host_disk_written_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            minimum=0,
+        ),
+        graph(
+            "Disk busy",
+            "Share of time in which a disk was busy. Disks that work on many requests at once "
+            "can do more at 100 %.",
+            "percentunit",
+            Query(rate(series("host_disk_busy_seconds_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            minimum=0,
+        ),
+        graph(
+            "Network received",
+            "Bytes a second by interface. RDMA passes the kernel by and is not in it.",
+            "binBps",
+            Query(
+                rate(series("host_network_receive_bytes_total")),
+                f"{NODE_LEGEND}|{{{{interface}}}}",
+            ),
+            minimum=0,
+        ),
+        graph(
+            "Network sent",
+            "Bytes a second by interface. RDMA passes the kernel by and is not in it.",
+            "binBps",
+            Query(
+                rate(series("host_network_transmit_bytes_total")),
+                f"{NODE_LEGEND}|{{{{interface}}}}",
+            ),
+            minimum=0,
+        ),
+        graph(
+            "Network errors and drops",
+            "Packets a second that were damaged or dropped, over a node's interfaces. Above 0 "
+            "for long: cable, port, or buffers too small.",
+            "pps",
+            *(
+                Query(
+                    total(PLACE, rate(series(f"host_network_{name}_total"))),
+                    f"{NODE_LEGEND}|{words}",
+                )
+                for name, words in _ERRORS
+            ),
+            minimum=0,
+        ),
+    ],
+)
+
+
+HOST_ROWS = [_PROCESSES_ROW, _HOST_ROW, _TRAFFIC_ROW]

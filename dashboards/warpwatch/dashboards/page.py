@@ -1,0 +1,90 @@
+"""A dashboard from rows of panels: places, numbers, and what all dashboards have in common."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as models
+
+from warpwatch.dashboards import links
+
+COLUMNS = 24
+REFRESH = "30s"
+Variable = builders.QueryVariable | builders.DatasourceVariable
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels from left to right, in as many lines as their widths need."""
+
+    title: str
+    panels: Sequence[models.Panel]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    uid: str
+    title: str
+    description: str
+    variables: Sequence[Variable]
+    annotations: Sequence[builders.AnnotationQuery]
+    rows: Sequence[Row]
+
+    def json(self) -> str:
+        """What Grafana imports."""
+        return json.dumps(self._model(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+
+    def _model(self) -> models.Dashboard:
+        dashboard = (
+            builders.Dashboard(self.title)
+            .uid(self.uid)
+            .description(self.description)
+            .tags([links.TAG])
+            .timezone("browser")
+            .tooltip(models.DashboardCursorSync.CROSSHAIR)
+            .time("now-1h", "now")
+            .refresh(REFRESH)
+            .editable()
+            .variables(list(self.variables))
+            .annotations(list(self.annotations))
+            .link(links.bar())
+            .build()
+        )
+        dashboard.panels = list(placed(self.rows))
+        assert dashboard.templating is not None
+        for variable in dashboard.templating.list_val or ():
+            # Of interval variables; the builder gives them to all, Grafana's types to none.
+            variable.auto = variable.auto_min = variable.auto_count = None
+        return dashboard
+
+
+def placed(rows: Sequence[Row]) -> Iterator[models.Panel | models.RowPanel]:
+    """The panels with their numbers and places on the grid."""
+    number = y = 0
+    for row in rows:
+        number += 1
+        place = models.GridPos(h=1, w=COLUMNS, x=0, y=y)
+        yield models.RowPanel(title=row.title, grid_pos=place, id_val=number)
+        x, y, line_height = 0, y + 1, 0
+        for panel in row.panels:
+            assert panel.grid_pos is not None
+            number += 1
+            if x + panel.grid_pos.w > COLUMNS:
+                x, y, line_height = 0, y + line_height, 0
+            yield at(panel, number, x, y)
+            x += panel.grid_pos.w
+            line_height = max(line_height, panel.grid_pos.h)
+        y += line_height
+
+
+def at(panel: models.Panel, number: int, x: int, y: int) -> models.Panel:
+    assert panel.grid_pos is not None
+    there = copy.copy(panel)
+    there.id_val = number
+    there.grid_pos = models.GridPos(h=panel.grid_pos.h, w=panel.grid_pos.w, x=x, y=y)
+    return there

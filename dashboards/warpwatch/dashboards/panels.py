@@ -1,0 +1,199 @@
+"""The kinds of panel, each a function of title, description, unit and queries.
+
+A description says what the panel means and what to look for. Of a panel that shows nothing while
+all is well it ends with EMPTY_WHEN_HEALTHY; every other panel has data on every healthy node whose
+hardware has what it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_uppercase
+from typing import TypedDict, Unpack
+
+from grafana_foundation_sdk.builders import bargauge, common, heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders.heatmap import CellValues, HeatmapColorOptions
+from grafana_foundation_sdk.models import common as looks
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from warpwatch.dashboards.links import Link
+from warpwatch.dashboards.queries import Query
+from warpwatch.dashboards.variables import SOURCE
+
+EMPTY_WHEN_HEALTHY = "Empty when healthy."
+
+# NODE_LEGEND writes node and address; this leaves the node, or the address where it has no name.
+SHORT_NODE = models.DataTransformerConfig(
+    id_val="renameByRegex",
+    options={"regex": r"^(?:\|([^|]*)|([^|]+)\|[^|]*)(?:\|(.*))?$", "renamePattern": "$1$2 $3"},
+)
+
+GREEN, ORANGE, RED = "green", "orange", "red"
+# Value from which on a colour holds; None: from the lowest.
+Limits = Sequence[tuple[float | None, str]]
+
+
+class Look(TypedDict, total=False):
+    """Width of 24 columns, height in rows of 30 pixels; ``minimum`` and ``maximum`` in the unit."""
+
+    width: int
+    height: int
+    minimum: float
+    maximum: float
+    limits: Limits
+    links: Sequence[Link]
+
+
+def at_most(warning: float, critical: float | None = None) -> Limits:
+    worst = [] if critical is None else [(critical, RED)]
+    return [(None, GREEN), (warning, ORANGE), *worst]
+
+
+def at_least(good: float) -> Limits:
+    return [(None, ORANGE), (good, GREEN)]
+
+
+def graph(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    stacked: bool = False,
+    **look: Unpack[Look],
+) -> models.Panel:
+    """Series over time; limits are dashed lines."""
+    panel = _lines()
+    if stacked:
+        panel.stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL).group("A"))
+        panel.fill_opacity(60)
+        look.setdefault("minimum", 0)
+    if look.get("limits"):
+        dashed = looks.GraphThresholdsStyleMode.DASHED
+        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(dashed))
+    return _series(panel.build(), title, description, unit, _ranges(queries), look)
+
+
+def number(
+    title: str, description: str, unit: str, query: Query, **look: Unpack[Look]
+) -> models.Panel:
+    """The newest value, coloured by its limits, over its course.
+
+    What adds up over the time shown has no course.
+    """
+    panel = stat.Panel().color_mode(looks.BigValueColorMode.VALUE).reduce_options(_newest())
+    adds_up = "$__range" in query.promql
+    panel.graph_mode(looks.BigValueGraphMode.NONE if adds_up else looks.BigValueGraphMode.AREA)
+    targets = [_instant(query)] if adds_up else _ranges([query])
+    size: Look = {"width": 4, "height": 4}
+    return _series(panel.build(), title, description, unit, targets, size | look)
+
+
+def bars(
+    title: str, description: str, unit: str, query: Query, **look: Unpack[Look]
+) -> models.Panel:
+    """A bar for each series, by what the whole time shown says."""
+    panel = (
+        bargauge.Panel()
+        .orientation(looks.VizOrientation.HORIZONTAL)
+        .display_mode(looks.BarGaugeDisplayMode.BASIC)
+        .reduce_options(_newest())
+    )
+    return _series(panel.build(), title, description, unit, [_instant(query)], look)
+
+
+def heat_map(
+    title: str, description: str, unit: str, query: Query, **look: Unpack[Look]
+) -> models.Panel:
+    """A line of cells for each series, in the order of their labels."""
+    colors = (
+        HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").reverse(False).steps(64)
+    )
+    panel = (
+        heatmap.Panel()
+        .calculate(False)
+        .cell_gap(0)
+        .color(colors)
+        .cell_values(CellValues().unit(unit))
+        .show_legend()
+    )
+    return _series(panel.build(), title, description, unit, _ranges([query]), look)
+
+
+def complete(
+    panel: models.Panel,
+    title: str,
+    description: str,
+    unit: str,
+    targets: Sequence[prometheus.Dataquery],
+    look: Look,
+) -> models.Panel:
+    """What all kinds of panel have in common. Mind that gridPos is completed by the page."""
+    panel.title, panel.description, panel.datasource = title, description, SOURCE
+    panel.grid_pos = models.GridPos(h=look.get("height", 8), w=look.get("width", 8))
+    panel.targets = []
+    for letter, target in zip(ascii_uppercase, targets, strict=False):
+        panel.targets.append(target.datasource(SOURCE).ref_id(letter).build())
+    panel.field_config = panel.field_config or models.FieldConfigSource()
+    defaults = panel.field_config.defaults
+    defaults.unit = unit
+    defaults.min_val, defaults.max_val = look.get("minimum"), look.get("maximum")
+    defaults.thresholds = thresholds(look.get("limits") or [(None, GREEN)])
+    defaults.links = [
+        models.DashboardLink(title=link.title, url=link.url) for link in look.get("links", ())
+    ]
+    return panel
+
+
+def thresholds(limits: Limits) -> models.ThresholdsConfig:
+    steps = [models.Threshold(value=value, color=color) for value, color in limits]
+    return models.ThresholdsConfig(mode=models.ThresholdsMode.ABSOLUTE, steps=steps)
+
+
+def _lines() -> timeseries.Panel:
+    legend = common.VizLegendOptions().display_mode(looks.LegendDisplayMode.LIST)
+    tooltip = common.VizTooltipOptions().mode(looks.TooltipDisplayMode.MULTI)
+    return (
+        timeseries.Panel()
+        .line_width(1)
+        .fill_opacity(0)
+        .show_points(looks.VisibilityMode.AUTO)
+        # Where Prometheus has nothing there is nothing: no line from one anomaly to the next.
+        .insert_nulls(True)
+        .legend(legend.placement(looks.LegendPlacement.BOTTOM).show_legend(True).calcs([]))
+        .tooltip(tooltip.sort(looks.SortOrder.DESCENDING))
+    )
+
+
+def _series(
+    panel: models.Panel,
+    title: str,
+    description: str,
+    unit: str,
+    targets: Sequence[prometheus.Dataquery],
+    look: Look,
+) -> models.Panel:
+    panel.transformations = [SHORT_NODE]
+    return complete(panel, title, description, unit, targets, look)
+
+
+def _ranges(queries: Sequence[Query]) -> list[prometheus.Dataquery]:
+    return [_target(query).range() for query in queries]
+
+
+def _instant(query: Query) -> prometheus.Dataquery:
+    return _target(query).instant()
+
+
+def _target(query: Query) -> prometheus.Dataquery:
+    return (
+        prometheus.Dataquery()
+        .expr(query.promql)
+        .legend_format(query.legend)
+        .format(PromQueryFormat.TIME_SERIES)
+    )
+
+
+def _newest() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False).fields("")

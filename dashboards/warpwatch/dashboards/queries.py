@@ -1,0 +1,79 @@
+"""PromQL from parts: whose series, their rates, and joins of devices with workloads.
+
+Every selector takes the variables of its dashboard. A label that a series lacks equals the empty
+one, which the value of All, ``.*``, matches: the same query works on bare hosts and in Kubernetes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from warpwatch.telemetry.metric import PREFIX
+
+AGENT = 'cluster=~"$cluster",node=~"$node",instance=~"$instance"'
+DEVICE = f'{AGENT},gpu=~"$gpu"'
+JOB = f'{AGENT},training_job=~"$job"'
+
+PLACE = "cluster, node, instance"
+DEVICE_KEY = f"{PLACE}, gpu, uuid, gpu_instance, profile"
+RANK_KEY = f"{PLACE}, training_job, rank"
+_ALLOCATED = f"{PLACE}, uuid, gpu_instance"
+
+# What panels.py makes of the first two: the node, or the address where there is no such label.
+NODE_LEGEND = "{{node}}|{{instance}}"
+GPU_LEGEND = f"{NODE_LEGEND}|GPU {{{{gpu}}}} {{{{profile}}}} {{{{gpu_instance}}}}"
+RANK_LEGEND = "{{training_job}} {{rank}}"
+
+WINDOW = "$__rate_interval"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """``legend``: Grafana's template of a series' name."""
+
+    promql: str
+    legend: str = ""
+
+
+def series(name: str, where: str = AGENT, *more: str) -> str:
+    """The selector of a metric, named without its prefix."""
+    return f"{PREFIX}{name}{{{','.join((where, *more))}}}"
+
+
+def rate(selector: str, window: str = WINDOW) -> str:
+    """Per second."""
+    return f"rate({selector}[{window}])"
+
+
+def total(by: str, expression: str) -> str:
+    return f"sum by ({by}) ({expression})"
+
+
+def grown(selector: str, window: str) -> str:
+    """What a counter of rare events has grown by, where it has.
+
+    Such a series begins with its first event, at 1: its first value counts too, which increase()
+    leaves out.
+    """
+    return f"({selector} - ({selector} offset {window} or {selector} * 0)) > 0"
+
+
+def workloads() -> str:
+    """1 for each container that a device is allocated to, in the chosen namespaces."""
+    return series("device_workload_info", AGENT, 'namespace=~"$namespace"')
+
+
+def of_workloads(device_expression: str) -> str:
+    """A device's value for each container that it is allocated to."""
+    return f"{workloads()} * on ({_ALLOCATED}) group_left () ({device_expression})"
+
+
+def allocations() -> str:
+    """1 for each container that a device is allocated to, and for each device that none has."""
+    free = f'label_replace({series("device_up")}, "namespace", "(free)", "", "")'
+    taken = series("device_workload_info")
+    return f"({workloads()} or ({free} unless on ({_ALLOCATED}) {taken}))"
+
+
+def of_allocations(device_expression: str) -> str:
+    return f"{allocations()} * on ({_ALLOCATED}) group_left () ({device_expression})"

@@ -1,0 +1,82 @@
+"""The variables of the dashboards, each chained to those before it.
+
+All is ``.*``, which also matches series without the label.
+"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as builders
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.common import DataSourceRef
+
+from warpwatch.dashboards.queries import AGENT, JOB, PLACE, series
+
+SOURCE = DataSourceRef("prometheus", "${datasource}")
+
+_CLUSTER = 'cluster=~"$cluster"'
+_NODE = f'{_CLUSTER},node=~"$node"'
+# Grafana's PromVariableQueryType: text, as label_values() and query_result() are written.
+_CLASSIC_QUERY = 5
+_ALL = models.VariableOption(text=["All"], value=["$__all"])
+
+
+def datasource() -> builders.DatasourceVariable:
+    return builders.DatasourceVariable("datasource").label("Data source").type("prometheus")
+
+
+def cluster() -> builders.QueryVariable:
+    return _many("cluster", "Cluster", _values("build_info", "", "cluster")).current(_ALL)
+
+
+def node() -> builders.QueryVariable:
+    return _many("node", "Node", _values("build_info", _CLUSTER, "node")).current(_ALL)
+
+
+def instance() -> builders.QueryVariable:
+    """The agent's address: what tells hosts apart where nothing adds ``node``."""
+    return _many("instance", "Agent", _values("build_info", _NODE, "instance")).current(_ALL)
+
+
+def gpu() -> builders.QueryVariable:
+    return _many("gpu", "GPU", _values("device_up", AGENT, "gpu")).current(_ALL)
+
+
+def namespace() -> builders.QueryVariable:
+    query = _values("device_workload_info", AGENT, "namespace")
+    return _many("namespace", "Namespace", query).current(_ALL)
+
+
+def job() -> builders.QueryVariable:
+    """Jobs of the time shown, but those on devices of other namespaces only.
+
+    A job whose devices nobody allocates, as on bare hosts, belongs to every namespace.
+    """
+    ranks = f"last_over_time({series('rank_info', AGENT)}[$__range])"
+    by_device = f'label_replace({ranks}, "uuid", "$1", "device", "(.+)")'
+    others = series("device_workload_info", AGENT, 'namespace!~"$namespace"')
+    query = f"group by (training_job) ({by_device} unless on ({PLACE}, uuid) {others})"
+    variable = _many("job", "Job", f"query_result({query})")
+    # Grafana begins with the first one: All is too much to begin with.
+    return variable.regex('/training_job="([^"]+)"/')
+
+
+def rank() -> builders.QueryVariable:
+    return _many("rank", "Rank", _values("rank_info", JOB, "rank")).current(_ALL)
+
+
+def _values(name: str, where: str, label: str) -> str:
+    return f"label_values({series(name, where)}, {label})"
+
+
+def _many(name: str, label: str, query: str) -> builders.QueryVariable:
+    return (
+        builders.QueryVariable(name)
+        .label(label)
+        .datasource(SOURCE)
+        .query({"query": query, "qryType": _CLASSIC_QUERY, "refId": name})
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.NATURAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+    )

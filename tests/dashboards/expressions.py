@@ -1,0 +1,100 @@
+"""Every PromQL expression of a dashboard, as Grafana would send it with All chosen everywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import warpwatch.dashboards
+
+FOLDER = Path(warpwatch.dashboards.__file__).parent
+NAMES = ("fleet", "node", "training-job", "warpwatch")
+EMPTY_WHEN_HEALTHY = "Empty when healthy."
+# Labels of Prometheus, of Kubernetes, of MIG: a series without one has it empty.
+OPTIONAL_LABELS = frozenset({"cluster", "node", "namespace", "pod", "gpu_instance", "profile"})
+
+ALL = ".*"
+TIMES = {
+    "__rate_interval": "20s",
+    "__interval": "5s",
+    "__range": "60s",
+    "__range_s": "60",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """``labels``: those that a legend, a title or a variable takes from its result."""
+
+    where: str
+    promql: str
+    labels: tuple[str, ...]
+    empty_when_healthy: bool
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """The committed ones, by the name of their file."""
+    return {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in NAMES}
+
+
+def panels(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Without the rows between them."""
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            yield from panel["panels"]
+        else:
+            yield panel
+
+
+def expressions(
+    dashboard: Mapping[str, Any], values: Mapping[str, str] | None = None
+) -> Iterator[Expression]:
+    """``values``: of variables and of Grafana's own times; All and TIMES where one is not given."""
+    known = {name["name"]: ALL for name in dashboard["templating"]["list"]} | TIMES
+    known |= dict(values or {})
+    for found in (*_of_panels(dashboard), *_of_variables(dashboard), *_of_annotations(dashboard)):
+        where = f"{dashboard['title']}: {found.where}"
+        promql = substituted(found.promql, known)
+        yield Expression(where, promql, found.labels, found.empty_when_healthy)
+
+
+def substituted(promql: str, values: Mapping[str, str]) -> str:
+    """Raises KeyError for a variable that does not exist."""
+    return re.sub(r"\$(?:\{(\w+)[^}]*\}|(\w*[A-Za-z]\w*))", lambda m: values[m[1] or m[2]], promql)
+
+
+def _of_panels(dashboard: Mapping[str, Any]) -> Iterator[Expression]:
+    for panel in panels(dashboard):
+        empty = panel["description"].endswith(EMPTY_WHEN_HEALTHY)
+        for target in panel["targets"]:
+            where = f"{panel['title']} {target['refId']}"
+            yield Expression(where, target["expr"], _templated(target["legendFormat"]), empty)
+
+
+def _of_variables(dashboard: Mapping[str, Any]) -> Iterator[Expression]:
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            query = variable["query"]["query"]
+            where = f"variable {variable['name']}"
+            if values := re.fullmatch(r"label_values\((.+), (\w+)\)", query):
+                yield Expression(where, values[1], (values[2],), False)
+            else:
+                result = re.fullmatch(r"query_result\((.+)\)", query)
+                label = re.match(r"/(\w+)=", variable["regex"])
+                assert result and label, query
+                yield Expression(where, result[1], (label[1],), False)
+
+
+def _of_annotations(dashboard: Mapping[str, Any]) -> Iterator[Expression]:
+    for query in dashboard["annotations"]["list"]:
+        if "expr" in query:
+            labels = _templated(query["titleFormat"] + query["textFormat"])
+            yield Expression(f"annotation {query['name']}", query["expr"], labels, True)
+
+
+def _templated(template: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(re.findall(r"\{\{(\w+)\}\}", template)))

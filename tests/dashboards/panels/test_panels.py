@@ -1,0 +1,125 @@
+"""The main panels, drawn by Grafana's own components from what a real Prometheus answers.
+
+``PICTURES=docs/images make slow ARGS=tests/dashboards/panels`` renews the pictures of docs/.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.dashboards.expressions import EMPTY_WHEN_HEALTHY, dashboards
+from tests.dashboards.fleet import Fleet, fleet
+from tests.dashboards.panels.render import answered, bundle, drawn, photograph
+
+CHROMIUM = shutil.which("chromium")
+# Long enough for a straggler's baseline, and for graphs that show a course.
+HEALTHY_S, SPAN_S = 60.0, 120.0
+# What a picture shows: rows, or panels, in this order.
+SHOWN = {
+    "fleet": (
+        "Now",
+        "Anomalies now",
+        "Stragglers across nodes",
+        "GPU busy by node",
+        "GPU memory by node",
+        "Power by node",
+        "GPU energy",
+        "Energy by job",
+    ),
+    "node": (
+        "GPUs and MIG instances",
+        "MIG",
+        "GPU busy",
+        "SMs active",
+        "Power",
+        "Temperature",
+        "SM clock by its highest",
+    ),
+    "training-job": (
+        "Targets",
+        "Step time",
+        "Stragglers",
+        "Phases of a step",
+        "GPU busy by rank",
+        "GPU memory by rank",
+        "GPU power",
+        "Energy per step",
+        "Energy per token",
+        "Where ranks run",
+    ),
+    "warpwatch": ("Agents", "What it costs"),
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.torch,
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        shutil.which("npm") is None or CHROMIUM is None, reason="npm or Chromium is not installed"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def components(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where panels.js and what it is made of are."""
+    folder = tmp_path_factory.mktemp("components")
+    bundle(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A job that was well and of which rank 3 is late now."""
+    with fleet(tmp_path_factory.mktemp("fleet")) as running:
+        running.start_training()
+        running.wait_for('rate(warpwatch_steps_total{rank="3"}[10s]) > 0', 120)
+        time.sleep(HEALTHY_S)
+        running.fault(3)
+        running.wait_for('warpwatch_anomaly_info{kind="straggler"} == 1', 120)
+        time.sleep(SPAN_S - HEALTHY_S)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_panels_draw_what_prometheus_answers(
+    name: str, components: Path, busy: Fleet, browser: Browser, tmp_path: Path
+) -> None:
+    shown, span = answered(dashboards()[name], SHOWN[name], busy.prometheus, SPAN_S)
+    page = drawn(browser, components, shown, span)
+    assert page.locator(".panel").count() == len(shown) >= 6
+    empty = page.locator(".panel:has(.empty)")
+    titles = {element.get_attribute("data-title") for element in empty.all()}
+    assert titles <= {
+        one["panel"]["title"]
+        for one in shown
+        if one["panel"]["description"].endswith(EMPTY_WHEN_HEALTHY)
+    }
+    picture = Path(os.environ.get("PICTURES", tmp_path)) / f"dashboard-{name}.png"
+    photograph(page, picture)
+    assert picture.stat().st_size > 20_000
+    page.close()
+
+
+def test_a_straggler_is_named(components: Path, busy: Fleet, browser: Browser) -> None:
+    fleet_page = dashboards()["fleet"]
+    shown, span = answered(fleet_page, ["Anomalies now"], busy.prometheus, SPAN_S)
+    page = drawn(browser, components, shown, span)
+    row = page.locator("[role=row]", has_text="straggler").inner_text()
+    assert "gpu-02" in row and "llama-7b" in row
+    page.close()

@@ -1,0 +1,178 @@
+"""The dashboards as Grafana gets them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.dashboards.expressions import EMPTY_WHEN_HEALTHY, FOLDER, NAMES, dashboards, panels
+from warpwatch.dashboards.__main__ import FILES
+from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
+
+DASHBOARDS = dashboards()
+EVERY = [
+    pytest.param(panel, id=f"{name}-{panel['title']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in panels(dashboard)
+]
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_what_is_committed_is_what_is_generated(path: str) -> None:
+    assert (FOLDER / path).read_text() == FILES[path](), "run python -m warpwatch.dashboards"
+
+
+def test_every_dashboard_is_generated() -> None:
+    assert {f"{name}.json" for name in NAMES} <= FILES.keys()
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(NAMES)
+
+
+def test_the_package_can_be_found_without_what_generates_it() -> None:
+    code = "import sys, warpwatch.dashboards; print('grafana_foundation_sdk' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_dashboards_can_be_named_in_links_for_ever() -> None:
+    assert {name: dashboard["uid"] for name, dashboard in DASHBOARDS.items()} == {
+        "fleet": "warpwatch-fleet",
+        "node": "warpwatch-node",
+        "training-job": "warpwatch-training-job",
+        "warpwatch": "warpwatch-agent",
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dashboard_is_one_of_warpwatch_and_can_be_edited(name: str) -> None:
+    dashboard = DASHBOARDS[name]
+    assert dashboard["tags"] == ["warpwatch"]
+    assert dashboard["refresh"] == "30s"
+    assert dashboard["editable"] is True
+    # Grafana gives the number; one in the file would overwrite somebody else's.
+    assert dashboard.get("id") is None
+    assert dashboard["links"][0]["tags"] == ["warpwatch"]
+    assert dashboard["links"][0]["keepTime"] and dashboard["links"][0]["includeVars"]
+
+
+@pytest.mark.parametrize("panel", EVERY)
+def test_a_panel_says_what_it_means(panel: dict[str, Any]) -> None:
+    assert re.fullmatch(r"[A-Z0-9].{15,}\.", panel["description"], re.DOTALL)
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["datasource"] == SOURCE
+    assert panel["targets"]
+    for target in panel["targets"]:
+        assert target["datasource"] == SOURCE
+        assert panel["type"] in ("table", "stat") or target["legendFormat"]
+    assert SAID == EMPTY_WHEN_HEALTHY
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_have_numbers_and_places_of_their_own(name: str) -> None:
+    every = DASHBOARDS[name]["panels"]
+    numbers = [panel["id"] for panel in every]
+    assert len(set(numbers)) == len(numbers)
+    taken: set[tuple[int, int]] = set()
+    for panel in every:
+        place = panel["gridPos"]
+        assert place["x"] >= 0 and place["x"] + place["w"] <= 24
+        cells = {
+            (place["x"] + column, place["y"] + line)
+            for column in range(place["w"])
+            for line in range(place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_of_panels_fill_the_width(name: str) -> None:
+    widths: dict[int, int] = {}
+    for panel in DASHBOARDS[name]["panels"]:
+        place = panel["gridPos"]
+        widths[place["y"]] = widths.get(place["y"], 0) + place["w"]
+    assert set(widths.values()) == {24}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_also_matches_what_lacks_the_label(name: str) -> None:
+    source, *variables = DASHBOARDS[name]["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == (
+        "datasource",
+        "datasource",
+        "prometheus",
+    )
+    assert [variable["name"] for variable in variables[:3]] == ["cluster", "node", "instance"]
+    for variable in variables:
+        assert variable["multi"] and variable["includeAll"] and variable["allValue"] == ".*"
+        assert variable["datasource"] == SOURCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_variable_follows_those_before_it(name: str) -> None:
+    _, cluster, *others = DASHBOARDS[name]["templating"]["list"]
+    before = [cluster["name"]]
+    for variable in others:
+        asked = re.findall(r'~"\$(\w+)"', variable["query"]["query"])
+        assert set(asked) >= {"cluster"} and set(asked) <= set(before), variable["name"]
+        before.append(variable["name"])
+
+
+def test_links_lead_to_dashboards_and_variables_that_exist() -> None:
+    variables = {
+        dashboard["uid"]: {variable["name"] for variable in dashboard["templating"]["list"]}
+        for dashboard in DASHBOARDS.values()
+    }
+    links = [link for dashboard in DASHBOARDS.values() for link in _data_links(dashboard)]
+    assert {link.split("?")[0] for link in links} == {
+        "/d/warpwatch-node",
+        "/d/warpwatch-training-job",
+    }
+    for link in links:
+        uid = link.removeprefix("/d/").split("?")[0]
+        assert set(re.findall(r"var-(\w+)=", link)) <= variables[uid]
+        assert "${__url_time_range}" in link and "${datasource:queryparam}" in link
+
+
+def _data_links(dashboard: dict[str, Any]) -> Iterator[str]:
+    for panel in panels(dashboard):
+        for link in panel["fieldConfig"]["defaults"].get("links", ()):
+            yield link["url"]
+
+
+def test_links_of_rows_name_columns_that_are_shown() -> None:
+    for dashboard in DASHBOARDS.values():
+        for panel in panels(dashboard):
+            for link in panel["fieldConfig"]["defaults"].get("links", ()):
+                for column in re.findall(r"__data\.fields\.(\w+)", link["url"]):
+                    organized = panel["transformations"][-1]["options"]
+                    assert column in organized["renameByName"].values()
+
+
+def test_the_job_shows_the_usual_targets() -> None:
+    limits = {
+        panel["title"]: [
+            step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        ]
+        for panel in panels(DASHBOARDS["training-job"])
+    }
+    assert limits["GPU busy"] == [None, 0.8]
+    assert limits["GPU memory"] == [None, 0.9]
+    assert limits["Communication"] == [None, 0.2]
+    assert limits["Data loading"] == [None, 0.1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_anomalies_captures_and_reports_are_marked(name: str) -> None:
+    marks = {mark["name"]: mark for mark in DASHBOARDS[name]["annotations"]["list"]}
+    assert set(marks) == {"Anomalies", "Captures", "Reports"}
+    assert "warpwatch_anomaly_info" in marks["Anomalies"]["expr"]
+    assert "warpwatch_captures_total" in marks["Captures"]["expr"]
+    assert '<a href="http://{{instance}}/">' in marks["Captures"]["textFormat"]
+    assert marks["Reports"]["datasource"]["uid"] == "-- Grafana --"
+    assert marks["Reports"]["target"]["tags"] == ["warpwatch"]
