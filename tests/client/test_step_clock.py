@@ -150,7 +150,7 @@ def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only() -> None:
 
     def step() -> None:
         # A look for a command may begin a capture, for seconds.
-        monitor.clock._look_ns = 0
+        monitor.clock.look_ns = 0
         with monitor.step():
             pass
 

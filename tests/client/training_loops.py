@@ -240,7 +240,8 @@ def interrupted_in_backward() -> list[int]:
     monitor = flow.monitor
     assert monitor is not None
     counted: list[int] = []
-    while interrupted(lambda: backward(net), ("backward",), len(counted)):
+    functions = ("backward", "outside_of_laps", "enter_backward", "leave_backward")
+    while interrupted(lambda: backward(net), functions, len(counted)):
         before = monitor.clock.steps
         train()
         counted.append(monitor.clock.steps - before)

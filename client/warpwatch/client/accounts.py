@@ -29,8 +29,12 @@ _BLANK = [1, 1, 0, 0, 0, *[0] * MAX_PHASES]
 # the index of the phase that is entered. LAST: a phase ends, with it the step, and none runs
 # between phases from now on. Detail: flags, samples and tokens where a step ends; elsewhere the
 # phase that what runs between phases is from now on, None where that stays.
-END, LAST, START, LEAVE, SWITCH = 0, 1, 2, -1, -2
+# LAP: such a step as a whole. Detail: the phases of the wait for its data, of what follows, of
+# backward and of the optimizer; when the first began and ended, the third did, the last began; what
+# LAST has.
+END, LAST, START, LAP, LEAVE, SWITCH = 0, 1, 2, 3, -1, -2
 Entry = tuple[int, int, Any]
+LapPhases = tuple[int, int, int, int]
 
 
 class Accounts:
@@ -97,6 +101,9 @@ class Accounts:
         try:
             for _ in range(len(log)):
                 what, now, detail = popleft()
+                if what == LAP:
+                    what = LAST
+                    current, mark_ns, detail = self._lap(detail, spent, current, mark_ns)
                 spent[current] += now - mark_ns
                 mark_ns = now
                 if gpu is not None and not END <= what <= START:
@@ -119,8 +126,25 @@ class Accounts:
                         current = detail
         finally:
             self._spent, self.current, self._mark_ns = spent, current, mark_ns
-        if rows:
-            self._write(rows)
+        self._write(rows)
+
+    def _lap(
+        self, borders: Any, spent: list[int], current: int, mark_ns: int
+    ) -> tuple[int, int, Any]:
+        """What remains of it, inside of the optimizer's phase: current, mark ns, counts."""
+        phases, times, counts = borders
+        data, forward, backward, optimizer = phases
+        asked, given, called, returned, updated = times
+        stack = self._stack
+        # Around all of it may be a phase of the program's own.
+        between = current if stack else OTHER
+        spent[current] += asked - mark_ns
+        spent[data] += given - asked
+        spent[current if stack else forward] += called - given
+        spent[backward] += returned - called
+        spent[between] += updated - returned
+        stack.append(between)
+        return optimizer, updated, counts
 
     def _cut(
         self,
@@ -156,6 +180,8 @@ class Accounts:
         self._write([(flags, wall_ns, number, gpu_ns, allocated, spent)])
 
     def _write(self, rows: list[Row]) -> None:
+        if not rows:
+            return
         length = FIRST_PHASE + len(self.phase_names)
         totals = self._totals
         # All that is in use, column by column.

@@ -53,9 +53,9 @@ class StepClock(Accounts):
     """Measures steps and phases of one thread, and is the context manager of a step."""
 
     __slots__ = (
-        "_dead", "_gpu_tried", "_look_ns", "_nested", "_settle_ns", "_started",
-        "begun", "begun_ns", "captures", "capturing", "cuda", "device", "flags", "open", "push",
-        "samples", "steps", "tokens", "woken",
+        "_dead", "_gpu_tried", "_nested", "_settle_ns", "_started",
+        "begun", "begun_ns", "captures", "capturing", "cuda", "device", "flags", "look_ns", "open",
+        "push", "samples", "steps", "tokens", "woken",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class StepClock(Accounts):
         self.woken: SimpleQueue[None] = SimpleQueue()
         self.open = self._dead = self._started = False
         self._nested = 0
-        self._look_ns = self._settle_ns = 0
+        self.look_ns = self._settle_ns = 0
         self._gpu_tried = False
 
     # --- the hot path ---------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class StepClock(Accounts):
                 self._start(now)
             self.begun_ns = now
             self.begun = self.steps + 1
-            if now >= self._look_ns or self.capturing:
+            if now >= self.look_ns or self.capturing:
                 self._look(now)
             if self.cuda is not None:
                 self._begin_on_gpu()
@@ -133,8 +133,8 @@ class StepClock(Accounts):
         self.begun = begun + 1
         self.push((LAST, now, (self.flags, self.samples, self.tokens)))
         self.samples = self.tokens = 0
-        if now >= self._look_ns or self.capturing or self.cuda is not None:
-            self._turned(now)
+        if now >= self.look_ns or self.capturing or self.cuda is not None:
+            self.turned(now)
 
     # --- what happens seldom --------------------------------------------------------------------
 
@@ -194,6 +194,8 @@ class StepClock(Accounts):
 
     def use_gpu(self, gpu: CudaSteps) -> None:
         """The borders are the GPU's from now on: they are now, not when the log is settled."""
+        # Nothing happens, only whoever has put a function of theirs in the way of the log hears it.
+        self.push((SWITCH, monotonic_ns(), None))
         self.gpu = gpu
         self.push = self._push_and_settle
 
@@ -237,10 +239,11 @@ class StepClock(Accounts):
         except Exception as error:
             faults.swallow(error)
 
-    def _turned(self, now: int) -> None:
+    def turned(self, now: int) -> None:
+        """A step has ended ``now`` and another begun: what is not due at each short one."""
         if now >= self._settle_ns or self.gpu is not None or self.capturing:
             self._ended(now)
-        if now >= self._look_ns or self.capturing:
+        if now >= self.look_ns or self.capturing:
             self._look(now)
         if self.cuda is not None:
             self._begin_on_gpu()
@@ -260,7 +263,7 @@ class StepClock(Accounts):
 
     def _look(self, now: int) -> None:
         """What is not due at each short step: tell that it has begun, look for a command."""
-        self._look_ns = now + LOOK_INTERVAL_NS
+        self.look_ns = now + LOOK_INTERVAL_NS
         ring = self.ring
         if ring is not None:
             ring.words[WORD_STEP_BEGUN_AT] = now

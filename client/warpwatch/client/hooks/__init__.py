@@ -2,6 +2,7 @@
 
 - watcher: tells when a module has been imported
 - flow: what the hooks know together: who sets the step clock, the phase between calls
+- lap: steps that are all alike are noted as a whole
 - optimizer, dataloader, …: one file a hook; each names its module and has ``install(module, flow)``
 """
 

@@ -11,19 +11,37 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client.accounts import LEAVE, OTHER
 from warpwatch.client.hooks.flow import Flow
+from warpwatch.client.hooks.lap import FETCHED, IN_BACKWARD, TRAINED
 
 MODULE = "torch"
 
 
 def install(module: ModuleType, flow: Flow) -> None:
     original = module.autograd.backward
+    lap = flow.lap
 
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
+        if lap.stage != FETCHED or get_ident() != lap.thread:
+            return outside_of_laps(*args, **kwargs)
+        lap.called_ns = monotonic_ns()
+        flow.in_backward = True
+        lap.stage = IN_BACKWARD
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if lap.stage == IN_BACKWARD:
+                lap.returned_ns = monotonic_ns()
+                flow.in_backward = False
+                lap.stage = TRAINED
+            else:
+                flow.leave_backward(lap.clock, monotonic_ns())
+
+    def outside_of_laps(*args: Any, **kwargs: Any) -> Any:
         if flow.compiles and flow.is_compiling():
             return original(*args, **kwargs)
+        lap.leave()
         clock = flow.clock
         if (
             clock is None
@@ -32,19 +50,12 @@ def install(module: ModuleType, flow: Flow) -> None:
             or get_ident() != clock.thread
         ):
             return any_other(*args, **kwargs)
-        flow.backwards += 1
-        if flow.samples or flow.tokens:
-            flow.count_batches()
         now = monotonic_ns()
         try:
-            flow.in_backward = True
-            clock.push((flow.backward_phase, now, OTHER))
+            flow.enter_backward(clock, now)
             return original(*args, **kwargs)
         finally:
-            flow.in_backward = False
-            clock.push((LEAVE, monotonic_ns(), None))
-            if flow.due is not None:
-                flow.end_due()
+            flow.leave_backward(clock, monotonic_ns())
 
     def any_other(*args: Any, **kwargs: Any) -> Any:
         if flow.off or not flow.begin_backward():

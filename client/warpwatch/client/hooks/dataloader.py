@@ -19,7 +19,9 @@ from warpwatch.client import faults
 from warpwatch.client.accounts import LEAVE, OTHER
 from warpwatch.client.hooks.batches import measure
 from warpwatch.client.hooks.flow import Flow
+from warpwatch.client.hooks.lap import BEGUN, FETCHED, FETCHING
 from warpwatch.client.monitor import Phase
+from warpwatch.client.steps import StepClock
 
 SOURCE = "dataloader"
 MODULE = "torch.utils.data.dataloader"
@@ -54,6 +56,24 @@ class LoaderHook:
         self._updates = 0
         self._without_update = 0
         self._longest_gap = 0
+
+    def ask(self, clock: StepClock, now: int) -> None:
+        """The next batch is asked for in a step of a known order."""
+        self._flow.turned = None
+        self.inside = True
+        clock.push((self.waiting_phase, now, None))
+
+    def take(self, clock: StepClock, now: int, samples: int, tokens: int) -> None:
+        flow = self._flow
+        self.inside = False
+        flow.batches += 1
+        flow.samples, flow.tokens = samples, tokens
+        clock.push((LEAVE, now, self.forward_phase))
+
+    def lose(self, clock: StepClock, now: int) -> None:
+        """There was none, or an error."""
+        clock.push((LEAVE, now, OTHER))
+        self.end()
 
     def before(self, iterator: Any) -> int:
         """What the batch is for. The iterator of a dataset that itself loads is not ours."""
@@ -168,12 +188,58 @@ def install(module: ModuleType, flow: Flow) -> None:
 
 def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any]:
     hook = LoaderHook(flow)
-    any_other = _fetching_any(original, hook, flow)
+    outside_of_laps = _fetching_outside_of_laps(original, hook, flow)
+    lap = flow.lap
+    lap.loader = hook
 
     @wraps(original)
     def __next__(iterator: Any) -> Any:
+        if (
+            lap.stage != BEGUN
+            or lap.iterator() is not iterator
+            or get_ident() != lap.thread
+            or not lap.is_grad_enabled()
+        ):
+            return outside_of_laps(iterator)
+        lap.asked_ns = monotonic_ns()
+        lap.stage = FETCHING
+        try:
+            batch = original(iterator)
+            # What most batches are: a call costs more than to look here.
+            first: Any = batch[0] if batch.__class__ is list and batch else batch
+            try:
+                if first.__class__ is lap.tensor and (shape := first.shape):
+                    lap.samples, lap.tokens = shape[0], 0
+                else:
+                    lap.samples, lap.tokens = measure(batch)
+            except Exception as error:
+                lap.samples = lap.tokens = 0
+                faults.swallow(error)
+            now = monotonic_ns()
+        except BaseException:
+            lap.leave()
+            hook.lose(lap.clock, monotonic_ns())
+            raise
+        if lap.stage == FETCHING:
+            lap.given_ns = now
+            lap.stage = FETCHED
+        else:
+            hook.take(lap.clock, now, lap.samples, lap.tokens)
+        return batch
+
+    return __next__
+
+
+def _fetching_outside_of_laps(
+    original: Callable[[Any], Any], hook: LoaderHook, flow: Flow
+) -> Callable[[Any], Any]:
+    any_other = _fetching_any(original, hook, flow)
+    lap = flow.lap
+
+    def fetch(iterator: Any) -> Any:
         if flow.compiles and flow.is_compiling():
             return original(iterator)
+        lap.leave()
         clock = flow.turned
         if (
             clock is None
@@ -182,22 +248,17 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
             or not flow.is_grad_enabled()
         ):
             return any_other(iterator)
-        flow.turned = None
-        hook.inside = True
-        clock.push((hook.waiting_phase, monotonic_ns(), None))
+        hook.ask(clock, monotonic_ns())
         try:
             batch = original(iterator)
         except BaseException:
-            clock.push((LEAVE, monotonic_ns(), OTHER))
-            hook.end()
+            hook.lose(clock, monotonic_ns())
             raise
-        hook.inside = False
-        flow.batches += 1
-        flow.samples, flow.tokens = measure(batch)
-        clock.push((LEAVE, monotonic_ns(), hook.forward_phase))
+        samples, tokens = measure(batch)
+        hook.take(clock, monotonic_ns(), samples, tokens)
         return batch
 
-    return __next__
+    return fetch
 
 
 def _fetching_any(

@@ -3,9 +3,11 @@
 There is no monitor before a backward or an optimizer step asks for one: a process that only loads
 data or evaluates is no rank. Hooks call from the training thread; other threads count for nothing.
 
-What hooks run at each step of a steady loop calls none of this, only the clock: between two
-operators of torch the processor's caches hold nothing of ours, and each line costs several times
-what it costs alone. It asks for what it takes for granted, and leaves all else to the methods here.
+Between two operators of torch the processor's caches hold nothing of ours: each line costs several
+times what it costs alone, and a call as much as ten lines. So hooks know three ways. Steps that are
+all alike are laps (lap.py), which call none of this. Other steps of a known order call the clock
+and few methods; each hook asks for what that takes for granted. All else is left to the methods
+here.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
 from types import ModuleType
+from typing import Any
 
 from warpwatch.client import faults
-from warpwatch.client.accounts import OTHER
+from warpwatch.client.accounts import LEAVE, OTHER
 from warpwatch.client.attach import attach
 from warpwatch.client.hooks.compiling import has_compiled, is_compiling_of
+from warpwatch.client.hooks.lap import NONE, Lap
 from warpwatch.client.monitor import Monitor, Phase
 from warpwatch.client.steps import StepClock
 
@@ -43,9 +47,12 @@ class Flow:
         self.turned: StepClock | None = None
         self.off = False
         self.compiles = False
+        self.lap = Lap(self)
+        self._when_compiling: list[Callable[[], None]] = []
         self._compiling: Callable[[], bool] = _never
         self.is_compiling: Callable[[], bool] = _never
         self.is_grad_enabled: Callable[[], bool] = _always
+        self.tensor: Any = None
         self._graph_task: Callable[[], int] = _unknown
         self.backwards = self.updates = self.batches = 0
         self.samples = self.tokens = 0
@@ -64,6 +71,7 @@ class Flow:
         if self.compiles:
             self.compile()
         self.is_grad_enabled = torch.is_grad_enabled
+        self.tensor = torch.Tensor
         self._graph_task = getattr(torch._C, "_current_graph_task_id", _unknown)
 
     def meet_dynamo(self, eval_frame: ModuleType) -> None:
@@ -83,7 +91,18 @@ class Flow:
 
     def compile(self) -> None:
         self.compiles = True
+        self.lap.forbid()
         self.is_compiling = self._compiling
+        waiting, self._when_compiling = self._when_compiling, []
+        for act in waiting:
+            act()
+
+    def when_compiling(self, act: Callable[[], None]) -> None:
+        """Call ``act`` once torch.compile is in use."""
+        if self.compiles:
+            act()
+        else:
+            self._when_compiling.append(faults.guarded(act))
 
     def attach(self) -> Monitor | None:
         """The monitor from now on: the process trains. None in a forked child or a worker."""
@@ -99,6 +118,7 @@ class Flow:
         """In a forked child. The parent of a rank that is yet to come was none itself."""
         if self.monitor is not None:
             self.off = True
+            self.lap.stage = NONE
             self.monitor = self.clock = self.turned = None
 
     def here(self) -> bool:
@@ -115,6 +135,7 @@ class Flow:
 
     def begin_training(self, source: str) -> None:
         """A framework's training begins: it tells steps and evaluations from here on."""
+        self.lap.leave()
         if self.attach() is not None and self.leads(source):
             self.evaluating = False
             self.samples = self.tokens = 0
@@ -125,12 +146,14 @@ class Flow:
 
     def end_training(self, source: str) -> None:
         """It has ended; whatever trains next may set the step clock."""
+        self.lap.leave()
         if self.monitor is not None and self.monitor.step_clock == source:
             self.evaluating = None
             self.monitor.release(source)
 
     def set_tokens(self, source: str, tokens: int) -> None:
         """What ``source`` counted for the running step, instead of what the data look like."""
+        self.lap.leave()
         if self.monitor is not None and self.leads(source):
             self.count_batches()
             self.monitor.clock.tokens = tokens
@@ -146,8 +169,11 @@ class Flow:
         One that an optimizer ends inside of backward ends with it.
         """
         if self.in_backward:
+            self.lap.drop()
             self.due = source
-        elif self.leads(source) and self.monitor is not None:
+            return
+        self.lap.leave()
+        if self.leads(source) and self.monitor is not None:
             clock = self.monitor.clock
             if not self.backwards:
                 self.count_batches()
@@ -178,6 +204,20 @@ class Flow:
         """
         if self.monitor is not None:
             self.monitor.switch(phase)
+
+    def enter_backward(self, clock: StepClock, now: int) -> None:
+        """Backward is called in a step of a known order."""
+        self.backwards += 1
+        if self.samples or self.tokens:
+            self.count_batches()
+        self.in_backward = True
+        clock.push((self.backward_phase, now, OTHER))
+
+    def leave_backward(self, clock: StepClock, now: int) -> None:
+        self.in_backward = False
+        clock.push((LEAVE, now, None))
+        if self.due is not None:
+            self.end_due()
 
     def begin_backward(self) -> bool:
         """Whether ``end_backward`` has to follow: in the training thread, and not for one inside

@@ -131,6 +131,7 @@ def _evaluation(owner: Any, name: str, flow: Flow) -> None:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        flow.lap.leave()
         before, flow.evaluating = flow.evaluating, True
         flow.turned = None
         try:
@@ -147,6 +148,7 @@ def _unseen(owner: Any, name: str, flow: Flow) -> None:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        flow.lap.leave()
         before = flow.off, flow.clock
         flow.off, flow.clock, flow.turned = True, None, None
         try:

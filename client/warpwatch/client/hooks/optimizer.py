@@ -16,9 +16,11 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch.client import faults
-from warpwatch.client.accounts import OTHER
+from warpwatch.client.accounts import LAP, OTHER
 from warpwatch.client.hooks.flow import Flow
+from warpwatch.client.hooks.lap import BEGUN, TRAINED, UPDATING
 from warpwatch.client.monitor import Monitor, Phase
+from warpwatch.client.steps import StepClock
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
@@ -35,13 +37,15 @@ class OptimizerHooks:
     """What runs before and after ``step`` of optimizers and gradient scalers."""
 
     __slots__ = (
-        "_alone", "_alone_phase", "_clock", "_closure", "_counted", "_ends", "_flow", "_phase",
-        "_repeats", "_rival", "_rival_steps", "_running", "_unseen", "_updates_when_zeroed",
-        "_used_when_begun", "_used_when_zeroed", "_zeroed",
+        "_alone", "_clock", "_closure", "_ends", "_flow", "_lap", "_phase", "_repeats", "_rival",
+        "_rival_steps", "_running", "_unseen", "_updates_when_zeroed", "_used_when_begun",
+        "_used_when_zeroed", "_zeroed", "alone_phase", "counted",
     )  # fmt: skip
 
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
+        self._lap = flow.lap
+        flow.lap.optimizers = self
         self._clock: Callable[[], Any] = _nothing
         self._rival: weakref.ref[Any] | None = None
         self._rival_steps = 0
@@ -49,18 +53,53 @@ class OptimizerHooks:
         self._running: tuple[int, ...] = ()
         # The same while the clock's optimizer steps alone, if it did so before.
         self._alone: tuple[int, ...] | None = None
-        self._alone_phase = OTHER
+        self.alone_phase = OTHER
         self._phase: Phase | None = None
         self._ends = self._closure = False
-        self._counted = self._repeats = self._used_when_begun = 0
+        self.counted = self._repeats = self._used_when_begun = 0
         self._zeroed: weakref.ref[Any] | None = None
         self._used_when_zeroed = self._updates_when_zeroed = self._unseen = 0
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The global hook before ``Optimizer.step``."""
+        lap = self._lap
+        if (
+            lap.stage != TRAINED
+            or lap.optimizer() is not optimizer
+            or get_ident() != lap.thread
+            or kwargs
+            or len(args) > 1
+        ):
+            self._before_outside_of_laps(optimizer, args, kwargs)
+            return
+        lap.updated_ns = monotonic_ns()
+        lap.stage = UPDATING
+
+    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """The global hook after it."""
+        lap = self._lap
+        if lap.stage != UPDATING or get_ident() != lap.thread or lap.monitor.step_clock != SOURCE:
+            self._after_outside_of_laps(optimizer)
+            return
+        now = monotonic_ns()
+        lap.stage = BEGUN
+        lap.count += 1
+        clock = lap.clock
+        clock.begun_ns = now
+        clock.steps = begun = clock.steps + 1
+        clock.begun = begun + 1
+        counts = clock.flags, clock.samples + lap.samples, clock.tokens + lap.tokens
+        times = lap.asked_ns, lap.given_ns, lap.called_ns, lap.returned_ns, lap.updated_ns
+        clock.samples = clock.tokens = 0
+        lap.log((LAP, now, (lap.phases, times, counts)))
+        if now >= clock.look_ns or clock.capturing or clock.cuda is not None:
+            clock.turned(now)
+
+    def _before_outside_of_laps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         flow = self._flow
         if flow.compiles and flow.is_compiling():
             return
+        self._lap.leave()
         clock = flow.clock
         if (
             clock is None
@@ -76,21 +115,26 @@ class OptimizerHooks:
             # With a closure, forward and backward run inside of the step.
             self.begin(optimizer, _has_closure(args[1:], kwargs))
             return
-        self._running = self._alone
-        clock.push((self._alone_phase, monotonic_ns(), None))
+        self.step_alone(clock, monotonic_ns())
 
-    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The global hook after it."""
+    def step_alone(self, clock: StepClock, now: int) -> None:
+        """The clock's optimizer steps, alone as before."""
+        if self._alone is not None:
+            self._running = self._alone
+            clock.push((self.alone_phase, now, None))
+
+    def _after_outside_of_laps(self, optimizer: Any) -> None:
         flow = self._flow
         if flow.compiles and flow.is_compiling():
             return
+        self._lap.leave()
         monitor = flow.monitor
         used = flow.backwards + flow.batches
         if (
             monitor is None
             or monitor.step_clock != SOURCE
             or self._running is not self._alone
-            or used == self._counted
+            or used == self.counted
             or get_ident() != monitor.clock.thread
         ):
             self.end(optimizer, optimizer)
@@ -98,14 +142,16 @@ class OptimizerHooks:
         clock = monitor.clock
         now = monotonic_ns()
         self._running = ()
-        self._counted = used
+        self.counted = used
         flow.updates += 1
         clock.turn(now)
         flow.turned = clock
+        self._lap.begin(monitor, self._clock)
 
     def begin(self, stepper: Any, closure: bool) -> None:
         flow = self._flow
         try:
+            self._lap.leave()
             monitor = flow.attach()
             if monitor is None:
                 return
@@ -129,6 +175,7 @@ class OptimizerHooks:
         """``stepper`` is the optimizer, or the scaler that was to call it."""
         flow = self._flow
         try:
+            self._lap.leave()
             if flow.monitor is None or not flow.here():
                 self._end_elsewhere(optimizer)
                 return
@@ -146,6 +193,7 @@ class OptimizerHooks:
     def abandon(self) -> None:
         """An exception has left the step."""
         try:
+            self._lap.leave()
             self._reset()
         except Exception as error:
             faults.swallow(error)
@@ -200,7 +248,7 @@ class OptimizerHooks:
             if self._is_new():
                 flow.end_step(SOURCE)
                 if phase is not None and flow.backwards:
-                    self._alone, self._alone_phase = alone, phase.index
+                    self._alone, self.alone_phase = alone, phase.index
 
     def _end_elsewhere(self, optimizer: Any) -> None:
         """Backward on a GPU runs in a thread of its own, which has no phases."""
@@ -232,11 +280,11 @@ class OptimizerHooks:
         if flow.backwards == 0:
             return True
         used = flow.backwards + flow.batches
-        if used == self._counted and self._repeats < MAX_SUB_GROUPS:
+        if used == self.counted and self._repeats < MAX_SUB_GROUPS:
             self._repeats += 1
             return False
-        self._repeats = self._repeats if used == self._counted else 0
-        self._counted = used
+        self._repeats = self._repeats if used == self.counted else 0
+        self.counted = used
         return True
 
     def _is_clock(self, optimizer: Any) -> bool:
@@ -296,11 +344,13 @@ def install_zero_grad(module: ModuleType, flow: Flow) -> None:
 
     @wraps(original)
     def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if flow.compiles:
-            hooks.zero_grad(optimizer)
+        hooks.zero_grad(optimizer)
         return original(optimizer, *args, **kwargs)
 
-    optimizers.zero_grad = disable(zero_grad)
+    def install() -> None:
+        optimizers.zero_grad = disable(zero_grad)
+
+    flow.when_compiling(install)
 
 
 def install_scaler(module: ModuleType, flow: Flow) -> None:

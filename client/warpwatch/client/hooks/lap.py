@@ -1,0 +1,121 @@
+"""A lap: a step of a steady loop, of which nothing is kept but the times of its borders.
+
+Batch, backward, update, in this order and nothing else between, and what was asked at the begin of
+the laps holds all the while: then a hook asks a single object and stores a time, and the whole step
+is one entry in the clock's log. Whatever else happens ends the laps: the clock's ``push`` is theirs
+meanwhile, and all other paths of the hooks begin with ``leave``. What the running lap has noted is
+then done again by what hooks call at steps that are no laps, each border with its own time, so that
+counts and phases are the same as without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from warpwatch.client.accounts import Entry, LapPhases
+from warpwatch.client.monitor import Monitor
+from warpwatch.client.steps import StepClock
+
+if TYPE_CHECKING:
+    from warpwatch.client.hooks.dataloader import LoaderHook
+    from warpwatch.client.hooks.flow import Flow
+    from warpwatch.client.hooks.optimizer import OptimizerHooks
+
+# How far the running lap has come; NONE: no laps are run.
+NONE, BEGUN, FETCHING, FETCHED, IN_BACKWARD, TRAINED, UPDATING = range(7)
+# Steps until laps are tried again where not one has come to its end.
+RETRY_AFTER = 100
+
+
+class Lap:
+    """One a process. Hooks of the training thread read and write its stage and times (ns)."""
+
+    __slots__ = (
+        "_flow", "_retry_in", "asked_ns", "called_ns", "clock", "count", "given_ns",
+        "is_grad_enabled", "iterator", "loader", "log", "monitor", "optimizer", "optimizers",
+        "phases", "returned_ns", "samples", "stage", "tensor", "thread", "tokens", "updated_ns",
+    )  # fmt: skip
+
+    clock: StepClock
+    monitor: Monitor
+    phases: LapPhases
+    log: Callable[[Entry], None]
+    is_grad_enabled: Callable[[], bool]
+    tensor: Any
+    iterator: Callable[[], Any]
+    optimizer: Callable[[], Any]
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self.loader: LoaderHook | None = None
+        self.optimizers: OptimizerHooks | None = None
+        self.stage = NONE
+        self.thread = 0
+        self.asked_ns = self.given_ns = self.called_ns = self.returned_ns = self.updated_ns = 0
+        self.samples = self.tokens = 0
+        self.count = self._retry_in = 0
+
+    def begin(self, monitor: Monitor, optimizer: Callable[[], Any]) -> None:
+        """Laps are run from this end of a step on, where they can be.
+
+        ``optimizer``: a reference to the one that has stepped alone.
+        """
+        self._retry_in -= 1
+        flow, loader, optimizers, clock = self._flow, self.loader, self.optimizers, monitor.clock
+        if self._retry_in > 0 or loader is None or optimizers is None or loader.steady() is None:
+            return
+        if flow.compiles or clock.cuda is not None or clock.gpu is not None:
+            return
+        self.monitor, self.clock, self.thread = monitor, clock, clock.thread
+        self.is_grad_enabled, self.tensor = flow.is_grad_enabled, flow.tensor
+        self.iterator, self.optimizer = loader.steady, optimizer
+        waiting, forward = loader.waiting_phase, loader.forward_phase
+        self.phases = waiting, forward, flow.backward_phase, optimizers.alone_phase
+        self.count = 0
+        self.log = clock.log.append
+        clock.push = self._interject
+        self.stage = BEGUN
+
+    def leave(self) -> None:
+        """Back to steps of any kind, if this is the training thread."""
+        if self.stage != NONE and get_ident() == self.clock.thread:
+            self.drop()
+
+    def forbid(self) -> None:
+        """From any thread: the training thread leaves at its next hook, if not now."""
+        self.leave()
+        self.thread = 0
+
+    def drop(self) -> None:
+        """``leave`` in a thread for which the training thread waits."""
+        stage, self.stage = self.stage, NONE
+        loader, optimizers = self.loader, self.optimizers
+        if stage == NONE or loader is None or optimizers is None:
+            return
+        self._retry_in = 0 if self.count else RETRY_AFTER
+        flow, clock = self._flow, self.clock
+        clock.push = self.log
+        if self.count:
+            flow.batches += self.count
+            flow.backwards += self.count
+            flow.updates += self.count
+            flow.samples = flow.tokens = 0
+        optimizers.counted = flow.backwards + flow.batches
+        flow.turned = clock
+        if stage >= FETCHING:
+            loader.ask(clock, self.asked_ns)
+        if stage >= FETCHED:
+            loader.take(clock, self.given_ns, self.samples, self.tokens)
+        if stage >= IN_BACKWARD:
+            flow.enter_backward(clock, self.called_ns)
+        if stage >= TRAINED:
+            flow.leave_backward(clock, self.returned_ns)
+        if stage >= UPDATING:
+            optimizers.step_alone(clock, self.updated_ns)
+
+    def _interject(self, entry: Entry) -> None:
+        """Somebody else has something to tell the clock."""
+        self.drop()
+        self.log(entry)
