@@ -203,7 +203,7 @@ def limits(
     memory: dict[str, dict[str, int]],
     replayed: dict[str, float],
 ) -> list[dict[str, Any]]:
-    """One row a limit, of the worst job."""
+    """One row a limit, of the worst job; ``ratio``: the value over the limit."""
     us = max(job["all_us"] for job in fed.values())
     size = max(job["all_bytes_per_rank"] for job in memory.values())
     speed = replayed["all_per_s"]
@@ -214,13 +214,15 @@ def limits(
             "what": "records a second in a replay with all detectors",
             "value": speed,
             "at_least": MIN_RECORDS_PER_S,
+            "ratio": round(speed / MIN_RECORDS_PER_S, 2),
             "met": speed >= MIN_RECORDS_PER_S,
         },
     ]
 
 
 def _at_most(what: str, value: float, limit: float) -> dict[str, Any]:
-    return {"what": what, "value": value, "at_most": limit, "met": value <= limit}
+    ratio = round(value / limit, 2)
+    return {"what": what, "value": value, "at_most": limit, "ratio": ratio, "met": value <= limit}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from tests.detectors.gpus import JOB, Fault, Metrics, Node, key
 from tests.detectors.streams import detection, opened
 from warpwatch.daemon.config import Config
 from warpwatch.daemon.detection import Detection
+from warpwatch.daemon.detectors.base import Timeless
 from warpwatch.daemon.detectors.devices import DEVICE_CAUSES, DEVICE_DETECTORS, JOB_CAUSES
 from warpwatch.daemon.detectors.devices.watch import MAX_DEVICES
 from warpwatch.telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, JOB_KINDS, Anomaly
@@ -331,8 +332,8 @@ def test_whatever_devices_tell_is_judged_and_remembered() -> None:
         reading = DeviceReading(node.time, uuid, told, up, "" if up else chance.choice(reasons))
         for detector in detectors:
             verdicts = [*detector.observe(reading)]
-            if detector.deadline() <= node.time:
-                verdicts += detector.expire(detector.deadline())
+            if not isinstance(detector, Timeless) and detector.state.deadline <= node.time:
+                verdicts += detector.expire(detector.state.deadline)
             assert all(verdict.device for verdict in verdicts)
     for detector in detectors:
         state = msgspec.msgpack.encode(detector.state)

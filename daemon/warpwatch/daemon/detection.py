@@ -20,8 +20,10 @@ from warpwatch.daemon.detectors import build
 from warpwatch.daemon.detectors.base import (
     NEVER,
     Detector,
+    JobStep,
     Observation,
     Reading,
+    ReadsSteps,
     Timeless,
     Verdict,
 )
@@ -49,9 +51,8 @@ class EngineState:
     register: RegisterState = field(default_factory=RegisterState)
 
 
-# What shows a detector an observation, its kind, its place in the dues (-1 without deadlines) and
-# its deadline.
-Reader = tuple[Callable[[Observation], Iterable[Verdict]], str, int, Callable[[], float]]
+# A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
+Reader = tuple[Detector, Callable[[Any], Iterable[Verdict]], int]
 
 
 class Detection:
@@ -69,6 +70,8 @@ class Detection:
         # By slot, the deadline that a detector failed at: it is not called for that one again.
         self._failed_dues: dict[int, float] = {}
         self._readers = _readers(self._detectors, self._timed)
+        self._step_readers = self._readers.get(Step, [])
+        self._job_step_readers = self._readers.get(JobStep, [])
         self._places = Places()
         self._register = Register(config.anomalies, lambda: self._places)
         self._time = -NEVER
@@ -123,7 +126,8 @@ class Detection:
         A closed one has an ``end_time``; an open one that was not there before is new, unless it
         was ``reopened``.
         """
-        time, changes = record.time, list[Anomaly]()
+        time = record.time
+        changes: list[Anomaly] = []
         resumption = self._resumption
         if resumption is not None:
             self._settle(time, resumption, changes)
@@ -133,20 +137,21 @@ class Detection:
             return changes
         if time > self._time:
             self._time = time
-        self._process(record, changes)
+        if type(record) is Step:
+            self._step(record, changes)
+        else:
+            self._process(record, changes)
         return changes
 
     def _process(self, record: Record, changes: list[Anomaly]) -> None:
-        if type(record) is Step:
-            self._step(record, changes)
-            return
+        """Any but a step."""
         if isinstance(record, RankSeen):
             life = self._join(record, changes)
             if life is None:
                 return
             life.device = record.device or life.device
             life.seen_time = record.time
-        self._show(record, changes)
+        self._show(record, self._readers.get(type(record), []), changes)
         self.job_steps.observe(record)
         if isinstance(record, (End, RankEvent)):
             self._leave(record, changes)
@@ -162,20 +167,20 @@ class Detection:
             if life is None:
                 return
         life.step_time = record.time
-        self._show(record, changes)
+        self._show(record, self._step_readers, changes)
         for joined in self.job_steps.step(record):
-            self._show(joined, changes)
+            self._show(joined, self._job_step_readers, changes)
 
-    def _show(self, seen: Observation, changes: list[Anomaly]) -> None:
+    def _show(self, seen: Observation, readers: list[Reader], changes: list[Anomaly]) -> None:
         dues = self._dues
-        for observe, kind, slot, deadline in self._readers.get(type(seen), ()):
+        for detector, observe, slot in readers:
             try:
                 if verdicts := observe(seen):
-                    self._register.take(kind, verdicts, changes)
+                    self._register.take(detector.kind, verdicts, changes)
                     self._due_time = -NEVER
             except Exception as error:
-                self._fail(kind, error)
-            if slot >= 0 and (due := deadline()) != dues[slot]:
+                self._fail(detector.kind, error)
+            if slot >= 0 and (due := detector.state.deadline) != dues[slot]:
                 dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
                 self._due_time = -NEVER
 
@@ -199,7 +204,7 @@ class Detection:
         return min(due, self._register.deadline())
 
     def _look_up_dues(self) -> None:
-        dues = enumerate(detector.deadline() for detector in self._timed)
+        dues = enumerate(detector.state.deadline for detector in self._timed)
         failed = self._failed_dues
         self._dues = [NEVER if failed.get(slot) == due else due for slot, due in dues]
         self._due_time = -NEVER
@@ -219,7 +224,7 @@ class Detection:
     def _expire_one(
         self, slot: int, detector: Detector, now: float, changes: list[Anomaly]
     ) -> None:
-        due = detector.deadline()
+        due = detector.state.deadline
         try:
             self._register.take(detector.kind, detector.expire(now), changes)
         except Exception as error:
@@ -337,9 +342,11 @@ def _readers(detectors: list[Detector], timed: list[Detector]) -> dict[type, lis
     readers: dict[type, list[Reader]] = {}
     for detector in detectors:
         slot = timed.index(detector) if detector in timed else -1
-        reader = (detector.observe, detector.kind, slot, detector.deadline)
         for seen in detector.reads:
-            readers.setdefault(seen, []).append(reader)
+            observe: Callable[[Any], Iterable[Verdict]] = detector.observe
+            if seen is Step and isinstance(detector, ReadsSteps):
+                observe = detector.observe_step
+            readers.setdefault(seen, []).append((detector, observe, slot))
     return readers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import sys
 import zlib
@@ -130,11 +131,12 @@ class Replay:
         Raises UsageError when ``lines`` hold no telemetry record at all.
         """
         feed, known = self._engine.feed, self.anomalies
-        for record in self._reader.records(lines):
-            if until is not None and _is_reached(record, until):
-                break
-            if self._explain:
-                self._look(record)
+        records = self._reader.records(lines)
+        if until is not None:
+            records = itertools.takewhile(lambda record: not _is_reached(record, until), records)
+        if self._explain:
+            records = self._looked_at(records)
+        for record in records:
             for anomaly in feed(record):
                 new = anomaly.id not in known
                 known[anomaly.id] = anomaly
@@ -155,11 +157,14 @@ class Replay:
         self._keep_suppressed()
         return list(self._suppressed.values())
 
-    def _look(self, record: Record) -> None:
-        """Before a record: the engine forgets jobs that end, and suppressed findings."""
-        if isinstance(record, End) or (isinstance(record, RankEvent) and record.event == "died"):
-            self._keep_readings()
-        self._keep_suppressed()
+    def _looked_at(self, records: Iterator[Record]) -> Iterator[Record]:
+        """Before each of them: the engine forgets jobs that end, and suppressed findings."""
+        for record in records:
+            died = isinstance(record, RankEvent) and record.event == "died"
+            if died or isinstance(record, End):
+                self._keep_readings()
+            self._keep_suppressed()
+            yield record
 
     def _keep_readings(self) -> None:
         for kind, reading in self._engine.readings():

@@ -151,24 +151,18 @@ class Decoder:
         raw = line if isinstance(line, bytes) else line.encode(errors="replace")
         try:
             if raw.startswith(_STEP_LINE):
-                if step := self._whole_step(raw):
+                step = _decode_step(raw)
+                # Negative if one of them is, and too large if one is.
+                numbers = step.rank | step.step | step.samples | step.tokens
+                numbers |= step.memory_allocated_bytes or 0
+                if step.duration_s >= 0 and 0 <= numbers <= _MAX_INTEGER:
+                    self._previous[step.job, step.rank] = step
                     return step
             elif raw.startswith(_DEVICE_LINE):
                 return _device_reading(raw)
         except ValueError:
             pass
         return self.decode(json.loads(raw.decode(errors="replace")))
-
-    def _whole_step(self, raw: bytes) -> Step | None:
-        """None when a number is out of its range. Raises ValueError when a field is missing."""
-        step = _decode_step(raw)
-        whole = step.rank | step.step | step.samples | step.tokens
-        if step.duration_s < 0 or not 0 <= whole <= _MAX_INTEGER:
-            return None
-        if not 0 <= (step.memory_allocated_bytes or 0) <= _MAX_INTEGER:
-            return None
-        self._previous[step.job, step.rank] = step
-        return step
 
     def decode(self, encoded: Mapping[str, Any]) -> Record:
         """The record of one JSON object. Raises ValueError with one line that names the field."""

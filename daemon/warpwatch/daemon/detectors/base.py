@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import Record
+from warpwatch.telemetry.records import Record, Step
 
-# ``deadline`` of a detector that waits for nothing.
+# The deadline of a detector that waits for nothing.
 NEVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobStep:
     """One step of all ranks of a job that this daemon sees. Seconds; ``index`` counts from 0.
+
+    Nobody changes it but for what is ``shared``. (Frozen, it would take twice as long to make.)
 
     Steps that a capture touched are left out, declared pauses (checkpoint, eval) are taken off.
     compute_s: per rank, duration less comm, data_wait and pauses: what the rank itself works.
@@ -103,6 +105,8 @@ class Detector(Protocol):
 
     ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
+    Unless the detector is Timeless, ``state.deadline`` is the earliest time at which ``expire`` may
+    have something to say.
     """
 
     kind: str
@@ -114,11 +118,8 @@ class Detector(Protocol):
 
     def observe(self, seen: Observation) -> Iterable[Verdict]: ...
 
-    def deadline(self) -> float:
-        """The earliest time at which ``expire`` may have something to say."""
-
     def expire(self, now: float) -> Iterable[Verdict]:
-        """Called with ``now`` equal to the deadline; a later ``deadline`` must follow."""
+        """Called with ``now`` equal to the deadline; a later one must follow."""
 
     def forget(self, job: str) -> None:
         """The job is over: its memory can go."""
@@ -127,11 +128,16 @@ class Detector(Protocol):
         """One for every job, rank or device that is judged."""
 
 
+@runtime_checkable
+class ReadsSteps(Protocol):
+    """A detector that looks at every step of every rank: at most of all records."""
+
+    def observe_step(self, seen: Step) -> Iterable[Verdict]:
+        """What ``observe`` does with a step, for whoever knows that it is one."""
+
+
 class Timeless:
     """A detector that decides on what it sees and never on silence."""
-
-    def deadline(self) -> float:
-        return NEVER
 
     def expire(self, now: float) -> Iterable[Verdict]:
         return ()

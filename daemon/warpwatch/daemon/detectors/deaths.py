@@ -90,18 +90,15 @@ class DeathDetector:
         self.state = DeathState()
 
     def observe(self, seen: Observation) -> Iterable[Found]:
-        if type(seen) is Step:
-            self._step(seen)
-        elif isinstance(seen, RankSeen):
+        if isinstance(seen, Step):
+            return self.observe_step(seen)
+        if isinstance(seen, RankSeen):
             return self._rank_seen(seen)
         elif isinstance(seen, End) and seen.rank is not None:
             self._leave(seen)
         elif isinstance(seen, RankEvent) and seen.event in ("exception", "oom", "died"):
             return self._event(seen, self._job(seen.job))
         return ()
-
-    def deadline(self) -> float:
-        return self.state.deadline
 
     def expire(self, now: float) -> Iterable[Found]:
         found: list[Found] = []
@@ -135,11 +132,14 @@ class DeathDetector:
             del jobs[next(iter(jobs))]
         return jobs.setdefault(name, JobLife())
 
-    def _step(self, seen: Step) -> None:
+    def observe_step(self, seen: Step) -> Iterable[Found]:
         job = self.state.jobs.get(seen.job) or self._job(seen.job)
         job.step = seen.step
-        if seen.rank in job.alive and not (job.left or job.cause or job.bereaved):
-            return
+        if seen.rank not in job.alive or job.left or job.cause or job.bereaved:
+            self._lives(seen, job)
+        return ()
+
+    def _lives(self, seen: Step, job: JobLife) -> None:
         if seen.rank in job.gone:
             return
         job.alive.add(seen.rank)

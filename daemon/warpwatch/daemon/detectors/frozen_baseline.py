@@ -122,7 +122,10 @@ class FrozenBaseline:
 
 def spread_of(blocks: list[float]) -> float:
     """Robust standard deviation, but at least half of the plain one: two modes are noise too."""
-    center = median_of_ordered(sorted(blocks))
-    offsets = [abs(block - center) for block in blocks]
-    variance = sum([offset * offset for offset in offsets]) / len(blocks)
-    return float(max(SIGMA_PER_MAD * median_of_ordered(sorted(offsets)), 0.5 * variance**0.5))
+    ordered = sorted(blocks)
+    center = median_of_ordered(ordered)
+    # Those of ordered values fall and then rise, which is sorted soon.
+    offsets = sorted([abs(block - center) for block in ordered])
+    squares = sum([offset * offset for offset in [block - center for block in blocks]])
+    deviation = (squares / len(blocks)) ** 0.5
+    return float(max(SIGMA_PER_MAD * median_of_ordered(offsets), 0.5 * deviation))

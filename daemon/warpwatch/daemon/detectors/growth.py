@@ -126,9 +126,9 @@ class Growth:
 
     def add(self, step: int, time: float, value: float, config: MemoryLeakConfig) -> bool:
         """True when a block is full and the growth has been judged anew."""
-        if step - self.first_step < config.warmup_steps:
-            return False
         if self.block_step is None:
+            if step - self.first_step < config.warmup_steps:
+                return False
             self.block_step, self.block_time = step, time
         if len(self.samples) < MAX_SAMPLES:
             self.samples.append(value)

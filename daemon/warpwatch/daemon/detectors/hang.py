@@ -46,8 +46,8 @@ class Hang:
         self.state = HangState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if type(seen) is Step:
-            return self._step(seen)
+        if isinstance(seen, Step):
+            return self.observe_step(seen)
         if isinstance(seen, DeviceReading):
             self._device(seen)
         elif isinstance(seen, RankEvent):
@@ -57,9 +57,6 @@ class Hang:
         elif isinstance(seen, End) and seen.rank is not None:
             return self._gone(seen.job, seen.rank, seen.time)
         return ()
-
-    def deadline(self) -> float:
-        return self.state.deadline
 
     def expire(self, now: float) -> Iterable[Verdict]:
         verdicts: list[Verdict] = []
@@ -107,6 +104,10 @@ class Hang:
     def _captures(self) -> CaptureWindows:
         return CaptureWindows(self._capture_timeout_s, self.state.captures)
 
+    def _capture_end(self, job: str, now: float) -> float | None:
+        """When the job's captures are given up at the latest; most often there is none."""
+        return self._captures.runs_until(job, now) if self.state.captures else None
+
     def _job(self, name: str) -> JobPulse:
         job = self.state.jobs.get(name)
         if job is None:
@@ -128,7 +129,7 @@ class Hang:
             return
         self.state.devices[seen.device] = read_device(known, seen, self._config)
 
-    def _step(self, seen: Step) -> Iterable[Verdict]:
+    def observe_step(self, seen: Step) -> Iterable[Verdict]:
         job = self.state.jobs.get(seen.job) or self._job(seen.job)
         rank, now, number = seen.rank, seen.time, seen.step
         last, step = job.last.get(rank), job.step.get(rank, -1)
@@ -157,7 +158,7 @@ class Hang:
             job.longest_gap_s = seen.time - last
 
     def _is_excused(self, seen: Step, job: JobPulse, last: float) -> bool:
-        capture_end = self._captures.runs_until(seen.job, seen.time)
+        capture_end = self._capture_end(seen.job, seen.time)
         return last < job.quiet_until or capture_end is not None
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
@@ -226,7 +227,7 @@ class Hang:
         self._schedule()
 
     def _schedule(self) -> None:
-        times = (job.check_time for job in self.state.jobs.values())
+        times = [job.check_time for job in self.state.jobs.values()]
         self.state.deadline = min(times, default=NEVER)
 
     def _limit_s(self, job: JobPulse) -> float:
@@ -248,7 +249,7 @@ class Hang:
         due = idle_since + self._limit_s(job)
         if unresponsive := job.unresponsive():
             due = min(due, max(job.stopped[rank] for rank in unresponsive))
-        if (capture_end := self._captures.runs_until(name, now)) is not None:
+        if (capture_end := self._capture_end(name, now)) is not None:
             due = max(due, capture_end)
         return due
 
@@ -257,7 +258,7 @@ class Hang:
         if job.hung or not job.last or self._warms_up(job) or now < job.quiet_until:
             return ()
         since = self._rest_since(job, now)
-        if since is None or self._captures.runs_until(name, now) is not None:
+        if since is None or self._capture_end(name, now) is not None:
             return ()
         config, since = self._config, max(since, *job.last.values())
         limit_s = max(config.rest_s, config.gap_factor * job.longest_rest_s, median(job.recent_s))

@@ -22,6 +22,7 @@ WINDOWS = (12, 16, 24, 40, 60, 100, 140)
 # Samples before the window that it is compared with, and the least of them.
 REFERENCE = 200
 MIN_REFERENCE = 40
+KEPT = WINDOWS[-1] + REFERENCE
 # A window is looked at five times in its length: whenever the count of samples is a multiple of
 # this. Which windows are due repeats after PERIOD samples.
 LOOKS = 5
@@ -152,7 +153,8 @@ class LevelShift:
     """``values``: since the last shift, at most two windows and references.
 
     change: mean of |difference| of neighbouring samples.
-    difference, limit: at the newest look.
+    difference: at the newest look whose noise is known; looked: its window's place in WINDOWS, -1
+    before the first; scale: what its reference makes of the noise.
     nearest: the largest difference/limit so far.
     """
 
@@ -162,23 +164,23 @@ class LevelShift:
     count: int = 0
     change: float = 0.0
     difference: float = 0.0
-    limit: float = math.inf
+    looked: int = -1
+    scale: float = 1.0
     nearest: float = 0.0
 
     def add(self, value: float, config: ShiftConfig, least_window: int = 1) -> Shift | None:
         """``least_window``: shorter windows are not judged. A shift, up or down, is told once."""
-        values = self.values
-        self.count += 1
+        values, references = self.values, self.references
+        self.count = count = self.count + 1
         if values:
             self._learn_change(abs(value - values[-1]))
         values.append(value)
-        kept = WINDOWS[-1] + REFERENCE
-        if len(values) >= 2 * kept:
-            del values[:-kept]
-        self.references.add(values, self.count)
-        for index in DUE[self.count % PERIOD]:
+        if len(values) >= 2 * KEPT:
+            del values[:-KEPT]
+        references.add(values, count)
+        for index in DUE[count % PERIOD]:
             window = WINDOWS[index]
-            old = self.references.before(window, self.count)
+            old = references.before(window, count)
             if old is None or window < least_window:
                 continue
             if (shift := self._look(index, old, config)) is not None:
@@ -192,7 +194,16 @@ class LevelShift:
 
     @property
     def ready(self) -> bool:
-        return any(noise.count >= MIN_LEARNED for noise in self.noises)
+        return self.looked >= 0
+
+    def limit(self, config: ShiftConfig) -> float:
+        """Of ``difference``, by what is known now; infinite while that is nothing."""
+        if not self.ready:
+            return math.inf
+        index, scale = self.looked, self.scale
+        spread = scale * (self.deviation(config.alarm_rate, index) + MIN_DEVIATION)
+        peak = scale * config.peak_factor * self.noises[index].peak
+        return max(config.min_effect + config.cost_steps * (1 / WINDOWS[index]), spread, peak)
 
     def deviation(self, alarm_rate: float, index: int = len(WINDOWS) - 1) -> float:
         """What chance may do to a window's difference; infinite while nothing is known.
@@ -215,29 +226,29 @@ class LevelShift:
 
     def _look(self, index: int, old: float, config: ShiftConfig) -> Shift | None:
         window, noise = WINDOWS[index], self.noises[index]
-        before = min(REFERENCE, len(self.values) - window)
-        difference = level(self.values[-window:], window) - old
-        # A short reference is noisier than a whole one.
-        inverse = 1 / window
-        scale = math.sqrt((inverse + 1 / before) / (inverse + 1 / REFERENCE))
-        limit = math.inf
+        first, last = BOUNDS[index]
+        difference = sum(sorted(self.values[-window:])[first:last]) / (last - first) - old
+        before = len(self.values) - window
+        scale = 1.0 if before >= REFERENCE else scale_of(window, before)
         if noise.count >= MIN_LEARNED:
-            spread = scale * (self.deviation(config.alarm_rate, index) + MIN_DEVIATION)
-            peak = scale * config.peak_factor * noise.peak
-            limit = max(config.min_effect + config.cost_steps * inverse, spread, peak)
-            self.difference, self.limit = difference, limit
-            self.nearest = max(self.nearest, difference / limit)
-            if abs(difference) >= limit:
-                return Shift(old, difference, limit, window)
+            self.difference, self.looked, self.scale = difference, index, scale
+            # Most differences are far below the part of the limit that is known at once.
+            least = config.min_effect + config.cost_steps * (1 / window)
+            if abs(difference) >= least or difference / least > self.nearest:
+                limit = self.limit(config)
+                self.nearest = max(self.nearest, difference / limit)
+                if abs(difference) >= limit:
+                    return Shift(old, difference, limit, window)
         if self.count % (window // 2) < PACES[index]:
             noise.learn(difference / scale, window)
         return None
 
     def _learn_change(self, change: float) -> None:
         """A slow step is two large changes: cut, once it is known what is large."""
-        if self.count > CHANGE_CUT_AFTER:
-            change = min(change, CHANGE_CUT * self.change)
-        self.change += (change - self.change) / min(self.count, CHANGE_SAMPLES)
+        count, usual = self.count, self.change
+        if change > CHANGE_CUT * usual and count > CHANGE_CUT_AFTER:
+            change = CHANGE_CUT * usual
+        self.change += (change - usual) / (count if count < CHANGE_SAMPLES else CHANGE_SAMPLES)
 
     def _restart(self, window: int) -> None:
         """What was learned of the noise stays; the old level goes."""
@@ -251,6 +262,12 @@ class LevelShift:
             noise.waiting.clear()
 
 
+def scale_of(window: int, before: int) -> float:
+    """A reference of ``before`` samples is noisier than a whole one by this."""
+    inverse = 1 / window
+    return math.sqrt((inverse + 1 / before) / (inverse + 1 / REFERENCE))
+
+
 def level(values: Sequence[float], window: int = SHORT_WINDOW + 1) -> float:
     """Mean of the ordered values between two quantiles, those for windows of this length."""
     return trimmed_mean(sorted(values), SHORT_TRIM if window <= SHORT_WINDOW else LONG_TRIM)
@@ -258,10 +275,20 @@ def level(values: Sequence[float], window: int = SHORT_WINDOW + 1) -> float:
 
 def trimmed_mean(ordered: Sequence[float], trim: tuple[float, float]) -> float:
     """Of what lies between two quantiles."""
-    low, high = trim
-    first = int(len(ordered) * low)
-    last = max(first + 1, int(len(ordered) * high))
+    first, last = bounds(len(ordered), trim)
     return sum(ordered[first:last]) / (last - first)
+
+
+def bounds(count: int, trim: tuple[float, float]) -> tuple[int, int]:
+    """Places of the quantiles in so many values, one place apart at least."""
+    first = int(count * trim[0])
+    return first, max(first + 1, int(count * trim[1]))
+
+
+# Of each window.
+BOUNDS = tuple(
+    bounds(window, SHORT_TRIM if window <= SHORT_WINDOW else LONG_TRIM) for window in WINDOWS
+)
 
 
 @cache

@@ -68,8 +68,8 @@ class MemoryLeak(Timeless):
         self.state = MemoryLeakState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if type(seen) is Step:
-            return self._step(seen)
+        if isinstance(seen, Step):
+            return self.observe_step(seen)
         if isinstance(seen, DeviceReading):
             self._device(seen)
         elif isinstance(seen, RankSeen):
@@ -104,7 +104,7 @@ class MemoryLeak(Timeless):
             job = self.state.jobs[name] = JobMemory()
         return job
 
-    def _step(self, seen: Step) -> Iterable[Verdict]:
+    def observe_step(self, seen: Step) -> Iterable[Verdict]:
         job = self.state.jobs.get(seen.job) or self._job(seen.job)
         rank = job.ranks.get(seen.rank)
         if rank is None:

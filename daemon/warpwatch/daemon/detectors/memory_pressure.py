@@ -89,11 +89,9 @@ class MemoryPressure:
         self.state = MemoryPressureState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if type(seen) is Step:
-            rank = self._rank(seen.job, seen.rank)
-            rank.steps += 1
-            rank.step = seen.step
-        elif isinstance(seen, DeviceReading):
+        if isinstance(seen, Step):
+            return self.observe_step(seen)
+        if isinstance(seen, DeviceReading):
             return self._device(seen)
         elif isinstance(seen, RankSeen):
             self._rank(seen.job, seen.rank).device = seen.device
@@ -102,9 +100,6 @@ class MemoryPressure:
         elif isinstance(seen, End) and seen.rank is not None:
             return self._gone(seen.job, seen.rank, seen.time)
         return ()
-
-    def deadline(self) -> float:
-        return self.state.deadline
 
     def expire(self, now: float) -> Iterable[Verdict]:
         verdicts: list[Verdict] = []
@@ -141,6 +136,15 @@ class MemoryPressure:
                 )
 
     # --- what is seen ---
+
+    def observe_step(self, seen: Step) -> Iterable[Verdict]:
+        job = self.state.jobs.get(seen.job)
+        rank = None if job is None else job.ranks.get(seen.rank)
+        if rank is None:
+            rank = self._rank(seen.job, seen.rank)
+        rank.steps += 1
+        rank.step = seen.step
+        return ()
 
     def _rank(self, name: str, rank_number: int) -> RankPressure:
         job = self.state.jobs.get(name)

@@ -6,7 +6,7 @@ What all ranks share (long batches, checkpoints, a new regime, noise of the job)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from warpwatch.daemon.detectors.base import JobStep
@@ -33,22 +33,26 @@ class Comparison:
 def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> Comparison:
     """Every rank with its peers, by what it computes; of two ranks or more.
 
-    Where no groups are known and work tells nothing, all who ask get the same.
+    Where all ranks are one group and work tells nothing, all who ask get the same.
     """
     times = _log_times(seen)
     explained = scaling.explained(times, seen.tokens or seen.samples)
-    plain = not (explained or groups)
+    plain = not (explained or (groups and _are_parted(times, groups)))
     if plain and "comparison" in seen.shared:
         known: Comparison = seen.shared["comparison"]
         return known
     if explained:
         times = {rank: value - explained[rank] for rank, value in times.items()}
-    reference = references(times, groups)
+    reference = references(times, {} if plain else groups)
     ratios = {rank: value - reference[rank] for rank, value in times.items()}
     comparison = Comparison(ratios, reference, explained)
     if plain:
         seen.shared["comparison"] = comparison
     return comparison
+
+
+def _are_parted(ranks: Iterable[int], groups: Mapping[int, int]) -> bool:
+    return len({groups.get(rank, ALONE) for rank in ranks}) > 1
 
 
 def _log_times(seen: JobStep) -> dict[int, float]:

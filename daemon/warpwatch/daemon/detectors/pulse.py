@@ -19,7 +19,8 @@ BUCKET = math.log(1.02)
 class JobPulse:
     """last, step: per live rank time and number of its newest step; a rank counts from its first.
 
-    recent_s: durations of the newest steps; counts: of all of them, by bucket.
+    recent_s: durations of the newest steps, a ring; counts: of all steps, by bucket, up to the
+    last time that the ring was full.
     stopped: ranks without a heartbeat, since when. busy: those of them that may be in a call.
     check_time: when the job is looked at again. rested: it hangs because nothing of it moves.
     longest_rest_s: such a rest that was over by itself.
@@ -59,22 +60,23 @@ class JobPulse:
         self.signs.gone(rank)
 
     def add_duration(self, duration_s: float) -> None:
-        recent, steps = self.recent_s, self.steps
+        recent, place = self.recent_s, self.steps % RECENT_STEPS
         if len(recent) < RECENT_STEPS:
             recent.append(duration_s)
         else:
-            recent[steps % RECENT_STEPS] = duration_s
-        self.steps = steps + 1
-        bucket = math.floor(math.log(duration_s if duration_s > 1e-6 else 1e-6) / BUCKET)
-        self.counts[bucket] = self.counts.get(bucket, 0) + 1
+            recent[place] = duration_s
+        self.steps += 1
+        if place == RECENT_STEPS - 1:
+            self.counts = _counted(self.counts, recent)
 
     def typical_s(self) -> float:
         """The median step, now or over the whole run: the lesser, as either may have changed."""
         if not self.recent_s:
             return 0.0
+        counts = _counted(self.counts, self.recent_s[: self.steps % RECENT_STEPS])
         below = 0
-        for bucket in sorted(self.counts):
-            below += self.counts[bucket]
+        for bucket in sorted(counts):
+            below += counts[bucket]
             if 2 * below >= self.steps:
                 return min(median(self.recent_s), math.exp((bucket + 0.5) * BUCKET))
         return median(self.recent_s)
@@ -120,3 +122,12 @@ class JobPulse:
         last = [rank for rank, step in self.step.items() if step == behind]
         ahead = all(step > behind for rank, step in self.step.items() if rank != last[0])
         return last[0] if len(last) == 1 and ahead else None
+
+
+def _counted(counts: dict[int, int], durations_s: list[float]) -> dict[int, int]:
+    """``counts`` and besides, in their buckets, ``durations_s``."""
+    counted = dict(counts)
+    for duration_s in durations_s:
+        bucket = math.floor(math.log(duration_s if duration_s > 1e-6 else 1e-6) / BUCKET)
+        counted[bucket] = counted.get(bucket, 0) + 1
+    return counted

@@ -107,18 +107,26 @@ class JobLevels:
     def add(self, step: Comparison, duration_s: float, config: StragglerConfig) -> float:
         """One step. The seconds of the tick when it is full, else 0."""
         ranks = self.ranks
+        self._learn_step(duration_s)
+        self.tick_steps += 1
+        self.tick_s += duration_s
+        steps = self.steps_a_tick(config)
+        alone = self.tick_steps == steps == 1
         for number, ratio in step.ratios.items():
             rank = ranks.get(number)
             if rank is None:
                 rank = ranks[number] = RankLevel(
                     SlidingMedian(config.window_ticks), FrozenBaseline(MIN_SPREAD)
                 )
-            rank.tick.append(ratio)
-        self._learn_step(duration_s)
-        self.tick_steps += 1
-        self.tick_s += duration_s
-        if self.tick_steps < self.steps_a_tick(config):
+            if alone:
+                rank.window.add(ratio)
+                rank.missed_blocks = 0
+            else:
+                rank.tick.append(ratio)
+        if self.tick_steps < steps:
             return 0.0
+        if not alone:
+            self._take_ticks()
         return self._end_tick(step)
 
     def error(self) -> float:
@@ -128,6 +136,8 @@ class JobLevels:
 
     def steps_a_tick(self, config: StragglerConfig) -> int:
         """As many as last ``tick_s``, by the usual step: a pause must not be a tick of its own."""
+        if self.step_s >= config.tick_s:
+            return 1
         most = config.tick_s / max(self.step_s, 1e-6)
         return min(max(1, math.ceil(most)), MAX_TICK_STEPS)
 
@@ -136,15 +146,16 @@ class JobLevels:
             self.step_s = duration_s
         self.step_s += STEP_WEIGHT * (min(duration_s, 2 * self.step_s) - self.step_s)
 
+    def _take_ticks(self) -> None:
+        for rank in self.ranks.values():
+            if rank.tick:
+                rank.window.add(median_of_ordered(sorted(rank.tick)))
+                rank.missed_blocks = 0
+                rank.tick.clear()
+
     def _end_tick(self, step: Comparison) -> float:
         """``step``: the last one of the tick."""
         tick_s, self.tick_s, self.tick_steps = self.tick_s, 0.0, 0
-        for rank in self.ranks.values():
-            tick = rank.tick
-            if tick:
-                rank.window.add(tick[0] if len(tick) == 1 else median_of_ordered(sorted(tick)))
-                rank.missed_blocks = 0
-                tick.clear()
         explained = step.explained
         self.references |= (
             {number: value + explained[number] for number, value in step.references.items()}

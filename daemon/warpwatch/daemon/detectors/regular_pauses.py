@@ -66,9 +66,13 @@ class RegularPauses:
     def add(self, step: int, ratio: float, compute_s: float, config: GcPauseConfig) -> bool:
         """A step. True if it told of a pause that ended a chain of regular ones."""
         rise = ratio - self.center
-        limit = config.noise_factor * (self.scale if self.scale > MIN_SCALE else MIN_SCALE)
-        slow = rise > limit and rise > math.log(config.min_ratio) and self.known >= READY_STEPS
-        self._learn(ratio, rise)
+        scale = self.scale if self.scale > MIN_SCALE else MIN_SCALE
+        slow = (
+            rise > config.noise_factor * scale
+            and rise > math.log(config.min_ratio)
+            and self.known >= READY_STEPS
+        )
+        self._learn(ratio, rise, WINSOR * scale)
         if slow:
             self._slow(step, ratio, rise, compute_s)
             return False
@@ -79,14 +83,14 @@ class RegularPauses:
         single, self.run = self.run == 1, 0
         return single and self.pending_s <= config.max_pause_s and self._pause(config)
 
-    def _learn(self, ratio: float, rise: float) -> None:
+    def _learn(self, ratio: float, rise: float, most: float) -> None:
+        """Of a ``rise`` no more than ``most``, up or down."""
         self.known += 1
         if self.known <= 3:
             # Three steps set the level; the noise is theirs until more is known.
             self.center += (ratio - self.center) / self.known
             self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
             return
-        most = WINSOR * (self.scale if self.scale > MIN_SCALE else MIN_SCALE)
         cut = most if rise > most else -most if rise < -most else rise
         weight = WEIGHT if self.known >= FAST_STEPS else 1 / self.known
         self.center += weight * cut

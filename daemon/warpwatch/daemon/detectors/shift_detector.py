@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -138,9 +137,10 @@ class ShiftDetector(Timeless, ABC, Generic[C]):
         if not shifts.ready:
             text = f"{len(shifts.values)} samples seen, its noise is not known yet"
             return Reading("learning", text, job=name)
+        limit = shifts.limit(self._config)
         text = (
             f"level {100 * shifts.difference:+.1f} % against the steps before, "
-            f"limit {100 * shifts.limit:.1f} %"
+            f"limit {100 * limit:.1f} %"
         )
         return Reading(
             answer="found" if job.episode else "fine",
@@ -148,7 +148,7 @@ class ShiftDetector(Timeless, ABC, Generic[C]):
             job=name,
             value=shifts.difference,
             baseline=0.0,
-            limit=shifts.limit if math.isfinite(shifts.limit) else None,
+            limit=limit,
             nearest=job.nearest,
             nearest_step=job.nearest_step,
         )

@@ -32,8 +32,9 @@ DEVIATION_WEIGHT = 0.04
 # What is learned of the rate in health: about the last 1,000 steps, and at least one in 100.
 RATE_WEIGHT = 0.001
 MIN_RATE = 0.01
-# An alarm's rate is at least so many times the job's own.
+# An alarm's rate is at least so many times the job's own, and at most so large.
 MIN_RATIO = 4.0
+MAX_RATE = 0.9
 # Equal gaps in a row are a period (checkpoint, evaluation, logging): not counted.
 PERIODIC_GAPS = 3
 PERIOD_TOLERANCE = 0.01
@@ -153,24 +154,32 @@ class StepSpikes(Timeless):
         is_slow = value > job.limit
         job.recent += RECENT_WEIGHT * (is_slow - job.recent)
         job.burst += BURST_WEIGHT * (is_slow - job.burst)
+        if is_slow and not self._is_spike(job, value):
+            return
+        # Without evidence, a normal step is none either.
+        if is_slow or job.evidence > 0 or job.rate >= MAX_RATE:
+            self._weigh(job, is_slow, seen)
+        if not job.on and job.evidence < self._config.evidence / 2:
+            job.rate += RATE_WEIGHT * (is_slow - job.rate)
+
+    def _is_spike(self, job: SpikesJob, value: float) -> bool:
+        """Whether a slow step counts: a run of them is one spike, and a period is none."""
+        job.slow += 1
+        job.excess += 0.1 * (value - job.level - job.excess)
+        follows = job.count - job.last == 1
+        job.last = job.count
+        return not (follows or self._periodic(job))
+
+    def _weigh(self, job: SpikesJob, is_slow: bool, seen: JobStep) -> None:
         usual = max(MIN_RATE, job.rate)
-        alarming = min(max(self._config.alarm_share, MIN_RATIO * usual), 0.9)
+        alarming = min(max(self._config.alarm_share, MIN_RATIO * usual), MAX_RATE)
         if is_slow:
-            job.slow += 1
-            job.excess += 0.1 * (value - job.level - job.excess)
-            follows = job.count - job.last == 1
-            job.last = job.count
-            # A run of slow steps is one spike.
-            if follows or self._periodic(job):
-                return
             if job.evidence <= 0:
                 job.since, job.slow, job.began = job.count, 1, seen.step
             job.evidence += math.log(alarming / usual)
         else:
             job.evidence += math.log((1 - alarming) / (1 - usual))
         job.evidence = min(max(job.evidence, 0.0), 2 * self._config.evidence)
-        if not job.on and job.evidence < self._config.evidence / 2:
-            job.rate += RATE_WEIGHT * (is_slow - job.rate)
 
     def _periodic(self, job: SpikesJob) -> bool:
         job.spikes = [*job.spikes[-PERIODIC_GAPS:], job.count]

@@ -66,8 +66,10 @@ class StepWork:
 
     def _follow(self, level_s: float) -> None:
         """A step that took ``level_s`` but for its work moves the level; a slow one a little."""
-        low, high = self.level_s / 2, self.level_s * 2
-        self.level_s += LEVEL_WEIGHT * (min(max(level_s, low), high) - self.level_s)
+        usual_s = self.level_s
+        if not usual_s / 2 <= level_s <= usual_s * 2:
+            level_s = usual_s / 2 if level_s < usual_s / 2 else usual_s * 2
+        self.level_s += LEVEL_WEIGHT * (level_s - usual_s)
 
 
 def work_of(seen: JobStep) -> float:

@@ -80,16 +80,17 @@ class Straggler(Timeless):
             middle = sorted(seen.compute_s.values())[len(seen.compute_s) // 2]
             share = min(middle / seen.duration_s, 1.0)
             job.compute_share += SHARE_WEIGHT * (share - job.compute_share)
-        self._judge_tick(job, seen, tick_s)
+        found = self._judge_tick(job, seen, tick_s)
         block = job.block_ticks >= self._config.window_ticks
         if block:
             self._end_block(job, seen)
-        elif not job.on and not any([rank.on for rank in job.ranks.values()]):
+        elif not (job.on or found):
             return ()
         return self._verdicts(job, seen, repeat=block)
 
-    def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> None:
-        ticks, error = self._config.window_ticks, -1.0
+    def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
+        """True if one of the ranks that were judged is found."""
+        found, ticks, error = False, self._config.window_ticks, -1.0
         low, high = (ticks - 1) // 2, ticks // 2
         for rank in job.ranks.values():
             ordered = rank.window.ordered
@@ -105,6 +106,8 @@ class Straggler(Timeless):
             limit = max(rank.limit, self._config.noise_factor * error)
             rank.excess = self._excess(job, rank, level, limit)
             self._judge_rank(job, rank, seen, tick_s)
+            found = found or rank.on
+        return found
 
     def _judge_rank(self, job: JobLevels, rank: RankLevel, seen: JobStep, tick_s: float) -> None:
         config = self._config

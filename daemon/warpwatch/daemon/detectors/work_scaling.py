@@ -63,4 +63,5 @@ class WorkScaling:
 
 
 def _differs(work: Mapping[int, int]) -> bool:
-    return len(set(work.values())) > 1 and min(work.values()) > 0
+    amounts = list(work.values())
+    return amounts.count(amounts[0]) < len(amounts) and min(amounts) > 0

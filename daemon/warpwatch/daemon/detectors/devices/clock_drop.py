@@ -46,7 +46,7 @@ class ClockDevice(Watched):
 @dataclass(slots=True)
 class ClockState:
     devices: dict[str, ClockDevice] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
 
 
 class ClockDrop(DeviceWatch[ClockDevice]):

@@ -35,7 +35,7 @@ class IdleState:
 
     devices: dict[str, IdleDevice] = field(default_factory=dict)
     ranks: dict[str, dict[int, str]] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
 
 
 class DeviceIdle(DeviceWatch[IdleDevice]):

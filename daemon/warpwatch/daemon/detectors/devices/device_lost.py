@@ -51,7 +51,7 @@ class LostDevice(Watched):
 @dataclass(slots=True)
 class LostState:
     devices: dict[str, LostDevice] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
     looked: float = -NEVER
 
 

@@ -25,7 +25,7 @@ class StuckDevice(Watched):
 @dataclass(slots=True)
 class StuckState:
     devices: dict[str, StuckDevice] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
 
 
 class DeviceStuck(DeviceWatch[StuckDevice]):

@@ -40,7 +40,7 @@ class NvlinkDevice(Watched):
 @dataclass(slots=True)
 class NvlinkState:
     devices: dict[str, NvlinkDevice] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
 
 
 class NvlinkError(DeviceWatch[NvlinkDevice]):

@@ -39,7 +39,7 @@ class HotDevice(Watched):
 @dataclass(slots=True)
 class HotState:
     devices: dict[str, HotDevice] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
 
 
 class Overheating(DeviceWatch[HotDevice]):

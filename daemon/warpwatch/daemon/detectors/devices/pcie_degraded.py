@@ -33,7 +33,7 @@ class PcieDevice(Watched):
 @dataclass(slots=True)
 class PcieState:
     devices: dict[str, PcieDevice] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
 
 
 class PcieDegraded(DeviceWatch[PcieDevice]):

@@ -53,7 +53,7 @@ class ThrottledDevice(Watched):
 @dataclass(slots=True)
 class ThrottleState:
     devices: dict[str, ThrottledDevice] = field(default_factory=dict)
-    check_time: float = NEVER
+    deadline: float = NEVER
 
 
 class _Throttle(DeviceWatch[ThrottledDevice]):

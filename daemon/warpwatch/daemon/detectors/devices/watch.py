@@ -53,7 +53,7 @@ def remembered(devices: dict[str, D], uuid: str, new: Callable[[], D]) -> D:
 class DeviceWatch(ABC, Generic[D]):
     """A state of a device: found when it has lasted, over when it has been away.
 
-    The state has ``devices``, by UUID, and ``check_time``: when something may have become stale.
+    The state has ``devices``, by UUID, and ``deadline``: when something may have become stale.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class DeviceWatch(ABC, Generic[D]):
         if before and 0 <= now - device.told < REPEAT_S:
             return ()
         device.told = now
-        self.state.check_time = min(self.state.check_time, now + self.stale_s)
+        self.state.deadline = min(self.state.deadline, now + self.stale_s)
         return (self._found(uuid, device, now),)
 
     def _found(self, uuid: str, device: D, now: float) -> Found:
@@ -112,10 +112,6 @@ class DeviceWatch(ABC, Generic[D]):
             baseline=device.course.baseline,
         )
 
-    def deadline(self) -> float:
-        time: float = self.state.check_time
-        return time
-
     def expire(self, now: float) -> Iterable[Verdict]:
         verdicts: list[Verdict] = []
         due = NEVER
@@ -127,7 +123,7 @@ class DeviceWatch(ABC, Generic[D]):
                 verdicts.append(Fine(now, device=uuid))
             else:
                 due = min(due, device.course.judged + self.stale_s)
-        self.state.check_time = due
+        self.state.deadline = due
         return verdicts
 
     def forget(self, job: str) -> None:
