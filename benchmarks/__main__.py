@@ -1,7 +1,8 @@
 """``make bench``: every benchmark, one JSON object on standard output.
 
 ``make bench ARGS=shim`` runs one of them; ``--quick`` shortens those that can be. Ends with 1 when
-one could not be measured, with one line that says why.
+one could not be measured, with one line that says why. What measures no speed has commands of its
+own: ``benchmarks.judge`` the detectors, ``benchmarks.verdicts`` the diagnosis.
 """
 
 from __future__ import annotations

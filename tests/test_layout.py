@@ -54,7 +54,9 @@ def is_module(name: str) -> bool:
 def test_every_part_is_packaged() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
-    parts = {path.parts[-4] for path in ROOT.glob("*/warpwatch/*/__init__.py")}
+    found = ROOT.glob("*/warpwatch/*/__init__.py")
+    # The chart's link to the dashboards is none.
+    parts = {path.parts[-4] for path in found if not path.parent.is_symlink()}
     assert parts == set(MAY_IMPORT)
     assert set(wheel["dev-mode-dirs"]) == parts
     assert {Path(package).parts[0] for package in wheel["packages"]} == parts - {"client"}
@@ -84,7 +86,9 @@ def test_imports_the_standard_library_only(part: str) -> None:
         tops = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {name for node in tops for name in imported_by(node)}
         foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-        assert {name.split(".")[0] for name in foreign} <= {"warpwatch"}, f"{path}: {foreign}"
+        # A diagnosis decodes hundreds of megabytes of JSON, in one place.
+        known = {"warpwatch", "msgspec"} if path.name == "raw_events.py" else {"warpwatch"}
+        assert {name.split(".")[0] for name in foreign} <= known, f"{path}: {foreign}"
 
 
 def imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:

@@ -57,7 +57,7 @@ def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path: Path) -> None:
     assert sum(p.before_ms for p in comparison.phases) == pytest.approx(10)
     loading = next(p for p in comparison.phases if p.phase == "idle: data_loading")
     assert loading.change_ms == pytest.approx(3)
-    assert "idle: data_loading: 0.0 ms -> 3.0 ms (+3.0 ms)" in comparison.sentences
+    assert "idle time (data loading): 0.0 ms -> 3.0 ms (+3.0 ms)" in comparison.sentences
 
 
 def test_a_new_kernel_and_a_kernel_that_runs_more_often_are_told(tmp_path: Path) -> None:

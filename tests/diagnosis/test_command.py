@@ -117,7 +117,7 @@ def test_against_a_baseline_the_text_says_what_changed(
     lines = capsys.readouterr().out.splitlines()
     at = lines.index("Against the baseline:")
     assert lines[at + 1] == "   - rank 0: a step takes 10.0 ms, in the baseline 10.0 ms"
-    assert "   - data_loading: 0.1 ms -> 6.0 ms (+5.9 ms)" in lines[at:]
+    assert "   - data loading: 0.1 ms -> 6.0 ms (+5.9 ms)" in lines[at:]
 
 
 def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path: Path) -> None:

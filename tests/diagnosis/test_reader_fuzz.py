@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.diagnosis_traces import write_trace
 from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
-from warpwatch.diagnosis import json_stream
+from warpwatch.diagnosis import json_stream, reader
 from warpwatch.diagnosis.diagnosis import diagnose
 from warpwatch.diagnosis.html import render_html
 from warpwatch.diagnosis.reader import EVENTS, TraceError, members, read_trace
@@ -223,6 +223,30 @@ def test_elements_are_what_the_standard_decoder_reads(
     assert json.dumps([r for r in read if r[0] != EVENTS]) == json.dumps(
         [[key, value] for key, value in json.loads(text).items() if key != EVENTS]
     )
+
+
+@settings(BOUNDED, max_examples=150)
+@given(elements=st.lists(ELEMENTS | ELEMENTS | ANY_JSON, max_size=20), chunk=st.integers(1, 2000))
+def test_whichever_decoder_reads_an_element_the_trace_is_the_same(
+    folder: Path, elements: list[Any], chunk: int
+) -> None:
+    path = folder / "decoders.json"
+    path.write_text(json.dumps(elements))
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_stream, "CHUNK_BYTES", chunk)
+        read.append(content(path))
+        patch.setattr(reader, "decode_elements", json_stream.decode_json)
+        read.append(content(path))
+    assert read[0] == read[1]
+
+
+def content(path: Path) -> str:
+    """As text: NaN differs from itself."""
+    try:
+        return repr(read_trace(path))
+    except TraceError as error:
+        return str(error)
 
 
 def nested(depth: int) -> str:

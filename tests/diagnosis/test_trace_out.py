@@ -16,6 +16,7 @@ from tests.diagnosis.workloads import simulate
 from warpwatch.diagnosis import trace_out
 from warpwatch.diagnosis.__main__ import main
 from warpwatch.diagnosis.diagnosis import diagnose
+from warpwatch.diagnosis.errors import TraceError
 from warpwatch.diagnosis.trace_out import write_trace
 
 
@@ -118,6 +119,8 @@ def test_ranks_come_into_one_file_on_one_clock(tmp_path: Path) -> None:
             ends.setdefault(e["args"]["Seq"], []).append(e["ts"] + e["dur"])
     assert ends
     assert all(len(found) == 8 and max(found) - min(found) < 100 for found in ends.values())
+    with pytest.raises(TraceError, match="8 ranks for a viewer; diagnose their own traces"):
+        diagnose([target])
 
 
 def test_a_cpu_trace_has_no_idle_track(tmp_path: Path) -> None:

@@ -40,6 +40,13 @@ class PhaseChange:
     def change_ms(self) -> float:
         return self.now_ms - self.before_ms
 
+    @property
+    def title(self) -> str:
+        """As a person reads it: ``idle time (data loading)``."""
+        words = self.phase.replace("_", " ")
+        cause = words.removeprefix("idle: ")
+        return words if cause == words else f"idle time ({cause})"
+
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
@@ -97,7 +104,7 @@ class Comparison:
             f"in the baseline {self.before_step_ms:,.1f} ms"
         ]
         found += [
-            f"{p.phase}: {p.before_ms:,.1f} ms -> {p.now_ms:,.1f} ms ({p.change_ms:+,.1f} ms)"
+            f"{p.title}: {p.before_ms:,.1f} ms -> {p.now_ms:,.1f} ms ({p.change_ms:+,.1f} ms)"
             for p in self.phases
             if abs(p.change_ms) >= told_ms
         ]

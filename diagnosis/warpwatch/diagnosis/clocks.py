@@ -50,8 +50,9 @@ def size_times(
         call = calls.get(correlation)
         if low <= (begin_us if call is None else call.begin_us) < high:
             key = name, id(arguments)
+            if key not in sizes:
+                sizes[key] = _size(kernel)
             found[key].append(end_us - begin_us)
-            sizes[key] = sizes.get(key) or _size(kernel)
     merged: dict[Size, list[float]] = defaultdict(list)
     for key, durations in found.items():
         if classify(key[0]) != "communication":

@@ -9,57 +9,21 @@ from __future__ import annotations
 import marshal
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from operator import eq, itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from warpwatch.diagnosis.errors import TraceError
-
-Kind = Literal[
-    "operator", "annotation", "runtime", "kernel", "copy", "synchronization", "python", "memory"
-]
-
-_COLLECTIVE_ARGUMENTS = (
-    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size",
-    "Process Group Name", "Process Group Ranks", "Seq",
-)  # fmt: skip
-
-# Categories as written from 2022 on (lower case) and before (capitalised).
-KINDS: dict[str, Kind] = {
-    "cpu_op": "operator",
-    "Operator": "operator",
-    "user_annotation": "annotation",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "xpu_runtime": "runtime",
-    "xpu_driver": "runtime",
-    "mtia_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "privateuse1_driver": "runtime",
-    "Runtime": "runtime",
-    "kernel": "kernel",
-    "Kernel": "kernel",
-    "gpu_memcpy": "copy",
-    "gpu_memset": "copy",
-    "Memcpy": "copy",
-    "Memset": "copy",
-    "cuda_sync": "synchronization",
-    "python_function": "python",
-}
-# An instant; PyTorch before 1.12 gives it no category.
-MEMORY_NAME = "[memory]"
-# What diagnosis reads of an event's ``args``; the rest is forgotten.
-ARGUMENTS: dict[Kind, tuple[str, ...]] = {
-    "operator": ("Input Dims", "Input type", "Call stack", *_COLLECTIVE_ARGUMENTS),
-    "kernel": (
-        "device", "stream", "grid", "block", "blocks per SM", "warps per SM",
-        "est. achieved occupancy %", "graph id", *_COLLECTIVE_ARGUMENTS,
-    ),
-    "copy": ("device", "stream", "bytes", "memory bandwidth (GB/s)"),
-    "synchronization": ("device", "stream", "wait_on_stream"),
-    "memory": ("Device Type", "Device Id", "Bytes", "Total Allocated", "Total Reserved"),
-}  # fmt: skip
+from warpwatch.diagnosis.kinds import ARGUMENTS, KINDS, MEMORY_NAME, Kind
+from warpwatch.diagnosis.raw_events import (
+    ABSENT_US,
+    RawArguments,
+    RawEvent,
+    arguments_json,
+    decode_value,
+)
 
 # Names of templates reach 6,000 characters; what tells a kernel's class comes first.
 MAX_NAME_CHARS = 10_000
@@ -106,6 +70,18 @@ class Event(NamedTuple):
     arguments: Mapping[str, Any] | None = None
 
 
+BEGIN = itemgetter(Event._fields.index("begin_us"))
+
+
+def by_begin(events: Iterable[Event], then: Callable[[Event], Any]) -> list[Event]:
+    """Sorted by their begin, and those of one instant by ``then``: that is seldom asked."""
+    ordered = sorted(events, key=BEGIN)
+    begins = list(map(BEGIN, ordered))
+    if any(map(eq, begins, islice(begins, 1, None))):
+        ordered.sort(key=lambda event: (event.begin_us, then(event)))
+    return ordered
+
+
 _new_event: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__
 
 
@@ -134,43 +110,50 @@ class Collector:
         self._layouts: dict[Kind, dict[tuple[str, ...], _Layout]] = defaultdict(dict)
         self._known: dict[tuple[str, ...], dict[bytes, dict[str, Any]]] = {}
         self._arguments_bytes = 0
+        self._texts: dict[Kind, dict[bytes, Mapping[str, Any] | None]] = defaultdict(dict)
+        self._texts_bytes = 0
 
     def take(self, elements: list[Any]) -> None:
-        """Raises TraceError when there are too many distinct names."""
-        for raw in elements:
-            if isinstance(raw, dict):
-                try:
-                    self._keep(raw)
-                except TypeError:  # a list where a category, a name or a thread should be
-                    continue
+        """RawEvents, or any JSON. Raises TraceError when there are too many distinct names."""
+        for element in elements:
+            try:
+                if type(element) is RawEvent:
+                    self._keep(element)
+                elif isinstance(element, dict):
+                    self._keep(_raw(element))
+            except TypeError:  # a list where a category, a name or a thread should be
+                continue
 
-    def _keep(self, raw: dict[str, Any]) -> None:
-        name: Any = raw.get("name")
-        phase = raw.get("ph")
-        if phase == "X":
-            kind = KINDS.get(raw.get("cat", ""))
-            took: Any = raw.get("dur")
-        elif phase == "i" and name == MEMORY_NAME:
-            kind, took = "memory", 0
+    def _keep(self, raw: RawEvent) -> None:
+        name = raw.name
+        begin_us, took_us = raw.ts, raw.dur
+        kind: Kind | None
+        if raw.ph == "X":
+            kind = KINDS.get(raw.cat or "")
+        elif raw.ph == "i" and name == MEMORY_NAME:
+            kind, took_us = "memory", 0.0
         else:
             return
-        begin: Any = raw.get("ts")
-        if kind is None or type(begin) not in _NUMBERS or type(took) not in _NUMBERS:
-            return
-        if not 0 < begin < MAX_TIME_US or not 0 <= took < MAX_TIME_US:
+        if kind is None or not 0 < begin_us < MAX_TIME_US or not 0 <= took_us < MAX_TIME_US:
             return
         name = self._names.get(name) or self._name(name)
         if kind == "operator" and name in self._annotations:
             kind = "annotation"
         elif kind == "python" and not self._uses(name):
             return
-        place = raw.get("pid"), raw.get("tid")
+        place = raw.pid, raw.tid
         thread = self._threads.get(place) or self._thread(place)
-        given = raw.get("args")
-        correlation, arguments = self._inside(kind, given) if given else (None, None)
-        begin = float(begin)
-        event = _new_event(Event, (name, begin, begin + took, thread, correlation, arguments))
-        self._events[kind].append(event)
+        given: Any = raw.args
+        if type(given) is RawArguments:
+            correlation = given.correlation
+            # Drivers count from 1; 0 is what a lost correlation is written as.
+            if type(correlation) is not int or not 0 < correlation < _MAX_ID:
+                correlation = None
+            arguments = self._arguments_of(kind, given) if kind in ARGUMENTS else None
+        else:
+            correlation, arguments = self._inside(kind, given)
+        values = name, begin_us, begin_us + took_us, thread, correlation, arguments
+        self._events[kind].append(_new_event(Event, values))
 
     def _name(self, name: Any) -> str:
         if not isinstance(name, str):
@@ -202,12 +185,25 @@ class Collector:
             count = len(self._names) + len(self._threads)
             raise TraceError(f"{self._path}: more than {count:,} different names and threads")
 
+    def _arguments_of(self, kind: Kind, given: Any) -> Mapping[str, Any] | None:
+        given.correlation = None
+        content = arguments_json(given)
+        known = self._texts[kind]
+        return known[content] if content in known else self._learn(kind, content)
+
+    def _learn(self, kind: Kind, content: bytes) -> Mapping[str, Any] | None:
+        _, arguments = self._inside(kind, decode_value(content))
+        # Totals of memory are hardly ever equal.
+        if kind != "memory" and self._texts_bytes < MAX_ARGUMENTS_BYTES:
+            self._texts_bytes += _ENTRY_BYTES + len(content)
+            self._texts[kind][content] = arguments
+        return arguments
+
     def _inside(self, kind: Kind, given: Any) -> tuple[int | None, Mapping[str, Any] | None]:
-        """Correlation and arguments of ``args``."""
-        if not isinstance(given, dict):
+        """Correlation and arguments of ``args`` as a value."""
+        if not given or not isinstance(given, dict):
             return None, None
         correlation = given.get("correlation")
-        # Drivers count from 1; 0 is what a lost correlation is written as.
         if type(correlation) is not int or not 0 < correlation < _MAX_ID:
             correlation = None
         keys = tuple(given)
@@ -243,6 +239,22 @@ class Collector:
         if len(layouts) < _MAX_LAYOUTS and sum(map(len, keys)) < MAX_NAME_CHARS:
             layouts[keys] = layout
         return layout
+
+
+def _raw(element: dict[str, Any]) -> RawEvent:
+    """Times that are no numbers become absent ones."""
+    get = element.get
+    begin, took = get("ts"), get("dur")
+    return RawEvent(
+        ph=get("ph"),
+        cat=get("cat"),
+        name=get("name"),
+        ts=float(begin) if is_time(begin) else ABSENT_US,
+        dur=float(took) if is_time(took) else ABSENT_US,
+        pid=get("pid"),
+        tid=get("tid"),
+        args=get("args"),
+    )
 
 
 def is_bounded(value: Any) -> bool:

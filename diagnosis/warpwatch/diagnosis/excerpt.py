@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from warpwatch.diagnosis.events import Event, Kind
+from warpwatch.diagnosis.events import Event
 from warpwatch.diagnosis.gpu_time import Work
 from warpwatch.diagnosis.intervals import Interval
+from warpwatch.diagnosis.kinds import Kind
 from warpwatch.diagnosis.measures import MIN_STEPS, Measures
 from warpwatch.diagnosis.reader import Trace
 

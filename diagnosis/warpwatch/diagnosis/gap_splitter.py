@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from warpwatch.diagnosis.copies import kind
@@ -45,17 +46,17 @@ class Parts:
 
     def inside(self, low: float, high: float) -> tuple[list[Part], Intervals]:
         """What lies in the span, and the rest of it."""
-        parts = self.parts
-        while self._first < len(parts) and parts[self._first][1] <= low:
-            self._first += 1
+        parts, index, count = self.parts, self._first, len(self.parts)
+        while index < count and parts[index][1] <= low:
+            index += 1
+        self._first = index
         found: list[Part] = []
         rest: Intervals = []
-        index = self._first
-        while index < len(parts) and parts[index][0] < high:
+        while index < count and parts[index][0] < high:
             begin, end, cause = parts[index]
             if begin > low:
                 rest.append((low, begin))
-            found.append((max(begin, low), min(end, high), cause))
+            found.append((begin if begin > low else low, end if end < high else high, cause))
             low = end
             index += 1
         if low < high:
@@ -81,10 +82,8 @@ class GapSplitter:
     waited_until_us: float = 0.0
     _next_wait: int = 0
 
-    def pass_by(self, event: Event, launch: Event | None) -> None:
+    def pass_by(self, event: Event, launch: Event) -> None:
         """Work that the device did: a launch well ahead of it pays what the host owed."""
-        if launch is None:
-            return
         self._waited(launch.begin_us)
         ahead_us = event.begin_us - launch.end_us
         if ahead_us > LEAD_US and launch.begin_us >= self.waited_until_us:
@@ -106,12 +105,17 @@ class GapSplitter:
         owed_us = max(0.0, self.owed_us - sum(end - begin for begin, end, _ in parts))
         self.owed_us = max(0.0, self.owed_us - (high - low))
         for begin, end in rest:
-            paid = min(end, begin + owed_us)
-            owed_us -= paid - begin
-            parts += _between(begin, paid, self.owed_cause)
-            parts += self._own_time(paid, min(end, until), launch)
-            parts += _between(max(paid, min(end, until)), end, _call(event))
-        return sorted(parts)
+            paid = min(end, begin + owed_us) if owed_us else begin
+            own_end = max(paid, min(end, until))
+            if begin < paid:
+                owed_us -= paid - begin
+                parts.append((begin, paid, self.owed_cause))
+            if paid < own_end:
+                parts += self._own_time(paid, own_end, launch)
+            if own_end < end:
+                parts.append((own_end, end, "launch" if event is None else _call(event.name)))
+        parts.sort()
+        return parts
 
     def _waited(self, until_us: float) -> None:
         """Waits that returned before ``until_us`` hold up what the host does from then on."""
@@ -131,9 +135,7 @@ class GapSplitter:
             self.owed_us = max(self.owed_us, high - max(low, wait.begin_us))
 
     def _own_time(self, low: float, high: float, launch: Event | None) -> list[Part]:
-        """What the host did up to a launch call, where nothing else has a claim."""
-        if low >= high:
-            return []
+        """What the host did up to a launch call, where nothing else has a claim; low < high."""
         before_us = self.previous_ends.get(launch.correlation) if launch is not None else None
         pace_us = launch.begin_us - before_us if launch is not None and before_us else math.inf
         if pace_us <= LAUNCH_PACE_US:
@@ -149,15 +151,10 @@ def _queued(gap_us: float, delay_us: float) -> Cause:
     return "kernel_gap" if gap_us <= KERNEL_GAP_US else "unexplained"
 
 
-def _call(event: Event | None) -> Cause:
-    """Who pays for the launch call and the way to the device."""
-    if event is None:
-        return "launch"
-    lowered = event.name.lower()
+@lru_cache(maxsize=1024)
+def _call(name: str) -> Cause:
+    """Who pays for the launch call and the way to the device, by the name of the work."""
+    lowered = name.lower()
     # Names of kernels may hold a direction by accident: group-TOP-k.
-    named = "copy" in lowered and kind(event.name)[0] not in ("memset", "unknown")
+    named = "copy" in lowered and kind(name)[0] not in ("memset", "unknown")
     return "copy" if named or "memcpy" in lowered else "launch"
-
-
-def _between(low: float, high: float, cause: Cause) -> list[Part]:
-    return [(low, high, cause)] if low < high else []

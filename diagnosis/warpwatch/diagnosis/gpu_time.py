@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from statistics import median
 
 from warpwatch.diagnosis.clocks import Size, SizeTime, size_times
 from warpwatch.diagnosis.collectives import Collective, collectives
 from warpwatch.diagnosis.copies import CopyTime, copy_times, kind
+from warpwatch.diagnosis.events import by_begin
 from warpwatch.diagnosis.host_events import HostTime
 from warpwatch.diagnosis.idle import IdleTime, idle_time
 from warpwatch.diagnosis.intervals import (
     Interval,
     Intervals,
-    clip,
     difference,
     intersection,
+    merge,
     total,
     union,
 )
@@ -35,7 +35,6 @@ from warpwatch.diagnosis.kernels import (
     SHORT_KERNEL_US,
     ClassTime,
     KernelTime,
-    class_times,
     classify,
     kernel_times,
 )
@@ -55,7 +54,6 @@ __all__ = [
 
 # Copies over the bus, not those inside the device.
 _TRANSFERS = ("HtoD", "DtoH")
-_SPAN = attrgetter("begin_us", "end_us")
 # Busy for less than this share of the busiest, a device is not in use: a process that sets up
 # its context on device 0 by mistake leaves a copy or two there.
 MIN_BUSY_SHARE = 0.01
@@ -74,9 +72,10 @@ class Work:
     def of(cls, trace: Trace) -> Work:
         calls = by_correlation(trace.events["runtime"])
         copied = set(map(id, trace.events["copy"]))
-        events = sorted(trace.events["kernel"] + trace.events["copy"], key=_order)
+        events = by_begin(trace.events["kernel"] + trace.events["copy"], _order)
         copies = [e for e in events if id(e) in copied]
-        return cls([e for e in events if id(e) not in copied], copies, events, calls)
+        kernels = [e for e in events if id(e) not in copied] if copied else events
+        return cls(kernels, copies, events, calls)
 
     @property
     def threads(self) -> set[str]:
@@ -178,20 +177,22 @@ def gpu_time(
 ) -> GpuTime | None:
     """None without GPU events in the window. Of the threads that train or launch: ``waits``, and
     ``running``, the union of their operators."""
-    devices = _devices(_within(work.events, window), window)
+    events = _within(work.events, window)
+    unions, devices = _devices(events, window)
     if not devices:
         return None
     launched, judged = work.events, _idlest(devices)
     if len(devices) > 1:
         work = work.of_device(judged)
-    events = _within(work.events, window)
+        events = _within(work.events, window)
     kernels, copies = _within(work.kernels, window), _within(work.copies, window)
     meeting = {k.name for k in work.kernels}
     meeting = {name for name in meeting if classify(name) == "communication"}
     collective = [k for k in kernels if k.name in meeting]
     compute = _union([k for k in kernels if k.name not in meeting], window)
     communication = _union(collective, window)
-    busy = _union(events, window)
+    busy = unions[judged]
+    by_name, by_class = kernel_times(kernels, window)
     return GpuTime(
         device=judged,
         devices=devices,
@@ -204,8 +205,8 @@ def gpu_time(
         kernels=_kernels(kernels, work.calls),
         idle_time=idle_time(work.events, launched, work.calls, window, host, waits, running),
         launches=launches(events, work.calls, window),
-        kernel_times=kernel_times(kernels, window),
-        class_times=class_times(kernels, window),
+        kernel_times=by_name,
+        class_times=by_class,
         sizes=size_times(work.kernels, work.calls, window),
         copy_times=copy_times(copies, union(compute + communication), window),
         collectives=collectives([k for k in work.kernels if k.name in meeting], work.calls, window),
@@ -213,8 +214,9 @@ def gpu_time(
     )
 
 
-def _order(event: Event) -> tuple[float, float, int, str, str]:
-    return event.begin_us, event.end_us, event.correlation or -1, event.thread, event.name
+def _order(event: Event) -> tuple[float, int, str, str]:
+    """Of events that begin at one instant."""
+    return event.end_us, event.correlation or -1, event.thread, event.name
 
 
 def _device(event: Event) -> str:
@@ -223,14 +225,24 @@ def _device(event: Event) -> str:
     return str(index) if type(index) is int else event.thread.partition("/")[0]
 
 
-def _devices(events: list[Event], window: Interval) -> tuple[Device, ...]:
+def _devices(
+    events: list[Event], window: Interval
+) -> tuple[dict[str, Intervals], tuple[Device, ...]]:
+    """When each was busy, and all of them, busiest first."""
     found: dict[str, list[Event]] = defaultdict(list)
+    # Equal arguments and equal threads are one object.
+    names: dict[tuple[int, int], str] = {}
     for event in events:
-        found[_device(event)].append(event)
-    busy_us = {name: total(_union(on, window)) for name, on in found.items()}
+        key = id(event.arguments), id(event.thread)
+        name = names.get(key)
+        if name is None:
+            name = names[key] = _device(event)
+        found[name].append(event)
+    unions = {name: _union(on, window) for name, on in found.items()}
+    busy_us = {name: total(busy) for name, busy in unions.items()}
     window_us = window[1] - window[0]
     least_us = MIN_BUSY_SHARE * max(busy_us.values(), default=0.0)
-    return tuple(
+    devices = tuple(
         Device(
             name=name,
             count=len(found[name]),
@@ -239,6 +251,7 @@ def _devices(events: list[Event], window: Interval) -> tuple[Device, ...]:
         )
         for name in sorted(found, key=lambda name: (-busy_us[name], name))
     )
+    return unions, devices
 
 
 def _idlest(devices: Sequence[Device]) -> str:
@@ -258,19 +271,30 @@ def _within(events: Sequence[Event], window: Interval) -> list[Event]:
     return [e for e in events if e.begin_us < high and e.end_us > low]
 
 
-def _union(events: list[Event], window: Interval) -> Intervals:
-    return union(clip(map(_SPAN, events), window))
+def _union(events: Sequence[Event], window: Interval) -> Intervals:
+    """``events``: by their begin."""
+    low, high = window
+    return merge(
+        [
+            (begin if begin > low else low, end if end < high else high)
+            for _, begin, end, _, _, _ in events
+            if begin < high and end > low
+        ]
+    )
 
 
 def _kernels(kernels: list[Event], calls: Mapping[int | None, Event]) -> Kernels:
-    durations = [k.end_us - k.begin_us for k in kernels]
-    launched = {k.correlation: calls[k.correlation] for k in kernels if k.correlation in calls}
-    short = sum(duration < SHORT_KERNEL_US for duration in durations)
+    durations: list[float] = []
+    launch_us: dict[int | None, float] = {}
+    for _, begin_us, end_us, _, correlation, _ in kernels:
+        durations.append(end_us - begin_us)
+        call = calls.get(correlation)
+        if call is not None:
+            launch_us[correlation] = call.end_us - call.begin_us
+    short = sum([us < SHORT_KERNEL_US for us in durations])
     return Kernels(
         count=len(kernels),
         short_share=short / len(kernels) if kernels else 0.0,
         median_us=median(durations) if durations else 0.0,
-        median_launch_us=median(c.end_us - c.begin_us for c in launched.values())
-        if launched
-        else 0.0,
+        median_launch_us=median(launch_us.values()) if launch_us else 0.0,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from warpwatch.diagnosis.host_patterns import compiled_spans
@@ -149,19 +149,19 @@ def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
 
 
 def _sort(
-    events: Iterable[Event],
+    events: Sequence[Event],
     patterns: tuple[tuple[str, re.Pattern[str]], ...],
     window: Interval,
     found: dict[str, list[Event]],
 ) -> None:
     """Puts into ``found`` what is in the window; a name is looked at once."""
-    known: dict[str, str | None] = {}
+    names = {event.name for event in events}
+    known = {name: next((what for what, p in patterns if p.match(name)), None) for name in names}
+    if not any(known.values()):
+        return
     low, high = window
     for event in events:
-        name = event.name
-        if name not in known:
-            known[name] = next((what for what, p in patterns if p.match(name)), None)
-        what = known[name]
+        what = known[event.name]
         if what is not None and event.begin_us < high and event.end_us > low:
             found.setdefault(what, []).append(event)
 

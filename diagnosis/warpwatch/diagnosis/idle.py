@@ -25,16 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 
+from warpwatch.diagnosis.events import by_begin
 from warpwatch.diagnosis.gap_splitter import CAUSES, Cause, GapSplitter, HostWait, Part, Parts
 from warpwatch.diagnosis.host_events import HostTime
-from warpwatch.diagnosis.intervals import Interval, Intervals, difference, total, union
+from warpwatch.diagnosis.intervals import Interval, Intervals, difference, merge, total, union
 from warpwatch.diagnosis.reader import Event
 from warpwatch.diagnosis.synchronization import Wait
 
 __all__ = ["CAUSES", "Cause", "Gap", "IdleTime", "idle_time"]
 
+_END_AND_THREAD = attrgetter("end_us", "thread")
 _WORST = 3
 _MAX_NAME = 200
 
@@ -94,7 +96,7 @@ def idle_time(
             parts[cause].append((begin, end))
         _remember(gaps, split, low, high, event)
     return IdleTime(
-        by_cause={cause: union(found) for cause, found in parts.items()},
+        by_cause={cause: merge(found) for cause, found in parts.items()},
         worst={cause: tuple(found) for cause, found in gaps.items()},
     )
 
@@ -113,8 +115,11 @@ def _gaps(
             yield reached, min(event.begin_us, high), event
         if event.begin_us >= high:
             return
-        splitter.pass_by(event, calls.get(event.correlation))
-        reached = max(reached, event.end_us)
+        launch = calls.get(event.correlation)
+        if launch is not None:
+            splitter.pass_by(event, launch)
+        if event.end_us > reached:
+            reached = event.end_us
         if reached >= high:
             return
     if reached < high:
@@ -153,14 +158,10 @@ def _previous_ends(
     work: Sequence[Event], calls: Mapping[int | None, Event]
 ) -> dict[int | None, float]:
     """By correlation: when the launch call before it on the same thread ended."""
-    used = {
-        (call.begin_us, call.end_us, call.thread, call.correlation)
-        for event in work
-        if (call := calls.get(event.correlation)) is not None
-    }
+    used = {e.correlation: call for e in work if (call := calls.get(e.correlation)) is not None}
     last: dict[str, float] = {}
     ends: dict[int | None, float] = {}
-    for _, end_us, thread, correlation in sorted(used, key=itemgetter(0, 1, 2)):
+    for _, _, end_us, thread, correlation, _ in by_begin(used.values(), _END_AND_THREAD):
         if thread in last:
             ends[correlation] = last[thread]
         last[thread] = end_us
@@ -174,7 +175,9 @@ def _remember(
     blamed: dict[Cause, float] = {}
     for begin, end, cause in split:
         blamed[cause] = blamed.get(cause, 0.0) + end - begin
-    cause = max(blamed, key=lambda c: (blamed[c], -CAUSES.index(c)))
+    cause = split[0][2]
+    if len(blamed) > 1:
+        cause = max(blamed, key=lambda c: (blamed[c], -CAUSES.index(c)))
     worst = gaps.setdefault(cause, [])
     if len(worst) < _WORST or blamed[cause] > worst[-1].blamed_us:
         before = event.name[:_MAX_NAME] if event else None

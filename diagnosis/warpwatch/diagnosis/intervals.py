@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
 # Begin and end in µs.
@@ -13,9 +13,14 @@ Intervals = list[Interval]
 
 def union(intervals: Iterable[Interval]) -> Intervals:
     """Touching intervals become one; empty ones vanish."""
+    return merge(sorted(intervals))
+
+
+def merge(intervals: Iterable[Interval]) -> Intervals:
+    """The union of intervals that come by their begin."""
     merged: Intervals = []
     low = high = -math.inf
-    for begin, end in sorted(intervals):
+    for begin, end in intervals:
         if begin > high:
             if end > begin:
                 if low < high:
@@ -44,15 +49,15 @@ def clip(intervals: Iterable[Interval], window: Interval) -> Intervals:
 def intersection(left: Intervals, right: Intervals) -> Intervals:
     """What two unions share."""
     shared: Intervals = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if begin < end:
-            shared.append((begin, end))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
+    first, count = 0, len(right)
+    for begin, end in left:
+        while first < count and right[first][1] <= begin:
+            first += 1
+        index = first
+        while index < count and right[index][0] < end:
+            low, high = right[index]
+            shared.append((low if low > begin else begin, high if high < end else end))
+            index += 1
     return shared
 
 
@@ -85,10 +90,9 @@ def within(intervals: Intervals, windows: Sequence[Interval]) -> list[float]:
     sums = []
     for low, high in windows:
         spent = 0.0
-        for index in range(max(0, bisect_right(begins, low) - 1), len(intervals)):
-            begin, end = intervals[index]
-            if begin >= high:
-                break
-            spent += max(0.0, min(end, high) - max(begin, low))
+        first, last = max(0, bisect_right(begins, low) - 1), bisect_left(begins, high)
+        for begin, end in intervals[first:last]:
+            if end > low:
+                spent += (end if end < high else high) - (begin if begin > low else low)
         sums.append(spent)
     return sums

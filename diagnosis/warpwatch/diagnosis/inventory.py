@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warpwatch.diagnosis.events import KINDS, Kind, is_time
+from warpwatch.diagnosis.events import is_time
+from warpwatch.diagnosis.kinds import KINDS, Kind
 from warpwatch.diagnosis.reader import EVENTS, HEAD, members
 
 # Steps beyond these are not told apart; no capture has that many.

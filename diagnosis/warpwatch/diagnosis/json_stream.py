@@ -25,14 +25,25 @@ class Malformed(Exception):
     """Not JSON, or cut short. The text says which."""
 
 
-class JsonStream:
-    """``read(n)`` answers the next at most n bytes, b"" at the end."""
+# Old exporters wrote raw control characters into names.
+_DECODER = json.JSONDecoder(strict=False)
+decode_json = _DECODER.decode
 
-    def __init__(self, read: Callable[[int], bytes]) -> None:
+
+class JsonStream:
+    """``read(n)`` answers the next at most n bytes, b"" at the end.
+
+    decode_list: makes a list of the text of one; raises ValueError where it is none.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int], bytes],
+        decode_list: Callable[[str], Any] = decode_json,
+    ) -> None:
         self._read = read
+        self._decode_list = decode_list
         self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
-        # Old exporters wrote raw control characters into names.
-        self._decoder = json.JSONDecoder(strict=False)
         self._text = ""
         self._at = 0
         self._ended = False
@@ -99,7 +110,7 @@ class JsonStream:
             return None
         self._no_guess_before = self._dropped + border
         try:
-            elements = self._decoder.decode(f"[{self._text[self._at : border]}]")
+            elements = self._decode_list(f"[{self._text[self._at : border]}]")
         except RecursionError:
             raise Malformed("is nested too deeply") from None
         except ValueError:
@@ -138,7 +149,7 @@ class JsonStream:
         self._peek()
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._at)
+                value, end = _DECODER.raw_decode(self._text, self._at)
             except RecursionError:
                 raise Malformed("is nested too deeply") from None
             except ValueError:

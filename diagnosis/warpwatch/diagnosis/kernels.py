@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from warpwatch.diagnosis.events import MAX_NUMBER
-from warpwatch.diagnosis.intervals import Interval, clip, total, union
+from warpwatch.diagnosis.intervals import Interval, total, union
 from warpwatch.diagnosis.reader import Event
 
 KernelClass = Literal[
@@ -139,78 +140,98 @@ class ClassTime:
     occupancy_ratio: float | None
 
 
-def kernel_times(kernels: Sequence[Event], window: Interval) -> tuple[KernelTime, ...]:
-    """The TOP names that take most time, longest first."""
-    named: dict[str, list[Event]] = defaultdict(list)
+# Begin, end and µs in the window; whole µs; blocks per SM and occupancy in % as estimated.
+_Row = tuple[float, float, float, float, float | None, float | None]
+
+
+class _Columns(NamedTuple):
+    """Kernels as columns of _Row."""
+
+    begins: Sequence[float]
+    ends: Sequence[float]
+    spent: Sequence[float]
+    durations: Sequence[float]
+    blocks: Sequence[float | None]
+    occupancies: Sequence[float | None]
+
+
+def kernel_times(
+    kernels: Sequence[Event], window: Interval
+) -> tuple[tuple[KernelTime, ...], tuple[ClassTime, ...]]:
+    """The TOP names that take most time and every class that occurs, longest first.
+
+    ``kernels``: in the window, by their begin.
+    """
+    rows = _rows(kernels, window)
+    named = {name: _Columns(*zip(*found, strict=True)) for name, found in rows.items()}
+    top = sorted(named, key=lambda name: (-sum(named[name].spent), name))[:TOP]
+    classes: dict[KernelClass, list[_Columns]] = defaultdict(list)
+    for name, columns in named.items():
+        classes[classify(name)].append(columns)
+    times = [_class_time(found, _together(several)) for found, several in classes.items()]
+    return (
+        tuple(_kernel_time(name, named[name]) for name in top),
+        tuple(sorted(times, key=lambda t: (-t.total_us, t.kernel_class))),
+    )
+
+
+def _together(several: list[_Columns]) -> _Columns:
+    return _Columns(*(list(chain.from_iterable(column)) for column in zip(*several, strict=True)))
+
+
+def _rows(kernels: Sequence[Event], window: Interval) -> dict[str, list[_Row]]:
+    low, high = window
+    named: dict[str, list[_Row]] = defaultdict(list)
+    # Equal arguments are one object.
+    estimates: dict[int, tuple[float | None, float | None]] = {}
     for kernel in kernels:
-        named[kernel.name].append(kernel)
-    spent = {name: _spent(found, window) for name, found in named.items()}
-    top = sorted(named, key=lambda name: (-sum(spent[name]), name))[:TOP]
-    return tuple(_kernel_time(name, named[name], spent[name]) for name in top)
+        name, begin, end, _, _, arguments = kernel
+        known = estimates.get(id(arguments))
+        if known is None:
+            known = number(kernel, "blocks per SM"), number(kernel, "est. achieved occupancy %")
+            estimates[id(arguments)] = known
+        us = end - begin
+        begin = begin if begin > low else low
+        end = end if end < high else high
+        named[name].append((begin, end, end - begin, us, *known))
+    return named
 
 
-def class_times(kernels: Sequence[Event], window: Interval) -> tuple[ClassTime, ...]:
-    """Every class that occurs, longest first."""
-    classes: dict[KernelClass, list[Event]] = defaultdict(list)
-    named = {name: classify(name) for name in {k.name for k in kernels}}
-    for kernel in kernels:
-        classes[named[kernel.name]].append(kernel)
-    times = [_class_time(found, classes[found], window) for found in classes]
-    return tuple(sorted(times, key=lambda t: (-t.total_us, t.kernel_class)))
-
-
-def _kernel_time(name: str, kernels: list[Event], spent: list[float]) -> KernelTime:
+def _kernel_time(name: str, kernels: _Columns) -> KernelTime:
+    spent = kernels.spent
     return KernelTime(
         name=name[:MAX_NAME],
         kernel_class=classify(name),
-        count=len(kernels),
+        count=len(spent),
         total_us=math.fsum(spent),
         median_us=median(spent),
         longest_us=max(spent),
-        blocks_per_sm=_mean(_numbers(kernels, "blocks per SM"), spent),
-        occupancy_ratio=_ratio(_mean(_numbers(kernels, "est. achieved occupancy %"), spent)),
+        blocks_per_sm=_mean(kernels.blocks, spent),
+        occupancy_ratio=_ratio(_mean(kernels.occupancies, spent)),
     )
 
 
-def _class_time(kernel_class: KernelClass, kernels: list[Event], window: Interval) -> ClassTime:
-    spent = _spent(kernels, window)
-    blocks = _numbers(kernels, "blocks per SM")
+def _class_time(kernel_class: KernelClass, kernels: _Columns) -> ClassTime:
+    spent, blocks = kernels.spent, kernels.blocks
     return ClassTime(
         kernel_class=kernel_class,
-        count=len(kernels),
+        count=len(spent),
         total_us=math.fsum(spent),
-        busy_us=total(union(clip(((k.begin_us, k.end_us) for k in kernels), window))),
-        short_count=sum(k.end_us - k.begin_us < SHORT_KERNEL_US for k in kernels),
+        busy_us=total(union(zip(kernels.begins, kernels.ends, strict=True))),
+        short_count=sum([us < SHORT_KERNEL_US for us in kernels.durations]),
         underfilled_us=math.fsum(
-            us for value, us in zip(blocks, spent, strict=True) if value is not None and value < 1
+            [us for value, us in zip(blocks, spent, strict=True) if value is not None and value < 1]
         ),
         blocks_per_sm=_mean(blocks, spent),
-        occupancy_ratio=_ratio(_mean(_numbers(kernels, "est. achieved occupancy %"), spent)),
+        occupancy_ratio=_ratio(_mean(kernels.occupancies, spent)),
     )
 
 
-def _spent(kernels: Iterable[Event], window: Interval) -> list[float]:
-    low, high = window
-    return [
-        (end if end < high else high) - (begin if begin > low else low)
-        for _, begin, end, _, _, _ in kernels
-    ]
-
-
-def _numbers(kernels: list[Event], key: str) -> list[float | None]:
-    # Equal arguments are one object.
-    known: dict[int, float | None] = {}
-    for kernel in kernels:
-        if id(kernel.arguments) not in known:
-            known[id(kernel.arguments)] = number(kernel, key)
-    return [known[id(kernel.arguments)] for kernel in kernels]
-
-
-def _mean(values: list[float | None], spent: list[float]) -> float | None:
+def _mean(values: Sequence[float | None], spent: Sequence[float]) -> float | None:
     """Weighted by duration, over the kernels that have a value."""
-    known = [(v, us) for v, us in zip(values, spent, strict=True) if v is not None]
-    weight = math.fsum(us for _, us in known)
-    return math.fsum(value * us for value, us in known) / weight if weight else None
+    known = [(value * us, us) for value, us in zip(values, spent, strict=True) if value is not None]
+    weight = math.fsum([us for _, us in known])
+    return math.fsum([product for product, _ in known]) / weight if weight else None
 
 
 def _ratio(percentage: float | None) -> float | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter, mul, sub
 from statistics import median
 
 from warpwatch.diagnosis.intervals import Interval
@@ -58,12 +61,10 @@ def by_correlation(events: Sequence[Event]) -> dict[int | None, Event]:
     """The first event of each correlation, whatever the order of ``events``."""
     found: dict[int | None, Event] = {}
     for event in events:
-        correlation = event.correlation
-        if correlation is None:
-            continue
-        known = found.get(correlation)
-        if known is None or _order(event) < _order(known):
-            found[correlation] = event
+        known = found.setdefault(event.correlation, event)
+        if known is not event and _order(event) < _order(known):
+            found[event.correlation] = event
+    found.pop(None, None)
     return found
 
 
@@ -76,54 +77,52 @@ def launches(
 ) -> Launches:
     """``work``: kernels and copies in the window by their begin; ``calls``: runtime calls by
     correlation."""
-    pairs = [(e, call) for e in work if (call := calls.get(e.correlation)) is not None]
-    first: dict[int | None, tuple[Event, Event]] = {}
-    for event, call in pairs:
-        first.setdefault(event.correlation, (event, call))
-    call_us = [call.end_us - call.begin_us for _, call in first.values()]
-    delays_us = [max(0.0, event.begin_us - call.end_us) for event, call in first.values()]
-    single = [(event, call) for event, call in pairs if "GraphLaunch" not in call.name]
+    call_us: dict[int | None, float] = {}
+    delays_us: dict[int | None, float] = {}
+    waited: dict[str, list[Interval]] = defaultdict(list)
+    in_graphs = short_kernels = without_launch = 0
+    for _, begin_us, end_us, stream, correlation, _ in work:
+        call = calls.get(correlation)
+        if call is None:
+            without_launch += 1
+            continue
+        name, call_begin_us, call_end_us, _, _, _ = call
+        took_us = call_end_us - call_begin_us
+        if correlation not in call_us:
+            call_us[correlation] = took_us
+            delays_us[correlation] = begin_us - call_end_us if begin_us > call_end_us else 0.0
+        if "GraphLaunch" in name:
+            in_graphs += 1
+        else:
+            short_kernels += end_us - begin_us < took_us
+            waited[stream].append((call_begin_us, begin_us))
+    taken, delays = sorted(call_us.values()), sorted(delays_us.values())
+    queues = [_queue(stream, spans, window) for stream, spans in waited.items()]
     return Launches(
-        count=len(first),
-        total_call_us=sum(sorted(call_us)),
-        median_call_us=median(call_us) if pairs else 0.0,
-        median_delay_us=median(delays_us) if pairs else 0.0,
-        slow_calls=sum(us > SLOW_CALL_US for us in call_us),
-        late_starts=sum(us > LATE_START_US for us in delays_us),
-        short_kernels=sum(
-            event.end_us - event.begin_us < call.end_us - call.begin_us for event, call in single
-        ),
-        without_launch=len(work) - len(pairs),
-        in_graphs=len(pairs) - len(single),
-        queues=_queues(single, window),
+        count=len(taken),
+        total_call_us=sum(taken),
+        median_call_us=median(taken) if taken else 0.0,
+        median_delay_us=median(delays) if delays else 0.0,
+        slow_calls=len(taken) - bisect_right(taken, SLOW_CALL_US),
+        late_starts=len(delays) - bisect_right(delays, LATE_START_US),
+        short_kernels=short_kernels,
+        without_launch=without_launch,
+        in_graphs=in_graphs,
+        queues=tuple(sorted(queues, key=lambda q: (-q.launches, q.stream))),
     )
 
 
-def _queues(pairs: list[tuple[Event, Event]], window: Interval) -> tuple[StreamQueue, ...]:
-    streams: dict[str, list[tuple[Event, Event]]] = defaultdict(list)
-    for pair in pairs:
-        streams[pair[0].thread].append(pair)
-    queues = [_queue(stream, found, window) for stream, found in streams.items()]
-    return tuple(sorted(queues, key=lambda q: (-q.launches, q.stream)))
-
-
-def _queue(stream: str, pairs: list[tuple[Event, Event]], window: Interval) -> StreamQueue:
+def _queue(stream: str, spans: list[Interval], window: Interval) -> StreamQueue:
     """Length over time: one more at each launch call's begin, one less at each work's begin."""
-    spans = [(call.begin_us, event.begin_us) for event, call in pairs]
     changes = [(begin, 1) for begin, end in spans if begin < end]
     changes += [(end, -1) for begin, end in spans if begin < end]
     changes.sort()
-    length = longest = 0
-    area = full = 0.0
     low, high = window
-    since = low
-    for at, change in changes:
-        now = low if at < low else high if at > high else at
-        area += length * (now - since)
-        full += now - since if length >= QUEUE_LIMIT else 0.0
-        since = now
-        length += change
-        if length > longest:
-            longest = length
+    times = [low if at < low else high if at > high else at for at, _ in changes]
+    stays = list(map(sub, times[1:], times))
+    lengths = list(accumulate(map(itemgetter(1), changes)))
+    longest = max(lengths, default=0)
+    area = sum(map(mul, lengths, stays))
     mean = area / (high - low) if high > low else 0.0
-    return StreamQueue(stream, len(pairs), longest, mean, full)
+    full = [us for us, length in zip(stays, lengths, strict=False) if length >= QUEUE_LIMIT]
+    return StreamQueue(stream, len(spans), longest, mean, sum(full, 0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -231,12 +232,13 @@ def _waits(trace: Trace, work: Work, window: Interval, threads: set[str]) -> lis
 
 
 def _operators(trace: Trace, work: Work, window: Interval, waited: list[Wait]) -> Operators:
-    launched: dict[Instant, float] = {}
-    for event in work.events:
-        call = work.calls.get(event.correlation)
+    launched: dict[str, dict[float, float]] = defaultdict(dict)
+    calls = work.calls
+    for _, begin_us, end_us, _, correlation, _ in work.events:
+        call = calls.get(correlation)
         if call is not None:
-            at = (call.thread, call.begin_us)
-            launched[at] = launched.get(at, 0.0) + event.end_us - event.begin_us
+            mine, at_us = launched[call.thread], call.begin_us
+            mine[at_us] = mine.get(at_us, 0.0) + end_us - begin_us
     instants = {(wait.thread, wait.begin_us) for wait in waited}
     return operators(trace.events["operator"], window, launched, instants)
 

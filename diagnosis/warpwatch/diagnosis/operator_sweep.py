@@ -13,7 +13,7 @@ from warpwatch.diagnosis.flops import (
     gradient_of_convolution,
     work_of,
 )
-from warpwatch.diagnosis.intervals import Intervals, union
+from warpwatch.diagnosis.intervals import Intervals, merge
 from warpwatch.diagnosis.kernels import KernelClass
 from warpwatch.diagnosis.places import Instant
 from warpwatch.diagnosis.reader import Event
@@ -36,13 +36,15 @@ class OperatorTotal:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An operator with its arguments; ``convolution``: its FLOPs are known only in the end."""
+    """An operator with its arguments; ``computes``: its FLOPs are known, of a ``convolution`` only
+    in the end."""
 
     name: str
     signature: Signature
     total: OperatorTotal
     work: Work | None
     convolution: bool
+    computes: bool
 
 
 @dataclass(slots=True)
@@ -120,12 +122,15 @@ class OperatorSweep:
         name, arguments = event.name, event.arguments
         signature = NO_SIGNATURE if arguments is None else signature_of(arguments)
         shapes = signature.shapes
+        work = work_of(name, shapes, signature.types) if shapes is not None else None
+        convolution = name in CONVOLUTIONS and shapes is not None
         known = self._known[name, id(arguments)] = _Known(
             name=name,
             signature=signature,
             total=self.totals.setdefault((name, signature.text), OperatorTotal()),
-            work=work_of(name, shapes, signature.types) if shapes is not None else None,
-            convolution=name in CONVOLUTIONS and shapes is not None,
+            work=work,
+            convolution=convolution,
+            computes=convolution or work is not None,
         )
         backward = gradient_of_convolution(name, shapes or ())
         if backward is not None:
@@ -145,25 +150,25 @@ class OperatorSweep:
         if took_us > total.longest_us:
             total.longest_us, total.longest = took_us, (thread, call.begin_us)
             total.place = known.signature.place
-        if not call.counted:
-            call.counted = self._compute(call)
-        total.gpu_us += call.own_gpu_us
+        if known.computes and not call.counted:
+            call.counted = True
+            self._compute(known, call.gpu_us)
+        if call.own_gpu_us:
+            total.gpu_us += call.own_gpu_us
         if stack:
             caller = stack[-1]
             caller.inside_us += took_us
-            caller.gpu_us += call.gpu_us
-            caller.counted = caller.counted or call.counted
+            if call.gpu_us:
+                caller.gpu_us += call.gpu_us
+            if call.counted:
+                caller.counted = True
 
-    def _compute(self, call: _Call) -> bool:
-        """Whether the call's FLOPs are counted now, or a convolution's will be."""
-        known = call.known
+    def _compute(self, known: _Known, gpu_us: float) -> None:
+        """Counts the call's FLOPs, a convolution's in the end."""
         if known.convolution:
-            self.convolutions.append((known.total, known.signature, call.gpu_us))
-            return True
-        if known.work is None:
-            return False
-        self._count(known.total, known.work, call.gpu_us)
-        return True
+            self.convolutions.append((known.total, known.signature, gpu_us))
+        elif known.work is not None:
+            self._count(known.total, known.work, gpu_us)
 
     def _count(self, total: OperatorTotal, work: Work, gpu_us: float) -> None:
         total.flops = (total.flops or 0.0) + work.flops
@@ -193,4 +198,4 @@ def _running(events: list[Event]) -> Intervals:
         if known[name]:
             spans.append((event.begin_us, event.end_us))
             until_us = event.end_us
-    return union(spans)
+    return merge(spans)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
+from warpwatch.diagnosis.events import by_begin
 from warpwatch.diagnosis.flops import Work
 from warpwatch.diagnosis.intervals import Interval, Intervals
 from warpwatch.diagnosis.kernels import KernelClass
@@ -82,16 +83,16 @@ class Operators:
 def operators(
     events: Sequence[Event],
     window: Interval,
-    launched: Mapping[Instant, float],
+    launched: Mapping[str, Mapping[float, float]],
     instants: Iterable[Instant],
 ) -> Operators:
-    """``launched``: µs of GPU work by the instant of its launch call; ``instants``: of which the
-    operator is wanted."""
+    """``launched``: µs of GPU work by the thread and the begin of its launch call; ``instants``: of
+    which the operator is wanted."""
     marks: dict[str, dict[float, float]] = defaultdict(dict)
     for thread, at_us in instants:
         marks[thread][at_us] = 0.0
-    for (thread, at_us), gpu_us in launched.items():
-        marks[thread][at_us] = gpu_us
+    for thread, us in launched.items():
+        marks[thread] |= us
     threads: dict[str, list[Event]] = defaultdict(list)
     low, high = window
     for event in events:
@@ -99,8 +100,8 @@ def operators(
             threads[event.thread].append(event)
     sweep = OperatorSweep(wanted=set(instants))
     for thread in sorted(threads):
-        mine = threads[thread]
-        mine.sort(key=lambda e: (e.begin_us, -e.end_us, e.name))
+        # Of operators that begin at one instant the longer one is the caller.
+        mine = by_begin(threads[thread], lambda e: (-e.end_us, e.name))
         sweep.thread(thread, mine, sorted(marks.get(thread, {}).items()))
     sweep.resolve_convolutions()
     return _result(sweep)

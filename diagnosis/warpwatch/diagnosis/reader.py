@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from warpwatch.diagnosis.errors import TraceError
-from warpwatch.diagnosis.events import MAX_NUMBER, Collector, Event, Kind, is_bounded, is_time
-from warpwatch.diagnosis.json_stream import JsonStream, Malformed
+from warpwatch.diagnosis.events import MAX_NUMBER, Collector, Event, is_bounded, is_time
+from warpwatch.diagnosis.json_stream import JsonStream, Malformed, decode_json
+from warpwatch.diagnosis.kinds import Kind
+from warpwatch.diagnosis.raw_events import decode_elements
 
 __all__ = [
     "EVENTS",
@@ -81,7 +83,7 @@ def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVE
     head: dict[str, Any] = {}
     listed: int | None = None
     with without_collection():
-        for key, value in members(path, max_bytes):
+        for key, value in members(path, max_bytes, decode_elements):
             if key == EVENTS:
                 listed = len(value) + (listed or 0)
                 collector.take(value)
@@ -95,7 +97,7 @@ def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVE
     if not trace.count:
         raise TraceError(f"{path}: no operator, annotation or GPU event with a usable time")
     _check_span(path, trace)
-    _describe(trace, head)
+    _describe(path, trace, head)
     return trace
 
 
@@ -111,15 +113,23 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def members(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[tuple[str, Any]]:
-    """(key, value) of the trace's object; of EVENTS lists of some elements. Raises TraceError."""
+def members(
+    path: Path,
+    max_bytes: int = MAX_BYTES,
+    decode_list: Callable[[str], list[Any]] = decode_json,
+) -> Iterator[tuple[str, Any]]:
+    """(key, value) of the trace's object; of EVENTS lists of some elements. Raises TraceError.
+
+    ``decode_list``: makes the elements of the text of a list, where they are decoded together.
+    """
     listed = 0
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             source: Any = gzip.GzipFile(fileobj=file) if zipped else file
-            for key, value in JsonStream(_bounded(path, source.read, max_bytes)).members(EVENTS):
+            read = _bounded(path, source.read, max_bytes)
+            for key, value in JsonStream(read, decode_list).members(EVENTS):
                 listed += len(value) if key == EVENTS else 0
                 if listed > MAX_ELEMENTS:
                     raise TraceError(f"{path}: more than {MAX_ELEMENTS:,} elements")
@@ -156,8 +166,11 @@ def _check_span(path: Path, trace: Trace) -> None:
         raise TraceError(f"{path}: times span {span_us / 1e6 / 86400:,.0f} days; broken clock")
 
 
-def _describe(trace: Trace, head: dict[str, Any]) -> None:
+def _describe(path: Path, trace: Trace, head: dict[str, Any]) -> None:
     distributed, own = _mapping(head, "distributedInfo"), _mapping(head, "warpwatch")
+    merged = _count(own, "merged_ranks")
+    if merged:
+        raise TraceError(f"{path}: {merged} ranks for a viewer; diagnose their own traces")
     in_name = _RANK_IN_NAME.search(trace.file)
     ranks = (_count(distributed, "rank"), _count(own, "rank"), int(in_name[1]) if in_name else None)
     trace.rank = next((rank for rank in ranks if rank is not None), None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from warpwatch.diagnosis.copies import kind
@@ -100,20 +101,22 @@ def _streams(work: Sequence[Event], window: Interval) -> list[Lane]:
         if event.begin_us < window[1] and event.end_us > window[0]:
             streams[event.thread].append(event)
     busiest = sorted(streams, key=lambda name: (-_busy_us(streams[name]), name))[:MAX_STREAMS]
-    return [
-        _lane(name, "stream", [_labelled(event) for event in streams[name]], window)
-        for name in busiest
-    ]
+    return [_lane(name, "stream", _labelled(streams[name]), window) for name in busiest]
 
 
 def _busy_us(events: list[Event]) -> float:
     return sum(sorted(e.end_us - e.begin_us for e in events))
 
 
-def _labelled(event: Event) -> Labelled:
-    direction, _ = kind(event.name)
-    label = classify(event.name) if direction == "unknown" else direction
-    return (event.begin_us, event.end_us), label, event.name
+def _labelled(events: list[Event]) -> Iterator[Labelled]:
+    for name, begin_us, end_us, _, _, _ in events:
+        yield (begin_us, end_us), _label(name), name
+
+
+@lru_cache(maxsize=1024)
+def _label(name: str) -> str:
+    direction, _ = kind(name)
+    return classify(name) if direction == "unknown" else direction
 
 
 def _lane(
@@ -124,34 +127,35 @@ def _lane(
 ) -> Lane:
     low, high = window
     near_us = (high - low) / RESOLUTION
-    spans: list[Span] = []
-    longest_us = 0.0
     inside = sorted(
-        (max(begin, low) - low, min(end, high) - low, label, event or "")
-        for (begin, end), label, event in labelled
-        if begin < high and end > low
+        [
+            (max(begin, low) - low, min(end, high) - low, label, event or "")
+            for (begin, end), label, event in labelled
+            if begin < high and end > low
+        ]
     )
-    for begin, end, label, event in inside:
-        new = Span(begin, end, label, event[:_MAX_NAME] or None, 1, end - begin)
-        last = spans[-1] if spans else None
-        if last is None or not _together(last, new, near_us):
-            spans.append(new)
-            longest_us = new.busy_us
+    return Lane(name, lane_kind, tuple(_spans(inside, near_us)))
+
+
+def _spans(events: list[tuple[float, float, str, str]], near_us: float) -> Iterator[Span]:
+    """``events``: begin, end, label and name in order. Those within one point of the drawing
+    become one, and those of one label next to each other; the longest gives the name."""
+    if not events:
+        return
+    first, last, label, name = events[0]
+    count, busy_us, longest_us = 0, 0.0, last - first
+    for begin, end, new_label, new_name in events:
+        us = end - begin
+        same = new_label == label and begin - last <= near_us
+        if not same and end - first > near_us:
+            yield Span(first, last, label, name[:_MAX_NAME] or None, count, busy_us)
+            first, last, label, name = begin, end, new_label, new_name
+            count, busy_us, longest_us = 1, us, us
             continue
-        named = new if new.busy_us > longest_us else last
-        longest_us = max(longest_us, new.busy_us)
-        spans[-1] = Span(
-            last.begin_us,
-            max(last.end_us, end),
-            named.label,
-            named.name,
-            last.count + 1,
-            last.busy_us + new.busy_us,
-        )
-    return Lane(name, lane_kind, tuple(spans))
-
-
-def _together(last: Span, new: Span, near_us: float) -> bool:
-    """Within one point of the drawing, or of one label and next to each other."""
-    same = new.label == last.label and new.begin_us - last.end_us <= near_us
-    return same or new.end_us - last.begin_us <= near_us
+        if us > longest_us:
+            label, name, longest_us = new_label, new_name, us
+        if end > last:
+            last = end
+        count += 1
+        busy_us += us
+    yield Span(first, last, label, name[:_MAX_NAME] or None, count, busy_us)

@@ -3,7 +3,8 @@
 Of each trace it keeps what diagnosis reads, as many whole steps around the longest one as fit, and
 adds two things: an arrow from each launch to its work, and a track that names the cause of each
 long idle gap. Several ranks come into one file on the clock of the first one. The file of a single
-rank is a trace like any other: its diagnosis gives the same verdict.
+rank is a trace like any other: its diagnosis gives the same verdict. That of several ranks says so,
+and the reader refuses it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from warpwatch.diagnosis.diagnosis import Diagnosis
-from warpwatch.diagnosis.events import MEMORY_NAME, Event, Kind
+from warpwatch.diagnosis.events import Event
 from warpwatch.diagnosis.excerpt import CATEGORIES, DEVICE, excerpt, excerpt_window
 from warpwatch.diagnosis.gpu_time import Work
 from warpwatch.diagnosis.idle import CAUSES
 from warpwatch.diagnosis.intervals import Interval
+from warpwatch.diagnosis.kinds import MEMORY_NAME, Kind
 from warpwatch.diagnosis.measures import Measures
 from warpwatch.diagnosis.reader import Trace, read_trace
 from warpwatch.diagnosis.report.parts import aligned_index
@@ -126,7 +128,9 @@ def _head(trace: Trace, ranks: int) -> str:
     if work and trace.device_name is not None:
         device = _id(work[0].thread.partition("/")[0])
         head["deviceProperties"] = [{"id": device, "name": trace.device_name}]
-    if ranks == 1 and trace.rank is not None:
+    if ranks > 1:
+        head["warpwatch"] = {"merged_ranks": ranks}
+    elif trace.rank is not None:
         world = {} if trace.world_size is None else {"world_size": trace.world_size}
         head["distributedInfo"] = {"rank": trace.rank} | world
     return json.dumps(head)[1:-1]

@@ -122,10 +122,11 @@ def _evidence(measures: Measures, share: float) -> list[str]:
     lost = exposed(measures)
     sentences = [f"{percent(share)} of the step is communication that no compute hides"]
     gpu, cpu = measures.gpu, measures.cpu
-    if gpu is not None and gpu.overlap_ratio is not None:
+    overlap = gpu.overlap_ratio if gpu is not None else None
+    if gpu is not None and overlap is not None:
         sentences.append(
             f"collective kernels run for {milliseconds(total(gpu.communication))}, "
-            f"{milliseconds(total(lost))} of it alone; {percent(gpu.overlap_ratio)} is overlapped, "
+            f"{milliseconds(total(lost))} of it alone; {percent(overlap)} is overlapped, "
             f"{percent(GOOD_OVERLAP)} is good"
         )
     if cpu is not None:
