@@ -91,7 +91,6 @@ class CaptureNode:
         return Coordinator(
             policy,
             self.store,
-            self.folder,
             self.source,
             hub,
             lambda busy: None,

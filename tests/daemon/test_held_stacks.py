@@ -22,6 +22,7 @@ from warpwatch.client import protocol
 from warpwatch.daemon.captures.stacks import faulthandler_text, held, outside, py_spy
 from warpwatch.daemon.captures.stacks.outside import NoStacks, Silent
 from warpwatch.daemon.rendezvous import silence
+from warpwatch.daemon.rendezvous.directory import Directory
 from warpwatch.daemon.rendezvous.rank import Rank
 from warpwatch.daemon.rendezvous.table import RingTable
 
@@ -103,7 +104,7 @@ def test_what_is_no_traceback_is_no_thread(text: str) -> None:
 def test_the_pipe_is_read_to_the_end_of_the_dump(pipe: Path) -> None:
     fd = written(pipe, HEAD + b"\n" * 1000 + DUMP)
     began = time.monotonic()
-    threads = held.read(pipe.parent, NAME, os.getuid(), began + 60)
+    threads = held.read(Directory(pipe.parent), NAME, os.getuid(), began + 60)
     assert [thread["name"] for thread in threads] == ["worker", "MainThread"]
     assert time.monotonic() - began < 30
     os.close(fd)
@@ -111,9 +112,9 @@ def test_the_pipe_is_read_to_the_end_of_the_dump(pipe: Path) -> None:
 
 def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pipe: Path) -> None:
     fd = written(pipe, HEAD + b"\n" * 1000)
-    assert held.read(pipe.parent, NAME, os.getuid(), time.monotonic() + 0.1) == []
+    assert held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 0.1) == []
     os.close(fd)
-    assert held.read(pipe.parent, NAME, os.getuid(), time.monotonic() + 60) == []
+    assert held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60) == []
 
 
 def test_a_daemon_may_have_more_files_open_than_select_knows(pipe: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_daemon_may_have_more_files_open_than_select_knows(pipe: Path) -> None
         for _ in range(1024):
             stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         stack.callback(os.close, written(pipe, HEAD + b"\n" + DUMP))
-        threads = held.read(pipe.parent, NAME, os.getuid(), time.monotonic() + 60)
+        threads = held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60)
     assert [thread["name"] for thread in threads] == ["worker", "MainThread"]
 
 
@@ -134,14 +135,14 @@ def test_a_pipe_that_never_ends_is_left_at_the_deadline(pipe: Path) -> None:
         "os.write(fd, b'Timeout (')\nwhile True: os.write(fd, b'x'); import time; time.sleep(.05)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(pipe)]) as process:
-        assert held.read(pipe.parent, NAME, os.getuid(), time.monotonic() + 1.5) == []
+        assert held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 1.5) == []
         process.kill()
 
 
 @pytest.mark.parametrize("head", [b"{", b"[]", b'{"threads": 5, "main": "x"}', b"\xff\xfe"])
 def test_a_head_that_is_nonsense_costs_only_the_names(pipe: Path, head: bytes) -> None:
     fd = written(pipe, head + b"\n" + DUMP)
-    threads = held.read(pipe.parent, NAME, os.getuid(), time.monotonic() + 20)
+    threads = held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 20)
     assert [(thread["name"], thread["main"]) for thread in threads] == [
         ("worker", False),
         ("", False),
@@ -152,13 +153,13 @@ def test_a_head_that_is_nonsense_costs_only_the_names(pipe: Path, head: bytes) -
 def test_only_a_named_pipe_of_the_rings_owner_is_read(tmp_path: Path, pipe: Path) -> None:
     fd = written(pipe, HEAD + b"\n" + DUMP)
     soon = time.monotonic() + 20
-    assert held.read(tmp_path, NAME, os.getuid() + 1, soon) == []
+    assert held.read(Directory(tmp_path), NAME, os.getuid() + 1, soon) == []
     (tmp_path / "link").symlink_to(pipe)
-    assert held.read(tmp_path, "link", os.getuid(), soon) == []
+    assert held.read(Directory(tmp_path), "link", os.getuid(), soon) == []
     (tmp_path / "regular").write_bytes(HEAD + b"\n" + DUMP)
-    assert held.read(tmp_path, "regular", os.getuid(), soon) == []
+    assert held.read(Directory(tmp_path), "regular", os.getuid(), soon) == []
     os.link(pipe, tmp_path / "second")
-    assert held.read(tmp_path, NAME, os.getuid(), soon) == []
+    assert held.read(Directory(tmp_path), NAME, os.getuid(), soon) == []
     os.close(fd)
 
 
@@ -185,7 +186,9 @@ def test_py_spys_answer_becomes_threads() -> None:
 )
 def test_where_there_are_none_the_reason_is_said(tmp_path: Path, reason: str, said: str) -> None:
     with pytest.raises(NoStacks) as raised:
-        outside.take(silent(reason=reason), tmp_path, tmp_path / "out", 0.0, without_py_spy)
+        outside.take(
+            silent(reason=reason), Directory(tmp_path), tmp_path / "out", 0.0, without_py_spy
+        )
     assert str(raised.value) == said
     assert not (tmp_path / "out").exists()
 
@@ -198,7 +201,9 @@ def test_py_spy_has_no_more_time_than_is_left(tmp_path: Path) -> None:
         return [{"name": "MainThread", "frames": []}]
 
     for left_s in (2.0, 60.0):
-        outside.take(silent(), tmp_path, tmp_path / "out", time.monotonic() + left_s, read)
+        outside.take(
+            silent(), Directory(tmp_path), tmp_path / "out", time.monotonic() + left_s, read
+        )
     assert given[0] <= 2.0
     assert given[1] == 5.0
 
@@ -212,7 +217,7 @@ def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> 
         assert folder.ring().metadata["held_stacks"] == name
         rank = silent(held_file=name)
         deadline = time.monotonic() + 20
-        via = outside.take(rank, folder.path / "inbox", target, deadline, without_py_spy)
+        via = outside.take(rank, Directory(folder.path / "inbox"), target, deadline, without_py_spy)
     found = json.loads(target.read_text())
     assert via == found["via"] == "faulthandler"
     assert (found["rank"], found["silent_reason"]) == (3, "holds the GIL")
@@ -231,7 +236,11 @@ def test_the_pipe_of_threads_that_may_run_again_is_left_full(
         with pytest.raises(NoStacks, match="no stacks"):
             deadline = time.monotonic() + 60
             outside.take(
-                silent(reason=reason), tmp_path, tmp_path / "out", deadline, without_py_spy
+                silent(reason=reason),
+                Directory(tmp_path),
+                tmp_path / "out",
+                deadline,
+                without_py_spy,
             )
         assert os.read(fd, 10) == HEAD[:10]
     finally:
@@ -240,7 +249,7 @@ def test_the_pipe_of_threads_that_may_run_again_is_left_full(
 
 def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
     file = RingFile(tmp_path, job="steps")
-    (ring,) = RingTable(tmp_path, pytest.fail).scan()
+    (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
     expected = held.file_name(ring.name)
     rank = Rank("steps", ring, 0.0)
     rank.claims = replace(rank.claims, held_stacks=expected)
@@ -256,7 +265,7 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
 def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> None:
     file = RingFile(tmp_path, job="claims")
     with file.held() as holder:
-        (ring,) = RingTable(tmp_path, pytest.fail).scan()
+        (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
         rank = Rank("claims", ring, 0.0)
         reasons = []
         # Its own, and then that of a process which holds no lock of this ring.
@@ -269,7 +278,7 @@ def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> 
             reasons.append(found.reason)
         assert reasons == ["holds the GIL", "unknown"]
         with pytest.raises(NoStacks, match="not visible here"):
-            outside.take(found, tmp_path, tmp_path / "out", 0.0, without_py_spy)
+            outside.take(found, Directory(tmp_path), tmp_path / "out", 0.0, without_py_spy)
         ring.reader.close()
 
 
@@ -282,7 +291,7 @@ def test_a_stopped_process_is_read_by_py_spy(tmp_path: Path) -> None:
         process.send_signal(signal.SIGSTOP)
         try:
             rank = silent(pid=process.pid, reason=silence.STOPPED)
-            via = outside.take(rank, tmp_path, tmp_path / "out", time.monotonic() + 60)
+            via = outside.take(rank, Directory(tmp_path), tmp_path / "out", time.monotonic() + 60)
         except NoStacks as error:
             pytest.skip(str(error))
         finally:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from warpwatch.daemon.rendezvous import inbox
+from warpwatch.daemon.rendezvous.directory import Directory
 from warpwatch.daemon.rendezvous.inbox import InboxError
 
 DEPTH = 1100
@@ -37,7 +38,7 @@ def abyss(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_file_is_moved_out_of_the_inbox(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"{}")
-    assert inbox.take(tmp_path, "a.json", os.getuid(), tmp_path / "taken") == 2
+    assert inbox.take(Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken") == 2
     assert (tmp_path / "taken").read_bytes() == b"{}"
     assert not (tmp_path / "a.json").exists()
 
@@ -47,7 +48,7 @@ def test_a_file_of_holes_does_not_fill_the_store(tmp_path: Path, content: bytes)
     (tmp_path / "a.json").write_bytes(content)
     os.truncate(tmp_path / "a.json", 1 << 30)
     with pytest.raises(InboxError, match=r"a\.json has holes"):
-        inbox.take(tmp_path, "a.json", os.getuid(), tmp_path / "taken")
+        inbox.take(Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken")
     assert not (tmp_path / "taken").exists()
 
 
@@ -57,7 +58,7 @@ def test_a_store_without_room_takes_nothing(
     (tmp_path / "a.json").write_bytes(b"{}")
     monkeypatch.setattr(inbox, "MIN_FREE_BYTES", 1 << 60)
     with pytest.raises(OSError) as raised:
-        inbox.take(tmp_path, "a.json", os.getuid(), tmp_path / "taken")
+        inbox.take(Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken")
     assert raised.value.errno == errno.ENOSPC
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
@@ -72,9 +73,9 @@ def test_what_is_old_is_swept_however_deep_it_lies(tmp_path: Path, abyss: Path) 
     (abyss / "link").symlink_to(secret)
     (abyss / "zzz.json").touch()
     now = time.time()
-    assert inbox.sweep(abyss, 3600.0, now) == 0
+    assert inbox.sweep(Directory(abyss), 3600.0, now) == 0
     # As often as it takes on a busy machine: a sweep ends early.
-    while inbox.sweep(abyss, 3600.0, now + 4000):
+    while inbox.sweep(Directory(abyss), 3600.0, now + 4000):
         pass
     assert os.listdir(abyss) == []
     assert os.listdir(secret) == ["kept"]
@@ -86,5 +87,5 @@ def test_folders_get_little_time_and_files_go_first(
     (tmp_path / "folder").mkdir()
     (tmp_path / "zzz.json").touch()
     monkeypatch.setattr(inbox, "SWEEP_FOLDERS_S", 0.0)
-    assert inbox.sweep(tmp_path, -1.0, time.time()) == 1
+    assert inbox.sweep(Directory(tmp_path), -1.0, time.time()) == 1
     assert os.listdir(tmp_path) == ["folder"]

@@ -20,8 +20,6 @@ from warpwatch.daemon.captures.shim_backend import ShimBackend
 from warpwatch.daemon.captures.store import Store
 from warpwatch.daemon.errors import Refused
 from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.rendezvous import inbox
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.telemetry.captures import STEP_KINDS, Capture, CaptureRequest
 from warpwatch.telemetry.records import End, RankEvent, Record, Step
@@ -58,7 +56,6 @@ class Coordinator:
         self,
         policy: Policy,
         store: Store,
-        folder: RendezvousFolder,
         ranks: RanksSource,
         hub: Hub,
         hurry: Callable[[bool], None],
@@ -68,11 +65,11 @@ class Coordinator:
     ) -> None:
         self.policy = policy
         self._store = store
-        self._inbox = folder.inbox
+        self._ranks = ranks
         self._hub = hub
         self._hurry = hurry
         self._monotonic = monotonic
-        self._backends = (ShimBackend(policy, folder, ranks), *backends)
+        self._backends = (ShimBackend(policy, ranks), *backends)
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
         self._watched: dict[str, _Watched] = {}
@@ -300,11 +297,11 @@ class Coordinator:
                     logger.exception("capture %s", session.capture.id)
 
     def retain(self) -> None:
-        """Retention of the store and of the inbox; a loop of its own."""
+        """Retention of the store and of the inboxes; a loop of its own."""
         now = time.time()
         self._register.retain(now)
         self._register.publish_residuals()
-        inbox.sweep(self._inbox, SWEEP_AFTER_S, now)
+        self._ranks.sweep_inboxes(SWEEP_AFTER_S, now)
 
 
 def _is_over(session: Session, at: float) -> bool:

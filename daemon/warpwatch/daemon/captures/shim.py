@@ -16,6 +16,7 @@ from warpwatch.daemon.captures.stacks import outside
 from warpwatch.daemon.captures.verification import Expectation
 from warpwatch.daemon.config.triggers import TriggersConfig
 from warpwatch.daemon.rendezvous import inbox
+from warpwatch.daemon.rendezvous.place import Place
 from warpwatch.daemon.rendezvous.rank import Rank
 from warpwatch.telemetry.captures import (
     RANK_ENDS,
@@ -44,11 +45,12 @@ SILENT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A rank and the ring of the process that was asked."""
+    """A rank, the ring of the process that was asked, and where that is met."""
 
     rank: Rank
     ring_name: str
     owner_uid: int
+    place: Place
 
 
 class ShimSession:
@@ -66,7 +68,6 @@ class ShimSession:
         config: TriggersConfig,
         send: Callable[[Target, dict[str, Any]], None],
         begun: Callable[[Rank], int | None],
-        inbox_path: Path,
         at: float,
     ) -> None:
         self.capture = capture
@@ -80,7 +81,6 @@ class ShimSession:
         self._config = config
         self._send = send
         self._begun = begun
-        self._inbox = inbox_path
         self._steps = capture.steps or capture.request.steps
         self._attempt = 0
         self._deadline = at + MAX_SESSION_S
@@ -216,8 +216,8 @@ class ShimSession:
     def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
         rank, kind = self.ranks[number], self.capture.request.kind
         if rank.detail == "no_inbox":
-            hint = f"no_inbox: start the training with WARPWATCH_INBOX={self._inbox}"
-            return replace(rank, detail=hint), ()
+            remedy = self.targets[number].place.inbox_remedy
+            return replace(rank, detail=f"no_inbox: {remedy}"), ()
         if rank.state == "missing" and number in self._silent:
             return self._take_from_outside(number, folder)
         if rank.state != "exported":
@@ -241,7 +241,7 @@ class ShimSession:
         name = f"rank{number}{inbox.SUFFIX['stacks']}"
         try:
             silent = outside.look(target.rank, target.ring_name)
-            via = outside.take(silent, self._inbox, folder / name, self._outside_deadline)
+            via = outside.take(silent, target.place.inbox, folder / name, self._outside_deadline)
         except outside.NoStacks as error:
             return replace(rank, detail=str(error)), ()
         except OSError as error:
@@ -251,7 +251,7 @@ class ShimSession:
     def _take(self, number: int, suffix: str, folder: Path) -> str:
         target, name = self.targets[number], f"rank{number}{suffix}"
         stem = f"{self.command_id}.{target.ring_name.removesuffix('.ring')}"
-        inbox.take(self._inbox, stem + suffix, target.owner_uid, folder / name)
+        inbox.take(target.place.inbox, stem + suffix, target.owner_uid, folder / name)
         return name
 
     def _take_more(self, number: int, folder: Path) -> list[str]:

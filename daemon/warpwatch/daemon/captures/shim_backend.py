@@ -9,8 +9,6 @@ from typing import Any
 from warpwatch.daemon.captures.policy import Policy
 from warpwatch.daemon.captures.shim import ShimSession, Target
 from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.rendezvous.commands import CommandFiles
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.sources.ranks import RanksSource
 from warpwatch.telemetry.captures import CAPTURE_KINDS, Capture, CaptureKind
 
@@ -23,10 +21,8 @@ class ShimBackend:
     name = "shim"
     kinds: frozenset[CaptureKind] = frozenset(CAPTURE_KINDS)
 
-    def __init__(self, policy: Policy, folder: RendezvousFolder, ranks: RanksSource) -> None:
+    def __init__(self, policy: Policy, ranks: RanksSource) -> None:
         self._policy = policy
-        self._inbox = folder.inbox
-        self._commands = CommandFiles(folder.commands)
         self._ranks = ranks
 
     def jobs(self) -> Collection[str]:
@@ -42,21 +38,21 @@ class ShimBackend:
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> ShimSession:
         live = self._ranks.targets(capture.request.job)
-        targets = {
-            number: Target(rank, rank.ring.name, rank.owner_uid)
-            for number, rank in sorted(live.items())
-            if rank.ring is not None and number in numbers
-        }
+        targets: dict[int, Target] = {}
+        for number in sorted(live.keys() & set(numbers)):
+            met = self._ranks.meeting(live[number])
+            if met is not None:
+                ring, place = met
+                targets[number] = Target(live[number], ring.name, ring.owner_uid, place)
         if not targets:
             raise Refused("refused_no_rank", f"every rank of {capture.request.job} has just ended")
         begun = self._ranks.step_begun
-        return ShimSession(
-            capture, numbers, targets, self._policy.config, self._send, begun, self._inbox, at
-        )
+        return ShimSession(capture, numbers, targets, self._policy.config, _send, begun, at)
 
-    def _send(self, target: Target, command: dict[str, Any]) -> None:
-        try:
-            self._commands.send(target.ring_name, command)
-        except OSError as error:
-            # The rank then does not answer and is reported missing.
-            logger.warning("cannot send to %s: %s", target.ring_name, error)
+
+def _send(target: Target, command: dict[str, Any]) -> None:
+    try:
+        target.place.commands.send(target.ring_name, command)
+    except OSError as error:
+        # The rank then does not answer and is reported missing.
+        logger.warning("cannot send to %s: %s", target.ring_name, error)

@@ -1,6 +1,10 @@
 """The daemon's side of the rendezvous: everything that a shim writes is untrusted input.
 
-- folder: the daemon's own folder and its lock
+- folder: the daemon's own folder
+- lock: the lock by which shims know of it
+- place: one place of rendezvous, the folder of all or a pod's own: rings, commands, inbox
+- pods: which pods have a place of their own
+- directory: folders and files that others may change meanwhile
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
 - claims: what a ring says of itself, bounded

@@ -56,8 +56,11 @@ class Claims:
     held_stacks: str | None = None
 
 
-def parse(text: bytes | None) -> Claims:
-    """Raises ProtocolError("bad_metadata") when the text is not what the protocol says."""
+def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
+    """Raises ProtocolError("bad_metadata") when the text is not what the protocol says.
+
+    ``pod_uid``: the pod that the folder belongs to, whatever the text says of it.
+    """
     try:
         raw = json.loads(text or b"")
     except (ValueError, RecursionError) as error:
@@ -72,7 +75,7 @@ def parse(text: bytes | None) -> Claims:
         world_size=world_size,
         device=_text(raw, "device") or None,
         host=_text(raw, "hostname"),
-        pod_uid=_text(raw, "pod_uid") or None,
+        pod_uid=pod_uid or _text(raw, "pod_uid") or None,
         framework=_text(raw, "torch"),
         phases=_phases(raw.get("phases", [])),
         step_clock=_step_clock(raw),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from warpwatch.client import rendezvous
-from warpwatch.client.protocol import PROTOCOL_VERSION
 from warpwatch.daemon.config import RendezvousConfig
 from warpwatch.daemon.errors import UsageError
-
-STICKY = 0o1777
-OWNED = 0o755
+from warpwatch.daemon.rendezvous import lock
+from warpwatch.daemon.rendezvous.directory import OWNED, STICKY, Directory
 
 
 def resolve(config: RendezvousConfig, environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:
@@ -50,10 +47,11 @@ class RendezvousFolder:
     def __init__(self, path: Path, inbox: Path, version: str) -> None:
         self.path = path
         self.inbox = inbox
+        self.version = version
         self.ranks = path / rendezvous.RANKS
         self.commands = path / rendezvous.COMMANDS
         self._create()
-        self._lock_fd = self._lock(version)
+        self._lock_fd = self._lock()
 
     def _create(self) -> None:
         private = str(self.path) == rendezvous.private_dir(os.getuid())
@@ -62,33 +60,14 @@ class RendezvousFolder:
         for folder in (self.ranks, self.path / rendezvous.KINETO, self.inbox):
             _make(folder, STICKY)
 
-    def _lock(self, version: str) -> int:
-        path = self.path / rendezvous.LOCK_FILE
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o644)
-        if not rendezvous.take_lock(fd) and rendezvous.lock_holder(fd) is None:
-            # Only readers hold it, as anybody can: take a new file in its place.
-            os.close(fd)
-            path.unlink()
-            fd = os.open(path, flags | os.O_EXCL, 0o644)
-            rendezvous.take_lock(fd)
-        elif rendezvous.lock_holder(fd) is not None:
-            holder = _describe(os.pread(fd, 4096, 0))
-            os.close(fd)
+    def _lock(self) -> int:
+        try:
+            with Directory(self.path).opened() as fd:
+                return lock.hold(fd, lock.about(self.version, self.inbox))
+        except lock.AlreadyHeld as holder:
             raise UsageError(
                 f"{self.path} is already served by {holder}; stop it or set rendezvous.dir"
-            )
-        about = {
-            "version": version,
-            "uid": os.getuid(),
-            "pid": os.getpid(),
-            "protocol": PROTOCOL_VERSION,
-            "inbox": str(self.inbox),
-        }
-        os.fchmod(fd, 0o644)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(about).encode(), 0)
-        return fd
+            ) from holder
 
     def close(self) -> None:
         if self._lock_fd >= 0:
@@ -113,11 +92,3 @@ def _make(path: Path, mode: int) -> None:
             f"cannot create {path}: {error.strerror}; set rendezvous.dir and rendezvous.inbox "
             "(or WARPWATCH_DIR and WARPWATCH_INBOX) to folders that this user may write"
         ) from error
-
-
-def _describe(content: bytes) -> str:
-    try:
-        about = json.loads(content)
-        return f"warpwatch {about['version']} (pid {about['pid']}, uid {about['uid']})"
-    except (ValueError, KeyError, TypeError):
-        return "another process"

@@ -13,10 +13,12 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from warpwatch.daemon.errors import WarpwatchError
+from warpwatch.daemon.rendezvous.directory import Directory, open_checked
 
 # What a kind of capture brings, by the end of its name.
 SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.pickle"}
@@ -35,31 +37,31 @@ class InboxError(WarpwatchError):
     """The file cannot be taken over; the text says why."""
 
 
-def take(inbox: Path, name: str, owner_uid: int, target: Path) -> int:
+def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
     """Copy the file ``name`` of ``owner_uid`` to ``target`` and remove it; its size in bytes.
 
     Raises InboxError when it is no regular file of that owner or has holes, OSError when the store
     is full.
     """
-    path = inbox / name
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with inbox.opened() as folder_fd:
+            check = partial(_check, name, owner_uid)
+            fd = open_checked(folder_fd, name, os.O_RDONLY, check)
     except OSError as error:
         raise InboxError(f"{name}: {error.strerror}") from error
     try:
-        size = _size(fd, name, owner_uid)
+        size = _size(fd, name)
         if shutil.disk_usage(target.parent).free < size + MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _copy(fd, target, size)
     finally:
         os.close(fd)
-    path.unlink(missing_ok=True)
+    inbox.unlink(name)
     return size
 
 
-def _size(fd: int, name: str, owner_uid: int) -> int:
-    """In bytes, of a file that may be taken over. Raises InboxError."""
-    found = os.fstat(fd)
+def _check(name: str, owner_uid: int, found: os.stat_result) -> None:
+    """Raises InboxError for what may not be taken over."""
     if not stat.S_ISREG(found.st_mode):
         raise InboxError(f"{name} is no regular file")
     if found.st_nlink != 1:
@@ -67,14 +69,19 @@ def _size(fd: int, name: str, owner_uid: int) -> int:
         raise InboxError(f"{name} has {found.st_nlink} links")
     if found.st_uid != owner_uid:
         raise InboxError(f"{name} belongs to uid {found.st_uid}, not {owner_uid}")
-    if found.st_size > MAX_FILE_BYTES:
-        raise InboxError(f"{name} has {found.st_size} bytes, at most {MAX_FILE_BYTES}")
+
+
+def _size(fd: int, name: str) -> int:
+    """In bytes, of a file without holes. Raises InboxError."""
+    size = os.fstat(fd).st_size
+    if size > MAX_FILE_BYTES:
+        raise InboxError(f"{name} has {size} bytes, at most {MAX_FILE_BYTES}")
     # Holes cost their maker nothing and would fill the store. Fewer blocks than bytes do not tell:
     # file systems compress.
-    if found.st_size and os.lseek(fd, 0, os.SEEK_HOLE) < found.st_size:
+    if size and os.lseek(fd, 0, os.SEEK_HOLE) < size:
         raise InboxError(f"{name} has holes")
     os.lseek(fd, 0, os.SEEK_SET)
-    return found.st_size
+    return size
 
 
 def _copy(source_fd: int, target: Path, size: int) -> None:
@@ -93,24 +100,32 @@ def _copy(source_fd: int, target: Path, size: int) -> None:
         part.unlink(missing_ok=True)
 
 
-def sweep(inbox: Path, older_than_s: float, now: float) -> int:
+def sweep(
+    inbox: Directory,
+    older_than_s: float,
+    now: float,
+    limit_s: float | None = None,
+    keep: Callable[[str], bool] = lambda name: False,
+) -> int:
     """Remove what nobody collected; the number of files and folders of the inbox removed.
 
-    What cannot be removed, and what there is no time for, stays until the next sweep.
+    What cannot be removed, and what there is no time for, stays until the next sweep. ``limit_s``
+    is for all of it, otherwise files take the time that they take; ``keep``: what is not touched.
     """
-    inbox_fd = os.open(inbox, _FOLDER)
-    try:
+    until = None if limit_s is None else time.monotonic() + limit_s
+    with inbox.opened() as inbox_fd:
         removed = 0
         folders: list[str] = []
         for name in _old(inbox_fd, now - older_than_s):
-            with contextlib.suppress(OSError):
-                if _is_unlinked(inbox_fd, name):
-                    removed += 1
-                else:
-                    folders.append(name)
-        return removed + _remove_folders(inbox_fd, folders)
-    finally:
-        os.close(inbox_fd)
+            if until is not None and time.monotonic() >= until:
+                break
+            if not keep(name):
+                with contextlib.suppress(OSError):
+                    if _is_unlinked(inbox_fd, name):
+                        removed += 1
+                    else:
+                        folders.append(name)
+        return removed + _remove_folders(inbox_fd, folders, until)
 
 
 def _old(inbox_fd: int, before: float) -> Iterator[str]:
@@ -130,9 +145,9 @@ def _is_unlinked(folder_fd: int, name: str) -> bool:
     return True
 
 
-def _remove_folders(inbox_fd: int, folders: list[str]) -> int:
+def _remove_folders(inbox_fd: int, folders: list[str], until: float | None) -> int:
     removed = 0
-    until = time.monotonic() + SWEEP_FOLDERS_S
+    until = time.monotonic() + SWEEP_FOLDERS_S if until is None else until
     while folders and time.monotonic() < until:
         name = folders.pop()
         with contextlib.suppress(OSError):

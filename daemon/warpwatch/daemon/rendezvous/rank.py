@@ -113,12 +113,13 @@ class Rank:
         return refused
 
     def _take_header(self, news: RingNews, at: float) -> None:
+        assert self.ring is not None
         header = news.header
         self._totals = header.totals
         self.step_begun = header.step_begun
         self.pid = header.identity.pid
         if header.metadata_sequence != self._metadata_sequence:
-            self.claims = claims.parse(header.metadata_text)
+            self.claims = claims.parse(header.metadata_text, self.ring.pod_uid)
             self._metadata_sequence = header.metadata_sequence
             self.phases = list(self.claims.phases)
         if header.heartbeat_ns != self._heartbeat_ns or news.records:
@@ -288,6 +289,7 @@ class Rank:
     def save(self) -> dict[str, Any]:
         assert self.ring is not None
         return {
+            "pod": self.ring.pod_uid,
             "ring": self.ring.name,
             "position": self.ring.reader.position,
             "job": self.job,

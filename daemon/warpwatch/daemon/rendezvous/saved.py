@@ -21,23 +21,31 @@ FILE = "positions.json"
 VERSION = 1
 
 
-def load(folder: Path) -> dict[str, dict[str, Any]]:
-    """What was saved, by ring name; empty when there is nothing usable."""
+# A ring by the pod whose folder it lies in, None in the folder of all, and its name.
+Key = tuple[str | None, str]
+
+
+def load(folder: Path) -> dict[Key, dict[str, Any]]:
+    """What was saved, by ring; empty when there is nothing usable."""
     try:
         content = json.loads((folder / FILE).read_bytes())
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}")
-        return {str(entry["ring"]): entry for entry in content["ranks"]}
+        # A version before this one knew no pods.
+        return {(entry.get("pod"), str(entry["ring"])): entry for entry in content["ranks"]}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("cannot use %s, counts start anew: %s", folder / FILE, error)
         return {}
 
 
-def save(folder: Path, ranks: Iterable[Rank]) -> None:
-    """Raises OSError when the folder is full; the file before stays whole."""
-    content = {"version": VERSION, "ranks": [rank.save() for rank in ranks]}
+def save(folder: Path, ranks: Iterable[Rank], unclaimed: Iterable[dict[str, Any]] = ()) -> None:
+    """Raises OSError when the folder is full; the file before stays whole.
+
+    ``unclaimed``: what was loaded of rings that were not looked at yet.
+    """
+    content = {"version": VERSION, "ranks": [*(rank.save() for rank in ranks), *unclaimed]}
     part = folder / (FILE + ".part")
     part.write_text(json.dumps(content, separators=(",", ":")))
     os.replace(part, folder / FILE)

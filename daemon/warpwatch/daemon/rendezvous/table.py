@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import re
 import stat
@@ -11,78 +12,143 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from warpwatch.client import protocol
 from warpwatch.daemon.rendezvous import claims
+from warpwatch.daemon.rendezvous.directory import Directory, open_checked
 from warpwatch.daemon.rendezvous.ring import RingReader
 
 logger = logging.getLogger(__name__)
 
 MAX_RINGS = 1024
 MAX_RINGS_PER_OWNER = 64
+# Who is root in a container can give its files to any owner: a pod has as many as an owner.
+MAX_RINGS_PER_POD = 64
 # A half-made ring that nobody finished after this time is counted as refused.
 UNFINISHED_S = 60.0
 # Files that are looked at; a folder with more of them is somebody's attack.
 MAX_FILES = 20_000
+# There can be 256 folders of pods, and each is looked at.
+MAX_FILES_PER_POD = 1_024
 # The folder is anybody's to write: a look at it costs, so it is not looked at more often.
 SCAN_INTERVAL_S = 1.0
 # Refusals that may be over once another ring is gone.
-TRANSIENT = frozenset({"too_many", "too_many_of_owner", "unreadable"})
+TRANSIENT = frozenset({"too_many", "too_many_of_owner", "too_many_of_pod", "unreadable"})
+# A ring whose command file cannot be made is looked at again so much later.
+POSTPONED_S = 30.0
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,96}-[0-9a-f]{16}\.ring")
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRing:
-    """An accepted ring. ``owner_uid`` is the file's owner: a fact, where the claims are not."""
+    """An accepted ring.
+
+    ``owner_uid`` is the file's owner and ``pod_uid`` the pod whose own folder it lies in, None in
+    the folder of all: facts, where the claims are not.
+    """
 
     name: str
     reader: RingReader
     owner_uid: int
     created_time: float
     claims: claims.Claims
+    pod_uid: str | None = None
+
+
+@dataclass(slots=True)
+class RingCount:
+    """The rings that are open in all folders together. freed: how many were closed so far."""
+
+    open: int = 0
+    freed: int = 0
+
+
+class Bounds(NamedTuple):
+    """Of one folder."""
+
+    rings: int
+    files: int
 
 
 class RingTable:
-    """``reject`` is told the reason of every refusal, once a file."""
+    """The rings of one folder, of the pod ``pod_uid`` if it is a pod's own.
+
+    ``reject`` is told the reason of every refusal, once a file. ``count`` is of all folders.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Directory,
         reject: Callable[[str], None],
         scan_interval_s: float = SCAN_INTERVAL_S,
+        count: RingCount | None = None,
+        pod_uid: str | None = None,
     ) -> None:
         self._folder = folder
         self._reject = reject
         self._interval_s = scan_interval_s
+        self._count = count or RingCount()
+        self._pod_uid = pod_uid
+        of_pod = Bounds(MAX_RINGS_PER_POD, MAX_FILES_PER_POD)
+        self._bounds = Bounds(MAX_RINGS, MAX_FILES) if pod_uid is None else of_pod
         self._refused: dict[str, tuple[int, int, int]] = {}
-        # Refused for now: counted, and tried again when a ring has gone.
-        self._waiting: set[str] = set()
+        # Refused for now: counted, and tried again when a ring has gone, or at this time.
+        self._waiting: dict[str, float] = {}
         self._owners: Counter[int] = Counter()
         self._open: dict[str, OpenRing] = {}
         self._scanned_at = -scan_interval_s
         self._scanned_mtime_ns = -1
+        self._freed_seen = 0
+
+    @property
+    def has_rings(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def max_files(self) -> int:
+        """Files of the folder that are looked at."""
+        return self._bounds.files
 
     def scan(self) -> list[OpenRing]:
-        """Rings that are new since the last call. Cheap while the folder has not changed."""
+        """Rings that are new since the last call. Cheap while the folder has not changed.
+
+        Raises OSError when it is no folder any more.
+        """
         now = time.monotonic()
-        mtime_ns = os.stat(self._folder).st_mtime_ns
-        if now - self._scanned_at < self._interval_s or mtime_ns == self._scanned_mtime_ns:
-            return []
-        self._scanned_at = now
-        # A file that comes within the clock's grain of this look is found at the next one.
-        fresh = time.time_ns() - mtime_ns < 2_000_000_000
-        self._scanned_mtime_ns = -1 if fresh else mtime_ns
-        with os.scandir(self._folder) as entries:
-            seen = list(itertools.islice(entries, MAX_FILES + 1))
-        if len(seen) > MAX_FILES:
+        self._retry_waiting(now)
+        with self._folder.opened() as fd:
+            mtime_ns = os.fstat(fd).st_mtime_ns
+            if now - self._scanned_at < self._interval_s or mtime_ns == self._scanned_mtime_ns:
+                return []
+            self._scanned_at = now
+            # A file that comes within the clock's grain of this look is found at the next one.
+            fresh = time.time_ns() - mtime_ns < 2_000_000_000
+            self._scanned_mtime_ns = -1 if fresh else mtime_ns
+            return self._take_new(fd)
+
+    def _retry_waiting(self, now: float) -> None:
+        freed = self._count.freed
+        due = [name for name, at in self._waiting.items() if at <= now]
+        if self._freed_seen != freed:
+            due = list(self._waiting)
+        self._freed_seen = freed
+        for name in due:
+            del self._waiting[name]
+        if due:
+            self.rescan()
+
+    def _take_new(self, folder_fd: int) -> list[OpenRing]:
+        with os.scandir(folder_fd) as entries:
+            seen = list(itertools.islice(entries, self._bounds.files + 1))
+        if len(seen) > self._bounds.files:
             self._reject("too_many_files")
         names = {entry.name for entry in seen}
         self._refused = {name: known for name, known in self._refused.items() if name in names}
-        self._waiting &= names
-        fresh_rings = (self._consider(entry) for entry in seen if entry.name not in self._open)
-        return [ring for ring in fresh_rings if ring is not None]
+        self._waiting = {name: at for name, at in self._waiting.items() if name in names}
+        new = (self._consider(folder_fd, entry) for entry in seen if entry.name not in self._open)
+        return [ring for ring in new if ring is not None]
 
     def rescan(self) -> None:
         """Look again at the next call, whether the folder has changed or not."""
@@ -93,22 +159,32 @@ class RingTable:
         if self._open.pop(ring.name, None) is None:
             return
         self._owners[ring.owner_uid] -= 1
+        self._count.open -= 1
+        self._count.freed += 1
         ring.reader.close()
-        self._waiting.clear()
         self.rescan()
         if remove:
-            (self._folder / ring.name).unlink(missing_ok=True)
+            self._folder.unlink(ring.name)
 
     def refuse(self, ring: OpenRing, error: protocol.ProtocolError) -> None:
         """An accepted ring turned out to be broken: it is not looked at again."""
         try:
-            identity = _identity(os.lstat(self._folder / ring.name))
+            with self._folder.opened() as fd:
+                identity = _identity(os.stat(ring.name, dir_fd=fd, follow_symlinks=False))
         except OSError:
             identity = (0, 0, 0)
         self._note(ring.name, identity, error)
         self.forget(ring, remove=False)
 
-    def _consider(self, entry: os.DirEntry[str]) -> OpenRing | None:
+    def postpone(self, ring: OpenRing, error: OSError) -> None:
+        """An accepted ring is of no use yet: it is looked at again in a while."""
+        self.forget(ring, remove=False)
+        self._freed_seen = self._count.freed
+        self._waiting[ring.name] = time.monotonic() + POSTPONED_S
+        self._reject("no_command_file")
+        logger.warning("no command file for %s: %s", ring.name, error)
+
+    def _consider(self, folder_fd: int, entry: os.DirEntry[str]) -> OpenRing | None:
         try:
             found = entry.stat(follow_symlinks=False)
         except OSError:
@@ -117,9 +193,10 @@ class RingTable:
         if self._refused.get(entry.name) == identity or entry.name in self._waiting:
             return None
         try:
-            ring = self._open_ring(entry.name, found)
+            ring = self._open_ring(folder_fd, entry.name, found)
             self._open[ring.name] = ring
             self._owners[ring.owner_uid] += 1
+            self._count.open += 1
             return ring
         except protocol.ProtocolError as error:
             if error.reason == "unfinished" and time.time() - found.st_mtime < UNFINISHED_S:
@@ -130,34 +207,39 @@ class RingTable:
             self._note(entry.name, identity, protocol.ProtocolError("unreadable", str(error)))
         return None
 
-    def _open_ring(self, name: str, found: os.stat_result) -> OpenRing:
+    def _open_ring(self, folder_fd: int, name: str, found: os.stat_result) -> OpenRing:
         _check_kind(name, found)
-        if len(self._open) >= MAX_RINGS:
-            raise protocol.ProtocolError("too_many", f"{MAX_RINGS} rings are open already")
-        if self._owners[found.st_uid] >= MAX_RINGS_PER_OWNER:
-            raise protocol.ProtocolError(
-                "too_many_of_owner", f"uid {found.st_uid} has {MAX_RINGS_PER_OWNER} rings already"
-            )
-        # O_NONBLOCK: a FIFO that took the file's place since the look must not hold us.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(self._folder / name, flags)
+        self._check_room(found.st_uid)
+        fd = open_checked(folder_fd, name, os.O_RDONLY, lambda now: _check_kind(name, now))
         try:
             opened = os.fstat(fd)
-            _check_kind(name, opened)
             reader = RingReader(fd)
             header = reader.header()
-            said = claims.parse(header.metadata_text)
+            said = claims.parse(header.metadata_text, self._pod_uid)
         except BaseException:
             os.close(fd)
             raise
         created_time = header.identity.created_wall_ns / 1e9
-        return OpenRing(name, reader, opened.st_uid, created_time, said)
+        return OpenRing(name, reader, opened.st_uid, created_time, said, self._pod_uid)
+
+    def _check_room(self, owner_uid: int) -> None:
+        """Raises ProtocolError where one ring more would be too many."""
+        if self._count.open >= MAX_RINGS:
+            raise protocol.ProtocolError("too_many", f"{MAX_RINGS} rings are open already")
+        if self._owners[owner_uid] >= MAX_RINGS_PER_OWNER:
+            raise protocol.ProtocolError(
+                "too_many_of_owner", f"uid {owner_uid} has {MAX_RINGS_PER_OWNER} rings already"
+            )
+        if len(self._open) >= self._bounds.rings:
+            raise protocol.ProtocolError(
+                "too_many_of_pod", f"pod {self._pod_uid} has {MAX_RINGS_PER_POD} rings already"
+            )
 
     def _note(
         self, name: str, identity: tuple[int, int, int], error: protocol.ProtocolError
     ) -> None:
         if error.reason in TRANSIENT:
-            self._waiting.add(name)
+            self._waiting[name] = math.inf
         else:
             self._refused[name] = identity
         self._reject(error.reason)

@@ -1,4 +1,7 @@
-"""The ranks source: follows every ring of the rendezvous and publishes what happened."""
+"""The ranks source: follows every ring of the rendezvous and publishes what happened.
+
+Rings lie in the folder of all, and in the folders of pods that mount only their own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.client.protocol import ProtocolError
-from warpwatch.daemon.rendezvous import process, saved
-from warpwatch.daemon.rendezvous.commands import CommandFiles
+from warpwatch.daemon.rendezvous import inbox, place, process, saved
+from warpwatch.daemon.rendezvous.directory import Directory
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
+from warpwatch.daemon.rendezvous.place import Place
+from warpwatch.daemon.rendezvous.pods import Pods
 from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.daemon.rendezvous.table import SCAN_INTERVAL_S, OpenRing, RingTable
+from warpwatch.daemon.rendezvous.table import SCAN_INTERVAL_S, OpenRing, RingCount, RingTable
 from warpwatch.daemon.sources.process_tree import ProcessTree
 from warpwatch.telemetry.records import End, RankEvent, RankSeen, Record
 from warpwatch.telemetry.state import RankState
@@ -27,7 +32,9 @@ SAVE_INTERVAL_S = 1.0
 
 
 class RanksSource:
-    """Polled by the pipeline. ``targets`` and ``step_begun`` may be called from any thread.
+    """Polled by the pipeline.
+
+    ``targets``, ``meeting``, ``step_begun`` and ``sweep_inboxes`` may be called from any thread.
 
     ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long.
     """
@@ -42,8 +49,10 @@ class RanksSource:
         self._folder = folder
         self._stopped_after_s = stopped_after_s
         self._reject = reject
-        self._commands = CommandFiles(folder.commands)
-        self._table = RingTable(folder.ranks, reject, scan_interval_s)
+        count = RingCount()
+        table = RingTable(Directory(folder.ranks), reject, scan_interval_s, count)
+        self._of_all = place.of_all(folder.path, folder.inbox, table)
+        self._pods = Pods(folder, count, reject, scan_interval_s)
         self._saved = saved.load(folder.path)
         self._saved_at = 0.0
         self._rank_was_saved = True
@@ -52,7 +61,7 @@ class RanksSource:
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
-        self._commands.sweep({path.stem for path in folder.ranks.glob("*.ring")})
+        self._of_all.sweep_commands()
 
     # --- the pipeline's side ---
 
@@ -89,6 +98,7 @@ class RanksSource:
     def close(self) -> None:
         with self._lock:
             self._save()
+            self._pods.close()
 
     # --- the captures' side ---
 
@@ -102,6 +112,18 @@ class RanksSource:
         with self._lock:
             return {rank.rank: rank for rank in self._ranks if rank.live and rank.job == job}
 
+    def meeting(self, rank: Rank) -> tuple[OpenRing, Place] | None:
+        """The ring of a live rank and where its process is met; None when it has just ended."""
+        with self._lock:
+            if rank.ring is None or not rank.live:
+                return None
+            return rank.ring, self._where(rank.ring)
+
+    def sweep_inboxes(self, older_than_s: float, now: float) -> None:
+        """Remove what nobody collected. ``now`` is wall clock. Raises OSError."""
+        inbox.sweep(self._of_all.inbox, older_than_s, now, keep=self._pods.keeps)
+        self._pods.sweep_inboxes(older_than_s, now)
+
     def step_begun(self, rank: Rank) -> int | None:
         """The step that the rank has begun, read from its ring now."""
         with self._lock:
@@ -112,13 +134,13 @@ class RanksSource:
     # --- inside ---
 
     def _adopt(self, now: float, at: float) -> Iterator[Record]:
-        for ring in sorted(self._table.scan(), key=lambda ring: ring.created_time):
+        rings = [*self._of_all.table.scan(), *self._pods.scan(now, at)]
+        for ring in sorted(rings, key=lambda ring: ring.created_time):
+            where = self._where(ring)
             try:
-                self._commands.prepare(ring.name)
+                where.commands.prepare(ring.name)
             except OSError as error:
-                self._reject("no_command_file")
-                logger.warning("no command file for %s: %s", ring.name, error)
-                self._table.forget(ring, remove=False)
+                where.table.postpone(ring, error)
                 continue
             rank = self._place(ring, at)
             said = ring.claims
@@ -127,9 +149,13 @@ class RanksSource:
             yield RankSeen(time, rank.job, rank.rank, said.world_size, said.device)
             yield from self._update(rank, now, at)
 
+    def _where(self, ring: OpenRing) -> Place:
+        """The place of an open ring."""
+        return self._of_all if ring.pod_uid is None else self._pods.place(ring.pod_uid)
+
     def _place(self, ring: OpenRing, at: float) -> Rank:
         """The rank that this ring continues, or a new one."""
-        entry = self._saved.pop(ring.name, None)
+        entry = self._saved.pop((ring.pod_uid, ring.name), None)
         job, rank = self._find_place(ring, entry)
         before = None if rank is None else rank.ring
         if rank is None:
@@ -167,8 +193,9 @@ class RanksSource:
         except ProtocolError as error:
             # Nobody can say what becomes of the process: nothing is expected of it any more.
             yield End(now, rank.job, rank.rank)
-            self._table.refuse(rank.ring, error)
-            self._commands.remove(rank.ring.name)
+            where = self._where(rank.ring)
+            where.table.refuse(rank.ring, error)
+            where.commands.remove(rank.ring.name)
             rank.ring = None
             self._ranks.remove(rank)
         for _ in range(rank.take_refused()):
@@ -195,12 +222,15 @@ class RanksSource:
                 self._ranks.remove(rank)
 
     def _forget(self, ring: OpenRing) -> None:
-        self._table.forget(ring, remove=True)
-        self._commands.remove(ring.name)
+        where = self._where(ring)
+        where.table.forget(ring, remove=True)
+        where.commands.remove(ring.name)
 
     def _save(self) -> bool:
         try:
-            saved.save(self._folder.path, [rank for rank in self._ranks if rank.ring is not None])
+            ranks = [rank for rank in self._ranks if rank.ring is not None]
+            unclaimed = () if self._pods.settled else self._saved.values()
+            saved.save(self._folder.path, ranks, unclaimed)
         except OSError as error:
             self._reject("not_saved")
             logger.warning("cannot save positions: %s", error)

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from warpwatch.daemon.rendezvous import inbox
+from warpwatch.daemon.rendezvous.directory import Directory
 
 # The size must stand still for so long; less than what a report of one flush takes is a guess.
 STILL_S = 0.3
@@ -65,7 +66,7 @@ class TraceFile:
         plain = target.with_name(target.name + ".plain")
         part = target.with_name(target.name + ".part")
         try:
-            inbox.take(self._folder, self.name, self._owner_uid, plain)
+            inbox.take(Directory(self._folder), self.name, self._owner_uid, plain)
             with plain.open("rb") as source, gzip.open(part, "wb", compresslevel=_LEVEL) as out:
                 shutil.copyfileobj(source, out, 1 << 20)
             part.rename(target)

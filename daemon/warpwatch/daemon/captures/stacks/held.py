@@ -6,16 +6,18 @@ and believed as little as all that it says.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
 import stat
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from warpwatch.daemon.captures.stacks import faulthandler_text
 from warpwatch.daemon.rendezvous import claims
+from warpwatch.daemon.rendezvous.directory import Directory, open_checked
 
 MAX_BYTES = 4 << 20
 SUFFIX = ".stacks.fifo"
@@ -28,7 +30,7 @@ def file_name(ring_name: str) -> str:
     return f"held.{ring_name.removesuffix('.ring')}{SUFFIX}"
 
 
-def read(inbox: Path, name: str, owner_uid: int, deadline: float) -> list[dict[str, Any]]:
+def read(inbox: Directory, name: str, owner_uid: int, deadline: float) -> list[dict[str, Any]]:
     """Empty the pipe and wait for the threads that are written then; none: an empty list.
 
     ``name`` comes from ``file_name``, ``deadline`` is monotonic. To be asked for only when the
@@ -47,17 +49,18 @@ def read(inbox: Path, name: str, owner_uid: int, deadline: float) -> list[dict[s
     return faulthandler_text.parse(rest, names, main)
 
 
-def _open(inbox: Path, name: str, owner_uid: int) -> int:
+def _open(inbox: Directory, name: str, owner_uid: int) -> int:
     """The named pipe, or -1. It never blocks."""
     try:
-        fd = os.open(inbox / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with inbox.opened() as folder_fd:
+            return open_checked(folder_fd, name, os.O_RDONLY, partial(_check, owner_uid))
     except OSError:
         return -1
-    found = os.fstat(fd)
-    if stat.S_ISFIFO(found.st_mode) and found.st_uid == owner_uid and found.st_nlink == 1:
-        return fd
-    os.close(fd)
-    return -1
+
+
+def _check(owner_uid: int, found: os.stat_result) -> None:
+    if not stat.S_ISFIFO(found.st_mode) or found.st_uid != owner_uid or found.st_nlink != 1:
+        raise PermissionError(errno.EPERM, "no named pipe of this owner")
 
 
 def _drain(fd: int, deadline: float) -> bytes:

@@ -14,6 +14,7 @@ from warpwatch.client import protocol
 from warpwatch.daemon.captures.stacks import held, py_spy
 from warpwatch.daemon.errors import WarpwatchError
 from warpwatch.daemon.rendezvous import silence
+from warpwatch.daemon.rendezvous.directory import Directory
 from warpwatch.daemon.rendezvous.rank import Rank
 
 # A rank without a heartbeat is given this long to answer by itself.
@@ -73,7 +74,7 @@ def look(rank: Rank, ring_name: str) -> Silent:
 
 def take(
     silent: Silent,
-    inbox: Path,
+    inbox: Directory,
     target: Path,
     deadline: float,
     read: Callable[[int, float], list[dict[str, Any]]] = py_spy.dump,

@@ -1,0 +1,171 @@
+"""One place where processes and the daemon meet: the folder of all, or a pod's own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+from pathlib import Path
+
+from warpwatch.client import rendezvous
+from warpwatch.daemon.rendezvous import commands, lock
+from warpwatch.daemon.rendezvous.commands import CommandFiles
+from warpwatch.daemon.rendezvous.directory import (
+    OWNED,
+    STICKY,
+    Directory,
+    check_regular,
+    make,
+    open_checked,
+)
+from warpwatch.daemon.rendezvous.table import MAX_FILES_PER_POD, RingTable
+
+RING = ".ring"
+# What the daemon makes in a pod's folder: each folder's mode, and which files in it are no loss
+# once nobody uses the place. Kineto's is there because a shim's folder has one; nobody serves it.
+_MADE = {
+    rendezvous.COMMANDS: (OWNED, (commands.SUFFIX,)),
+    rendezvous.RANKS: (STICKY, (RING, ".new")),
+    rendezvous.KINETO: (STICKY, ()),
+}
+
+
+class Place:
+    """The rings of one folder, its commands and its inbox.
+
+    inbox_remedy: what a training without an inbox should have been started with.
+    """
+
+    def __init__(
+        self, folder: Directory, inbox: Directory, table: RingTable, inbox_remedy: str
+    ) -> None:
+        self.folder = folder
+        self.inbox = inbox
+        self.table = table
+        self.inbox_remedy = inbox_remedy
+        self.commands = CommandFiles(folder / rendezvous.COMMANDS)
+
+    def sweep_commands(self) -> None:
+        """Remove the command files of rings that are gone. Raises OSError."""
+        with (self.folder / rendezvous.RANKS).opened() as fd, os.scandir(fd) as entries:
+            seen = itertools.islice(entries, self.table.max_files)
+            stems = {e.name.removesuffix(RING) for e in seen if e.name.endswith(RING)}
+        self.commands.sweep(stems, self.table.max_files)
+
+
+def of_all(folder: Path, inbox: Path, table: RingTable) -> Place:
+    """The node's own folder, which everybody shares who mounts it."""
+    remedy = f"start the training with WARPWATCH_INBOX={inbox}"
+    return Place(Directory(folder), Directory(inbox), table, remedy)
+
+
+class PodPlace(Place):
+    """The place of a pod that mounts only a folder of its own.
+
+    Who is root in the container may do anything in there; nobody but the daemon can touch the
+    folder above, ``pods``.
+    """
+
+    def __init__(self, uid: str, pods: Directory, inboxes: Directory, table: RingTable) -> None:
+        remedy = f"mount {inboxes.path} with subPathExpr $(POD_UID) at {rendezvous.SYSTEM_INBOX}"
+        super().__init__(pods / uid, inboxes / uid, table, remedy)
+        self._uid = uid
+        self._pods = pods
+        self._inboxes = inboxes
+        self._lock_fd = -1
+        # Device and inode of the folder that is held.
+        self.identity: tuple[int, int] | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._lock_fd >= 0
+
+    def hold(self, version: str) -> None:
+        """Make what a shim looks for, the lock last. Raises OSError or lock.AlreadyHeld."""
+        with self._inboxes.opened() as fd:
+            make(fd, self._uid, STICKY)
+        with self.folder.opened() as fd:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid():
+                # A shim would not obey its commands.
+                raise PermissionError(errno.EPERM, f"it belongs to uid {found.st_uid}")
+            for name, (mode, _) in _MADE.items():
+                make(fd, name, mode)
+            self.sweep_commands()
+            self._lock_fd = lock.hold(fd, lock.about(version, self.inbox.path))
+            self.identity = (found.st_dev, found.st_ino)
+
+    def is_intact(self) -> bool:
+        """Whether a shim would still find what ``hold`` made."""
+        try:
+            with self.folder.opened() as fd:
+                made = [os.stat(name, dir_fd=fd, follow_symlinks=False) for name in _MADE]
+                found = os.stat(rendezvous.LOCK_FILE, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            return False
+        is_locked = os.path.samestat(found, os.fstat(self._lock_fd))
+        return is_locked and all(stat.S_ISDIR(status.st_mode) for status in made)
+
+    def release(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def remove(self) -> bool:
+        """Remove the pod's folders unless there is something of the pod's in them.
+
+        Files of rings and commands are none. Whether they are gone. Raises OSError.
+        """
+        with self.folder.opened() as fd:
+            names = set(_names(fd, len(_MADE) + 2))
+            if not names <= {rendezvous.LOCK_FILE, *_MADE} or not self._is_inbox_empty():
+                return False
+            folders = names & _MADE.keys()
+            if not all(_is_cleared(self.folder / name, _MADE[name][1]) for name in folders):
+                return False
+            self.release()
+            for name in folders:
+                os.rmdir(name, dir_fd=fd)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(rendezvous.LOCK_FILE, dir_fd=fd)
+        for above in (self._inboxes, self._pods):
+            with above.opened() as fd, contextlib.suppress(FileNotFoundError):
+                os.rmdir(self._uid, dir_fd=fd)
+        return True
+
+    def _is_inbox_empty(self) -> bool:
+        try:
+            with self.inbox.opened() as fd:
+                return not _names(fd, 1)
+        except FileNotFoundError:
+            return True
+
+
+def _names(folder_fd: int, limit: int) -> list[str]:
+    with os.scandir(folder_fd) as entries:
+        return [entry.name for entry in itertools.islice(entries, limit)]
+
+
+def _is_cleared(folder: Directory, suffixes: tuple[str, ...]) -> bool:
+    """Remove the files with one of these suffixes; whether nothing is left then.
+
+    The ring of a process that lives stays, whether this daemon reads it or not.
+    """
+    with folder.opened() as fd:
+        for name in _names(fd, MAX_FILES_PER_POD):
+            if name.endswith(suffixes):
+                with contextlib.suppress(OSError):
+                    if not _is_locked(fd, name):
+                        os.unlink(name, dir_fd=fd)
+        return not _names(fd, 1)
+
+
+def _is_locked(folder_fd: int, name: str) -> bool:
+    """Raises OSError for what is no regular file."""
+    fd = open_checked(folder_fd, name, os.O_RDONLY, check_regular)
+    try:
+        return rendezvous.lock_holder(fd) is not None
+    finally:
+        os.close(fd)

@@ -1,0 +1,61 @@
+"""A node whose pods mount only a folder of their own, as the kubelet makes it for each."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+
+from warpwatch.daemon.rendezvous.folder import RendezvousFolder
+from warpwatch.daemon.sources.ranks import RanksSource
+from warpwatch.telemetry.records import Record
+from warpwatch.telemetry.state import RankState
+
+A = "0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60"
+B = "7d1e8c44-1b2a-4f5e-8c9d-0a1b2c3d4e5f"
+C = "f00dfeed-0000-4000-8000-000000000001"
+STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"
+
+
+class PodNode:
+    """``rejects`` counts what the daemon refused."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
+        self.rejects: Counter[str] = Counter()
+        self.source = self.start()
+
+    def start(self) -> RanksSource:
+        """The ranks source of a daemon that has just started."""
+        return RanksSource(
+            self.folder, 10.0, lambda reason: self.rejects.update([reason]), scan_interval_s=0
+        )
+
+    def pod(self, uid: str) -> Path:
+        return self.folder.path / "pods" / uid
+
+    def inbox(self, uid: str) -> Path:
+        return self.folder.inbox / "pods" / uid
+
+    def mount(self, *uids: str) -> None:
+        """What the kubelet does before the pods' containers start, and the daemon after it."""
+        for uid in uids:
+            self.pod(uid).mkdir(parents=True, exist_ok=True)
+            self.inbox(uid).mkdir(parents=True, exist_ok=True)
+        self.poll()
+
+    def poll(self, later_s: float = 0.0) -> list[Record]:
+        return self.source.poll(time.time() + later_s, time.monotonic() + later_s)
+
+    def states(self) -> list[RankState]:
+        found = self.source.states(time.monotonic())
+        return sorted(found, key=lambda state: (state.job, state.rank))
+
+    def served(self) -> set[str]:
+        """The pods in whose folders a lock was made and ranks may write."""
+        pods = (self.folder.path / "pods").iterdir()
+        return {pod.name for pod in pods if (pod / "daemon.lock").exists()}
+
+    def close(self) -> None:
+        self.source.close()
+        self.folder.close()

@@ -1,0 +1,415 @@
+"""Pods that mount only a folder of their own: found, read, told apart, limited, given up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.pod_node import STATIC, A, B, C, PodNode
+from tests.daemon.ring_files import RingFile
+from warpwatch.client import protocol
+from warpwatch.daemon.rendezvous import pods, table
+from warpwatch.telemetry.records import Step
+
+DAY_S = 24 * 3600.0
+
+_FIND = """
+import os, sys
+from warpwatch.client.link import find_daemon
+print(find_daemon({"WARPWATCH_DIR": sys.argv[1]}, os.getuid()) is not None)
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[PodNode]:
+    node = PodNode(tmp_path)
+    yield node
+    node.close()
+
+
+def finds_daemon(folder: Path) -> bool:
+    done = subprocess.run([sys.executable, "-c", _FIND, str(folder)], capture_output=True)
+    return done.stdout == b"True\n"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_daemon_makes_the_folders_above_those_of_pods_at_its_start(node: PodNode) -> None:
+    node.poll()
+    assert mode(node.folder.path / "pods") == 0o755
+    assert mode(node.folder.inbox / "pods") == 0o755
+
+
+def test_a_pod_finds_a_rendezvous_of_its_own(node: PodNode) -> None:
+    node.mount(A, STATIC)
+    for uid in (A, STATIC):
+        pod = node.pod(uid)
+        assert [mode(pod / name) for name in ("ranks", "commands", "kineto")] == [
+            0o1777,
+            0o755,
+            0o1777,
+        ]
+        assert mode(node.inbox(uid)) == 0o1777
+        # In a process of its own: the lock would be lost with any descriptor of the file.
+        said = subprocess.run(["cat", pod / "daemon.lock"], capture_output=True).stdout
+        assert json.loads(said)["inbox"] == str(node.inbox(uid))
+        assert finds_daemon(pod)
+    node.source.close()
+    assert not finds_daemon(node.pod(A))
+
+
+def test_an_inbox_that_the_pod_does_not_mount_is_made_all_the_same(node: PodNode) -> None:
+    node.poll()
+    node.pod(A).mkdir()
+    node.poll()
+    assert mode(node.inbox(A)) == 0o1777
+
+
+def test_only_folders_with_the_uid_of_a_pod_are_served(node: PodNode) -> None:
+    node.mount(A)
+    (node.folder.path / "pods" / "lost+found").mkdir()
+    node.pod(B).write_text("a file")
+    node.poll()
+    assert node.served() == {A}
+    assert not node.rejects
+
+
+def test_the_pod_of_a_rank_is_the_one_whose_folder_its_ring_lies_in(node: PodNode) -> None:
+    node.mount(A)
+    ring = RingFile(node.pod(A) / "ranks", pod_uid="claimed", device="GPU-1")
+    with ring.held():
+        ring.step()
+        node.poll()
+        (state,) = node.states()
+        assert (state.pod_uid, state.device, state.steps_total) == (A, "GPU-1", 1)
+        # What it says later does not count more than what it said first.
+        said = {"job": "train", "rank": 0, "world_size": 2, "pod_uid": B, "device": "GPU-2"}
+        ring.put(protocol.META_OFFSETS[1], protocol.encode_metadata(2, said))
+        node.poll()
+        (state,) = node.states()
+        assert (state.pod_uid, state.device) == (A, "GPU-2")
+
+
+def test_ranks_of_one_job_in_several_pods_and_the_shared_folder_are_one_job(node: PodNode) -> None:
+    node.mount(A, B)
+    with ExitStack() as stack:
+        for rank, ranks in enumerate(
+            [node.folder.ranks, node.pod(A) / "ranks", node.pod(B) / "ranks"]
+        ):
+            stack.enter_context(RingFile(ranks, rank=rank, world_size=3).held())
+        node.poll()
+        assert [(s.job, s.rank, s.pod_uid) for s in node.states()] == [
+            ("train", 0, None),
+            ("train", 1, A),
+            ("train", 2, B),
+        ]
+
+
+def test_the_same_rank_of_the_same_job_in_another_pod_is_another_job(node: PodNode) -> None:
+    node.mount(A, B)
+    first, second = RingFile(node.pod(A) / "ranks"), RingFile(node.pod(B) / "ranks")
+    with first.held(), second.held():
+        node.poll()
+        assert [(s.job, s.pod_uid) for s in node.states()] == [("train", A), ("train#2", B)]
+
+
+def test_a_command_file_lies_in_the_folder_of_the_ring_and_goes_with_it(node: PodNode) -> None:
+    node.mount(A, B)
+    ring = RingFile(node.pod(A) / "ranks")
+    command = node.pod(A) / "commands" / (ring.path.stem + ".cmd")
+    with ring.held():
+        node.poll()
+        assert command.stat().st_size == protocol.COMMAND_SIZE
+        assert os.listdir(node.pod(B) / "commands") == []
+        assert os.listdir(node.folder.commands) == []
+    node.poll()
+    node.poll(601)
+    assert not ring.path.exists()
+    assert not command.exists()
+
+
+def test_a_restart_repeats_no_record_of_a_pod_and_mixes_up_no_two(node: PodNode) -> None:
+    node.mount(A, B)
+    first = RingFile(node.pod(A) / "ranks", job="one")
+    second = RingFile(node.pod(B) / "ranks", job="two")
+    # A pod that knows the name of another's ring.
+    second.path = second.path.rename(node.pod(B) / "ranks" / first.path.name)
+    with first.held(), second.held():
+        for ring, count in ((first, 5), (second, 3)):
+            for _ in range(count):
+                ring.step()
+        node.poll()
+        node.source.close()
+        first.step()
+        node.source = node.start()
+        steps = [record for record in node.poll() if isinstance(record, Step)]
+        assert len(steps) == 9
+        assert [(s.job, s.steps_total, sum(s.durations.counts)) for s in node.states()] == [
+            ("one", 6, 6),
+            ("two", 3, 3),
+        ]
+        assert finds_daemon(node.pod(A))
+
+
+def test_positions_that_were_not_claimed_yet_survive_a_daemon_that_is_killed(
+    node: PodNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.mount(A)
+    shared, own = RingFile(node.folder.ranks, rank=0), RingFile(node.pod(A) / "ranks", rank=1)
+    with shared.held(), own.held():
+        own.step()
+        node.poll()
+        node.source.close()
+        # This daemon has time for no pod, saves what it has read, and is killed.
+        monkeypatch.setattr(pods, "SCAN_S", -1.0)
+        node.start().poll(time.time(), time.monotonic())
+        monkeypatch.undo()
+        node.source = node.start()
+        node.poll()
+        assert [(s.rank, sum(s.durations.counts)) for s in node.states()] == [(0, 0), (1, 1)]
+
+
+def test_positions_of_before_there_were_pods_are_used(node: PodNode) -> None:
+    ring = RingFile(node.folder.ranks)
+    with ring.held():
+        ring.step()
+        node.poll()
+        node.source.close()
+        path = node.folder.path / "positions.json"
+        content = json.loads(path.read_text())
+        for entry in content["ranks"]:
+            del entry["pod"]
+        path.write_text(json.dumps(content))
+        node.source = node.start()
+        node.poll()
+        (state,) = node.states()
+        assert sum(state.durations.counts) == 1
+
+
+def test_a_pod_has_64_rings_whoever_owns_them(node: PodNode) -> None:
+    node.mount(A, B)
+    for rank in range(67):
+        ring = RingFile(node.pod(A) / "ranks", rank=rank, world_size=100)
+        if os.getuid() == 0:
+            # Root in the container may do that.
+            os.chown(ring.path, 1000 + rank, 1000)
+    other = RingFile(node.pod(B) / "ranks", rank=99, world_size=100, job="other")
+    node.poll()
+    reason = "too_many_of_pod" if os.getuid() == 0 else "too_many_of_owner"
+    assert dict(node.rejects) == {reason: 3}
+    assert sum(state.pod_uid == A for state in node.states()) == 64
+    assert other.path.stem in {path.stem for path in (node.pod(B) / "commands").iterdir()}
+
+
+def test_a_pod_without_an_inbox_is_told_what_to_mount(node: PodNode) -> None:
+    node.mount(A)
+    with RingFile(node.pod(A) / "ranks").held():
+        node.poll()
+        (rank,) = node.source.targets("train").values()
+        met = node.source.meeting(rank)
+        assert met is not None
+        assert met[1].inbox_remedy == (
+            f"mount {node.folder.inbox}/pods with subPathExpr $(POD_UID) at "
+            "/var/lib/warpwatch/inbox"
+        )
+    node.poll()
+    assert node.source.meeting(rank) is None
+
+
+def test_the_limit_of_rings_is_one_for_all_folders(
+    node: PodNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "MAX_RINGS", 2)
+    node.mount(A, B)
+    rings = [
+        RingFile(ranks, rank=rank, world_size=3)
+        for rank, ranks in enumerate(
+            [node.folder.ranks, node.pod(A) / "ranks", node.pod(B) / "ranks"]
+        )
+    ]
+    node.poll()
+    assert dict(node.rejects) == {"too_many": 1}
+    accepted = {state.rank for state in node.states()}
+    (waiting,) = {0, 1, 2} - accepted
+    with rings[waiting].held():
+        # A ring of another folder has gone.
+        node.poll(601)
+        node.poll(602)
+        assert [state.rank for state in node.states()] == [waiting]
+
+
+def test_the_newest_folders_are_served_and_none_with_a_rank_is_given_up(
+    node: PodNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "MAX_PODS", 2)
+    node.mount(A)
+    ring = RingFile(node.pod(A) / "ranks")
+    with ring.held():
+        node.poll()
+        node.mount(B)
+        time.sleep(0.02)
+        node.mount(C)
+        assert (finds_daemon(node.pod(B)), finds_daemon(node.pod(C))) == (False, True)
+        assert finds_daemon(node.pod(A))
+        node.poll()
+        assert dict(node.rejects) == {"too_many_pods": 1}
+        shutil.rmtree(node.pod(C))
+        node.poll()
+        node.poll()
+        assert finds_daemon(node.pod(B))
+
+
+def test_an_empty_folder_goes_a_day_after_its_last_change(node: PodNode) -> None:
+    node.mount(A, B)
+    ring = RingFile(node.pod(B) / "ranks")
+    with ring.held():
+        node.poll(DAY_S - 60)
+        assert node.pod(A).exists()
+        node.poll(DAY_S + 60)
+        assert not node.pod(A).exists()
+        assert not node.inbox(A).exists()
+        assert node.pod(B).exists()
+        assert not node.rejects
+
+
+def test_a_folder_with_a_capture_in_its_inbox_stays(node: PodNode) -> None:
+    node.mount(A)
+    (node.inbox(A) / "c-1.train.stacks.json").touch()
+    node.poll(DAY_S + 60)
+    assert finds_daemon(node.pod(A))
+
+
+def test_a_ring_that_nobody_could_read_goes_with_its_folder(node: PodNode) -> None:
+    node.mount(A)
+    (node.pod(A) / "ranks" / "train-r0-0123456789abcdef.ring").write_bytes(b"short")
+    (node.pod(A) / "ranks" / "train-r0-0123456789abcdef.new").touch()
+    node.poll(DAY_S + 60)
+    assert not node.pod(A).exists()
+
+
+@pytest.mark.parametrize("left", ["notes.txt", "ranks/notes.txt", "kineto/socket"])
+def test_what_a_pod_left_in_its_folder_stays_and_is_told_once(node: PodNode, left: str) -> None:
+    node.mount(A)
+    (node.pod(A) / left).write_text("mine")
+    for days in (1.1, 1.2, 1.3):
+        node.poll(days * DAY_S)
+    assert (node.pod(A) / left).read_text() == "mine"
+    assert node.rejects["pod_leftovers"] == 1
+    assert finds_daemon(node.pod(A))
+
+
+def test_a_folder_that_is_not_served_goes_after_an_hour(
+    node: PodNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "MAX_PODS", 1)
+    node.mount(A)
+    time.sleep(0.02)
+    node.mount(B)
+    node.poll(3500)
+    assert node.pod(A).exists()
+    node.poll(3700)
+    assert not node.pod(A).exists()
+    assert finds_daemon(node.pod(B))
+
+
+def test_a_rank_survives_a_day_without_a_daemon(node: PodNode) -> None:
+    node.mount(A)
+    node.source.close()
+    with RingFile(node.pod(A) / "ranks").held():
+        node.source = node.start()
+        for later_s in (DAY_S + 60, DAY_S + 180):
+            node.poll(later_s)
+        assert [state.pod_uid for state in node.states()] == [A]
+        assert finds_daemon(node.pod(A))
+
+
+def test_the_ring_of_a_process_that_lives_is_not_removed_where_no_place_is_left(
+    node: PodNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pods, "MAX_PODS", 1)
+    node.mount(A)
+    time.sleep(0.02)
+    node.mount(B)
+    ring = RingFile(node.pod(A) / "ranks")
+    with ring.held():
+        node.poll(3700)
+        assert ring.path.exists()
+        assert node.rejects["pod_leftovers"] == 1
+
+
+def test_the_folder_of_a_rank_is_kept_young(node: PodNode) -> None:
+    node.mount(A, B)
+    ring = RingFile(node.pod(A) / "ranks")
+    with ring.held():
+        node.poll()
+        before = {uid: node.pod(uid).stat().st_ctime_ns for uid in (A, B)}
+        node.poll(3500)
+        assert node.pod(A).stat().st_ctime_ns == before[A]
+        node.poll(3700)
+        assert node.pod(A).stat().st_ctime_ns > before[A]
+        assert node.pod(B).stat().st_ctime_ns == before[B]
+
+
+def test_a_folder_that_was_made_anew_is_served_anew(node: PodNode) -> None:
+    node.mount(A)
+    ring = RingFile(node.pod(A) / "ranks")
+    with ring.held():
+        ring.step()
+        node.poll()
+        node.pod(A).rename(node.folder.path / "gone")
+        ring.path = node.folder.path / "gone" / "ranks" / ring.path.name
+        node.mount(A)
+        assert finds_daemon(node.pod(A))
+        ring.step()
+        node.poll()
+        (state,) = node.states()
+        assert (state.status, state.steps_total) == ("running", 2)
+
+
+def test_a_pod_that_cleans_its_folder_up_gets_it_again(node: PodNode) -> None:
+    node.mount(A)
+    shutil.rmtree(node.pod(A) / "ranks")
+    (node.pod(A) / "daemon.lock").unlink()
+    node.poll()
+    node.poll(61)
+    assert finds_daemon(node.pod(A))
+    ring = RingFile(node.pod(A) / "ranks")
+    with ring.held():
+        node.poll(62)
+        assert [state.pod_uid for state in node.states()] == [A]
+
+
+def test_the_sweep_of_the_shared_inbox_leaves_the_pods_and_theirs_are_swept(node: PodNode) -> None:
+    node.mount(A)
+    new, old = node.inbox(A) / "new.json", node.inbox(A) / "old.json"
+    shared = node.folder.inbox / "old.json"
+    now = time.time()
+    for path in (new, old, shared):
+        path.touch()
+    for path in (old, shared, node.folder.inbox / "pods"):
+        os.utime(path, (now - 4000, now - 4000))
+    node.source.sweep_inboxes(3600.0, now)
+    assert os.listdir(node.inbox(A)) == ["new.json"]
+    assert os.listdir(node.folder.inbox) == ["pods"]
+
+
+def test_an_inbox_goes_a_day_after_its_pod(node: PodNode) -> None:
+    # The rendezvous is in memory and the inbox on a disk: only that survives a reboot.
+    node.mount(A)
+    node.inbox(B).mkdir()
+    node.source.sweep_inboxes(3600.0, time.time() + DAY_S - 60)
+    assert sorted(os.listdir(node.folder.inbox / "pods")) == [A, B]
+    node.source.sweep_inboxes(3600.0, time.time() + DAY_S + 60)
+    assert os.listdir(node.folder.inbox / "pods") == [A]

@@ -1,0 +1,207 @@
+"""What a pod does to its own folder, as root in its container may, it does to itself alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.pod_node import A, B, C, PodNode
+from tests.daemon.ring_files import RingFile
+from warpwatch.daemon.rendezvous import inbox
+from warpwatch.daemon.rendezvous.directory import Directory
+from warpwatch.daemon.rendezvous.table import MAX_FILES_PER_POD
+
+NAME = "train-r0-0123456789abcdef"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[PodNode]:
+    """Pod B is the good one: it has a rank that trains."""
+    node = PodNode(tmp_path)
+    node.mount(A, B)
+    ring = RingFile(node.pod(B) / "ranks", job="good")
+    with ring.held():
+        ring.step()
+        node.poll()
+        yield node
+        ring.step()
+        node.poll(62)
+        # Whatever happened meanwhile.
+        good = [state for state in node.states() if state.job == "good"]
+        assert [(s.pod_uid, s.status, s.steps_total) for s in good] == [(B, "running", 2)]
+    node.close()
+
+
+def replace(path: Path) -> Path:
+    """Take the folder or file away; the path is free then."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+    return path
+
+
+def test_a_link_in_place_of_a_pods_folder_is_not_followed(node: PodNode, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (node.folder.path / "pods" / C).symlink_to(tmp_path / "elsewhere")
+    node.poll()
+    node.poll(61)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+@pytest.mark.parametrize("name", ["ranks", "commands", "kineto"])
+def test_a_link_to_another_pods_folder_is_not_followed(node: PodNode, name: str) -> None:
+    before = sorted(os.listdir(node.pod(B) / name))
+    replace(node.pod(A) / name).symlink_to(node.pod(B) / name)
+    for later_s in (0, 61, 25 * 3600):
+        node.poll(later_s)
+    assert sorted(os.listdir(node.pod(B) / name)) == before
+    assert (node.pod(A) / name).is_symlink()
+    # Of the ring that lies in the other pod's folder it has nothing.
+    assert {state.pod_uid for state in node.states()} == {B}
+    assert node.rejects["pod_unusable"] == 1
+
+
+def test_a_link_that_is_there_before_the_daemon_comes_is_not_followed(node: PodNode) -> None:
+    node.pod(C).mkdir()
+    (node.pod(C) / "ranks").symlink_to(node.pod(B) / "ranks")
+    node.poll()
+    node.poll(61)
+    assert node.rejects["pod_unusable"] == 1
+    assert not (node.pod(C) / "daemon.lock").exists()
+
+
+def test_a_link_in_place_of_an_inbox_is_not_followed(node: PodNode, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "c-1.json").write_text("{}")
+    os.utime(secret / "c-1.json", (1, 1))
+    replace(node.inbox(A)).symlink_to(secret)
+    with pytest.raises(inbox.InboxError):
+        place = Directory(node.folder.inbox) / "pods" / A
+        inbox.take(place, "c-1.json", os.getuid(), tmp_path / "taken")
+    node.source.sweep_inboxes(3600.0, time.time())
+    assert (secret / "c-1.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../../{B}/daemon.lock"])
+def test_a_link_in_place_of_a_command_file_is_not_written_through(
+    node: PodNode, target: str
+) -> None:
+    commands = node.pod(A) / "commands"
+    (commands / f"{NAME}.cmd").symlink_to(target.format(B=B))
+    ring = RingFile(node.pod(A) / "ranks")
+    ring.path = ring.path.rename(node.pod(A) / "ranks" / f"{NAME}.ring")
+    node.poll()
+    assert dict(node.rejects) == {"no_command_file": 1}
+    # Asked again at every poll, it would be counted at every poll.
+    node.poll()
+    assert dict(node.rejects) == {"no_command_file": 1}
+    (commands / f"{NAME}.cmd").unlink()
+
+
+@pytest.mark.parametrize("name", ["daemon.lock", "commands"])
+def test_a_pipe_in_place_of_what_the_daemon_made_holds_nobody_up(node: PodNode, name: str) -> None:
+    os.mkfifo(replace(node.pod(A) / name))
+    for later_s in (0, 61, 122):
+        node.poll(later_s)
+    assert node.rejects["pod_unusable"] == 1
+
+
+def test_pipes_and_devices_in_place_of_files_are_not_opened(node: PodNode) -> None:
+    ranks, commands = node.pod(A) / "ranks", node.pod(A) / "commands"
+    os.mkfifo(ranks / f"{NAME}.ring")
+    ring = RingFile(ranks)
+    os.mkfifo(commands / f"{ring.path.stem}.cmd")
+    expected = {"not_regular": 1, "no_command_file": 1}
+    if os.getuid() == 0:
+        # The tape drive, of which there is none: opening it would be an error of another name.
+        os.mknod(ranks / f"{NAME[:-1]}0.ring", 0o600 | 0o020000, os.makedev(9, 0))
+        expected["not_regular"] = 2
+    node.poll()
+    assert dict(node.rejects) == expected
+
+
+def test_a_ring_that_became_a_folder_is_forgotten_all_the_same(node: PodNode) -> None:
+    ring = RingFile(node.pod(A) / "ranks", job="odd")
+    node.poll()
+    replace(ring.path).mkdir()
+    node.poll(601)
+    node.poll(602)
+    assert ring.path.is_dir()
+    assert "odd" not in {state.job for state in node.source.states(time.monotonic())}
+
+
+def test_a_ring_whose_folder_went_away_is_read_to_its_end(node: PodNode) -> None:
+    ring = RingFile(node.pod(A) / "ranks", job="away")
+    with ring.held():
+        node.poll()
+        shutil.rmtree(node.pod(A))
+        node.poll()
+        assert [s.status for s in node.states() if s.job == "away"] == ["running"]
+    node.poll()
+    assert [s.status for s in node.states() if s.job == "away"] == ["died"]
+    node.poll(601)
+
+
+def test_ten_thousand_files_cost_a_bounded_look(node: PodNode) -> None:
+    ranks = node.pod(A) / "ranks"
+    for number in range(10_000):
+        (ranks / f"junk-r0-{number:016x}.ring").write_bytes(b"")
+    node.mount(C)
+    good = RingFile(node.pod(C) / "ranks", job="later")
+    with good.held():
+        good.step()
+        # A look that takes long ends the poll's share of looking; the next poll goes on with it.
+        node.poll()
+        node.poll()
+        assert "later" in {state.job for state in node.states()}
+    assert node.rejects["too_many_files"] >= 1
+    assert 0 < node.rejects["wrong_size"] <= 2 * MAX_FILES_PER_POD
+
+
+def test_a_folder_or_lock_of_another_owner_is_not_served(node: PodNode) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    node.pod(C).mkdir()
+    os.chown(node.pod(C), 1234, 1234)
+    node.poll()
+    node.poll(61)
+    assert node.rejects["pod_unusable"] == 1
+    assert os.listdir(node.pod(C)) == []
+
+
+def test_a_squatter_in_the_shared_inbox_keeps_no_pod_from_the_daemon(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    (tmp_path / "inbox" / "pods").mkdir(parents=True)
+    os.chown(tmp_path / "inbox" / "pods", 1234, 1234)
+    node = PodNode(tmp_path)
+    node.pod(A).mkdir(parents=True)
+    node.poll()
+    assert dict(node.rejects) == {"pods_unusable": 1}
+    # It is swept like all that nobody collects, and then there is room for the daemon's.
+    node.source.sweep_inboxes(3600.0, time.time() + 4000)
+    node.poll(61)
+    assert node.served() == {A}
+    node.close()
+
+
+def test_a_sequence_number_at_its_end_goes_on_from_one(node: PodNode) -> None:
+    ring = RingFile(node.pod(A) / "ranks", job="end")
+    with ring.held():
+        node.poll()
+        command = node.pod(A) / "commands" / f"{ring.path.stem}.cmd"
+        with command.open("r+b") as file:
+            os.pwrite(file.fileno(), b"\xff" * 8, 8)
+        (rank,) = node.source.targets("end").values()
+        met = node.source.meeting(rank)
+        assert met is not None
+        opened, place = met
+        place.commands.send(opened.name, {"op": "cancel", "id": "c-1"})
+        assert command.read_bytes()[8:16] == (1).to_bytes(8, "little")
