@@ -6,7 +6,7 @@ import random
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from warpwatch.daemon.alerts.desk import Answer
+from warpwatch.daemon.alerts.webhook import Alert
 from warpwatch.daemon.anomalies.episodes import Shadow
 from warpwatch.daemon.config import HttpConfig
 from warpwatch.daemon.detectors.base import Reading
@@ -232,6 +234,7 @@ class MemoryBackend:
         self.refusal: Refused | None = None
         self.asked: list[CaptureRequest] = []
         self.codes: Counter[int] = Counter()
+        self.alerts: Counter[str] = Counter()
         self.stored: dict[str, tuple[Anomaly, AnomalyContext | None]] = {}
         self.seen: tuple[dict[str, list[Reading]], tuple[Shadow, ...]] = ({}, ())
         self.folder = folder
@@ -261,6 +264,15 @@ class MemoryBackend:
     def readings(self) -> tuple[dict[str, list[Reading]], tuple[Shadow, ...]]:
         return self.seen
 
+    def receive_alerts(
+        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
+    ) -> list[Answer]:
+        """A node that has no ranks for alerts: tests of what becomes of them have a real desk."""
+        return [Answer(alert.fingerprint, "no_rank") for alert in alerts]
+
+    def count_alerts(self, outcome: str, count: int) -> None:
+        self.alerts[outcome] += count
+
     def count_request(self, code: int) -> None:
         self.codes[code] += 1
 
@@ -280,12 +292,14 @@ def servers(backend: MemoryBackend) -> Iterator[Serve]:
         running.append((server, thread))
         return server
 
-    yield start
-    for server, _ in running:
-        server.stop()
-    for _, thread in running:
-        thread.join(5)
-        assert not thread.is_alive()
+    try:
+        yield start
+    finally:
+        for server, _ in running:
+            server.stop()
+        for _, thread in running:
+            thread.join(5)
+            assert not thread.is_alive()
 
 
 @pytest.fixture(scope="module")

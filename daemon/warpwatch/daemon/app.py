@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,9 @@ import msgspec
 from warpwatch.client import rendezvous
 from warpwatch.client._version import __version__
 from warpwatch.daemon import config as configuration
+from warpwatch.daemon import grafana
+from warpwatch.daemon.alerts.desk import AlertDesk, Answer
+from warpwatch.daemon.alerts.webhook import Alert
 from warpwatch.daemon.anomalies.archive import Archive
 from warpwatch.daemon.anomalies.episodes import Shadow
 from warpwatch.daemon.captures.coordinator import Coordinator
@@ -54,6 +59,9 @@ FINISH_INTERVAL_S = 5.0
 # So is the archive's writer.
 ARCHIVE_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
+GRAFANA_INTERVAL_S = 2.0
+# 1,024 rings, the locks of 256 pods' folders and what else there is need no more.
+OPEN_FILES = 16_384
 # Sections that a reload swaps; every other change needs a restart.
 RELOADABLE = frozenset({"triggers"})
 
@@ -64,6 +72,7 @@ class Daemon:
     def __init__(
         self, config: Config, config_path: Path | None, environ: Mapping[str, str] = os.environ
     ) -> None:
+        _allow_open_files()
         self._config = config
         self._config_path = config_path
         self._environ = environ
@@ -88,6 +97,9 @@ class Daemon:
             self.policy, self.folder.inbox, processes, self.ranks.targets
         )
         self.coordinator = self._coordinate()
+        node = environ.get("WARPWATCH_NODE_NAME") or socket.gethostname()
+        self.alerts = AlertDesk(self.coordinator, self.ranks, self.hub, node)
+        self._grafana = grafana.follower(config, node, self.hub)
         detection = Detection(config)
         self.archive = Archive(
             self.store.path,
@@ -122,7 +134,6 @@ class Daemon:
         return Coordinator(
             self.policy,
             self.store,
-            self.folder,
             self.ranks,
             self.hub,
             self._hurry,
@@ -151,7 +162,7 @@ class Daemon:
         self._start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
-        signal.signal(signal.SIGHUP, lambda *_: self._ask_reload())
+        signal.signal(signal.SIGHUP, lambda *_: self.ask_reload())
         host, port = self.server.address
         logger.info("listening on %s:%d, rendezvous %s", host, port, self.folder.path)
         try:
@@ -186,6 +197,9 @@ class Daemon:
         every("self", SELF_INTERVAL_S, self._observe_self)
         if self.kineto is not None:
             every("kineto", PAUSE_S, self.kineto.serve)
+        follower = self._grafana
+        if follower is not None:
+            every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))
         for source in self.sources:
             source.start(self.supervisor, self.hub)
 
@@ -239,7 +253,8 @@ class Daemon:
 
     # --- reload: validate, then swap ---
 
-    def _ask_reload(self) -> None:
+    def ask_reload(self) -> None:
+        """Within a second the file is read, and what may change without a restart is swapped."""
         # In a signal handler nothing may be locked: the next round of the loop sees the flag.
         self._reload_asked = True
 
@@ -285,6 +300,14 @@ class Daemon:
     def request_capture(self, request: CaptureRequest) -> Capture:
         return self.coordinator.request(request)
 
+    def receive_alerts(
+        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
+    ) -> list[Answer]:
+        return self.alerts.receive(alerts, own_names, peers)
+
+    def count_alerts(self, outcome: str, count: int) -> None:
+        self.hub.count("alerts_received_total", outcome, by=count)
+
     def capture_file(self, capture_id: str, name: str) -> Path | None:
         return self.coordinator.file(capture_id, name)
 
@@ -296,6 +319,14 @@ class Daemon:
 
     def count_request(self, code: int) -> None:
         self.hub.count("http_requests_total", str(code))
+
+
+def _allow_open_files() -> None:
+    """Shells and containers commonly allow 1,024 at first, as many as there may be rings."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _hub(config: Config) -> Hub:

@@ -4,6 +4,7 @@
 - series: every series of a state, for the formats that are made of series
 - prometheus: text exposition and OpenMetrics
 - jsonl: the telemetry log
+- grafana, grafana_api: annotations
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the ways out have in common: an exporter turns what is known into somebody else's format.
 
-There are two kinds, by what they are given: a renderer gets the newest state when somebody asks for
-it, a writer gets every record once, in order of time.
+There are three kinds, by what they are given: a renderer gets the newest state when somebody asks
+for it, a writer gets every record once, in order of time, a follower gets the newest state again
+and again.
 """
 
 from __future__ import annotations
@@ -25,3 +26,9 @@ class Writer(Protocol):
     def write(self, records: Iterable[Record]) -> int: ...
 
     def close(self) -> None: ...
+
+
+class Follower(Protocol):
+    """Brings somebody else to what the state says; has a loop of its own, for it may wait."""
+
+    def advance(self, state: State) -> None: ...

@@ -73,6 +73,12 @@ _FINDINGS = (
         "training_job",
         unit="ratio",
     ),
+    _row(
+        "alerts_received_total",
+        "counter",
+        "Alerts that webhooks brought, by what became of them: captured, or why not.",
+        "outcome",
+    ),
     _row("store_captures", "gauge", "Captures in the store."),
     _row("store_bytes", "gauge", "Size of the store.", unit="bytes"),
 )
@@ -138,6 +144,12 @@ _SELF = (
     ),
     _row("jsonl_records_total", "counter", "Records written to the telemetry log."),
     _row("jsonl_errors_total", "counter", "Records that could not be written, by full disk or so."),
+    _row(
+        "grafana_annotations_total",
+        "counter",
+        "Annotations in Grafana by result: written, updated, known, refused, failed, dropped.",
+        "result",
+    ),
     _row(
         "agent_resident_memory_bytes",
         "gauge",

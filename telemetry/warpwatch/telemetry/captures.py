@@ -51,6 +51,7 @@ class CaptureRequest:
 
     ``reason`` is for people; an automatic request also carries the anomaly that asked.
     options: of CAPTURE_OPTIONS. backend: of BACKENDS, None for whichever the job has.
+    alerts: which firings of Alertmanager's alerts asked, as ``fingerprint@startsAt``.
     """
 
     job: str
@@ -63,6 +64,7 @@ class CaptureRequest:
     reason: str = ""
     anomaly_id: str | None = None
     anomaly_kind: str | None = None
+    alerts: tuple[str, ...] = ()
 
 
 # What a rank does with a capture, in order; the last four are ends. ``exported``: its file lies in

@@ -29,12 +29,22 @@ from warpwatch.daemon.config.reading import check_listen, overlay, read_yaml
 from warpwatch.daemon.config.triggers import AnomaliesConfig, TriggersConfig
 from warpwatch.daemon.errors import UsageError
 
+Url = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+")]
+
 
 class HttpConfig(Section, frozen=True, kw_only=True):
+    """``peers``: of the name that resolves to every daemon; ``public_url``: for links to this one.
+
+    Nothing is passed on and nothing linked to until somebody says where.
+    """
+
     listen: Annotated[str, check_listen] = "127.0.0.1:9400"
     web_config: Path | None = None
     token_file: Path | None = None
     token_required: bool = False
+    peers: Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
+    peers_ca_file: Path | None = None
+    public_url: Url | None = None
 
 
 class RendezvousConfig(Section, frozen=True, kw_only=True):
@@ -138,9 +148,17 @@ class PrometheusConfig(Section, frozen=True, kw_only=True):
     workload_labels: Literal["join", "inline"] = "join"
 
 
+class GrafanaConfig(Section, frozen=True, kw_only=True):
+    """Annotations; ``token_file``: of a service account that may write them."""
+
+    url: Url | None = None
+    token_file: Path | None = None
+
+
 class ExportersConfig(Section, frozen=True, kw_only=True):
     prometheus: PrometheusConfig = PrometheusConfig()
     jsonl: JsonlConfig = JsonlConfig()
+    grafana: GrafanaConfig = GrafanaConfig()
 
 
 class Config(Section, frozen=True, kw_only=True):

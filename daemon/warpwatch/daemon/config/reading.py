@@ -51,8 +51,14 @@ def parse_age(value: Any) -> Any:
     return float(match[1]) * unit
 
 
+# The last colon is before the port. IPv6 also without brackets, as $(POD_IP):9400 has it.
+_LISTEN = re.compile(
+    r"(\[[0-9A-Fa-f:]+\]|(?:[0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{1,4}|[^:\s]*):\d{1,5}"
+)
+
+
 def check_listen(value: Any) -> Any:
-    if isinstance(value, str) and not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^:\s]*):\d{1,5}", value):
+    if isinstance(value, str) and not _LISTEN.fullmatch(value):
         raise ValueError("an address and a port are needed, such as 127.0.0.1:9400")
     return value
 

@@ -5,6 +5,7 @@
 - guard, limits, basic_auth: what every request passes before a route sees it
 - access: who may change something or read the files of captures
 - metrics: the scrape; connection, scrapes: time-outs, and the short way for repeated scrapes
-- api, documents, openapi: the JSON API; capture_files: traces and reports
+- api, documents, openapi: the JSON API; capture_files: traces and reports; bodies: of requests
+- alertmanager: alerts that ask for captures; forwarding: to other nodes' daemons
 - page: the web page
 """

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch.daemon.config.conversion import NotConvertibleError, convert
@@ -18,10 +17,9 @@ from warpwatch.daemon.http import documents
 from warpwatch.daemon.http.access import Access
 from warpwatch.daemon.http.answers import ApiError, json_answer
 from warpwatch.daemon.http.backend import Backend
-from warpwatch.daemon.http.guard import MAX_BODY_BYTES, too_large
+from warpwatch.daemon.http.bodies import json_body
 from warpwatch.telemetry.captures import Capture, CaptureKind, CaptureRequest
 
-BODY_TIMEOUT_S = 10.0
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
 _REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
 _CONFLICT = 409
@@ -182,29 +180,14 @@ def _boolean(name: str, text: str | None) -> bool | None:
 
 
 async def _capture_body(request: Request) -> CaptureBody:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise ApiError(415, "not_json", "the body must be JSON: Content-Type: application/json")
+    content = await json_body(request)
     try:
-        body = convert(msgspec.json.decode(await _read(request)), CaptureBody, strict=True)
+        body = convert(msgspec.json.decode(content), CaptureBody, strict=True)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ApiError(400, "bad_request", _explain(error)) from error
     if body.options and body.kind != "torch":
         raise ApiError(400, "bad_request", f"options: kind torch has them, {body.kind} has none")
     return body
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    raise too_large()
-    except (TimeoutError, ClientDisconnect) as error:
-        raise ApiError(408, "timeout", "the body did not arrive in time") from error
-    return bytes(body)
 
 
 def _explain(error: Exception) -> str:

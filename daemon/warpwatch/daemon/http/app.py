@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from warpwatch.daemon.config import HttpConfig
 from warpwatch.daemon.http.access import Access
+from warpwatch.daemon.http.alertmanager import AlertWebhook
 from warpwatch.daemon.http.answers import ApiError, json_answer
 from warpwatch.daemon.http.api import Api
 from warpwatch.daemon.http.backend import Backend
@@ -44,7 +45,7 @@ def create_app(
     pages = MetricsPages(backend)
     guard = Middleware(Guard, admission=admission, count=backend.count_request)
     app = Starlette(
-        routes=_routes(backend, access, pages),
+        routes=_routes(backend, access, pages, AlertWebhook(backend, access, config)),
         middleware=[guard],
         exception_handlers={HTTPException: _http_error},
     )
@@ -54,7 +55,9 @@ def create_app(
     return app
 
 
-def _routes(backend: Backend, access: Access, pages: MetricsPages) -> list[Route]:
+def _routes(
+    backend: Backend, access: Access, pages: MetricsPages, webhook: AlertWebhook
+) -> list[Route]:
     api = Api(backend, access)
 
     async def describe(request: Request) -> Response:
@@ -77,6 +80,7 @@ def _routes(backend: Backend, access: Access, pages: MetricsPages) -> list[Route
         Route("/api/v1/captures/{id}", api.capture),
         Route("/api/v1/captures/{id}/{file}", CaptureFiles(backend, access).send),
         Route("/api/v1/diagnoses", api.diagnoses),
+        Route("/api/v1/alertmanager", webhook.receive, methods=["POST"]),
     ]
 
 

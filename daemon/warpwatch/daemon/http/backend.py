@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from warpwatch.daemon.alerts.desk import Answer
+from warpwatch.daemon.alerts.webhook import Alert
 from warpwatch.daemon.anomalies.episodes import Shadow
 from warpwatch.daemon.detectors.base import Reading
 from warpwatch.exporters.prometheus import Options
@@ -39,5 +41,16 @@ class Backend(Protocol):
 
         May wait for the detectors: not from the thread that serves.
         """
+
+    def receive_alerts(
+        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
+    ) -> Sequence[Answer]:
+        """What becomes of each alert, in their order; the names are ``AlertDesk.receive``'s.
+
+        May wait for a disk: not from the thread that serves.
+        """
+
+    def count_alerts(self, outcome: str, count: int) -> None:
+        """``outcome``: of telemetry.alerts.ALERT_OUTCOMES."""
 
     def count_request(self, code: int) -> None: ...

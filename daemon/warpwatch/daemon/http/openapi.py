@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from warpwatch.telemetry.alerts import ALERT_OUTCOMES
 from warpwatch.telemetry.anomalies import KINDS
 from warpwatch.telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
 
@@ -23,7 +24,12 @@ def openapi(version: str) -> Schema:
         },
         "paths": _PATHS,
         "components": {
-            "schemas": {"Error": _ERROR_SCHEMA, "CaptureRequest": _CAPTURE_REQUEST},
+            "schemas": {
+                "Error": _ERROR_SCHEMA,
+                "CaptureRequest": _CAPTURE_REQUEST,
+                "AlertmanagerWebhook": _WEBHOOK,
+                "AlertAnswers": _ALERT_ANSWERS,
+            },
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -116,6 +122,69 @@ _REQUEST_CAPTURE = {
         "503": _error("No space"),
     },
 }
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_WEBHOOK = {
+    "type": "object",
+    "description": "Alertmanager's webhook, version 4; what is not named here is passed over.",
+    "properties": {
+        "alerts": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "status": {"type": "string", "enum": ["firing", "resolved"]},
+                    "labels": _TEXTS,
+                    "startsAt": {"type": "string", "maxLength": 64},
+                    "fingerprint": {"type": "string", "maxLength": 64},
+                },
+                "required": ["status", "labels", "startsAt"],
+            },
+        },
+    },
+    "required": ["alerts"],
+}
+_ALERT_ANSWERS = {
+    "type": "object",
+    "properties": {
+        "alerts": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "fingerprint": {"type": "string"},
+                    "outcome": {"type": "string", "enum": list(ALERT_OUTCOMES)},
+                    "detail": {"type": "string"},
+                    "capture_id": {"type": ["string", "null"]},
+                },
+            },
+        },
+        "unlisted": {"type": "integer", "description": "answers beyond the first 1,000"},
+    },
+}
+_RECEIVE_ALERTS = {
+    "summary": "Alerts that fire ask for captures. On loopback, or with the token.",
+    "security": [{"token": []}, {}],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"$ref": "#/components/schemas/AlertmanagerWebhook"}}
+        },
+    },
+    "responses": {
+        "200": {
+            "description": "What became of each alert, also where nothing is captured",
+            "content": {
+                "application/json": {"schema": {"$ref": "#/components/schemas/AlertAnswers"}}
+            },
+        },
+        "400": _error("The body is no webhook of Alertmanager"),
+        "401": _error("The token is missing or wrong"),
+        "403": _error("Not from this machine, and no token is configured"),
+        "413": _error("The body is too large"),
+        "415": _error("The body is not declared as JSON"),
+        "503": _error("Too many webhooks are being answered"),
+    },
+}
 
 _PATHS: Schema = {
     "/": {"get": _get("The web page", kind="text/html")},
@@ -152,5 +221,6 @@ _PATHS: Schema = {
             _404="No such capture or file",
         )
     },
+    "/api/v1/alertmanager": {"post": _RECEIVE_ALERTS},
     "/api/v1/diagnoses": {"get": _get("What the captures' traces say", _JOB, _CAPTURE_KIND)},
 }

@@ -1,0 +1,79 @@
+"""From the alerts of one job and kind to one request for a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from warpwatch.daemon.alerts.targets import Settled, Target
+from warpwatch.daemon.alerts.webhook import Alert
+from warpwatch.daemon.config.triggers import RecipeConfig
+from warpwatch.daemon.rendezvous.rank import Rank
+from warpwatch.daemon.triggers.recipes import healthy_peer
+from warpwatch.telemetry.alerts import NO_RECIPE
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import CaptureRequest
+
+Recipes = Mapping[str, RecipeConfig | None]
+
+# What no recipe says: ranks that are named are captured alone.
+_PLAIN = RecipeConfig(ranks="culprit")
+
+
+def request_for(
+    targets: Sequence[Target],
+    alerts: Sequence[Alert],
+    recipes: Recipes,
+    local: Mapping[int, Rank],
+    active: Iterable[Anomaly],
+) -> CaptureRequest:
+    """One request for targets of the same job, kind and capture, with the union of their ranks.
+
+    ``alerts``: that have these targets; ``local``: the job's live ranks here; ``active``: all
+    anomalies that are. Raises Settled where the kind's recipe is switched off.
+    """
+    first = targets[0]
+    recipe = _recipe(first, recipes)
+    return CaptureRequest(
+        job=first.job,
+        kind=first.capture or recipe.kind,
+        trigger="alert",
+        ranks=_ranks(targets, recipe, local, active),
+        steps=recipe.steps,
+        options=tuple(sorted(recipe.options)),
+        reason=f"alert {alerts[0].name}",
+        anomaly_kind=first.kind,
+        alerts=tuple(dict.fromkeys(alert.key for alert in alerts)),
+    )
+
+
+def _recipe(target: Target, recipes: Recipes) -> RecipeConfig:
+    if target.capture is not None or target.kind is None or target.kind not in recipes:
+        return _PLAIN
+    recipe = recipes[target.kind]
+    if recipe is None:
+        raise Settled(NO_RECIPE, f"triggers.recipes: {target.kind} is switched off")
+    return recipe
+
+
+def _ranks(
+    targets: Sequence[Target],
+    recipe: RecipeConfig,
+    local: Mapping[int, Rank],
+    active: Iterable[Anomaly],
+) -> tuple[int, ...] | None:
+    """None: all that are here, also where one alert names none."""
+    named = [target.ranks for target in targets if target.ranks is not None]
+    if recipe.ranks == "all" or len(named) < len(targets):
+        return None
+    culprits = frozenset[int]().union(*named)
+    peers: set[int] = set()
+    if recipe.ranks == "culprit_and_peer":
+        sick = [_told(targets[0], rank) for rank in culprits]
+        found = [healthy_peer(one, local, [*active, *sick]) for one in sick]
+        peers = {peer for peer in found if peer is not None}
+    return tuple(sorted(culprits | peers))
+
+
+def _told(target: Target, rank: int) -> Anomaly:
+    """The anomaly that the alert tells of, as far as its labels do."""
+    return Anomaly("", 0.0, str(target.kind), "warning", "", target.job, rank)

@@ -1,0 +1,130 @@
+"""Which ranks an alert is about, by its labels and what runs on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from warpwatch.daemon.alerts.webhook import host_of
+from warpwatch.telemetry.alerts import BAD_LABELS, IGNORED, NO_RANK
+from warpwatch.telemetry.anomalies import KINDS
+from warpwatch.telemetry.captures import CaptureKind
+from warpwatch.telemetry.state import State
+
+# What the label ``capture`` may say. Nsight Systems has to run around the program beforehand.
+CAPTURES: Mapping[str, CaptureKind] = {"torch": "torch", "stacks": "stacks", "memory": "memory"}
+MAX_RANK = 2**31
+_GONE = frozenset({"exited", "died"})
+
+
+class Settled(Exception):
+    """Nothing is asked for. outcome: of telemetry.alerts.ALERT_OUTCOMES."""
+
+    def __init__(self, outcome: str, detail: str = "", capture_id: str | None = None) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+        self.capture_id = capture_id
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Ranks of one job. ranks: None for all that are here.
+
+    kind: of the anomaly that the alert tells of; capture: what the alert itself asks for; device:
+    the UUID, where the alert is about a device. None where the labels say nothing of it.
+    """
+
+    job: str
+    ranks: frozenset[int] | None = None
+    kind: str | None = None
+    capture: CaptureKind | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This node. own_names: what an alert's ``node`` and ``instance`` may call it; peers: what an
+    ``instance`` calls other nodes, whose daemons can be asked.
+
+    jobs: live ranks by job, empty where their numbers are not known; on_device: (job, rank) by
+    UUID; uuids: by the device's index.
+    """
+
+    own_names: frozenset[str]
+    peers: frozenset[str]
+    jobs: Mapping[str, frozenset[int]]
+    on_device: Mapping[str, frozenset[tuple[str, int]]]
+    uuids: Mapping[str, str]
+
+
+def here(state: State, own_names: frozenset[str], peers: frozenset[str] = frozenset()) -> Here:
+    jobs: dict[str, set[int]] = {job.name: set() for job in state.kineto_jobs}
+    on_device: dict[str, set[tuple[str, int]]] = {}
+    for rank in state.ranks:
+        if rank.status in _GONE:
+            continue
+        jobs.setdefault(rank.job, set()).add(rank.rank)
+        if rank.device is not None:
+            on_device.setdefault(rank.device, set()).add((rank.job, rank.rank))
+    return Here(
+        own_names,
+        peers,
+        {job: frozenset(ranks) for job, ranks in jobs.items()},
+        {uuid: frozenset(ranks) for uuid, ranks in on_device.items()},
+        {str(sample.device.index): sample.device.uuid for sample in state.devices},
+    )
+
+
+def targets_of(labels: Mapping[str, str], node: Here) -> tuple[Target, ...]:
+    """One a job: a device may have ranks of several. Raises Settled."""
+    kind = labels.get("kind")
+    kind = kind if kind in KINDS else None
+    asked = labels.get("capture") or None
+    if asked is not None and asked not in CAPTURES:
+        raise Settled(BAD_LABELS, f"capture is one of {', '.join(CAPTURES)}")
+    capture = None if asked is None else CAPTURES[asked]
+    job = labels.get("training_job")
+    if job:
+        return (Target(job, _ranks(job, labels, node), kind, capture),)
+    uuid = _uuid(labels, node)
+    found: dict[str, set[int]] = {}
+    for name, number in node.on_device.get(uuid, ()):
+        found.setdefault(name, set()).add(number)
+    if not found:
+        raise Settled(NO_RANK, f"no running rank is known on device {uuid[:64]}")
+    return tuple(
+        Target(name, frozenset(numbers), kind, capture, uuid)
+        for name, numbers in sorted(found.items())
+    )
+
+
+def _ranks(job: str, labels: Mapping[str, str], node: Here) -> frozenset[int] | None:
+    """Those that are named; None: all that are here. Raises Settled."""
+    known, rank = node.jobs.get(job), labels.get("rank")
+    if known is None:
+        raise Settled(NO_RANK, f"no running rank of job {job[:100]!r} is known here")
+    if not rank:
+        if host_of(labels.get("instance", "")) in node.peers:
+            raise Settled(NO_RANK, "the daemon that sees it knows what was captured for it")
+        return None
+    if not (rank.isascii() and rank.isdecimal() and len(rank) <= 10 and int(rank) < MAX_RANK):
+        raise Settled(BAD_LABELS, f"rank {rank[:20]!r} is no number of a rank")
+    number = int(rank)
+    # Of a job without a shim only the coordinator knows.
+    if known and number not in known:
+        raise Settled(NO_RANK, f"{job[:100]} has no running rank {number} here")
+    return frozenset({number})
+
+
+def _uuid(labels: Mapping[str, str], node: Here) -> str:
+    """Of the device that the labels name. An index means something on one node only."""
+    if labels.get("uuid"):
+        return labels["uuid"]
+    index = labels.get("gpu")
+    if not index:
+        raise Settled(IGNORED, "the labels name no training_job, uuid or gpu")
+    named = {labels.get("node", "").lower(), host_of(labels.get("instance", ""))} - {""}
+    uuid = node.uuids.get(index)
+    if uuid is None or (named and not named & node.own_names):
+        raise Settled(NO_RANK, f"gpu {index[:10]!r} without uuid is no device of this node")
+    return uuid

@@ -1,0 +1,78 @@
+"""Alertmanager's webhook as it arrives, version 4; Grafana's says more, which is passed over.
+
+The format: https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+# Alertmanager's fingerprints have 16 characters, its times some 30.
+_Short = Annotated[str, Meta(max_length=64)]
+# An error names what was found there; it may be long.
+MAX_ERROR_CHARS = 200
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, rename={"starts_at": "startsAt"}):
+    """One alert of a notification. starts_at: as it is written, the same in every repetition."""
+
+    status: Literal["firing", "resolved"]
+    labels: dict[str, str]
+    starts_at: _Short
+    fingerprint: _Short = ""
+
+    @property
+    def key(self) -> str:
+        """Of this firing of the alert: every repetition of the notification has the same."""
+        return f"{self.fingerprint}@{self.starts_at}"
+
+    @property
+    def host(self) -> str:
+        """Of the daemon that Prometheus scraped it from, in lower case; empty: none is named."""
+        return host_of(self.labels.get("instance", ""))
+
+    @property
+    def name(self) -> str:
+        """In one line."""
+        return " ".join(self.labels.get("alertname", "").split())[:100]
+
+
+class _Webhook(msgspec.Struct, frozen=True):
+    alerts: list[Alert]
+
+
+class NotAWebhookError(ValueError):
+    """In one line."""
+
+
+def decode(body: bytes) -> list[Alert]:
+    """The alerts of a notification, each with a fingerprint. Raises NotAWebhookError."""
+    try:
+        alerts = msgspec.json.decode(body, type=_Webhook).alerts
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        text = " ".join(str(error).split())[:MAX_ERROR_CHARS]
+        raise NotAWebhookError(f"no webhook of Alertmanager: {text}") from error
+    return [alert if alert.fingerprint else _with_fingerprint(alert) for alert in alerts]
+
+
+def encode(alerts: list[Alert]) -> bytes:
+    """A notification of these alerts."""
+    return msgspec.json.encode({"version": "4", "alerts": alerts})
+
+
+def host_of(instance: str) -> str:
+    """The host of ``host:port`` as Prometheus writes its label ``instance``."""
+    host, colon, port = instance.rpartition(":")
+    return (host if colon and port.isdecimal() else instance).strip("[]").lower()
+
+
+def _with_fingerprint(alert: Alert) -> Alert:
+    """Alertmanager before 0.19 sends none."""
+    written = json.dumps(alert.labels, sort_keys=True).encode()
+    changes: dict[str, Any] = {"fingerprint": hashlib.sha256(written).hexdigest()[:16]}
+    return msgspec.structs.replace(alert, **changes)

@@ -1,0 +1,237 @@
+"""Grafana annotations: a region for every anomaly and every capture, with a link to what it is.
+
+What is written is found again by its tag ``id:…``. So nothing is written twice, whatever ended the
+daemon or the connection before, and nothing has to be remembered on a disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+from urllib.parse import quote
+
+from warpwatch.exporters.grafana_api import GrafanaApi, GrafanaError
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.state import State
+
+logger = logging.getLogger(__name__)
+
+# What a daemon that was away, or Grafana, has missed is made up for: an hour, not the whole past.
+LOOK_BACK_S = 3600.0
+# Then others have their turn: the end of the daemon, above all.
+MAX_PER_ROUND = 20
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+# Grafana keeps at most 100 characters of a tag's name and value, and 500 of all tags of one.
+MAX_TAG_BYTES = 90
+MAX_TEXT_CHARS = 500
+# Captures that brought something to look at.
+_SHOWN = frozenset({"complete", "partial", "no_memory"})
+# Refusals of this one annotation, which asking again would not change.
+_FINAL = frozenset({400, 413, 422})
+
+# Of ``warpwatch_grafana_annotations_total``: written, its end added, found to be there, refused by
+# Grafana (4xx), not reached or failed (tried again), and gone before it could be written.
+RESULTS = ("written", "updated", "known", "refused", "failed", "dropped")
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """What is to be in Grafana. Times are wall clock in ms; end_ms: None while it goes on."""
+
+    key: str
+    time_ms: int
+    end_ms: int | None
+    tags: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is in Grafana. id: None of what it refused for good."""
+
+    id: int | None
+    end_ms: int | None
+
+
+class Annotations:
+    """What there is to annotate. ``node``: its name; ``public_url``: of the daemon, for links."""
+
+    def __init__(self, node: str, public_url: str | None) -> None:
+        self._node = node
+        self._url = public_url.rstrip("/") if public_url else None
+
+    def of(self, state: State) -> Iterator[Annotation]:
+        for anomaly in state.anomalies:
+            yield self._anomaly(anomaly)
+        for capture in state.captures:
+            if capture.outcome in _SHOWN and capture.end_time is not None:
+                yield self._capture(capture, capture.end_time)
+
+    def _anomaly(self, anomaly: Anomaly) -> Annotation:
+        place = [] if anomaly.job is None else [_tag("job", anomaly.job)]
+        place += [] if anomaly.rank is None else [_tag("rank", str(anomaly.rank))]
+        tags = ("warpwatch", anomaly.kind, anomaly.severity, *place)
+        link = self._link("anomaly", f"/api/v1/anomalies/{quote(anomaly.id)}")
+        end_ms = None if anomaly.end_time is None else _ms(anomaly.end_time)
+        return self._annotation(
+            anomaly.id, _ms(anomaly.time), end_ms, tags, _plain(anomaly.summary) + link
+        )
+
+    def _capture(self, capture: Capture, end_time: float) -> Annotation:
+        request = capture.request
+        file = "/report.html" if "report.html" in capture.files else ""
+        link = self._link("report", f"/api/v1/captures/{quote(capture.id)}{file}")
+        tags = ("warpwatch", "capture", request.kind, _tag("job", request.job))
+        begin_ms = _ms(capture.recording_time or capture.time)
+        text = _plain(f"capture of {request.job}: {_verdict(capture)}") + link
+        return self._annotation(capture.id, begin_ms, _ms(end_time), tags, text)
+
+    def _annotation(
+        self, key: str, time_ms: int, end_ms: int | None, tags: tuple[str, ...], text: str
+    ) -> Annotation:
+        tags = (*tags, _tag("node", self._node), _tag("id", key))
+        # Grafana would swap them.
+        end_ms = None if end_ms is None else max(time_ms, end_ms)
+        return Annotation(key, time_ms, end_ms, tags, text)
+
+    def _link(self, name: str, path: str) -> str:
+        if self._url is None:
+            return ""
+        return f' <a href="{escape(self._url + path)}" target="_blank">{name}</a>'
+
+
+class GrafanaAnnotations:
+    """``advance`` is a loop's of its own. ``count`` is told each of RESULTS."""
+
+    def __init__(
+        self,
+        api: GrafanaApi,
+        annotations: Annotations,
+        count: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._annotations = annotations
+        self._count = count
+        self._clock = clock
+        self._since_ms: int | None = None
+        # Both as long as the state has them.
+        self._known: dict[str, _Known] = {}
+        self._waiting: set[str] = set()
+        self._pause_s = 0.0
+        self._due = 0.0
+        self._complaint: int | str | None = None
+
+    def advance(self, state: State) -> None:
+        """Bring Grafana to what the state says. May wait for it."""
+        if self._since_ms is None:
+            self._since_ms = _ms(state.time - LOOK_BACK_S)
+        since_ms = self._since_ms
+        wanted = {
+            annotation.key: annotation
+            for annotation in self._annotations.of(state)
+            if max(annotation.time_ms, annotation.end_ms or 0) >= since_ms
+        }
+        self._forget(wanted)
+        waiting = [one for one in wanted.values() if not self._is_there(one)]
+        if self._clock() < self._due:
+            waiting = []
+        for annotation in waiting[:MAX_PER_ROUND]:
+            if not self._write(annotation):
+                break
+
+    def _forget(self, wanted: dict[str, Annotation]) -> None:
+        for _ in self._waiting - wanted.keys():
+            self._count("dropped")
+        self._known = {key: known for key, known in self._known.items() if key in wanted}
+        self._waiting = wanted.keys() - self._known.keys()
+
+    def _is_there(self, annotation: Annotation) -> bool:
+        known = self._known.get(annotation.key)
+        if known is None:
+            return False
+        # A region stays until the anomaly that came back ends again.
+        return known.id is None or annotation.end_ms in (None, known.end_ms)
+
+    def _write(self, annotation: Annotation) -> bool:
+        """Whether to go on with the next one."""
+        try:
+            result, ident = self._put(annotation)
+        except GrafanaError as error:
+            return self._failed(annotation, error)
+        self._pause_s, self._complaint = 0.0, None
+        self._count(result)
+        self._known[annotation.key] = _Known(ident, annotation.end_ms)
+        return True
+
+    def _put(self, annotation: Annotation) -> tuple[str, int]:
+        """The result and Grafana's id. Raises GrafanaError."""
+        known = self._known.get(annotation.key)
+        if known is not None and known.id is not None:
+            self._end(known.id, annotation)
+            return "updated", known.id
+        found = self._api.find(("warpwatch", _tag("id", annotation.key)))
+        if found is None:
+            return "written", self._api.create(_document(annotation))
+        if annotation.end_ms in (None, found.end_ms):
+            return "known", found.id
+        self._end(found.id, annotation)
+        return "updated", found.id
+
+    def _end(self, ident: int, annotation: Annotation) -> None:
+        self._api.update(ident, {"timeEnd": annotation.end_ms, "text": annotation.text})
+
+    def _failed(self, annotation: Annotation, error: GrafanaError) -> bool:
+        refused = error.status is not None and 400 <= error.status < 500
+        self._count("refused" if refused else "failed")
+        what: int | str = str(error) if error.status is None else error.status
+        if what != self._complaint:
+            self._complaint = what
+            logger.warning("no annotation in Grafana: %s", error)
+        gone = error.status == 404 and annotation.key in self._known
+        if error.status in _FINAL or gone:
+            self._known[annotation.key] = _Known(None, annotation.end_ms)
+            return True
+        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
+        self._due = self._clock() + self._pause_s
+        return False
+
+
+def _document(annotation: Annotation) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "time": annotation.time_ms,
+        "tags": list(annotation.tags),
+        "text": annotation.text,
+    }
+    return document if annotation.end_ms is None else {**document, "timeEnd": annotation.end_ms}
+
+
+def _verdict(capture: Capture) -> str:
+    """One sentence. A diagnosis has texts that come from a training process."""
+    diagnosis = capture.diagnosis
+    if diagnosis is None:
+        why = f", no diagnosis: {capture.diagnosis_outcome}" if capture.diagnosis_outcome else ""
+        return f"{capture.request.kind}, {capture.outcome}{why}"
+    verdict = str(diagnosis.get("verdict", ""))[:40].replace("_", " ")
+    summary = diagnosis.get("summary")
+    return f"{verdict}. {summary}" if summary else verdict
+
+
+def _plain(text: str) -> str:
+    """Grafana shows annotations as HTML."""
+    return escape(" ".join(text.split())[:MAX_TEXT_CHARS], quote=False)
+
+
+def _tag(name: str, value: str) -> str:
+    cut = " ".join(value.split()).encode()[:MAX_TAG_BYTES].decode("utf-8", "ignore")
+    return f"{name}:{cut.strip()}"
+
+
+def _ms(time_s: float) -> int:
+    return round(time_s * 1000)

@@ -1,0 +1,301 @@
+"""Annotations in Grafana: each once, with its end, whatever comes in between."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stand_in
+from warpwatch.daemon import config as configuration
+from warpwatch.daemon import grafana as daemon_grafana
+from warpwatch.daemon.hub import Hub
+from warpwatch.exporters.grafana import Annotations, GrafanaAnnotations
+from warpwatch.exporters.grafana_api import GrafanaApi
+from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch.telemetry.state import State
+
+NOW = 1_790_000_000.0
+SLOW = Anomaly(
+    "6553f1f0-1", NOW, "straggler", "warning", "rank 1 computes 60 % longer than its peer",
+    job="llama-7b", rank=1,
+)  # fmt: skip
+HOT = Anomaly("6553f1f0-2", NOW, "overheating", "critical", "GPU 3 is hot", device="GPU-3")
+CAPTURE = Capture(
+    id="20260921T141959-3f9a1c",
+    request=CaptureRequest("llama-7b", "torch", "anomaly"),
+    time=NOW + 1,
+    recording_time=NOW + 3,
+    end_time=NOW + 8,
+    outcome="complete",
+    files=("rank0.pt.trace.json.gz", "report.html"),
+    diagnosis={"verdict": "host_bound", "summary": "rank 1 waits for Python <35 %>"},
+    diagnosis_outcome="ok",
+)
+
+
+class Site:
+    """An exporter and the Grafana that it writes to; the clock is the test's."""
+
+    def __init__(self, grafana: GrafanaStandIn, folder: Path) -> None:
+        self.grafana = grafana
+        self.token = folder / "token"
+        self.token.write_text(TOKEN + "\n")
+        self.url = grafana.url
+        self.counted: Counter[str] = Counter()
+        self.at = 0.0
+        self.restart()
+
+    def restart(self, public_url: str | None = "https://warpwatch.example/gpu-17/") -> None:
+        self.exporter = GrafanaAnnotations(
+            GrafanaApi(self.url, self.token),
+            Annotations("gpu-17", public_url),
+            lambda result: self.counted.update([result]),
+            lambda: self.at,
+        )
+
+    def see(self, *found: Anomaly | Capture, time: float = NOW) -> None:
+        self.exporter.advance(
+            State(
+                time,
+                "0.1.0",
+                "host",
+                anomalies=tuple(one for one in found if isinstance(one, Anomaly)),
+                captures=tuple(one for one in found if isinstance(one, Capture)),
+            )
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with grafana_stand_in() as grafana:
+        yield Site(grafana, tmp_path)
+
+
+def test_an_anomaly_is_annotated_when_it_begins(site: Site) -> None:
+    site.see(SLOW)
+    assert site.grafana.only() == {
+        "time": 1_790_000_000_000,
+        "timeEnd": 1_790_000_000_000,
+        "tags": [
+            *("warpwatch", "straggler", "warning", "job:llama-7b", "rank:1"),
+            *("node:gpu-17", "id:6553f1f0-1"),
+        ],
+        "text": "rank 1 computes 60 % longer than its peer "
+        '<a href="https://warpwatch.example/gpu-17/api/v1/anomalies/6553f1f0-1" '
+        'target="_blank">anomaly</a>',
+    }
+    site.see(SLOW)
+    assert site.grafana.requests == ["GET /api/annotations", "POST /api/annotations"]
+    assert site.counted == {"written": 1}
+
+
+def test_it_becomes_a_region_when_it_ends(site: Site) -> None:
+    site.see(SLOW, HOT)
+    ended = replace(SLOW, end_time=NOW + 90.5, summary="rank 1 computed 60 % longer")
+    site.see(ended, HOT)
+    site.see(ended, HOT)
+    slow, hot = site.grafana.annotations.values()
+    assert slow["timeEnd"] == 1_790_000_090_500
+    assert slow["text"].startswith("rank 1 computed 60 % longer <a href")
+    assert hot["timeEnd"] == hot["time"]
+    assert hot["tags"][:4] == ["warpwatch", "overheating", "critical", "node:gpu-17"]
+    assert site.counted == {"written": 2, "updated": 1}
+
+
+def test_one_that_came_back_ends_again(site: Site) -> None:
+    site.see(replace(SLOW, end_time=NOW + 10))
+    site.see(replace(SLOW, reopened=1))
+    site.see(replace(SLOW, reopened=1, end_time=NOW + 60))
+    assert site.grafana.only()["timeEnd"] == 1_790_000_060_000
+    assert site.counted == {"written": 1, "updated": 1}
+
+
+def test_a_restart_writes_nothing_twice(site: Site) -> None:
+    site.see(SLOW, HOT, CAPTURE)
+    before = dict(site.grafana.annotations)
+    site.restart()
+    site.see(SLOW, HOT, CAPTURE)
+    assert site.grafana.annotations == before
+    assert site.counted == {"written": 3, "known": 3}
+    # What ended meanwhile gets its end.
+    site.restart()
+    site.see(replace(HOT, end_time=NOW + 5))
+    assert site.grafana.annotations[2]["timeEnd"] == 1_790_000_005_000
+
+
+def test_a_capture_is_a_region_with_its_verdict_and_its_report(site: Site) -> None:
+    site.see(replace(CAPTURE, outcome=None, end_time=None), replace(CAPTURE, outcome="failed"))
+    assert site.grafana.requests == []
+    site.see(CAPTURE)
+    assert site.grafana.only() == {
+        "time": 1_790_000_003_000,
+        "timeEnd": 1_790_000_008_000,
+        "tags": [
+            *("warpwatch", "capture", "torch", "job:llama-7b", "node:gpu-17"),
+            "id:20260921T141959-3f9a1c",
+        ],
+        "text": "capture of llama-7b: host bound. rank 1 waits for Python &lt;35 %&gt; "
+        '<a href="https://warpwatch.example/gpu-17/api/v1/captures/20260921T141959-3f9a1c/'
+        'report.html" target="_blank">report</a>',
+    }
+
+
+def test_without_a_public_url_there_is_no_link(site: Site) -> None:
+    site.restart(public_url=None)
+    stacks = CaptureRequest("llama-7b", "stacks", "anomaly")
+    site.see(replace(CAPTURE, request=stacks, diagnosis=None, diagnosis_outcome=None))
+    assert site.grafana.only()["text"] == "capture of llama-7b: stacks, complete"
+
+
+def test_an_answer_that_was_lost_makes_no_second_annotation(site: Site) -> None:
+    site.see()
+    site.grafana.lose_answers = True
+    site.see(SLOW)
+    site.grafana.lose_answers = False
+    # The question was lost; now the answer to the writing is.
+    site.at += 5
+    answer, site.grafana.answer = site.grafana.answer, lose_second(site.grafana)  # type: ignore[method-assign]
+    site.see(SLOW)
+    site.grafana.answer, site.grafana.lose_answers = answer, False  # type: ignore[method-assign]
+    assert len(site.grafana.annotations) == 1
+    site.at += 10
+    site.see(SLOW)
+    assert len(site.grafana.annotations) == 1
+    assert site.counted == {"failed": 2, "known": 1}
+
+
+def lose_second(grafana: GrafanaStandIn) -> Callable[..., Any]:
+    real = grafana.answer
+
+    def answer(method: str, *rest: Any) -> tuple[int, Any]:
+        grafana.lose_answers = method == "POST"
+        return real(method, *rest)
+
+    return answer
+
+
+def test_a_pause_grows_while_grafana_is_away(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.grafana.status = 503
+    asked = []
+    for second in range(400):
+        site.at = float(second)
+        before = len(site.grafana.requests)
+        site.see(SLOW, HOT)
+        if len(site.grafana.requests) > before:
+            asked.append(second)
+    assert asked == [0, 5, 15, 35, 75, 155, 315]
+    assert site.counted == {"failed": 7}
+    assert caplog.messages == [
+        'no annotation in Grafana: GET is answered with 503: {"message": "as the test wants it"}'
+    ]
+    site.grafana.status = None
+    site.at = 1000.0
+    site.see(SLOW, HOT)
+    assert len(site.grafana.annotations) == 2
+
+
+def test_what_grafana_refuses_for_good_is_not_asked_again(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.grafana.refuse_text = "hot"
+    for _ in range(3):
+        site.see(HOT, SLOW)
+    assert site.counted == {"refused": 1, "written": 1}
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    site.see(replace(HOT, end_time=NOW + 1), SLOW)
+    assert site.counted == {"refused": 1, "written": 1}
+
+
+def test_a_new_token_is_taken_up(site: Site) -> None:
+    site.grafana.token = "glsa_new"
+    site.see(SLOW)
+    assert site.counted == {"refused": 1}
+    site.token.write_text("glsa_new")
+    site.at += 5
+    site.see(SLOW)
+    assert site.counted == {"refused": 1, "written": 1}
+    site.token.unlink()
+    site.see(SLOW, HOT)
+    assert site.counted["failed"] == 1
+
+
+def test_an_annotation_that_somebody_removed_stays_removed(site: Site) -> None:
+    site.see(SLOW)
+    site.grafana.annotations.clear()
+    for _ in range(2):
+        site.see(replace(SLOW, end_time=NOW + 9))
+    assert site.grafana.annotations == {}
+    assert site.counted == {"written": 1, "refused": 1}
+
+
+def test_nobody_at_the_address_costs_nothing_else(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        site.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    site.restart()
+    site.see(SLOW, HOT)
+    assert site.counted == {"failed": 1}
+
+
+def test_what_is_not_known_any_more_is_counted(site: Site) -> None:
+    site.grafana.status = 502
+    site.see(SLOW, HOT)
+    site.see(HOT)
+    assert site.counted == {"failed": 1, "dropped": 1}
+
+
+def test_the_past_is_not_written(site: Site) -> None:
+    old = replace(SLOW, time=NOW - 7200)
+    site.see(old, replace(old, id="b", end_time=NOW - 3700), replace(HOT, time=NOW - 3500))
+    assert [one["text"].split(" <")[0] for one in site.grafana.annotations.values()] == [
+        "GPU 3 is hot"
+    ]
+    # It ends now, and that is news.
+    site.see(replace(old, end_time=NOW), replace(HOT, time=NOW - 3500))
+    assert len(site.grafana.annotations) == 2
+
+
+def test_names_that_training_made_up_fit_into_grafana(site: Site) -> None:
+    name = "ü<script>alert(1)</script>,\n: " * 40
+    site.see(replace(SLOW, job=name, summary=name * 9), replace(CAPTURE, request=replace(
+        CAPTURE.request, job=name), diagnosis={"verdict": [1], "summary": name * 99}))  # fmt: skip
+    assert site.counted == {"written": 2}
+    for annotation in site.grafana.annotations.values():
+        assert "<script" not in annotation["text"]
+        assert "\n" not in annotation["text"]
+
+
+def test_a_round_ends_so_that_the_daemon_can(site: Site) -> None:
+    many = [replace(HOT, id=f"a-{number}") for number in range(50)]
+    for written in (20, 40, 50, 50):
+        site.see(*many)
+        assert len(site.grafana.annotations) == written
+
+
+def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    with grafana_stand_in("/grafana") as grafana:
+        tree = {
+            "http": {"public_url": "https://warpwatch.example/{node}"},
+            "exporters": {"grafana": {"url": grafana.url + "/", "token_file": str(token)}},
+        }
+        hub = Hub(10.0)
+        config = configuration.parse(tree, "the test")
+        follower = daemon_grafana.follower(config, "gpu-17", hub)
+        assert follower is not None
+        follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
+        assert "https://warpwatch.example/gpu-17/api/v1/anomalies/" in grafana.only()["text"]
+        assert hub.state().agent["grafana_annotations_total", ("written",)] == 1.0
+        assert hub.state().agent["grafana_annotations_total", ("dropped",)] == 0.0
+
+
+def test_it_is_off_by_default() -> None:
+    assert daemon_grafana.follower(configuration.Config(), "gpu-17", Hub(10.0)) is None

@@ -1,0 +1,91 @@
+"""A node that is sent alerts: a real coordinator and desk behind a real server, ranks by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.daemon.capture_node import CaptureNode
+from tests.http.conftest import MemoryBackend
+from warpwatch.daemon.alerts.desk import AlertDesk, Answer
+from warpwatch.daemon.alerts.webhook import Alert
+from warpwatch.telemetry.captures import Capture
+from warpwatch.telemetry.state import State
+
+BEGAN = "2026-11-21T20:00:00.123Z"
+WEBHOOK = "/api/v1/alertmanager"
+
+
+class AlertNode(MemoryBackend):
+    """Ranks 0 to 3 of job ``train`` run here, each on the device ``GPU-<rank>``."""
+
+    def begin(self, path: Path, stack: ExitStack, **triggers: Any) -> None:
+        """From nothing, though a server that knows this object runs on."""
+        self.reset(path)
+        self.node = CaptureNode(path, stack, ranks=(0, 1, 2, 3), **triggers)
+        self.node.hub.publish_ranks(self.node.source.states(self.node.at))
+        self.desk = self.open_desk()
+
+    def open_desk(self) -> AlertDesk:
+        return AlertDesk(self.node.coordinator, self.node.source, self.node.hub, "node-17")
+
+    def restart(self) -> None:
+        """As a daemon's start does it: what is known comes from the store."""
+        self.node.coordinator = self.node.start(self.node.coordinator.policy, self.node.hub)
+        self.desk = self.open_desk()
+
+    def state(self) -> State:
+        return self.node.hub.state()
+
+    def receive_alerts(
+        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
+    ) -> list[Answer]:
+        return self.desk.receive(alerts, own_names, peers)
+
+    def count_alerts(self, outcome: str, count: int) -> None:
+        self.node.hub.count("alerts_received_total", outcome, by=count)
+
+    def captures(self) -> list[Capture]:
+        return list(self.state().captures)
+
+    def counted(self, outcome: str) -> float:
+        return self.state().agent.get(("alerts_received_total", (outcome,)), 0.0)
+
+
+def alert(fingerprint: str = "f1", **labels: str) -> dict[str, Any]:
+    """A firing alert as Alertmanager sends it."""
+    return {
+        "status": "firing",
+        "labels": {"alertname": "WarpwatchStraggler", "severity": "warning", **labels},
+        "annotations": {"summary": "rank 1 computes 60 % longer"},
+        "startsAt": BEGAN,
+        "endsAt": "0001-01-01T00:00:00Z",
+        "generatorURL": "http://prometheus.example:9090/graph",
+        "fingerprint": fingerprint,
+    }
+
+
+def notification(*alerts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "version": "4",
+        "groupKey": '{}:{alertname="WarpwatchStraggler"}',
+        "truncatedAlerts": 0,
+        "status": "firing",
+        "receiver": "warpwatch",
+        "groupLabels": {"alertname": "WarpwatchStraggler"},
+        "commonLabels": {},
+        "commonAnnotations": {},
+        "externalURL": "http://alertmanager.example:9093",
+        "alerts": list(alerts),
+    }
+
+
+def send(client: httpx.Client, *alerts: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = client.post(WEBHOOK, json=notification(*alerts))
+    assert answer.status_code == 200, answer.text
+    answers: list[dict[str, Any]] = answer.json()["alerts"]
+    return answers

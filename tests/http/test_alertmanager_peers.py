@@ -1,0 +1,201 @@
+"""Passing an alert on to the daemon of the node that its ``instance`` names."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.http.alert_node import WEBHOOK, AlertNode, alert, notification, send
+from tests.http.conftest import MemoryBackend, servers
+from warpwatch.daemon import config as configuration
+from warpwatch.daemon.errors import UsageError
+
+# Every address of 127.0.0.0/8 is this machine.
+HERE, THERE, ELSEWHERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Starts two daemons; only the other one, at THERE, has ranks: (client of this, other)."""
+    with ExitStack() as stack:
+
+        def start(peers="http://{address}", other=(), **section):
+            there = AlertNode(tmp_path)
+            there.begin(tmp_path / "there", stack)
+            serve = stack.enter_context(servers(there))
+            address = "{}:{}".format(*serve(listen=f"{THERE}:0", **dict(other)).address)
+            here = MemoryBackend(tmp_path)
+            serve = stack.enter_context(servers(here))
+            server = serve(peers=peers.format(address=address), **section)
+            client = httpx.Client(base_url=server.url, timeout=30)
+            return stack.enter_context(client), there
+
+        yield start
+
+
+def test_an_alert_of_another_node_is_passed_on_to_its_daemon(nodes):
+    client, there = nodes()
+    answers = send(
+        client,
+        alert("f1", training_job="train", rank="1", instance=f"{THERE}:9400"),
+        alert("f2", training_job="train", rank="3", instance=f"{THERE}:9400"),
+        alert("f3", training_job="none", instance=f"{THERE}:9400"),
+        alert("f4", training_job="train"),
+    )
+    (capture,) = there.captures()
+    assert capture.request.ranks == (1, 3)
+    assert [answer["outcome"] for answer in answers] == [*3 * ["forwarded"], "no_rank"]
+    assert answers[0]["detail"] == f"{THERE}: captured"
+    assert answers[0]["capture_id"] == capture.id
+    said = f"{THERE}: no_rank: no running rank of job 'none' is known here"
+    assert answers[2]["detail"] == said
+
+
+def test_a_label_alone_names_no_peer(nodes):
+    client, there = nodes()
+    with socket.create_server((ELSEWHERE, 0)) as listener:
+        listener.settimeout(0.3)
+        host, port = listener.getsockname()
+        answers = send(
+            client,
+            alert("f1", training_job="train", instance=f"{host}:{port}"),
+            alert("f2", training_job="train", instance="metadata.example:80"),
+            alert("f3", training_job="train", instance=f"{THERE}@{host}:{port}"),
+        )
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    assert [answer["outcome"] for answer in answers] == 3 * ["no_rank"]
+    assert there.codes == {}
+
+
+def test_the_port_is_that_of_the_url_whatever_the_label_says(nodes):
+    client, _ = nodes()
+    with socket.create_server((THERE, 0)) as listener:
+        instance = "{}:{}".format(*listener.getsockname())
+        (answer,) = send(client, alert(training_job="train", instance=instance))
+    assert answer["outcome"] == "forwarded"
+
+
+def test_what_was_passed_on_goes_no_further(nodes):
+    client, there = nodes()
+    body = notification(alert(training_job="train", instance=f"{THERE}:9400"))
+    answer = client.post(WEBHOOK, json=body, headers={"X-Warpwatch-Forwarded": "1"})
+    assert answer.json()["alerts"][0]["outcome"] == "no_rank"
+    assert there.codes == {}
+
+
+def test_an_alert_of_a_job_on_both_nodes_goes_to_the_daemon_that_sees_it(tmp_path):
+    """And where that one is gone, it is answered by whom it reaches."""
+    with ExitStack() as stack:
+        nodes = AlertNode(tmp_path), AlertNode(tmp_path)
+        for number, node in enumerate(nodes):
+            node.begin(tmp_path / str(number), stack)
+        there = stack.enter_context(ExitStack())
+        server = there.enter_context(servers(nodes[1]))(listen=f"{THERE}:0")
+        serve = stack.enter_context(servers(nodes[0]))
+        url = serve(peers="http://{}:{}".format(*server.address)).url
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=30))
+        of_job = alert("f1", training_job="train", kind="hang", instance=f"{THERE}:9400")
+        of_rank = alert("f2", training_job="train", rank="0", instance=f"{THERE}:9400")
+        outcomes = [answer["outcome"] for answer in send(client, of_job, of_rank)]
+        assert outcomes == ["forwarded", "captured"]
+        assert [capture.request.kind for capture in nodes[1].captures()] == ["stacks"]
+        assert [capture.request.kind for capture in nodes[0].captures()] == ["torch"]
+        there.close()
+        assert send(client, of_job)[0]["outcome"] == "captured"
+        assert nodes[0].counted("captured") == 2
+
+
+def test_this_daemon_is_no_peer_of_its_own(nodes):
+    client, _ = nodes(peers=f"http://{HERE}:1")
+    (answer,) = send(client, alert(training_job="train", instance=f"{HERE}:9400"))
+    assert answer["outcome"] == "no_rank"
+
+
+def test_daemons_know_each_other_by_their_token(nodes, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("correct horse\n")
+    firing = alert(training_job="train", instance=f"{THERE}:9400")
+    client, _ = nodes(other={"token_file": token}, token_file=token)
+    client.headers["Authorization"] = "Bearer correct horse"
+    assert send(client, firing)[0]["outcome"] == "forwarded"
+    # A changed file is read again.
+    token.write_text("another horse\n")
+    client.headers["Authorization"] = "Bearer another horse"
+    assert send(client, firing)[0]["detail"].startswith(f"{THERE}: duplicate")
+
+
+def test_a_peer_that_refuses_is_told(nodes, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("correct horse\n")
+    client, there = nodes(other={"token_file": token})
+    (answer,) = send(client, alert(training_job="train", instance=f"{THERE}:9400"))
+    assert (answer["outcome"], answer["detail"]) == ("peer_failed", f"{THERE}: it answers 401")
+    assert there.captures() == []
+
+
+def test_a_peer_that_is_gone_costs_its_own_alerts_only(nodes):
+    with socket.create_server((THERE, 0)) as listener:
+        gone = "{}:{}".format(*listener.getsockname())
+    client, _ = nodes(peers=f"http://{gone}")
+    instances = [f"{THERE}:9400", f"{ELSEWHERE}:9400"]
+    answers = send(client, *(alert(training_job="train", instance=one) for one in instances))
+    assert [answer["outcome"] for answer in answers] == ["peer_failed", "no_rank"]
+    assert answers[0]["detail"].startswith(f"{THERE}: ")
+
+
+def test_a_name_that_does_not_resolve_is_told(nodes):
+    # No label of a name has more than 63 characters: nobody is asked.
+    name = 64 * "x"
+    client, _ = nodes(peers=f"http://{name}:9400")
+    (answer,) = send(client, alert(training_job="train", instance=f"{THERE}:9400"))
+    assert answer["outcome"] == "peer_failed"
+    assert answer["detail"].startswith(f"http.peers: {name}: ")
+
+
+@pytest.mark.parametrize(
+    "url", ["peers:9400", "ftp://peers", "http://", "http://me@peers", "http://peers/path"]
+)
+def test_what_names_no_peers_is_refused_at_the_start(url):
+    with pytest.raises(UsageError, match=r"http\.peers"):
+        configuration.parse({"http": {"peers": url}}, "the test")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Of the name ``localhost``, its own authority."""
+    folder = tmp_path_factory.mktemp("certificate")
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
+        "-subj /CN=peers -addext subjectAltName=DNS:localhost "
+        f"-keyout {folder}/peers.key -out {folder}/peers.crt"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
+    (folder / "web.yml").write_text(
+        "tls_server_config: {cert_file: peers.crt, key_file: peers.key}\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_over_tls_the_certificate_is_of_the_name_not_of_the_address(tmp_path, certificate, trusted):
+    with ExitStack() as stack:
+        there = AlertNode(tmp_path)
+        there.begin(tmp_path / "there", stack)
+        serve = stack.enter_context(servers(there))
+        _, port = serve(listen=f"{HERE}:0", web_config=certificate / "web.yml").address
+        serve = stack.enter_context(servers(MemoryBackend(tmp_path)))
+        authority = {"peers_ca_file": certificate / "peers.crt"} if trusted else {}
+        url = serve(listen=f"{THERE}:0", peers=f"https://localhost:{port}", **authority).url
+        with httpx.Client(base_url=url, timeout=30) as client:
+            (answer,) = send(client, alert(training_job="train", instance=f"{HERE}:9400"))
+    if trusted:
+        assert (answer["outcome"], answer["detail"]) == ("forwarded", f"{HERE}: captured")
+    else:
+        assert answer["outcome"] == "peer_failed"
+        assert "CERTIFICATE_VERIFY_FAILED" in answer["detail"]
+        assert there.captures() == []
