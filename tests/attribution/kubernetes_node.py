@@ -152,6 +152,7 @@ class KubernetesNode:
             f"--secure-port={_SERVER.rpartition(':')[2]}",
             f"--cert-dir={work}/certs",
             "--authorization-mode=AlwaysAllow",
+            "--allow-privileged=true",
             f"--token-auth-file={work}/tokens.csv",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",

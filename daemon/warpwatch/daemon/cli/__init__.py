@@ -17,6 +17,7 @@ from warpwatch.daemon.errors import WarpwatchError
 COMMANDS = {
     "daemon": "watch this node: sample, detect, capture, serve",
     "run": "start a training program with the shim",
+    "shim": "copy the shim into a folder, for images that are not changed",
     "status": "what a running daemon sees",
     "capture": "ask for a profile of a running job",
     "diagnose": "say what a torch.profiler trace shows",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from warpwatch.daemon import config as configuration
 from warpwatch.daemon.cli import parsing
+from warpwatch.daemon.errors import UsageError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -22,10 +24,33 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"]
     )
+    command.add_argument(
+        "--watch-config",
+        action="store_true",
+        help="reload when the file's content changes, as a mounted ConfigMap's does",
+    )
     arguments = command.parse_args(argv)
     logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT)
 
-    from warpwatch.daemon.app import Daemon
-
-    Daemon(configuration.load(arguments.config), arguments.config).run()
+    run(arguments.config, arguments.watch_config)
     return 0
+
+
+def run(path: Path | None, watched: bool) -> None:
+    from warpwatch.daemon.app import Daemon
+    from warpwatch.daemon.config_watch import WATCH_INTERVAL_S, ConfigWatch
+
+    if not watched:
+        Daemon(configuration.load(path), path).run()
+        return
+    if path is None:
+        raise UsageError("--watch-config needs --config FILE")
+    watch = ConfigWatch(path)
+    daemon = Daemon(configuration.load(path), path)
+
+    def look() -> None:
+        if watch.changed():
+            daemon.ask_reload()
+
+    daemon.supervisor.every("config", WATCH_INTERVAL_S, look)
+    daemon.run()

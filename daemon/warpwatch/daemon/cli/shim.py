@@ -1,0 +1,45 @@
+"""`warpwatch shim`: the shim as a folder, for training images that are not to be changed."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from warpwatch.daemon.cli import parsing
+from warpwatch.daemon.errors import UsageError
+
+PACKAGE = "warpwatch.client"
+
+
+def main(argv: Sequence[str]) -> int:
+    command = parsing.parser(
+        "shim",
+        "Copy the shim into FOLDER, as an init container does for a training image that is not "
+        "changed. Prints the PYTHONPATH with which a program loads it.",
+        "warpwatch shim /opt/warpwatch-shim",
+    )
+    command.add_argument("folder", type=Path, metavar="FOLDER")
+    target = command.parse_args(argv).folder / Path(*PACKAGE.split("."))
+    try:
+        # Compiled files are of one version of Python; the training's is its own.
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(_source(), target, ignore=ignored, dirs_exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot copy the shim to {target}: {_reason(error)}") from error
+    print(target / "bootstrap")
+    return 0
+
+
+def _source() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None and spec.origin is not None, "the daemon imports it itself"
+    return Path(spec.origin).parent
+
+
+def _reason(error: OSError) -> str:
+    """``copytree`` collects (source, target, reason) of all files."""
+    if isinstance(error, shutil.Error) and error.args[0]:
+        return str(error.args[0][0][2])
+    return str(error.strerror or error)

@@ -1,0 +1,45 @@
+{{/* How a daemon is scraped, the same for both kinds of monitor. Takes root and monitor. */}}
+{{- define "warpwatch.endpoint" -}}
+{{- $values := .root.Values -}}
+port: http
+path: /metrics
+scheme: {{ .monitor.scheme | default (include "warpwatch.scheme" .root) }}
+interval: {{ .monitor.interval }}
+scrapeTimeout: {{ .monitor.scrapeTimeout }}
+# The workload's namespace, pod and container are labels of series and stay what they are.
+honorLabels: true
+{{- if .monitor.tlsConfig }}
+tlsConfig:
+  {{- toYaml .monitor.tlsConfig | nindent 2 }}
+{{- else if $values.tls.existingSecret }}
+tlsConfig:
+  serverName: {{ $values.tls.serverName | default (include "warpwatch.peersHost" .root) }}
+  ca:
+    secret:
+      name: {{ $values.tls.existingSecret }}
+      key: ca.crt
+{{- end }}
+{{- with .monitor.basicAuth }}
+basicAuth:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+relabelings:
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: node
+    action: replace
+  - targetLabel: job
+    replacement: warpwatch
+    action: replace
+  {{- if eq $values.mode "daemonset" }}
+  # Of the daemon's own pod, they would read as the workload's on series that have none.
+  - regex: namespace|pod|container|endpoint|service
+    action: labeldrop
+  {{- end }}
+  {{- with .monitor.relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .monitor.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,100 @@
+{{/* Below the mount points: the daemon must own its folders, and those belong to the kubelet. */}}
+{{- define "warpwatch.sidecar.folders" -}}
+- name: WARPWATCH_DIR
+  value: /run/warpwatch/pod
+- name: WARPWATCH_INBOX
+  value: /var/lib/warpwatch/inbox
+{{- end }}
+
+{{/*
+The daemon beside the training container: an init container that stays (Kubernetes 1.29), so that it is
+there before the training begins and ends after it, and a Job is done when its training is. No readiness
+probe: a pod that trains is ready whatever its watcher sees.
+*/}}
+{{- define "warpwatch.sidecar.container" -}}
+{{- include "warpwatch.check" . }}
+{{- if semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version }}
+{{- fail "the sidecar needs Kubernetes 1.29 (init containers that stay); use mode daemonset" }}
+{{- end -}}
+- name: warpwatch
+  image: {{ include "warpwatch.image" . | quote }}
+  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  restartPolicy: Always
+  args:
+    - daemon
+    {{- if .Values.config }}
+    - --config=/etc/warpwatch/warpwatch.yaml
+    - --watch-config
+    {{- end }}
+    - --log-level={{ .Values.logLevel }}
+  env:
+    - name: POD_IP
+      valueFrom:
+        fieldRef:
+          fieldPath: status.podIP
+    - name: NODE_NAME
+      valueFrom:
+        fieldRef:
+          fieldPath: spec.nodeName
+    - name: WARPWATCH_NODE_NAME
+      valueFrom:
+        fieldRef:
+          fieldPath: spec.nodeName
+    - name: WARPWATCH_HTTP__LISTEN
+      value: {{ printf "%s:%v" .Values.address .Values.port | quote }}
+    # For `kubectl exec … -- warpwatch status`.
+    - name: WARPWATCH_URL
+      value: {{ printf "http://%s:%v" (.Values.address | default "127.0.0.1") .Values.port | quote }}
+    {{- include "warpwatch.sidecar.folders" . | nindent 4 }}
+    - name: WARPWATCH_ATTRIBUTION__KUBELET_SOCKET
+      value: '"off"'
+    - name: WARPWATCH_SOURCES__KERNEL_LOG__ENABLED
+      value: "false"
+    {{- if .Values.sidecar.gpus }}
+    {{- with .Values.nvidia.visibleDevices }}
+    - name: NVIDIA_VISIBLE_DEVICES
+      value: {{ . | quote }}
+    {{- end }}
+    {{- with .Values.nvidia.driverCapabilities }}
+    - name: NVIDIA_DRIVER_CAPABILITIES
+      value: {{ . | quote }}
+    {{- end }}
+    {{- else }}
+    - name: WARPWATCH_SOURCES__NVML__ENABLED
+      value: "false"
+    {{- end }}
+    {{- with .Values.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  ports:
+    - name: http
+      containerPort: {{ .Values.port }}
+      protocol: TCP
+  livenessProbe:
+    httpGet:
+      path: /healthz
+      port: http
+    initialDelaySeconds: 5
+    periodSeconds: 20
+    timeoutSeconds: 5
+  resources:
+    {{- toYaml .Values.sidecar.resources | nindent 4 }}
+  securityContext:
+    runAsNonRoot: true
+    runAsUser: {{ .Values.sidecar.uid }}
+    seccompProfile:
+      type: RuntimeDefault
+    {{- include "warpwatch.securityContext" . | nindent 4 }}
+  volumeMounts:
+    - name: warpwatch-run
+      mountPath: /run/warpwatch
+    - name: warpwatch-data
+      mountPath: /var/lib/warpwatch
+    - name: warpwatch-tmp
+      mountPath: /tmp
+    {{- if .Values.config }}
+    - name: warpwatch-config
+      mountPath: /etc/warpwatch
+      readOnly: true
+    {{- end }}
+{{- end }}

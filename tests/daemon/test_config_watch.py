@@ -1,0 +1,55 @@
+"""A configuration that changes under the daemon, as a ConfigMap's file does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from warpwatch.daemon.cli import main
+from warpwatch.daemon.config_watch import ConfigWatch
+
+
+def publish(folder: Path, version: str, content: str) -> None:
+    """As the kubelet does: a new folder, and a link to it that is exchanged in one go."""
+    (folder / version).mkdir()
+    (folder / version / "warpwatch.yaml").write_text(content)
+    link = folder / "..data_tmp"
+    link.symlink_to(version)
+    link.rename(folder / "..data")
+
+
+def test_a_new_content_is_a_change_once(tmp_path: Path) -> None:
+    file = tmp_path / "warpwatch.yaml"
+    file.symlink_to("..data/warpwatch.yaml")
+    publish(tmp_path, "..1", "triggers: {dry_run: false}")
+    watch = ConfigWatch(file)
+    assert not watch.changed()
+    publish(tmp_path, "..2", "triggers: {dry_run: true}")
+    assert [watch.changed(), watch.changed()] == [True, False]
+
+
+def test_the_same_content_in_a_new_file_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "warpwatch.yaml"
+    file.symlink_to("..data/warpwatch.yaml")
+    publish(tmp_path, "..1", "{}")
+    watch = ConfigWatch(file)
+    publish(tmp_path, "..2", "{}")
+    assert not watch.changed()
+
+
+def test_a_file_that_is_away_for_a_moment_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "warpwatch.yaml"
+    file.write_text("{}")
+    watch = ConfigWatch(file)
+    file.unlink()
+    assert not watch.changed()
+    file.write_text("{}")
+    assert not watch.changed()
+    file.write_text("triggers: {dry_run: true}")
+    assert watch.changed()
+
+
+def test_watching_needs_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["daemon", "--watch-config"]) == 2
+    assert "--watch-config needs --config FILE" in capsys.readouterr().err

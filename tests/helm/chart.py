@@ -1,0 +1,70 @@
+"""The chart as Helm renders it; every output is asked for once."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm/warpwatch"
+SCENARIOS = sorted(path.name for path in (CHART / "ci").glob("*-values.yaml"))
+# The oldest with native sidecars, and the newest that there is.
+VERSIONS = ("1.29", "1.37")
+RELEASE = ("warpwatch", "--namespace", "monitoring")
+
+Object = dict[str, Any]
+
+
+def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(helm), *arguments], capture_output=True, text=True, timeout=60)
+
+
+@functools.cache
+def render(helm: Path, *arguments: str, chart: Path = CHART) -> tuple[Object, ...]:
+    """What `helm install` with these arguments would make."""
+    command = ("template", *RELEASE, str(chart), "--kube-version", VERSIONS[0], *arguments)
+    done = run(helm, *command)
+    assert done.returncode == 0, done.stderr
+    loaded = yaml.load_all(done.stdout, Loader=yaml.CSafeLoader)
+    return tuple(each for each in loaded if each is not None)
+
+
+def scenario(helm: Path, name: str) -> tuple[Object, ...]:
+    return render(helm, "--values", str(CHART / "ci" / name))
+
+
+def refusal(helm: Path, *values: str) -> str:
+    """What Helm says of values that it must not accept."""
+    sets = [argument for value in values for argument in ("--set", value)]
+    done = run(helm, "template", *RELEASE, str(CHART), *sets)
+    assert done.returncode != 0, f"{values} was accepted"
+    return done.stderr
+
+
+def of_kind(objects: tuple[Object, ...], kind: str) -> list[Object]:
+    return [each for each in objects if each["kind"] == kind]
+
+
+def only(objects: tuple[Object, ...], kind: str) -> Object:
+    (found,) = of_kind(objects, kind)
+    return found
+
+
+def pod_specs(objects: tuple[Object, ...]) -> list[Object]:
+    """Of everything that becomes a pod."""
+    templates = [each["spec"]["template"]["spec"] for each in of_kind(objects, "DaemonSet")]
+    return templates + [each["spec"] for each in of_kind(objects, "Pod")]
+
+
+def containers(spec: Object) -> list[Object]:
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+def environment(container: Object) -> dict[str, str]:
+    """Variables with a value in the manifest; ``$(POD_IP)`` is what a pod would have."""
+    values = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    return {name: value.replace("$(POD_IP)", "10.0.0.1") for name, value in values.items()}

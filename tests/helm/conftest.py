@@ -1,0 +1,46 @@
+"""Helm 3 and Helm 4, downloaded once into pytest's cache."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from tests.helm.binaries import CannotGetError, binaries
+from tests.helm.trainings import write_chart
+
+
+def _tools(config: pytest.Config, which: str) -> Path:
+    cache = config.cache
+    assert cache is not None
+    folder = cache.mkdir("helm")
+    with open(folder / "lock", "w") as lock:
+        # Tests may run in several processes.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return binaries(folder, which)
+        except CannotGetError as reason:
+            pytest.skip(f"no {which}: {reason}")
+
+
+@pytest.fixture(scope="session")
+def helm3(pytestconfig: pytest.Config) -> Path:
+    return _tools(pytestconfig, "helm3") / "helm"
+
+
+@pytest.fixture(scope="session")
+def helm4(pytestconfig: pytest.Config) -> Path:
+    return _tools(pytestconfig, "helm4") / "helm"
+
+
+@pytest.fixture(scope="session")
+def kubectl(pytestconfig: pytest.Config) -> Path:
+    return _tools(pytestconfig, "helm3") / "kubectl"
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    """A chart that depends on ours."""
+    write_chart(tmp_path / "training")
+    return tmp_path / "training"

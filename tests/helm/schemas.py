@@ -1,0 +1,105 @@
+"""Whether an object is one that the API server, or Prometheus Operator, knows every field of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+
+from tests.helm.chart import Object
+
+_TEXT = {"type": "string"}
+_FLAG = {"type": "boolean"}
+_DURATION = {"type": "string", "pattern": r"^([0-9]+(ms|s|m|h|d|w|y))+$"}
+_TEXTS = {"type": "object", "additionalProperties": _TEXT}
+
+
+def _closed(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "required": list(required),
+    }
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+_KEY = _closed(("key",), name=_TEXT, key=_TEXT, optional=_FLAG)
+_SELECTOR = _closed(matchLabels=_TEXTS, matchExpressions=_list({"type": "object"}))
+_SOURCE = _closed(secret=_KEY, configMap=_KEY)
+# monitoring.coreos.com/v1 as of Prometheus Operator 0.80: the fields that a chart may want.
+_RELABELING = _closed(
+    action={"enum": ["replace", "keep", "drop", "labeldrop", "labelkeep", "labelmap", "hashmod"]},
+    modulus={"type": "integer"},
+    regex=_TEXT,
+    replacement=_TEXT,
+    separator=_TEXT,
+    sourceLabels=_list(_TEXT),
+    targetLabel=_TEXT,
+)
+_ENDPOINT = _closed(
+    ("port",),
+    port=_TEXT,
+    path=_TEXT,
+    scheme={"enum": ["http", "https"]},
+    interval=_DURATION,
+    scrapeTimeout=_DURATION,
+    honorLabels=_FLAG,
+    tlsConfig=_closed(
+        ca=_SOURCE, cert=_SOURCE, keySecret=_KEY, serverName=_TEXT, insecureSkipVerify=_FLAG
+    ),
+    basicAuth=_closed(username=_KEY, password=_KEY),
+    relabelings=_list(_RELABELING),
+    metricRelabelings=_list(_RELABELING),
+)
+_RULE = {
+    **_closed(
+        ("expr",),
+        alert=_TEXT,
+        record=_TEXT,
+        expr=_TEXT,
+        **{"for": _DURATION},
+        keep_firing_for=_DURATION,
+        labels=_TEXTS,
+        annotations=_TEXTS,
+    ),
+    "oneOf": [{"required": ["alert"]}, {"required": ["record"]}],
+}
+_GROUP = _closed(
+    ("name", "rules"),
+    name=_TEXT,
+    interval=_DURATION,
+    limit={"type": "integer"},
+    labels=_TEXTS,
+    query_offset=_DURATION,
+    rules=_list(_RULE),
+)
+_NAMESPACES = _closed(any=_FLAG, matchNames=_list(_TEXT))
+OPERATOR = {
+    "PodMonitor": _closed(
+        ("selector", "podMetricsEndpoints"),
+        namespaceSelector=_NAMESPACES,
+        selector=_SELECTOR,
+        podMetricsEndpoints=_list(_ENDPOINT),
+    ),
+    "ServiceMonitor": _closed(
+        ("selector", "endpoints"),
+        namespaceSelector=_NAMESPACES,
+        selector=_SELECTOR,
+        endpoints=_list(_ENDPOINT),
+    ),
+    "PrometheusRule": _closed(("groups",), groups=_list(_GROUP)),
+}
+
+
+def check(each: Object, version: str) -> None:
+    """Raises ``jsonschema.ValidationError`` (or its kin) for an unknown or missing field."""
+    if each["apiVersion"] == "monitoring.coreos.com/v1":
+        assert set(each) == {"apiVersion", "kind", "metadata", "spec"}
+        jsonschema.validate(each["spec"], OPERATOR[each["kind"]])
+    else:
+        kubernetes_validate.validate(each, version, strict=True)
