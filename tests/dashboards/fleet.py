@@ -7,16 +7,16 @@ NVML source, with MIG instances and the processes of its ranks.
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
-import yaml
-
 from tests.fakenvml.driver import FakeDriver, build
 from tests.loop.node import ROOT, LoopNode, poll
+from tests.monitoring.alertmanager import Alertmanager, alertmanager
+from tests.monitoring.prometheus import Prometheus, prometheus
 from warpwatch.daemon.demo.processes import free_port
 
 PROGRAM = ROOT / "tests" / "dashboards" / "training.py"
@@ -24,83 +24,38 @@ NODES, RANKS = ("gpu-01", "gpu-02"), 4
 DRIVER_NODE = "gpu-02"
 RANKS_OF_NODE = RANKS // len(NODES)
 CLUSTER = "research"
-SCRAPE_S = 1
-
-
-class Prometheus:
-    """A real one, that scrapes the nodes each second as the chart's monitors do."""
-
-    def __init__(self, folder: Path, ports: dict[str, int]) -> None:
-        folder.mkdir()
-        self.url = f"http://127.0.0.1:{free_port()}"
-        config = folder / "prometheus.yml"
-        config.write_text(yaml.safe_dump(_scrape_config(ports)))
-        with (folder / "prometheus.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address={self.url.removeprefix('http://')}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        self._http = httpx.Client(base_url=self.url, timeout=30)
-
-    def query(self, promql: str, at: float | None = None) -> list[dict[str, Any]]:
-        """What an instant query answers, now or at a time."""
-        moment = {} if at is None else {"time": str(at)}
-        return self._ask("/api/v1/query", {"query": promql, **moment})
-
-    def query_range(
-        self, promql: str, begin: float, end: float, step_s: float
-    ) -> list[dict[str, Any]]:
-        window = {"start": str(begin), "end": str(end), "step": str(step_s)}
-        return self._ask("/api/v1/query_range", {"query": promql, **window})
-
-    def _ask(self, path: str, form: dict[str, str]) -> list[dict[str, Any]]:
-        answer = self._http.post(path, data=form).json()
-        assert answer["status"] == "success", (form["query"], answer)
-        result: list[dict[str, Any]] = answer["data"]["result"]
-        return result
-
-    def close(self) -> None:
-        self._http.close()
-        self._process.kill()
-        self._process.wait()
-
-
-def _scrape_config(ports: dict[str, int]) -> dict[str, Any]:
-    targets = [
-        {"targets": [f"127.0.0.1:{port}"], "labels": {"node": node, "cluster": CLUSTER}}
-        for node, port in ports.items()
-    ]
-    job = {"job_name": "warpwatch", "honor_labels": True, "static_configs": targets}
-    interval = f"{SCRAPE_S}s"
-    return {
-        "global": {"scrape_interval": interval, "scrape_timeout": interval},
-        "scrape_configs": [job],
-    }
 
 
 class Fleet:
-    """``fault`` names the rank that is slow from now on; None: none."""
+    """``go_wrong``: which rank is slow, and which short of memory, from now on."""
 
     def __init__(
-        self, folder: Path, nodes: dict[str, LoopNode], driver: FakeDriver, prometheus: Prometheus
+        self,
+        folder: Path,
+        nodes: dict[str, LoopNode],
+        driver: FakeDriver,
+        server: Prometheus,
+        alerts: Alertmanager | None,
     ) -> None:
         self.nodes = nodes
         self.driver = driver
-        self.prometheus = prometheus
+        self.prometheus = server
+        self.alertmanager = alerts
         self._meeting = folder / "meeting"
+        self._ranks: list[subprocess.Popen[bytes]] = []
 
     def start_training(self) -> None:
         for rank in range(RANKS):
             name, local = NODES[rank // RANKS_OF_NODE], rank % RANKS_OF_NODE
             process = self._start_rank(self.nodes[name], rank, local)
+            self._ranks.append(process)
             if name == DRIVER_NODE:
                 self.driver.processes(local, f"{process.pid}/61440")
+
+    def stop_training(self) -> None:
+        """Its processes stay, and do nothing any more."""
+        for process in self._ranks:
+            process.send_signal(signal.SIGSTOP)
 
     def _start_rank(self, node: LoopNode, rank: int, local: int) -> subprocess.Popen[bytes]:
         uuid = poll(lambda: _uuid(node, local), 30, f"{node.folder.name} reads its GPUs")
@@ -108,9 +63,10 @@ class Fleet:
         environment |= {"LOCAL_RANK": str(local), "WARPWATCH_GPU_UUID": uuid}
         return node.start(f"rank{rank}", [str(PROGRAM), str(self._meeting)], environment)
 
-    def fault(self, rank: int | None) -> None:
-        path = self._meeting.with_suffix(".fault")
-        path.write_text("" if rank is None else str(rank))
+    def go_wrong(self, *, slow: int | None = None, memory: int | None = None) -> None:
+        faults = {"slow": slow, "memory": memory}
+        lines = [f"{fault} {rank}" for fault, rank in faults.items() if rank is not None]
+        self._meeting.with_suffix(".fault").write_text("\n".join(lines))
 
     def wait_for(self, promql: str, timeout_s: float) -> list[dict[str, Any]]:
         """The first answer of a query that is not empty."""
@@ -126,27 +82,52 @@ def _uuid(node: LoopNode, index: int) -> str | None:
 
 
 def _start_nodes(
-    folder: Path, driver: FakeDriver, stack: contextlib.ExitStack
+    folder: Path, driver: FakeDriver, config: dict[str, Any], stack: contextlib.ExitStack
 ) -> dict[str, LoopNode]:
     nodes = {}
     for name in NODES:
         (folder / name).mkdir()
         nvml = name == DRIVER_NODE
         sources = {"nvml": {"enabled": nvml}, "simulated": {"enabled": not nvml}}
+        sources |= config.get("sources", {})
         log = {"jsonl": {"path": str(folder / name / "log.jsonl")}}
-        node = nodes[name] = LoopNode(folder / name, sources=sources, exporters=log)
+        node = nodes[name] = LoopNode(
+            folder / name, **config | {"sources": sources, "exporters": log}
+        )
         stack.callback(node.close)
         node.start_daemon(wait=True, **(driver.environment if nvml else {}))
     return nodes
 
 
 @contextlib.contextmanager
-def fleet(folder: Path) -> Iterator[Fleet]:
+def fleet(
+    folder: Path,
+    *,
+    rules: Sequence[Path] = (),
+    webhook: tuple[str, Path] | None = None,
+    **config: Any,
+) -> Iterator[Fleet]:
+    """``webhook``: which alert reaches the node of the driver, and the file with its token.
+
+    ``config``: of both daemons, besides; ``sources`` beside those of each.
+    """
     with contextlib.ExitStack() as stack:
         driver = FakeDriver(build(folder / "library"), folder / "driver", gpus=4)
         driver.mig(3, "0=3g.40gb/1/0", "1=1g.10gb/2/0")
-        nodes = _start_nodes(folder, driver, stack)
-        ports = {name: node.port for name, node in nodes.items()}
-        prometheus = Prometheus(folder / "prometheus", ports)
-        stack.callback(prometheus.close)
-        yield Fleet(folder, nodes, driver, prometheus)
+        nodes = _start_nodes(folder, driver, config, stack)
+        alerts = None
+        if webhook is not None:
+            url = f"http://127.0.0.1:{nodes[DRIVER_NODE].port}/api/v1/alertmanager"
+            alert, token = webhook
+            alerts = stack.enter_context(alertmanager(folder, url, token, alert))
+        targets = {node.port: labels(name) for name, node in nodes.items()}
+        # And one that was switched off.
+        targets[free_port()] = labels("gpu-03")
+        port = None if alerts is None else alerts.port
+        server = prometheus(folder, targets, rules=rules, alertmanager=port)
+        yield Fleet(folder, nodes, driver, stack.enter_context(server), alerts)
+
+
+def labels(node: str) -> dict[str, str]:
+    """What the chart's monitors add to every series of a node."""
+    return {"node": node, "cluster": CLUSTER}

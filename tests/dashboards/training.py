@@ -1,8 +1,8 @@
 """One rank of a small training that tells all that the shim can tell: phases, samples, tokens.
 
 ``training.py MEETING``: the ranks meet in that file. DDP over gloo; work is mostly sleep, so that
-two busy cores are enough for four ranks. The file ``MEETING.fault`` names the rank that is slow
-now. It never ends by itself.
+two busy cores are enough for four ranks. The file ``MEETING.fault`` says what is wrong
+now, a line each: ``slow 3``, ``memory 0``. It never ends by itself.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ def train(fault: Path, rank: int) -> None:
         for (ids,) in monitor.wrap(loader):
             number += 1
             with monitor.step(samples=len(ids), tokens=ids.numel()):
-                slow = fault.exists() and fault.read_text() == str(rank)
+                slow = suffers(fault, "slow", rank)
                 step(monitor, model, optimizer, ids, noise.uniform(0.95, 1.05), slow)
             if number % COLLECT_STEPS == 0:
                 gc.collect(0)
             if number % MEMORY_STEPS == 0:
-                tell_memory(monitor)
+                retries = number if suffers(fault, "memory", rank) else 0
+                tell_memory(monitor, retries)
 
 
 def step(
@@ -81,11 +82,15 @@ def step(
         optimizer.zero_grad()
 
 
-def tell_memory(monitor: warpwatch.Monitor) -> None:
+def suffers(path: Path, fault: str, rank: int) -> bool:
+    return path.exists() and f"{fault} {rank}" in path.read_text().splitlines()
+
+
+def tell_memory(monitor: warpwatch.Monitor, retries: int) -> None:
     """As a rank with a GPU does, whose allocator a CPU does not have."""
     ring = monitor.clock.ring
     if ring is not None:
-        words = (40 * GIB, 60 * GIB, 52 * GIB, 0, 0, 3 * GIB)
+        words = (40 * GIB, 60 * GIB, 52 * GIB, retries, retries // 100, 3 * GIB)
         ring.append(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*words))
 
 

@@ -35,7 +35,7 @@ def test_every_metric_of_the_dashboard_has_data_for_every_gpu(
     exporters = {"prometheus": {"dcgm_names": True}}
     with device_node(tmp_path, driver, exporters=exporters) as node:
         wait_all_up(node, 2)
-        with prometheus(tmp_path, [node.port], job="gpus") as server:
+        with prometheus(tmp_path, {node.port: {}}) as server:
             instance = f"127.0.0.1:{node.port}"
             for metric in METRICS:
                 selector = f'{metric}{{instance=~"{instance}", gpu=~"0|1"}}'

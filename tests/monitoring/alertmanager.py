@@ -1,4 +1,4 @@
-"""A real Alertmanager that passes every alert on to one webhook."""
+"""A real Alertmanager that passes alerts of one name on to a webhook."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Alertmanager:
 
 
 @contextmanager
-def alertmanager(folder: Path, webhook: str, token_file: Path) -> Iterator[Alertmanager]:
+def alertmanager(
+    folder: Path, webhook: str, token_file: Path, alert: str
+) -> Iterator[Alertmanager]:
     """Groups nothing and waits for nothing; resolved alerts are told too."""
     binary = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
     if binary is None:
@@ -38,10 +40,11 @@ def alertmanager(folder: Path, webhook: str, token_file: Path) -> Iterator[Alert
         "name": "warpwatch",
         "webhook_configs": [{"url": webhook, "http_config": {"authorization": credentials}}],
     }
-    route = {"receiver": "warpwatch", "group_by": ["..."], "group_wait": "0s"}
-    route |= {"group_interval": "1s", "repeat_interval": "1m"}
+    chosen = {"receiver": "warpwatch", "matchers": [f'alertname="{alert}"']}
+    route = {"receiver": "nobody", "routes": [chosen], "group_by": ["..."], "group_wait": "0s"}
+    route |= {"group_interval": "1s", "repeat_interval": "10s"}
     path = folder / "alertmanager.yml"
-    path.write_text(yaml.safe_dump({"route": route, "receivers": [receiver]}))
+    path.write_text(yaml.safe_dump({"route": route, "receivers": [receiver, {"name": "nobody"}]}))
     port = free_port()
     # Without an address for its cluster it stays on this machine.
     arguments = [f"--config.file={path}", f"--storage.path={folder / 'alerts'}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,23 @@ from warpwatch.daemon.demo.processes import free_port
 class Prometheus:
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
+        self.url = str(client.base_url)
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The ``data`` of what its API answers. Raises httpx.HTTPStatusError with the reason."""
+        """The ``data`` of what its API answers; what cannot be evaluated fails the test."""
         answer = self._client.get(f"/api/v1/{path}", params=parameters)
-        if answer.is_error:
-            raise httpx.HTTPStatusError(answer.text, request=answer.request, response=answer)
-        return answer.json()["data"]
+        assert not answer.is_client_error, (parameters, answer.text)
+        return answer.raise_for_status().json()["data"]
 
-    def query(self, expression: str) -> list[Any]:
-        """The series of an instant vector now."""
-        result: list[Any] = self.get("query", query=expression)["result"]
+    def query(self, promql: str, at: float | None = None) -> list[Any]:
+        """The series of an instant vector, now or at a time."""
+        moment = {} if at is None else {"time": str(at)}
+        result: list[Any] = self.get("query", query=promql, **moment)["result"]
+        return result
+
+    def query_range(self, promql: str, begin: float, end: float, step_s: float) -> list[Any]:
+        window = {"start": str(begin), "end": str(end), "step": str(step_s)}
+        result: list[Any] = self.get("query_range", query=promql, **window)["result"]
         return result
 
     def firing(self) -> list[dict[str, str]]:
@@ -42,23 +48,25 @@ class Prometheus:
 @contextmanager
 def prometheus(
     folder: Path,
-    targets: Sequence[int],
+    targets: Mapping[int, Mapping[str, str]],
     *,
     rules: Sequence[Path] = (),
     alertmanager: int | None = None,
-    job: str = "warpwatch",
 ) -> Iterator[Prometheus]:
-    """Scrapes these ports of this machine, and evaluates the rules, every second."""
+    """Scrapes these ports of this machine, with labels, and evaluates the rules, every second."""
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("prometheus is not installed")
     scraped = {
-        "job_name": job,
+        "job_name": "warpwatch",
         "honor_labels": True,
-        "static_configs": [{"targets": [f"127.0.0.1:{target}" for target in targets]}],
+        "static_configs": [
+            {"targets": [f"127.0.0.1:{port}"], "labels": dict(labels)}
+            for port, labels in targets.items()
+        ],
     }
     config: dict[str, Any] = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
         "scrape_configs": [scraped],
         "rule_files": [str(path) for path in rules],
     }

@@ -82,7 +82,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         running.start_training()
         running.wait_for('rate(warpwatch_steps_total{rank="3"}[10s]) > 0', 120)
         time.sleep(HEALTHY_S)
-        running.fault(3)
+        running.go_wrong(slow=3)
         running.wait_for('warpwatch_anomaly_info{kind="straggler"} == 1', 120)
         time.sleep(SPAN_S - HEALTHY_S)
         yield running
