@@ -44,6 +44,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m warpwatch.telemetry.catalogue > docs/metrics.md
 	$(BIN)/python -m warpwatch.telemetry.xids > docs/xids.md
 	$(BIN)/python -m warpwatch.dashboards
+	$(BIN)/python -m warpwatch.dashboards.rule_files docs/alerts.md
 
 protobuf: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc -I daemon --python_out=daemon \

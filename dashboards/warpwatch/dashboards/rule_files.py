@@ -1,6 +1,6 @@
 """The Prometheus rules in rules/, read: what docs, Grafana's files and tests are made from.
 
-``python -m warpwatch.dashboards.rule_files`` prints the table of docs/alerts.md.
+``python -m warpwatch.dashboards.rule_files FILE`` writes the table of docs/alerts.md anew.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ FOLDER = Path(__file__).parent / "rules"
 RECORDING = "recording.yaml"
 # In the order in which people read them.
 ALERTING = ("anomalies.yaml", "fleet.yaml", "agent.yaml")
+
+BEGIN, END = "<!-- alerts:begin -->", "<!-- alerts:end -->"
 
 _OWN_SEVERITY = "the anomaly's"
 
@@ -98,5 +100,15 @@ def _rows() -> Iterable[str]:
         yield f"| [{alert.name}](runbooks/{alert.name}.md) | {alert.severity} | {alert.wait} |\n"
 
 
+def into_document(document: str) -> str:
+    """``document`` with the table between its markers written anew. Raises ValueError without."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{BEGIN} … {END} is not there")
+    return f"{before}{begin}\n{table()}{end}{after}"
+
+
 if __name__ == "__main__":
-    sys.stdout.write(table())
+    _document = Path(sys.argv[1])
+    _document.write_text(into_document(_document.read_text()))
