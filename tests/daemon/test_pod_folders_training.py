@@ -14,7 +14,7 @@ import pytest
 from tests.daemon.pod_node import A, B
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import SEEDED, STEPPING
-from warpwatch.daemon.app import OPEN_FILES
+from warpwatch.daemon.open_files import ENOUGH
 
 # What a container runtime does with the two mounts of the pod's specification, and its own PIDs.
 _MOUNT = """
@@ -57,8 +57,8 @@ def live_ranks(node: LoopNode, job: str) -> int:
 def assert_many_files_may_be_open(pid: int) -> None:
     limits = Path(f"/proc/{pid}/limits").read_text()
     (row,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
-    soft, hard = (int(n) if n.isdigit() else OPEN_FILES for n in row.split()[3:5])
-    assert soft >= min(hard, OPEN_FILES)
+    soft, hard = (int(n) if n.isdigit() else ENOUGH for n in row.split()[3:5])
+    assert soft >= min(hard, ENOUGH)
 
 
 def test_one_job_in_two_pods_is_captured_together(tmp_path: Path) -> None:

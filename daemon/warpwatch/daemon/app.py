@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from warpwatch.client import rendezvous
 from warpwatch.client._version import __version__
-from warpwatch.daemon import config as configuration
 from warpwatch.daemon import grafana
 from warpwatch.daemon.alerts.desk import AlertDesk, Answer
 from warpwatch.daemon.alerts.webhook import Alert
@@ -34,7 +30,9 @@ from warpwatch.daemon.errors import UsageError, WarpwatchError
 from warpwatch.daemon.http.server import Server
 from warpwatch.daemon.hub import Hub
 from warpwatch.daemon.load import RankLoad
+from warpwatch.daemon.open_files import allow_enough
 from warpwatch.daemon.pipeline import Pipeline
+from warpwatch.daemon.reloading import Reloading
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder, resolve
 from warpwatch.daemon.sources import enabled_sources
 from warpwatch.daemon.sources.base import Surroundings
@@ -60,10 +58,6 @@ FINISH_INTERVAL_S = 5.0
 ARCHIVE_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
 GRAFANA_INTERVAL_S = 2.0
-# 1,024 rings, the locks of 256 pods' folders and what else there is need no more.
-OPEN_FILES = 16_384
-# Sections that a reload swaps; every other change needs a restart.
-RELOADABLE = frozenset({"triggers"})
 
 
 class Daemon:
@@ -72,11 +66,9 @@ class Daemon:
     def __init__(
         self, config: Config, config_path: Path | None, environ: Mapping[str, str] = os.environ
     ) -> None:
-        _allow_open_files()
+        allow_enough()
         self._config = config
-        self._config_path = config_path
         self._environ = environ
-        self._reload_asked = False
         self.supervisor = Supervisor()
         self.hub = _hub(config)
         self._fatal = ""
@@ -91,6 +83,7 @@ class Daemon:
             lambda reason: self.hub.count("rendezvous_rejected_total", reason),
         )
         self.policy = Policy(config.triggers, self.store.path)
+        self.reloading = Reloading(config, config_path, environ, self.policy, self.hub)
         processes = Processes(lambda sender: origin_of(sender.pid, sender.uid))
         self.kineto = self._kineto_server(processes)
         self._kineto_backend = KinetoBackend(
@@ -162,7 +155,7 @@ class Daemon:
         self._start()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
-        signal.signal(signal.SIGHUP, lambda *_: self.ask_reload())
+        signal.signal(signal.SIGHUP, lambda *_: self.reloading.ask())
         host, port = self.server.address
         logger.info("listening on %s:%d, rendezvous %s", host, port, self.folder.path)
         try:
@@ -238,10 +231,7 @@ class Daemon:
 
     def _observe_self(self) -> None:
         """How the loops do, and what jobs Kineto sees; also where a reload is carried out."""
-        if self._reload_asked:
-            # Not in the signal handler.
-            self._reload_asked = False
-            self._reload()
+        self.reloading.advance()
         for name, failures in self.supervisor.failures().items():
             self.hub.gauge("loop_failures_total", failures, name)
         alive = [loop for loop in self.supervisor.loops if loop.alive]
@@ -250,33 +240,6 @@ class Daemon:
         }
         self.hub.replace_gauges("loop_duration_seconds", durations_s)
         self.hub.publish_kineto_jobs(self._kineto_backend.states())
-
-    # --- reload: validate, then swap ---
-
-    def ask_reload(self) -> None:
-        """Within a second the file is read, and what may change without a restart is swapped."""
-        # In a signal handler nothing may be locked: the next round of the loop sees the flag.
-        self._reload_asked = True
-
-    def _reload(self) -> None:
-        try:
-            new = configuration.load(self._config_path, self._environ)
-        except UsageError as error:
-            self.hub.count("config_reloads_total", "failed")
-            logger.error("the configuration stays as it was: %s", error)
-            return
-        changed = [
-            name
-            for name in Config.__struct_fields__
-            if getattr(new, name) != getattr(self._config, name)
-        ]
-        fixed = [name for name in changed if name not in RELOADABLE]
-        if fixed:
-            logger.warning("changes of %s need a restart", ", ".join(fixed))
-        self.policy.config = new.triggers
-        self._config = msgspec.structs.replace(self._config, triggers=new.triggers)
-        self.hub.count("config_reloads_total", "ok")
-        logger.info("configuration reloaded")
 
     # --- what HTTP asks ---
 
@@ -319,14 +282,6 @@ class Daemon:
 
     def count_request(self, code: int) -> None:
         self.hub.count("http_requests_total", str(code))
-
-
-def _allow_open_files() -> None:
-    """Shells and containers commonly allow 1,024 at first, as many as there may be rings."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _hub(config: Config) -> Hub:

@@ -50,7 +50,7 @@ def run(path: Path | None, watched: bool) -> None:
 
     def look() -> None:
         if watch.changed():
-            daemon.ask_reload()
+            daemon.reloading.ask()
 
     daemon.supervisor.every("config", WATCH_INTERVAL_S, look)
     daemon.run()

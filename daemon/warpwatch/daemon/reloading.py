@@ -1,0 +1,67 @@
+"""A changed configuration: validated first, then swapped where that needs no restart."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from warpwatch.daemon import config as configuration
+from warpwatch.daemon.captures.policy import Policy
+from warpwatch.daemon.config import Config
+from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.hub import Hub
+
+logger = logging.getLogger(__name__)
+
+# Sections that a reload swaps; every other change needs a restart.
+RELOADABLE = frozenset({"triggers"})
+
+
+class Reloading:
+    """``ask`` from anywhere, also from a signal handler; ``advance`` from one loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        path: Path | None,
+        environ: Mapping[str, str],
+        policy: Policy,
+        hub: Hub,
+    ) -> None:
+        self._config = config
+        self._path = path
+        self._environ = environ
+        self._policy = policy
+        self._hub = hub
+        self._asked = False
+
+    def ask(self) -> None:
+        """The next ``advance`` reads the file: in a signal handler nothing may be locked."""
+        self._asked = True
+
+    def advance(self) -> None:
+        """A file that is wrong changes nothing, is logged and counted."""
+        if not self._asked:
+            return
+        self._asked = False
+        try:
+            new = configuration.load(self._path, self._environ)
+        except UsageError as error:
+            self._hub.count("config_reloads_total", "failed")
+            logger.error("the configuration stays as it was: %s", error)
+            return
+        self._swap(new)
+        self._hub.count("config_reloads_total", "ok")
+        logger.info("configuration reloaded")
+
+    def _swap(self, new: Config) -> None:
+        old = self._config
+        changed = [n for n in Config.__struct_fields__ if getattr(new, n) != getattr(old, n)]
+        fixed = [name for name in changed if name not in RELOADABLE]
+        if fixed:
+            logger.warning("changes of %s need a restart", ", ".join(fixed))
+        self._policy.config = new.triggers
+        self._config = msgspec.structs.replace(old, triggers=new.triggers)
