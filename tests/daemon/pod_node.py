@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +17,18 @@ A = "0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60"
 B = "7d1e8c44-1b2a-4f5e-8c9d-0a1b2c3d4e5f"
 C = "f00dfeed-0000-4000-8000-000000000001"
 STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"
+
+_FIND = """
+import os, sys
+from warpwatch.client.link import find_daemon
+print(find_daemon({"WARPWATCH_DIR": sys.argv[1]}, os.getuid()) is not None)
+"""
+
+
+def finds_daemon(folder: Path) -> bool:
+    """Whether a shim would."""
+    done = subprocess.run([sys.executable, "-c", _FIND, str(folder)], capture_output=True)
+    return done.stdout == b"True\n"
 
 
 class PodNode:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import subprocess
 import time
@@ -79,6 +80,18 @@ def test_what_is_old_is_swept_however_deep_it_lies(tmp_path: Path, abyss: Path) 
         pass
     assert os.listdir(abyss) == []
     assert os.listdir(secret) == ["kept"]
+
+
+def test_a_sweep_ends_in_time_where_nothing_is_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(100):
+        (tmp_path / f"{number}.json").touch()
+    # A second passes at each look at the clock.
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    assert inbox.sweep(Directory(tmp_path), 3600.0, time.time(), limit_s=10.0) == 0
+    assert next(seconds) == 11
 
 
 def test_folders_get_little_time_and_files_go_first(

@@ -7,14 +7,16 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.daemon.pod_node import A, B, C, PodNode
 from tests.daemon.ring_files import RingFile
-from warpwatch.daemon.rendezvous import inbox
+from warpwatch.daemon.rendezvous import inbox, pods
 from warpwatch.daemon.rendezvous.directory import Directory
-from warpwatch.daemon.rendezvous.table import MAX_FILES_PER_POD
+from warpwatch.daemon.rendezvous.place import PodPlace
+from warpwatch.daemon.rendezvous.table import MAX_FILES_PER_POD, RingTable
 
 NAME = "train-r0-0123456789abcdef"
 
@@ -111,6 +113,65 @@ def test_a_pipe_in_place_of_what_the_daemon_made_holds_nobody_up(node: PodNode, 
     for later_s in (0, 61, 122):
         node.poll(later_s)
     assert node.rejects["pod_unusable"] == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["[" * 4096, '{"version": "1\\nERROR forged", "pid": 1, "uid": ' + "9" * 200 + "}"],
+    ids=["deep", "forged"],
+)
+def test_what_a_pod_writes_into_its_lock_costs_and_says_nothing(
+    node: PodNode, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    node.pod(C).mkdir()
+    node.inbox(C).mkdir()
+    holder = RingFile(node.pod(A))
+    holder.path = replace(node.pod(A) / "daemon.lock")
+    holder.path.write_text(said)
+    with holder.held():
+        node.poll(61)
+        node.poll(62)
+    assert node.rejects["pod_unusable"] == 1
+    # The one that is older is served after it.
+    assert C in node.served()
+    assert not [text for text in caplog.messages if "\n" in text or len(text) > 300]
+
+
+@pytest.mark.parametrize("work", ["scan", "hold", "remove"])
+def test_a_fault_of_ours_with_one_pod_costs_that_pod_alone(
+    node: PodNode, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    where = {"scan": RingTable, "hold": PodPlace, "remove": PodPlace}[work]
+    right = getattr(where, work)
+
+    def wrong(self: Any, *args: Any) -> Any:
+        if A in (getattr(self, "_pod_uid", None), getattr(self, "_uid", None)):
+            raise RecursionError("too deep")
+        return right(self, *args)
+
+    monkeypatch.setattr(where, work, wrong)
+    if work == "hold":
+        replace(node.pod(A) / "daemon.lock")
+    if work == "remove":
+        monkeypatch.setattr(pods, "MAX_PODS", 1)
+        node.source.close()
+        node.source = node.start()
+        with RingFile(node.pod(B) / "ranks", job="first").held():
+            os.utime(node.pod(B))
+            for later_s in (0, 7300, 7400):
+                node.poll(later_s)
+    for later_s in (0, 61, 62):
+        node.poll(later_s)
+    assert node.rejects["pod_unusable"] == 1
+
+
+def test_a_file_name_makes_no_line_of_the_log(
+    node: PodNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    (node.pod(A) / "ranks" / "a\nERROR forged").touch()
+    node.poll()
+    assert node.rejects["bad_name"] == 1
+    assert not [text for text in caplog.messages if "\n" in text]
 
 
 def test_pipes_and_devices_in_place_of_files_are_not_opened(node: PodNode) -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.daemon.ring_files import RingFile
 from warpwatch.client import protocol
 from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.rendezvous import saved
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.rendezvous.rank import Rank
 from warpwatch.daemon.sources.ranks import RanksSource
@@ -74,6 +76,50 @@ def test_a_killed_daemon_reads_again_what_it_had_not_saved(
         (state,) = successor.states(at + 1)
         assert sum(state.durations.counts) == 2
         assert state.steps_total == 2
+
+
+def test_what_a_failed_poll_had_read_comes_with_the_next(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        source.poll(time.time(), time.monotonic())
+        ring.step()
+        folder.ranks.rename(folder.path / "away")
+        with pytest.raises(FileNotFoundError):
+            source.poll(time.time(), time.monotonic())
+        (folder.path / "away").rename(folder.ranks)
+        ring.step()
+        for steps in ([0, 1], []):
+            records = source.poll(time.time(), time.monotonic())
+            assert [record.step for record in records if isinstance(record, Step)] == steps
+
+
+def test_no_position_is_dropped_before_its_ring_is_read(
+    folder: RendezvousFolder, source: RanksSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = RingFile(folder.ranks, rank=0)
+    with dead.held():
+        source.poll(time.time(), time.monotonic())
+    successor, other = RingFile(folder.ranks, rank=0), RingFile(folder.ranks, rank=1)
+    with successor.held(), other.held():
+        hidden = successor.path.rename(folder.path / "hidden")
+        source.poll(time.time(), time.monotonic())
+        source.close()
+        hidden.rename(successor.path)
+        saved_rings: list[set[str]] = []
+        save = saved.save
+
+        def seen(path: Path, *args: Any) -> None:
+            save(path, *args)
+            saved_rings.append({ring for _, ring in saved.load(path)})
+
+        monkeypatch.setattr(saved, "save", seen)
+        later = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        later.poll(time.time(), time.monotonic())
+        assert all(other.path.name in rings for rings in saved_rings)
+        assert len(saved_rings) == 2
+        later.close()
 
 
 def test_a_reader_that_lags_says_how_many_records_it_lost(

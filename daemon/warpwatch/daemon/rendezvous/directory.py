@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Modes of folders that everybody may write to, and of those that are the daemon's alone.
+# Modes of folders that everybody may write to, of those that are the daemon's alone, and of those
+# that nobody else may even look into.
 STICKY = 0o1777
 OWNED = 0o755
+PRIVATE = 0o700
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -68,11 +70,16 @@ def make(folder_fd: int, name: str, mode: int) -> None:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, f"{name} belongs to uid {found.st_uid}")
-        # Each chmod is a change of the folder, and by its changes a pod's folder is known as used.
-        if stat.S_IMODE(found.st_mode) != mode:
-            os.fchmod(fd, mode)
+        set_mode(fd, mode)
     finally:
         os.close(fd)
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Give it to the folder, unless it has it. Raises OSError."""
+    # Each chmod is a change of the folder, and by its changes a pod's folder is known as used.
+    if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
+        os.fchmod(fd, mode)
 
 
 def open_checked(

@@ -116,9 +116,7 @@ def sweep(
     with inbox.opened() as inbox_fd:
         removed = 0
         folders: list[str] = []
-        for name in _old(inbox_fd, now - older_than_s):
-            if until is not None and time.monotonic() >= until:
-                break
+        for name in _old(inbox_fd, now - older_than_s, until):
             if not keep(name):
                 with contextlib.suppress(OSError):
                     if _is_unlinked(inbox_fd, name):
@@ -128,9 +126,12 @@ def sweep(
         return removed + _remove_folders(inbox_fd, folders, until)
 
 
-def _old(inbox_fd: int, before: float) -> Iterator[str]:
+def _old(inbox_fd: int, before: float, until: float | None) -> Iterator[str]:
+    """``before`` is wall clock, ``until`` monotonic: also a folder of new files has an end."""
     with os.scandir(inbox_fd) as entries:
         for entry in entries:
+            if until is not None and time.monotonic() >= until:
+                return
             with contextlib.suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_mtime <= before:
                     yield entry.name

@@ -10,6 +10,7 @@ from typing import Any
 from warpwatch.client import rendezvous
 from warpwatch.client.protocol import PROTOCOL_VERSION
 from warpwatch.daemon.errors import WarpwatchError
+from warpwatch.daemon.rendezvous import claims
 from warpwatch.daemon.rendezvous.directory import open_own
 
 
@@ -59,8 +60,10 @@ def _locked(folder_fd: int) -> int | None:
 
 
 def _describe(content: bytes) -> str:
+    """One line; in a pod's own folder the content is the pod's."""
     try:
         said = json.loads(content)
-        return f"warpwatch {said['version']} (pid {said['pid']}, uid {said['uid']})"
-    except (ValueError, KeyError, TypeError):
+        text = f"warpwatch {said['version']} (pid {said['pid']}, uid {said['uid']})"
+        return claims.clean(text)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "another process"

@@ -19,16 +19,18 @@ from warpwatch.daemon.rendezvous.directory import (
     check_regular,
     make,
     open_checked,
+    set_mode,
 )
 from warpwatch.daemon.rendezvous.table import MAX_FILES_PER_POD, RingTable
 
 RING = ".ring"
 # What the daemon makes in a pod's folder: each folder's mode, and which files in it are no loss
-# once nobody uses the place. Kineto's is there because a shim's folder has one; nobody serves it.
+# once nobody uses the place: rings first, who has one needs its commands. Kineto's is there because
+# a shim's folder has one; nobody serves it.
 _MADE = {
-    rendezvous.COMMANDS: (OWNED, (commands.SUFFIX,)),
     rendezvous.RANKS: (STICKY, (RING, ".new")),
     rendezvous.KINETO: (STICKY, ()),
+    rendezvous.COMMANDS: (OWNED, (commands.SUFFIX,)),
 }
 
 
@@ -91,6 +93,8 @@ class PodPlace(Place):
             if found.st_uid != os.geteuid():
                 # A shim would not obey its commands.
                 raise PermissionError(errno.EPERM, f"it belongs to uid {found.st_uid}")
+            # The kubelet gave it the mode of the folder above, and any user is in the container.
+            set_mode(fd, OWNED)
             for name, (mode, _) in _MADE.items():
                 make(fd, name, mode)
             self.sweep_commands()
@@ -122,7 +126,7 @@ class PodPlace(Place):
             names = set(_names(fd, len(_MADE) + 2))
             if not names <= {rendezvous.LOCK_FILE, *_MADE} or not self._is_inbox_empty():
                 return False
-            folders = names & _MADE.keys()
+            folders = [name for name in _MADE if name in names]
             if not all(_is_cleared(self.folder / name, _MADE[name][1]) for name in folders):
                 return False
             self.release()

@@ -14,11 +14,11 @@ import random
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from warpwatch.client import rendezvous
-from warpwatch.daemon.rendezvous import inbox, lock
-from warpwatch.daemon.rendezvous.directory import OWNED, Directory, make
+from warpwatch.daemon.rendezvous import inbox
+from warpwatch.daemon.rendezvous.directory import PRIVATE, Directory, make
 from warpwatch.daemon.rendezvous.folder import RendezvousFolder
 from warpwatch.daemon.rendezvous.place import PodPlace
 from warpwatch.daemon.rendezvous.table import OpenRing, RingCount, RingTable
@@ -32,7 +32,9 @@ MAX_PODS = 256
 MAX_LISTED = 4096
 # Folders that are there already are looked at so often: for their age, and for what was wrong.
 ROUND_S = 60.0
-# An empty folder goes when nothing has changed in it for so long, and sooner if it is not served.
+# An empty folder that is not served goes when nothing has changed in it for so long, and sooner
+# where there is no place for it. One that is served stays: a pod that trains on Friday and again on
+# Monday is met in it, and nobody makes it again.
 IDLE_S = 24 * 3600.0
 UNSERVED_IDLE_S = 3600.0
 # A folder that is in use is kept young by the daemon.
@@ -96,11 +98,9 @@ class Pods:
         return rings
 
     def _scan_one(self, uid: str) -> list[OpenRing]:
-        try:
+        with self._apart(uid):
             return self._places[uid].table.scan()
-        except OSError as error:
-            self._complain("pod_unusable", uid, error)
-            return []
+        return []
 
     # --- folders ---
 
@@ -133,7 +133,9 @@ class Pods:
     def _make_folders(self) -> None:
         for above in (self._folder.path, self._folder.inbox):
             with Directory(above).opened() as fd:
-                make(fd, PODS, OWNED)
+                # Nobody but the kubelet makes folders in there, or looks into those of pods: who
+                # mounts one needs nothing of what is above it.
+                make(fd, PODS, PRIVATE)
 
     def _drop_gone(self, found: Mapping[str, os.stat_result]) -> None:
         """A ring that is open is read to its end, wherever its folder is."""
@@ -164,11 +166,9 @@ class Pods:
                     self._complain("too_many_pods", uid, f"{MAX_PODS} pods are served already")
                     continue
                 place = self._new(uid)
-            try:
+            with self._apart(uid):
                 place.hold(self._folder.version)
                 self._places[uid] = place
-            except (OSError, lock.AlreadyHeld) as error:
-                self._complain("pod_unusable", uid, error)
 
     def _new(self, uid: str) -> PodPlace:
         ranks = self._pods / uid / rendezvous.RANKS
@@ -198,19 +198,21 @@ class Pods:
                     os.utime(uid, dir_fd=pods_fd, follow_symlinks=False)
 
     def _remove_idle(self, found: Mapping[str, os.stat_result], now: float) -> None:
+        limit_s = UNSERVED_IDLE_S if len(self._places) >= MAX_PODS else IDLE_S
         for uid, status in found.items():
-            place = self._places.get(uid)
-            unserved = place is None and len(self._places) >= MAX_PODS
-            is_old = now - status.st_ctime >= (UNSERVED_IDLE_S if unserved else IDLE_S)
-            if not is_old or (place is not None and place.table.has_rings):
+            if uid in self._places or now - status.st_ctime < limit_s:
                 continue
-            try:
-                if (place or self._new(uid)).remove():
-                    self._places.pop(uid, None)
-                else:
+            with self._apart(uid):
+                if not self._new(uid).remove():
                     self._complain("pod_leftovers", uid, "what is in its folder stays")
-            except OSError as error:
-                self._complain("pod_unusable", uid, error)
+
+    @contextlib.contextmanager
+    def _apart(self, uid: str) -> Iterator[None]:
+        """What goes wrong with a pod, foreseen or not, costs that pod alone."""
+        try:
+            yield
+        except Exception as error:
+            self._complain("pod_unusable", uid, f"{type(error).__name__}: {error}")
 
     def _complain(self, what: str, uid: str, why: object) -> None:
         """Counted and logged once, until the folder goes."""

@@ -11,7 +11,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from warpwatch.client import protocol
@@ -65,6 +65,14 @@ class RingCount:
     freed: int = 0
 
 
+@dataclass(slots=True)
+class _Wait:
+    """Of a file that is refused for now. told: the reasons that were counted already."""
+
+    until: float = -math.inf
+    told: set[str] = field(default_factory=set)
+
+
 class Bounds(NamedTuple):
     """Of one folder."""
 
@@ -94,8 +102,8 @@ class RingTable:
         of_pod = Bounds(MAX_RINGS_PER_POD, MAX_FILES_PER_POD)
         self._bounds = Bounds(MAX_RINGS, MAX_FILES) if pod_uid is None else of_pod
         self._refused: dict[str, tuple[int, int, int]] = {}
-        # Refused for now: counted, and tried again when a ring has gone, or at this time.
-        self._waiting: dict[str, float] = {}
+        # Refused for now, and tried again when a ring has gone, or at a time.
+        self._waiting: dict[str, _Wait] = {}
         self._owners: Counter[int] = Counter()
         self._open: dict[str, OpenRing] = {}
         self._scanned_at = -scan_interval_s
@@ -130,14 +138,12 @@ class RingTable:
 
     def _retry_waiting(self, now: float) -> None:
         freed = self._count.freed
-        due = [name for name, at in self._waiting.items() if at <= now]
-        if self._freed_seen != freed:
-            due = list(self._waiting)
+        has_room = self._freed_seen != freed
         self._freed_seen = freed
-        for name in due:
-            del self._waiting[name]
-        if due:
-            self.rescan()
+        for wait in self._waiting.values():
+            if wait.until > -math.inf and (has_room or wait.until <= now):
+                wait.until = -math.inf
+                self.rescan()
 
     def _take_new(self, folder_fd: int) -> list[OpenRing]:
         with os.scandir(folder_fd) as entries:
@@ -146,7 +152,7 @@ class RingTable:
             self._reject("too_many_files")
         names = {entry.name for entry in seen}
         self._refused = {name: known for name, known in self._refused.items() if name in names}
-        self._waiting = {name: at for name, at in self._waiting.items() if name in names}
+        self._waiting = {name: wait for name, wait in self._waiting.items() if name in names}
         new = (self._consider(folder_fd, entry) for entry in seen if entry.name not in self._open)
         return [ring for ring in new if ring is not None]
 
@@ -180,9 +186,10 @@ class RingTable:
         """An accepted ring is of no use yet: it is looked at again in a while."""
         self.forget(ring, remove=False)
         self._freed_seen = self._count.freed
-        self._waiting[ring.name] = time.monotonic() + POSTPONED_S
-        self._reject("no_command_file")
-        logger.warning("no command file for %s: %s", ring.name, error)
+        until = time.monotonic() + POSTPONED_S
+        if self._is_new(ring.name, "no_command_file", until):
+            self._reject("no_command_file")
+            logger.warning("no command file for %s: %s", ring.name, error)
 
     def _consider(self, folder_fd: int, entry: os.DirEntry[str]) -> OpenRing | None:
         try:
@@ -190,7 +197,8 @@ class RingTable:
         except OSError:
             return None
         identity = _identity(found)
-        if self._refused.get(entry.name) == identity or entry.name in self._waiting:
+        wait = self._waiting.get(entry.name)
+        if self._refused.get(entry.name) == identity or (wait and wait.until > -math.inf):
             return None
         try:
             ring = self._open_ring(folder_fd, entry.name, found)
@@ -238,12 +246,20 @@ class RingTable:
     def _note(
         self, name: str, identity: tuple[int, int, int], error: protocol.ProtocolError
     ) -> None:
-        if error.reason in TRANSIENT:
-            self._waiting[name] = math.inf
-        else:
+        if error.reason not in TRANSIENT:
             self._refused[name] = identity
+        elif not self._is_new(name, error.reason, math.inf):
+            return
         self._reject(error.reason)
-        logger.warning("refused %s: %s: %s", name[:120], error.reason, error)
+        logger.warning("refused %.120r: %s: %s", name, error.reason, error)
+
+    def _is_new(self, name: str, reason: str, until: float) -> bool:
+        """Let the file wait; whether it does so for this reason for the first time."""
+        wait = self._waiting.setdefault(name, _Wait())
+        wait.until = until
+        is_new = reason not in wait.told
+        wait.told.add(reason)
+        return is_new
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:

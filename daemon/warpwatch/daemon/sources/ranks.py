@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 SERIES_AFTER_END_S = 300.0
 RING_AFTER_END_S = 600.0
 SAVE_INTERVAL_S = 1.0
+# What polls that failed had read is kept up to so many records: 1,024 rings at two steps a second
+# for ten seconds are 20,480.
+MAX_UNSENT = 20_000
 
 
 class RanksSource:
@@ -54,6 +57,8 @@ class RanksSource:
         self._of_all = place.of_all(folder.path, folder.inbox, table)
         self._pods = Pods(folder, count, reject, scan_interval_s)
         self._saved = saved.load(folder.path)
+        # Whether all rings that were there at the start have their saved counts.
+        self._claimed = False
         self._saved_at = 0.0
         self._rank_was_saved = True
         self._tree = ProcessTree()
@@ -61,14 +66,21 @@ class RanksSource:
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
+        # Rings of the dead that a process of another pod continued, and when (monotonic).
+        self._left: list[tuple[OpenRing, float]] = []
+        self._unsent: list[Record] = []
         self._of_all.sweep_commands()
 
     # --- the pipeline's side ---
 
     def poll(self, now: float, at: float) -> list[Record]:
-        """Everything that happened since the last call, in order of time."""
+        """Everything that happened since the last call, in order of time.
+
+        Raises OSError where the rendezvous cannot be read; the next call brings what this one read.
+        """
         with self._lock:
-            records: list[Record] = []
+            records = self._unsent
+            del records[:-MAX_UNSENT]
             # The living first: a successor finds the place of one that has just died free.
             for rank in list(self._ranks):
                 if rank.live:
@@ -84,6 +96,7 @@ class RanksSource:
                 if self._ranks or self._rank_was_saved:
                     self._save()
                 self._rank_was_saved = bool(self._ranks)
+            self._unsent = []
         records.sort(key=lambda record: record.time)
         return records
 
@@ -137,6 +150,8 @@ class RanksSource:
         rings = [*self._of_all.table.scan(), *self._pods.scan(now, at)]
         for ring in sorted(rings, key=lambda ring: ring.created_time):
             where = self._where(ring)
+            if self._was_left(ring, at):
+                continue
             try:
                 where.commands.prepare(ring.name)
             except OSError as error:
@@ -148,6 +163,16 @@ class RanksSource:
             time = min(now, ring.created_time)
             yield RankSeen(time, rank.job, rank.rank, said.world_size, said.device)
             yield from self._update(rank, now, at)
+        self._claimed = self._pods.settled
+
+    def _was_left(self, ring: OpenRing, at: float) -> bool:
+        """Whether its rank went on in another ring before this daemon came."""
+        key = (ring.pod_uid, ring.name)
+        if not self._saved.get(key, {}).get("left"):
+            return False
+        del self._saved[key]
+        self._left.append((ring, at))
+        return True
 
     def _where(self, ring: OpenRing) -> Place:
         """The place of an open ring."""
@@ -168,10 +193,20 @@ class RanksSource:
                 rank.restore(entry)
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("saved counts of %s are unusable: %s", ring.name, error)
-        # An old ring goes only once its counts are saved with the new one.
-        if before is not None and self._save():
-            self._forget(before)
+        if before is not None:
+            self._succeed(before, ring, at)
         return rank
+
+    def _succeed(self, before: OpenRing, ring: OpenRing, at: float) -> None:
+        """``before`` goes, but only once its counts are saved with the new ring.
+
+        A pod says by itself which job it is of: what it continues may be another tenant's, whose
+        files stay for as long as if nobody had.
+        """
+        if before.pod_uid == ring.pod_uid and self._save():
+            self._forget(before)
+        else:
+            self._left.append((before, at))
 
     def _find_place(self, ring: OpenRing, entry: dict[str, Any] | None) -> tuple[str, Rank | None]:
         """(label of the job, dead rank to continue). What it was before a restart, it stays."""
@@ -220,6 +255,8 @@ class RanksSource:
                 if rank.ring is not None:
                     self._forget(rank.ring)
                 self._ranks.remove(rank)
+        while self._left and at - self._left[0][1] >= RING_AFTER_END_S:
+            self._forget(self._left.pop(0)[0])
 
     def _forget(self, ring: OpenRing) -> None:
         where = self._where(ring)
@@ -229,8 +266,9 @@ class RanksSource:
     def _save(self) -> bool:
         try:
             ranks = [rank for rank in self._ranks if rank.ring is not None]
-            unclaimed = () if self._pods.settled else self._saved.values()
-            saved.save(self._folder.path, ranks, unclaimed)
+            left = [{"pod": r.pod_uid, "ring": r.name, "left": True} for r, _ in self._left]
+            unclaimed = () if self._claimed else self._saved.values()
+            saved.save(self._folder.path, ranks, (*left, *unclaimed))
         except OSError as error:
             self._reject("not_saved")
             logger.warning("cannot save positions: %s", error)
