@@ -8,7 +8,7 @@ ARG BASE_IMAGE=python:3.12-slim-bookworm
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE} AS build
 WORKDIR /src
-COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY pyproject.toml constraints-image.txt hatch_build.py README.md LICENSE ./
 COPY client client
 COPY daemon daemon
 COPY dashboards dashboards
@@ -19,7 +19,8 @@ COPY telemetry telemetry
 # `COPY --from` into images of other Pythons.
 RUN python3 -m venv /build \
     && python3 -m venv --without-pip /opt/warpwatch \
-    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --no-cache-dir ./client '.[auth]' \
+    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --no-cache-dir \
+        --constraint constraints-image.txt ./client '.[auth]' \
     && /build/bin/pip install --no-cache-dir --no-compile --no-deps --target /opt/warpwatch/client ./client
 
 # hadolint ignore=DL3006

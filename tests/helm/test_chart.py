@@ -104,3 +104,35 @@ def test_selectors_find_the_daemons_and_not_the_test(helm4: Path) -> None:
         assert selector.items() <= labels
         assert not selector.items() <= test_labels
         assert "helm.sh/chart" not in selector
+
+
+PAUSED = {
+    "key": "nvidia.com/gpu.deploy.dcgm-exporter",
+    "operator": "NotIn",
+    "values": ["paused-for-driver-upgrade", "paused-for-mig-change"],
+}
+
+
+@pytest.mark.parametrize(("everywhere", "terms"), [(False, 5), (True, 1)])
+def test_a_node_is_left_while_gpu_operator_needs_the_driver(
+    helm4: Path, everywhere: bool, terms: int
+) -> None:
+    """Terms are alternatives: one without it would keep the pod."""
+    sets = ("--set", "gpuNodesOnly=false") if everywhere else ()
+    spec = chart.only(chart.render(helm4, *sets), "DaemonSet")["spec"]["template"]["spec"]
+    wanted = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert len(wanted["nodeSelectorTerms"]) == terms
+    assert all(PAUSED in each["matchExpressions"] for each in wanted["nodeSelectorTerms"])
+
+
+def test_the_releases_test_runs_where_its_daemons_may(helm4: Path) -> None:
+    objects = chart.scenario(helm4, "default-values.yaml")
+    daemon_set = chart.only(objects, "DaemonSet")["spec"]["template"]["spec"]
+    assert chart.only(objects, "Pod")["spec"]["tolerations"] == daemon_set["tolerations"]
+
+
+def test_more_volumes_are_mounted_into_the_daemon(helm4: Path) -> None:
+    spec = chart.only(chart.scenario(helm4, "gke-values.yaml"), "DaemonSet")["spec"]["template"]
+    assert spec["spec"]["volumes"][-1]["hostPath"] == {"path": "/home/kubernetes/bin/nvidia"}
+    (container,) = spec["spec"]["containers"]
+    assert container["volumeMounts"][-1]["mountPath"] == "/usr/local/nvidia"

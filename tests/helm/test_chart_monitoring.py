@@ -118,3 +118,6 @@ def test_a_sidecars_own_pod_is_the_workload(helm4: Path) -> None:
     assert spec["selector"] == {"matchLabels": {"warpwatch/sidecar": "true"}}
     (endpoint,) = spec["podMetricsEndpoints"]
     assert [each["action"] for each in endpoint["relabelings"]] == ["replace", "replace"]
+    # Else a tenant's series could say that they are another's.
+    assert "honorLabels" not in endpoint
+    assert endpoint["port"] == "warpwatch"

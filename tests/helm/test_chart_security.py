@@ -9,7 +9,7 @@ import pytest
 from tests.helm import chart
 
 # The scenarios whose values ask for more on purpose.
-PRIVILEGED = {"mig-values.yaml", "privileges-values.yaml"}
+PRIVILEGED = {"gke-values.yaml", "mig-values.yaml", "privileges-values.yaml"}
 UNPRIVILEGED = [name for name in chart.SCENARIOS if name not in PRIVILEGED]
 
 
@@ -50,11 +50,15 @@ def test_without_root_there_is_no_folder_of_the_host_and_no_pod_name(helm4: Path
     context = spec["securityContext"]
     assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 65532)
     assert not [each for each in spec["volumes"] if "hostPath" in each]
-    assert chart.environment(container)["WARPWATCH_ATTRIBUTION__KUBELET_SOCKET"] == '"off"'
+    variables = chart.environment(container)
+    assert variables["WARPWATCH_ATTRIBUTION__KUBELET_SOCKET"] == '"off"'
+    # The mount point is the kubelet's, and the daemon serves no folder but its own.
+    assert variables["WARPWATCH_DIR"] == "/run/warpwatch/pod"
 
 
 def test_without_root_the_hosts_folders_must_be_there_already(helm4: Path) -> None:
-    spec, _ = daemon_of(helm4, "nonRoot.enabled=true", "nonRoot.sharedFolders=true")
+    spec, container = daemon_of(helm4, "nonRoot.enabled=true", "nonRoot.sharedFolders=true")
+    assert chart.environment(container)["WARPWATCH_DIR"] == "/run/warpwatch"
     found = {
         each["hostPath"]["path"]: each["hostPath"]["type"]
         for each in spec["volumes"]
@@ -113,3 +117,24 @@ def test_a_policy_lets_in_on_the_port_alone(helm4: Path) -> None:
     peers = [sorted(each) for each in rule["from"]]
     assert peers == [["namespaceSelector"], ["podSelector"]]
     assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_a_type_for_selinux_is_the_pods(helm4: Path) -> None:
+    spec, _ = daemon_of(helm4, "seLinuxOptions.type=spc_t")
+    assert spec["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+
+
+def test_a_command_in_the_pod_finds_the_daemon_and_knows_its_certificate(helm4: Path) -> None:
+    """`kubectl exec POD -- warpwatch status`, where nothing but the password is missing."""
+
+    def told(*values: str) -> list[str | None]:
+        variables = chart.environment(daemon_of(helm4, *values)[1])
+        names = ("WARPWATCH_URL", "WARPWATCH_CA_FILE", "WARPWATCH_SERVER_NAME")
+        return [variables.get(name) for name in names]
+
+    assert told() == ["http://10.0.0.1:9400", None, None]
+    ours = ["https://10.0.0.1:9400", "/etc/warpwatch-web/ca.crt"]
+    assert told("tls.existingSecret=tls") == [*ours, "warpwatch-peers.monitoring.svc"]
+    named = told("tls.existingSecret=tls", "tls.serverName=gpu.example.com")
+    assert named == [*ours, "gpu.example.com"]
+    assert told("webConfig.existingSecret=web") == [None, None, None]

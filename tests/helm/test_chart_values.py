@@ -26,7 +26,9 @@ HELMS_OWN = {"enabled", "global"}
         ("resources.limit.memory=1Gi", "at '/resources': additional properties 'limit' not"),
         ("port=high", "at '/port': got string, want integer"),
         ("port=70000", "at '/port': maximum: got 70,000, want 65,535"),
-        ("mode=deployment", "at '/mode': value must be one of 'daemonset', 'sidecar'"),
+        ("mode=deployment", "at '/mode': value must be one of 'daemonset', 'sidecar', 'templates'"),
+        ("podMonitor=null", "at '': missing property 'podMonitor'"),
+        ("nvidia=null", "at '': missing property 'nvidia'"),
         ("sidecar.uid=0", "at '/sidecar/uid': minimum: got 0, want 1"),
         ("nonRoot.uid=0", "at '/nonRoot/uid': minimum: got 0, want 1"),
         ("hostPaths.run=run", "at '/hostPaths/run': 'run' does not match pattern"),
@@ -63,7 +65,21 @@ def test_wrong_values_are_refused_by_name(
         (("tls.clientAuth=true",), "tls.clientAuth needs tls.existingSecret"),
         (("token.create=true", "token.existingSecret=a"), "exclude each other"),
         (("tls.existingSecret=a", "webConfig.existingSecret=a"), "exclude each other"),
-        (("mode=sidecar", "token.create=true"), "a sidecar takes no token"),
+        (
+            ("mode=sidecar", "token.create=true"),
+            "a sidecar takes no tls, webConfig or token.create",
+        ),
+        (("mode=sidecar", "networkPolicy.enabled=true"), "networkPolicy is of the DaemonSet's"),
+        (
+            ("privileges.hostNetwork=true", "networkPolicy.enabled=true"),
+            "networkPolicy does nothing for pods on the host's network",
+        ),
+        (
+            ("tls.existingSecret=a", "tls.clientAuth=true", "serviceMonitor.enabled=true"),
+            "a certificate of its own; set serviceMonitor.tlsConfig",
+        ),
+        (("mode=templates", "dashboards.enabled=true"), "mode templates makes no objects"),
+        (("mode=templates", "token.create=true"), "token.create belongs to the release with"),
         (("mode=sidecar", "serviceMonitor.enabled=true"), "serviceMonitor needs mode daemonset"),
         (("grafana.tokenSecret=a",), "grafana.tokenSecret needs grafana.url"),
     ],
@@ -72,6 +88,22 @@ def test_values_that_contradict_each_other_are_refused(
     helm4: Path, values: tuple[str, ...], message: str
 ) -> None:
     assert message in chart.refusal(helm4, *values)
+
+
+def test_a_configuration_of_comments_alone_is_an_empty_one(
+    helm3: Path, helm4: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("config:\n#  store: {}\n")
+    for helm in (helm3, helm4):
+        config, *_ = chart.of_kind(chart.render(helm, "--values", str(file)), "ConfigMap")
+        assert yaml.safe_load(config["data"]["warpwatch.yaml"]) == {}
+
+
+def test_half_a_cpu_may_be_a_number(helm4: Path) -> None:
+    spec = chart.only(chart.render(helm4, "--set-json", "resources.limits.cpu=0.5"), "DaemonSet")
+    (container,) = spec["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": 0.5, "memory": "1Gi"}
 
 
 def test_the_schema_and_the_defaults_have_the_same_keys() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.helm import chart
 from tests.helm.trainings import mounts_of, pod_of
 
@@ -87,6 +89,36 @@ def test_daemon_and_trainer_of_a_pod_meet(helm4: Path, training: Path) -> None:
     for name in ("warpwatch-run", "warpwatch-data"):
         assert mounts_of(daemon)[name] == mounts_of(trainer)[name]
     assert ours["WARPWATCH_SOURCES__NVML__ENABLED"] == "false"
+
+
+def test_beside_the_daemon_set_a_training_makes_nothing_but_itself(
+    helm3: Path, helm4: Path, training: Path
+) -> None:
+    """Each release of it would have a DaemonSet else, which would fight over the node's folder."""
+    for helm in (helm3, helm4):
+        objects = chart.render(helm, "--set", "warpwatch.mode=templates", chart=training)
+        assert [each["kind"] for each in objects] == ["Job"]
+        made = chart.only(chart.render(helm, chart=training), "Job")
+        assert objects[0]["spec"] == made["spec"]
+
+
+@pytest.mark.parametrize("value", ["existingConfigMap=mine", "config.store.max_bytes=1GiB"])
+def test_a_sidecar_has_its_configuration_and_its_token(
+    helm4: Path, training: Path, value: str
+) -> None:
+    spec = pod_of(helm4, training, "mode=sidecar", value, "token.existingSecret=captures")
+    _, daemon = spec["initContainers"]
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    name = "mine" if "=mine" in value else "warpwatch"
+    assert volumes["warpwatch-config"]["configMap"] == {"name": name}
+    assert "--config=/etc/warpwatch/warpwatch.yaml" in daemon["args"]
+    assert mounts_of(daemon)["warpwatch-config"]["mountPath"] == "/etc/warpwatch"
+    assert volumes["warpwatch-token"]["secret"] == {"secretName": "captures"}
+    assert mounts_of(daemon)["warpwatch-token"]["mountPath"] == "/etc/warpwatch-token"
+    file = chart.environment(daemon)["WARPWATCH_HTTP__TOKEN_FILE"]
+    assert file == "/etc/warpwatch-token/token"
+    (trainer,) = spec["containers"]
+    assert "warpwatch-token" not in mounts_of(trainer)
 
 
 def test_an_older_cluster_is_told_that_it_cannot_have_sidecars(helm4: Path, training: Path) -> None:

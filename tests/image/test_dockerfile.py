@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from warpwatch.client._version import __version__
 
@@ -43,3 +47,21 @@ def test_commands_need_no_shell_when_the_image_runs() -> None:
     commands = re.findall(r"(?:^|\s)(?:CMD|ENTRYPOINT) (\S)", text)
     assert commands == ["[", "[", "["]
     assert "\nUSER 65532:65532\n" in text
+
+
+def test_every_dependency_has_a_version_of_its_own() -> None:
+    """Those of dependencies too: else two builds of one commit differ."""
+    lines = (ROOT / "constraints-image.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["auth"]]
+    seen: set[str] = set()
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        name = canonicalize_name(requirement.name)
+        if name in seen or not (requirement.marker is None or requirement.marker.evaluate()):
+            continue
+        seen.add(name)
+        assert requirement.specifier.contains(pins[name]), requirement
+        wanted += importlib.metadata.requires(name) or []
+    assert "--constraint constraints-image.txt" in DOCKERFILE.read_text()

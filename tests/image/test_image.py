@@ -184,6 +184,25 @@ def test_root_without_capabilities_serves_two_tenants_that_see_only_themselves(
     poll(lambda: states_of(daemon) == written, READY_S, f"stacks of both: {daemon.log()}")
 
 
+def test_without_root_it_serves_a_folder_of_its_own_below_the_kubelets(
+    start: Start, folder: Path, helm4: Path
+) -> None:
+    """An emptyDir is root's, and of the pod's group: the daemon may write it and never owns it."""
+    spec = chart.only(chart.render(helm4, "--set", "nonRoot.enabled=true"), "DaemonSet")["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    variables = chart.environment(container)
+    options = [f"--env={name}={variables[name]}" for name in ("WARPWATCH_DIR", "WARPWATCH_INBOX")]
+    for name, target in (("run", "/run/warpwatch"), ("data", "/var/lib/warpwatch")):
+        path = folder / name
+        path.mkdir()
+        os.chown(path, 0, 65532)
+        path.chmod(0o2777)
+        options += [f"--volume={path}:{target}"]
+    daemon = start(*LIMIT, *SIMULATED, *options, "--user", "65532:65532")
+    wait_for(daemon)
+    assert (folder / "run/pod").stat().st_uid == 65532
+
+
 def states_of(daemon: containers.Container) -> dict[str, list[str]]:
     """How far the ranks of each job's capture came."""
     captures = daemon.get("/api/v1/captures")["captures"]
@@ -197,7 +216,7 @@ def start_tenant(
     options = ["--user", user, "--env", f"JOB={job}", "--env", f"WARPWATCH_POD_UID={uid}"]
     for path, target in ((run, "/run/warpwatch"), (data / "inbox", "/var/lib/warpwatch/inbox")):
         own = path / "pods" / uid
-        own.mkdir(parents=True)
+        own.mkdir(mode=0o700, parents=True)
         options += [f"--volume={own}:{target}"]
     program = Path(__file__).with_name("training.py")
     options += [f"--volume={program}:/training.py:ro", "--entrypoint", "python3"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -16,13 +17,29 @@ TIMEOUT_S = 10.0
 
 
 class ApiClient:
-    """``token_file`` holds the bearer token that a daemon beyond loopback asks for."""
+    """``token_file`` holds the bearer token that a daemon beyond loopback asks for.
 
-    def __init__(self, url: str = DEFAULT_URL, token_file: Path | None = None) -> None:
+    Over HTTPS the certificate must be signed by ``ca_file``, else by whom the system trusts, and be
+    of ``server_name``, else of the URL's own host. Raises UsageError for a file that is none.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        token_file: Path | None = None,
+        *,
+        ca_file: Path | None = None,
+        server_name: str = "",
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url {url!r} is no http:// or https:// address")
         self.url = url.rstrip("/")
         self._token = _read_token(token_file)
+        # No proxy: the daemon is on this machine or named.
+        handlers = [urllib.request.ProxyHandler({}), _NoRedirect()]
+        if url.startswith("https://"):
+            handlers.append(_https(ca_file, server_name))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> Any:
         """The JSON answer. Raises WarpwatchError when there is no daemon."""
@@ -38,7 +55,7 @@ class ApiClient:
         if self._token:
             request.add_header("Authorization", f"Bearer {self._token}")
         try:
-            with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
+            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
@@ -60,8 +77,28 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-# No proxy either: the daemon is on this machine or named.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+class _Trust(ssl.SSLContext):
+    """The certificate is of a name, the connection may go to one of its addresses."""
+
+    server_name = ""
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        if self.server_name:
+            options["server_hostname"] = self.server_name
+        return super().wrap_socket(*arguments, **options)
+
+
+def _https(ca_file: Path | None, server_name: str) -> urllib.request.HTTPSHandler:
+    trust = _Trust(ssl.PROTOCOL_TLS_CLIENT)
+    trust.server_name = server_name
+    try:
+        if ca_file is None:
+            trust.load_default_certs()
+        else:
+            trust.load_verify_locations(ca_file)
+    except OSError as error:
+        raise UsageError(f"--ca-file {ca_file}: {error.strerror or error}") from error
+    return urllib.request.HTTPSHandler(context=trust)
 
 
 def _refusal(code: int, content: bytes) -> WarpwatchError:

@@ -75,15 +75,36 @@ timeoutSeconds: 5
 
 {{/* What contradicts itself, told before anything is made. */}}
 {{- define "warpwatch.check" -}}
-{{- $http := .Values.config.http | default dict -}}
+{{- include "warpwatch.check.config" . -}}
+{{- include "warpwatch.check.access" . -}}
+{{- include "warpwatch.check.mode" . -}}
+{{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled -}}
+{{- fail "podMonitor and serviceMonitor would scrape every pod twice; enable one of them" -}}
+{{- end -}}
+{{- if and .Values.nonRoot.enabled (or .Values.privileges.kernelLog .Values.privileges.profiling .Values.privileges.migMonitor) -}}
+{{- fail "privileges.kernelLog, profiling and migMonitor need root; nonRoot.enabled excludes them" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled .Values.privileges.hostNetwork -}}
+{{- fail "networkPolicy does nothing for pods on the host's network; privileges.hostNetwork excludes it" -}}
+{{- end -}}
+{{- if and .Values.grafana.tokenSecret (not .Values.grafana.url) -}}
+{{- fail "grafana.tokenSecret needs grafana.url" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "warpwatch.check.config" -}}
+{{- $config := .Values.config | default dict -}}
 {{- range $key, $value := dict "listen" "address and port" "token_file" "token" "web_config" "tls or webConfig" -}}
-{{- if hasKey $http $key -}}
+{{- if hasKey ($config.http | default dict) $key -}}
 {{- fail (printf "config.http.%s is the chart's own; set the value %s instead" $key $value) -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.existingConfigMap .Values.config -}}
+{{- if and .Values.existingConfigMap $config -}}
 {{- fail "config and existingConfigMap exclude each other" -}}
 {{- end -}}
+{{- end }}
+
+{{- define "warpwatch.check.access" -}}
 {{- if and .Values.token.existingSecret .Values.token.create -}}
 {{- fail "token.existingSecret and token.create exclude each other" -}}
 {{- end -}}
@@ -93,22 +114,44 @@ timeoutSeconds: 5
 {{- if and .Values.tls.clientAuth (not .Values.tls.existingSecret) -}}
 {{- fail "tls.clientAuth needs tls.existingSecret" -}}
 {{- end -}}
-{{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled -}}
-{{- fail "podMonitor and serviceMonitor would scrape every pod twice; enable one of them" -}}
+{{- range $name := list "podMonitor" "serviceMonitor" -}}
+{{- $monitor := get $.Values $name -}}
+{{- if and $.Values.tls.clientAuth $monitor.enabled (not $monitor.tlsConfig) -}}
+{{- fail (printf "tls.clientAuth: Prometheus needs a certificate of its own; set %s.tlsConfig" $name) -}}
 {{- end -}}
-{{- if and .Values.nonRoot.enabled (or .Values.privileges.kernelLog .Values.privileges.profiling .Values.privileges.migMonitor) -}}
-{{- fail "privileges.kernelLog, profiling and migMonitor need root; nonRoot.enabled excludes them" -}}
 {{- end -}}
-{{- if and (eq .Values.mode "sidecar") (or .Values.tls.existingSecret .Values.webConfig.existingSecret (include "warpwatch.tokenSecretName" .)) -}}
-{{- fail "a sidecar takes no token, tls or webConfig: Secrets do not leave their namespace; use mode daemonset" -}}
+{{- end }}
+
+{{- define "warpwatch.check.mode" -}}
+{{- if eq .Values.mode "sidecar" -}}
+{{- if or .Values.tls.existingSecret .Values.webConfig.existingSecret .Values.token.create -}}
+{{- fail "a sidecar takes no tls, webConfig or token.create: Secrets do not leave their namespace; token.existingSecret names one of the training's namespace" -}}
 {{- end -}}
-{{- if and .Values.grafana.tokenSecret (not .Values.grafana.url) -}}
-{{- fail "grafana.tokenSecret needs grafana.url" -}}
+{{- if .Values.networkPolicy.enabled -}}
+{{- fail "networkPolicy is of the DaemonSet's pods; in mode sidecar write one for the training's own" -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.mode "templates" -}}
+{{- range $name := list "podMonitor" "serviceMonitor" "prometheusRule" "dashboards" "networkPolicy" -}}
+{{- if (get $.Values $name).enabled -}}
+{{- fail (printf "mode templates makes no objects; %s.enabled belongs to the release with the DaemonSet" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "priorityClass" "token" -}}
+{{- if (get $.Values $name).create -}}
+{{- fail (printf "mode templates makes no objects; %s.create belongs to the release with the DaemonSet" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
 
 {{- define "warpwatch.peersHost" -}}
 {{ include "warpwatch.fullname" . }}-peers.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* What the certificate is of. */}}
+{{- define "warpwatch.serverName" -}}
+{{- .Values.tls.serverName | default (include "warpwatch.peersHost" .) }}
 {{- end }}
 
 {{- define "warpwatch.peersUrl" -}}
@@ -122,24 +165,40 @@ true
 {{- end -}}
 {{- end }}
 
+{{/* GPU operator says so while it must have the driver for itself; a node without the label is not paused. */}}
+{{- define "warpwatch.notPaused" -}}
+{key: nvidia.com/gpu.deploy.dcgm-exporter, operator: NotIn, values: [paused-for-driver-upgrade, paused-for-mig-change]}
+{{- end }}
+
 {{/* Any one of these says that a node has NVIDIA GPUs. */}}
-{{- define "warpwatch.gpuNodes" -}}
+{{- define "warpwatch.nodes" -}}
+{{- $paused := include "warpwatch.notPaused" . -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
+      {{- if .Values.gpuNodesOnly }}
       # GPU feature discovery
       - matchExpressions:
           - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+          - {{ $paused }}
       # Node feature discovery; 10de is NVIDIA
       - matchExpressions:
           - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+          - {{ $paused }}
       # GKE
       - matchExpressions:
           - {key: cloud.google.com/gke-accelerator, operator: Exists}
+          - {{ $paused }}
       # EKS
       - matchExpressions:
           - {key: k8s.amazonaws.com/accelerator, operator: Exists}
+          - {{ $paused }}
       # AKS
       - matchExpressions:
           - {key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}
+          - {{ $paused }}
+      {{- else }}
+      - matchExpressions:
+          - {{ $paused }}
+      {{- end }}
 {{- end }}

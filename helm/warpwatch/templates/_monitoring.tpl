@@ -1,19 +1,21 @@
 {{/* How a daemon is scraped, the same for both kinds of monitor. Takes root and monitor. */}}
 {{- define "warpwatch.endpoint" -}}
 {{- $values := .root.Values -}}
-port: http
+port: {{ ternary "warpwatch" "http" (eq $values.mode "sidecar") }}
 path: /metrics
 scheme: {{ .monitor.scheme | default (include "warpwatch.scheme" .root) }}
 interval: {{ .monitor.interval }}
 scrapeTimeout: {{ .monitor.scrapeTimeout }}
+{{- if eq $values.mode "daemonset" }}
 # The workload's namespace, pod and container are labels of series and stay what they are.
 honorLabels: true
+{{- end }}
 {{- if .monitor.tlsConfig }}
 tlsConfig:
   {{- toYaml .monitor.tlsConfig | nindent 2 }}
 {{- else if $values.tls.existingSecret }}
 tlsConfig:
-  serverName: {{ $values.tls.serverName | default (include "warpwatch.peersHost" .root) }}
+  serverName: {{ include "warpwatch.serverName" .root }}
   ca:
     secret:
       name: {{ $values.tls.existingSecret }}

@@ -1,6 +1,7 @@
 {{/*
 For training pods of other charts, which have this one as a dependency: an init container that brings the
-shim, and what the training container needs. No image changes. Each takes this chart's own context:
+shim, and what the training container needs. No image changes. With `mode: templates` this chart makes nothing
+else: the DaemonSet is another release's. Each takes this chart's own context:
 
   initContainers:
     {{- include "warpwatch.shim.initContainer" .Subcharts.warpwatch | nindent 4 }}
@@ -81,7 +82,7 @@ init container, and the pod's label warpwatch/sidecar: "true", by which the PodM
 {{/* A folder of the pod's own, which no other tenant sees. A daemon without root cannot work in those
 that the kubelet makes. */}}
 {{- define "warpwatch.shim.subPath" -}}
-{{- if and (eq .Values.mode "daemonset") (not .Values.nonRoot.enabled) -}}
+{{- if and (ne .Values.mode "sidecar") (not .Values.nonRoot.enabled) -}}
 subPathExpr: $(WARPWATCH_POD_UID)
 {{- end }}
 {{- end }}
@@ -98,10 +99,18 @@ subPathExpr: $(WARPWATCH_POD_UID)
 - name: warpwatch-data
   emptyDir:
     sizeLimit: {{ .Values.sidecar.storeSize }}
-{{- with .Values.config }}
+{{- if include "warpwatch.sidecar.hasConfig" . }}
 - name: warpwatch-config
   configMap:
-    name: {{ include "warpwatch.configMapName" $ }}
+    name: {{ include "warpwatch.configMapName" . }}
+{{- end }}
+{{- with .Values.token.existingSecret }}
+- name: warpwatch-token
+  secret:
+    secretName: {{ . }}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
 {{- end }}
 - name: warpwatch-tmp
   emptyDir: {}

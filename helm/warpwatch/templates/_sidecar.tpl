@@ -6,6 +6,11 @@
   value: /var/lib/warpwatch/inbox
 {{- end }}
 
+{{/* Not empty where there is a ConfigMap to mount. */}}
+{{- define "warpwatch.sidecar.hasConfig" -}}
+{{- .Values.existingConfigMap | default (ternary "true" "" (not (empty .Values.config))) }}
+{{- end }}
+
 {{/*
 The daemon beside the training container: an init container that stays (Kubernetes 1.29), so that it is
 there before the training begins and ends after it, and a Job is done when its training is. No readiness
@@ -13,6 +18,9 @@ probe: a pod that trains is ready whatever its watcher sees.
 */}}
 {{- define "warpwatch.sidecar.container" -}}
 {{- include "warpwatch.check" . }}
+{{- if ne .Values.mode "sidecar" }}
+{{- fail "warpwatch.sidecar.container needs mode sidecar, as the volumes are the sidecar's then" }}
+{{- end }}
 {{- if semverCompare "<1.29.0-0" .Capabilities.KubeVersion.Version }}
 {{- fail "the sidecar needs Kubernetes 1.29 (init containers that stay); use mode daemonset" }}
 {{- end -}}
@@ -22,7 +30,7 @@ probe: a pod that trains is ready whatever its watcher sees.
   restartPolicy: Always
   args:
     - daemon
-    {{- if .Values.config }}
+    {{- if include "warpwatch.sidecar.hasConfig" . }}
     - --config=/etc/warpwatch/warpwatch.yaml
     - --watch-config
     {{- end }}
@@ -50,6 +58,10 @@ probe: a pod that trains is ready whatever its watcher sees.
       value: '"off"'
     - name: WARPWATCH_SOURCES__KERNEL_LOG__ENABLED
       value: "false"
+    {{- if .Values.token.existingSecret }}
+    - name: WARPWATCH_HTTP__TOKEN_FILE
+      value: /etc/warpwatch-token/{{ .Values.token.key }}
+    {{- end }}
     {{- if .Values.sidecar.gpus }}
     {{- with .Values.nvidia.visibleDevices }}
     - name: NVIDIA_VISIBLE_DEVICES
@@ -67,13 +79,14 @@ probe: a pod that trains is ready whatever its watcher sees.
     {{- toYaml . | nindent 4 }}
     {{- end }}
   ports:
-    - name: http
+    # Not http: the training may have a port of that name.
+    - name: warpwatch
       containerPort: {{ .Values.port }}
       protocol: TCP
   livenessProbe:
     httpGet:
       path: /healthz
-      port: http
+      port: warpwatch
     initialDelaySeconds: 5
     periodSeconds: 20
     timeoutSeconds: 5
@@ -92,9 +105,17 @@ probe: a pod that trains is ready whatever its watcher sees.
       mountPath: /var/lib/warpwatch
     - name: warpwatch-tmp
       mountPath: /tmp
-    {{- if .Values.config }}
+    {{- if include "warpwatch.sidecar.hasConfig" . }}
     - name: warpwatch-config
       mountPath: /etc/warpwatch
       readOnly: true
+    {{- end }}
+    {{- if .Values.token.existingSecret }}
+    - name: warpwatch-token
+      mountPath: /etc/warpwatch-token
+      readOnly: true
+    {{- end }}
+    {{- with .Values.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}

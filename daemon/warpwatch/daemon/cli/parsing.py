@@ -45,12 +45,37 @@ def add_daemon(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--url", default=default, help="the daemon (default WARPWATCH_URL, else %(default)s)"
     )
+    # The daemon's own, which is in the environment of its pod.
+    token_file = os.environ.get("WARPWATCH_HTTP__TOKEN_FILE")
     command.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="bearer token, where the daemon wants one"
+        "--token-file",
+        type=Path,
+        default=Path(token_file) if token_file else None,
+        metavar="FILE",
+        help="bearer token, where the daemon wants one (default WARPWATCH_HTTP__TOKEN_FILE)",
+    )
+    ca_file = os.environ.get("WARPWATCH_CA_FILE")
+    command.add_argument(
+        "--ca-file",
+        type=Path,
+        default=Path(ca_file) if ca_file else None,
+        metavar="FILE",
+        help="who signs its certificate (default WARPWATCH_CA_FILE, else whom the system trusts)",
+    )
+    command.add_argument(
+        "--server-name",
+        default=os.environ.get("WARPWATCH_SERVER_NAME", ""),
+        metavar="NAME",
+        help="whom its certificate is of (default WARPWATCH_SERVER_NAME, else the host of --url)",
     )
 
 
 def api(arguments: argparse.Namespace) -> ApiClient:
     from warpwatch.daemon.api_client import ApiClient
 
-    return ApiClient(arguments.url, arguments.token_file)
+    return ApiClient(
+        arguments.url,
+        arguments.token_file,
+        ca_file=arguments.ca_file,
+        server_name=arguments.server_name,
+    )

@@ -1,0 +1,59 @@
+"""What the commands ask a daemon with, over HTTPS: whom they trust, and by which name."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+
+import pytest
+
+from warpwatch.daemon.cli import main
+
+NAME = "warpwatch-peers.monitoring.svc"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A certificate of a name that nobody resolves, and a web-config.yml that names it."""
+    folder = tmp_path_factory.mktemp("certificate")
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
+        f"-keyout tls.key -out tls.crt -subj /CN={NAME} -addext subjectAltName=DNS:{NAME}"
+    )
+    subprocess.run(shlex.split(command), cwd=folder, check=True, capture_output=True, timeout=30)
+    text = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
+    (folder / "web.yml").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def daemon(serve, folder):
+    """Its URL, by address."""
+    _, port = serve(web_config=folder / "web.yml").address
+    return f"https://127.0.0.1:{port}"
+
+
+def test_in_a_pod_the_variables_of_the_chart_are_enough(daemon, folder, monkeypatch, capsys):
+    monkeypatch.setenv("WARPWATCH_URL", daemon)
+    monkeypatch.setenv("WARPWATCH_CA_FILE", str(folder / "tls.crt"))
+    monkeypatch.setenv("WARPWATCH_SERVER_NAME", NAME)
+    assert main(["status", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["devices"]
+
+
+@pytest.mark.parametrize("wrong", ["authority", "name"])
+def test_a_daemon_that_is_not_the_one_meant_is_not_talked_to(daemon, folder, wrong, capsys):
+    trusted = [] if wrong == "authority" else ["--ca-file", str(folder / "tls.crt")]
+    named = ["--server-name", NAME] if wrong == "authority" else []
+    assert main(["status", "--url", daemon, *trusted, *named]) == 3
+    assert "certificate verify failed" in capsys.readouterr().err
+
+
+def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys):
+    url = ["--url", "https://127.0.0.1:9"]
+    assert main(["status", *url, "--ca-file", str(tmp_path / "none.crt")]) == 2
+    assert "none.crt: No such file" in capsys.readouterr().err
+    (tmp_path / "empty.crt").write_text("")
+    assert main(["status", *url, "--ca-file", str(tmp_path / "empty.crt")]) == 2
+    assert "empty.crt: " in capsys.readouterr().err
