@@ -6,6 +6,7 @@ https://grafana.com/docs/grafana/latest/developers/http_api/annotations/
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,8 +27,9 @@ _KEYS |= {"time": int, "timeEnd": int, "tags": list, "text": str}
 class GrafanaStandIn:
     """annotations: by id. requests: method and path of each.
 
-    prefix: where Grafana is served. status: answered to everything, where not None; lose_answers:
-    what is asked for is done, and the connection closed without a word.
+    prefix: where Grafana is served. status: answered to everything, where not None; fail_text: what
+    it cannot save, as it answers 500; lose_answers: what is asked for is done, and the connection
+    closed without a word.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -37,6 +39,7 @@ class GrafanaStandIn:
         self.token = TOKEN
         self.status: int | None = None
         self.refuse_text = ""
+        self.fail_text = ""
         self.lose_answers = False
         self.url = ""
 
@@ -65,6 +68,8 @@ class GrafanaStandIn:
             problem = "bad request data"
         if problem or (self.refuse_text and self.refuse_text in document.get("text", "")):
             return 400, {"message": problem or "Failed to save annotation"}
+        if self.fail_text and self.fail_text in document.get("text", ""):
+            return 500, {"message": "Failed to save annotation"}
         return self._save(method, rest, document)
 
     def _find(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
@@ -118,7 +123,9 @@ def _problem_of_tags(tags: list[Any]) -> str:
 
 
 @contextmanager
-def grafana_stand_in(prefix: str = "") -> Iterator[GrafanaStandIn]:
+def grafana_stand_in(
+    prefix: str = "", tls: ssl.SSLContext | None = None
+) -> Iterator[GrafanaStandIn]:
     stand_in = GrafanaStandIn(prefix)
 
     class Handler(BaseHTTPRequestHandler):
@@ -141,9 +148,12 @@ def grafana_stand_in(prefix: str = "") -> Iterator[GrafanaStandIn]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
-    stand_in.url = f"http://127.0.0.1:{server.server_port}{prefix}"
+    scheme = "http" if tls is None else "https"
+    stand_in.url = f"{scheme}://127.0.0.1:{server.server_port}{prefix}"
     try:
         yield stand_in
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -53,10 +55,12 @@ class Site:
         self.at = 0.0
         self.restart()
 
-    def restart(self, public_url: str | None = "https://warpwatch.example/gpu-17/") -> None:
+    def restart(
+        self, public_url: str | None = "https://warpwatch.example/gpu-17/", node: str = "gpu-17"
+    ) -> None:
         self.exporter = GrafanaAnnotations(
             GrafanaApi(self.url, self.token),
-            Annotations("gpu-17", public_url),
+            Annotations(node, public_url),
             lambda result: self.counted.update([result]),
             lambda: self.at,
         )
@@ -131,6 +135,16 @@ def test_a_restart_writes_nothing_twice(site: Site) -> None:
     assert site.grafana.annotations[2]["timeEnd"] == 1_790_000_005_000
 
 
+def test_two_nodes_whose_anomalies_have_one_id_have_an_annotation_each(site: Site) -> None:
+    site.see(SLOW)
+    site.restart(node="gpu-18")
+    site.see(replace(SLOW, end_time=NOW + 7))
+    first, second = site.grafana.annotations.values()
+    assert (first["timeEnd"], second["timeEnd"]) == (1_790_000_000_000, 1_790_000_007_000)
+    assert (first["tags"][-2], second["tags"][-2]) == ("node:gpu-17", "node:gpu-18")
+    assert site.counted == {"written": 2}
+
+
 def test_a_capture_is_a_region_with_its_verdict_and_its_report(site: Site) -> None:
     site.see(replace(CAPTURE, outcome=None, end_time=None), replace(CAPTURE, outcome="failed"))
     assert site.grafana.requests == []
@@ -199,6 +213,20 @@ def test_a_pause_grows_while_grafana_is_away(site: Site, caplog: pytest.LogCaptu
     site.grafana.status = None
     site.at = 1000.0
     site.see(SLOW, HOT)
+    assert len(site.grafana.annotations) == 2
+
+
+def test_one_that_grafana_cannot_save_keeps_no_other_from_its_turn(site: Site) -> None:
+    site.grafana.fail_text = "hot"
+    site.see(HOT, SLOW)
+    site.at += 5
+    site.see(HOT, SLOW)
+    assert site.grafana.only()["text"].startswith("rank 1")
+    assert site.counted == {"failed": 2, "written": 1}
+    # And is written when it can be.
+    site.grafana.fail_text = ""
+    site.at += 5
+    site.see(HOT, SLOW)
     assert len(site.grafana.annotations) == 2
 
 
@@ -295,6 +323,32 @@ def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
         assert "https://warpwatch.example/gpu-17/api/v1/anomalies/" in grafana.only()["text"]
         assert hub.state().agent["grafana_annotations_total", ("written",)] == 1.0
         assert hub.state().agent["grafana_annotations_total", ("dropped",)] == 0.0
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_the_authority_of_grafanas_certificate_may_be_ones_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trusted: bool
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
+        "-subj /CN=grafana -addext subjectAltName=IP:127.0.0.1 "
+        f"-keyout {tmp_path}/grafana.key -out {tmp_path}/grafana.crt"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "grafana.crt", tmp_path / "grafana.key")
+    with grafana_stand_in(tls=context) as grafana:
+        section = {"url": grafana.url, "token_file": str(token)}
+        if trusted:
+            section["ca_file"] = str(tmp_path / "grafana.crt")
+        config = configuration.parse({"exporters": {"grafana": section}}, "the test")
+        follower = daemon_grafana.follower(config, "gpu-17", Hub(10.0))
+        assert follower is not None
+        follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
+        assert len(grafana.annotations) == int(trusted)
+    assert trusted or "CERTIFICATE_VERIFY_FAILED" in caplog.text
 
 
 def test_it_is_off_by_default() -> None:

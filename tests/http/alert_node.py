@@ -84,8 +84,8 @@ def notification(*alerts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def send(client: httpx.Client, *alerts: dict[str, Any]) -> list[dict[str, Any]]:
+def send(client: httpx.Client, *alerts: dict[str, Any], status: int = 200) -> list[dict[str, Any]]:
     answer = client.post(WEBHOOK, json=notification(*alerts))
-    assert answer.status_code == 200, answer.text
+    assert answer.status_code == status, answer.text
     answers: list[dict[str, Any]] = answer.json()["alerts"]
     return answers

@@ -7,6 +7,7 @@ import os
 import httpx
 import pytest
 
+from warpwatch.daemon.cli import main
 from warpwatch.daemon.config import HttpConfig
 from warpwatch.daemon.errors import UsageError
 from warpwatch.daemon.http.access import is_loopback
@@ -93,6 +94,16 @@ def test_with_a_token_configured_it_is_needed_on_loopback_too(serve, token_file)
         assert httpx.post(url, json=ASK, headers=bearer(wrong)).status_code == 401
     assert httpx.post(url, json=ASK, headers={"Authorization": "correct horse"}).status_code == 401
     assert httpx.post(url, json=ASK, headers=bearer("correct horse")).status_code == 202
+
+
+def test_commands_in_the_daemons_environment_know_its_token(
+    serve, backend, token_file, monkeypatch
+):
+    url = serve(token_file=token_file).url
+    assert main(["capture", "--job", "llama-7b", "--url", url]) != 0
+    monkeypatch.setenv("WARPWATCH_HTTP__TOKEN_FILE", str(token_file))
+    assert main(["capture", "--job", "llama-7b", "--url", url]) == 0
+    assert [asked.job for asked in backend.asked] == ["llama-7b"]
 
 
 def test_the_token_vouches_for_a_request_through_a_proxy(serve, token_file):

@@ -13,7 +13,8 @@ import pytest
 
 from tests.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
 from tests.http.conftest import servers
-from warpwatch.daemon.alerts.desk import MAX_ALERTS
+from warpwatch.daemon.alerts.desk import MAX_ALERTS, AlertDesk
+from warpwatch.daemon.hub import Hub
 from warpwatch.telemetry.alerts import ALERT_OUTCOMES
 from warpwatch.telemetry.anomalies import Anomaly
 from warpwatch.telemetry.captures import Decision
@@ -292,6 +293,27 @@ def test_a_thousand_alerts_in_one_webhook_are_answered_and_counted(site):
     assert client.get("/metrics").status_code == 200
 
 
+def test_what_was_captured_before_takes_no_place_of_what_is_new(site):
+    _, client = site()
+    known = [alert(f"f{i}", training_job="train") for i in range(MAX_ALERTS)]
+    assert {answer["outcome"] for answer in send(client, *known)} == {"captured"}
+    answers = send(client, *known, alert("new", training_job="other"))
+    assert [answer["outcome"] for answer in answers] == [*MAX_ALERTS * ["duplicate"], "no_rank"]
+
+
+def test_before_the_ranks_were_looked_for_alertmanager_is_to_ask_again(site):
+    node, client = site()
+    # As at the start of a daemon.
+    hub = Hub(10.0)
+    node.desk = AlertDesk(node.node.coordinator, node.node.source, hub, "node-17")
+    firing = notification(alert(training_job="train", rank="1"))
+    answer = client.post(WEBHOOK, json=firing)
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "starting")
+    assert answer.headers["retry-after"] == "1"
+    hub.publish_ranks(())
+    assert client.post(WEBHOOK, json=firing).json()["alerts"][0]["outcome"] == "no_rank"
+
+
 def test_answers_beyond_the_thousandth_are_counted_only(site):
     node, client = site()
     body = notification(*(alert(f"f{i}") for i in range(1200)))
@@ -311,7 +333,8 @@ def test_a_storm_of_webhooks_is_answered_and_counted(site):
         if answer.status_code == 200:
             outcome = answer.json()["alerts"][0]["outcome"]
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
-    assert set(codes) <= {200, 429}
+    # Alertmanager asks again after a 503, and not after a 429.
+    assert set(codes) <= {200, 503}
     assert sum(codes.values()) == 1000 and codes[200] >= 200
     assert outcomes == {"captured": 1, "refused_cooldown": codes[200] - 1}
     assert node.counted("refused_cooldown") == codes[200] - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 from contextlib import ExitStack
@@ -12,10 +13,32 @@ import pytest
 from tests.http.alert_node import WEBHOOK, AlertNode, alert, notification, send
 from tests.http.conftest import MemoryBackend, servers
 from warpwatch.daemon import config as configuration
+from warpwatch.daemon.alerts.peers import Peers
+from warpwatch.daemon.alerts.webhook import Alert, host_of
 from warpwatch.daemon.errors import UsageError
+from warpwatch.daemon.http.forwarding import Forwarding, Places
 
 # Every address of 127.0.0.0/8 is this machine.
 HERE, THERE, ELSEWHERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """What names resolve to: addresses, or how it fails. Others as ever."""
+    known: dict[str, list[str] | OSError] = {}
+    real = socket.getaddrinfo
+
+    def resolve(host, *rest, **more):
+        found = known.get(host)
+        if found is None:
+            return real(host, *rest, **more)
+        if isinstance(found, OSError):
+            raise found
+        stream = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*stream, (address, 0)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return known
 
 
 @pytest.fixture
@@ -30,7 +53,9 @@ def nodes(tmp_path):
             address = "{}:{}".format(*serve(listen=f"{THERE}:0", **dict(other)).address)
             here = MemoryBackend(tmp_path)
             serve = stack.enter_context(servers(here))
-            server = serve(peers=peers.format(address=address), **section)
+            server = serve(
+                peers=peers.format(address=address, port=address.rpartition(":")[2]), **section
+            )
             client = httpx.Client(base_url=server.url, timeout=30)
             return stack.enter_context(client), there
 
@@ -63,7 +88,7 @@ def test_a_label_alone_names_no_peer(nodes):
         answers = send(
             client,
             alert("f1", training_job="train", instance=f"{host}:{port}"),
-            alert("f2", training_job="train", instance="metadata.example:80"),
+            alert("f2", training_job="train", instance=f"{64 * 'x'}:80"),
             alert("f3", training_job="train", instance=f"{THERE}@{host}:{port}"),
         )
         with pytest.raises(TimeoutError):
@@ -106,7 +131,8 @@ def test_an_alert_of_a_job_on_both_nodes_goes_to_the_daemon_that_sees_it(tmp_pat
         assert [capture.request.kind for capture in nodes[1].captures()] == ["stacks"]
         assert [capture.request.kind for capture in nodes[0].captures()] == ["torch"]
         there.close()
-        assert send(client, of_job)[0]["outcome"] == "captured"
+        another = alert("f3", training_job="train", kind="hang", instance=f"{THERE}:9400")
+        assert send(client, another)[0]["outcome"] == "captured"
         assert nodes[0].counted("captured") == 2
 
 
@@ -114,6 +140,164 @@ def test_this_daemon_is_no_peer_of_its_own(nodes):
     client, _ = nodes(peers=f"http://{HERE}:1")
     (answer,) = send(client, alert(training_job="train", instance=f"{HERE}:9400"))
     assert answer["outcome"] == "no_rank"
+
+
+def test_it_is_no_peer_of_its_own_where_it_listens_everywhere(nodes, tmp_path):
+    """There the address of IPv4 comes wrapped: ``::ffff:127.0.0.1``."""
+    token = tmp_path / "token"
+    token.write_text("correct horse\n")
+    client, _ = nodes(peers=f"http://{HERE}:1", listen=":0", token_file=token)
+    headers = {"Authorization": "Bearer correct horse"}
+    url = f"http://{HERE}:{client.base_url.port}"
+    with httpx.Client(base_url=url, headers=headers, timeout=30) as over_ipv4:
+        (answer,) = send(over_ipv4, alert(training_job="train", instance=f"{HERE}:9400"))
+    assert answer["outcome"] == "no_rank"
+
+
+@pytest.mark.parametrize(
+    ("instance", "host"),
+    [
+        ("10.0.0.7:9400", "10.0.0.7"),
+        ("[::ffff:10.0.0.7]:9400", "10.0.0.7"),
+        ("[FD00:0:0::7]:9400", "fd00::7"),
+        ("GPU-17.example:9400", "gpu-17.example"),
+        ("gpu-17", "gpu-17"),
+        ("", ""),
+    ],
+)
+def test_a_host_has_one_spelling(instance, host):
+    assert host_of(instance) == host
+
+
+def test_the_host_may_be_a_name_of_a_peer(nodes, names):
+    """As in a list of targets; who is a peer, the addresses decide."""
+    client, there = nodes()
+    names |= {"gpu-02": ["::1", THERE], "gpu-03": [ELSEWHERE], "gpu-01": [HERE]}
+    names["gpu-04"] = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    firing = [
+        alert(f"f{number}", training_job="train", instance=f"GPU-0{number}:9400")
+        for number in (2, 3, 1, 4)
+    ]
+    answers = send(client, *firing)
+    assert [answer["outcome"] for answer in answers] == ["forwarded", *3 * ["no_rank"]]
+    assert answers[0]["detail"] == f"{THERE}: captured"
+    assert there.codes == {200: 1}
+
+
+def test_a_name_that_cannot_be_looked_up_now_is_asked_for_again(nodes, names):
+    client, _ = nodes()
+    names["gpu-02"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+    firing = alert(training_job="train", instance="gpu-02:9400")
+    (answer,) = send(client, firing, status=503)
+    assert answer["outcome"] == "peer_failed"
+    assert answer["detail"].startswith("gpu-02: ")
+    names["gpu-02"] = [THERE]
+    assert send(client, firing)[0]["outcome"] == "forwarded"
+
+
+def test_a_peer_that_comes_back_gets_what_it_has_missed(tmp_path):
+    with ExitStack() as stack:
+        with socket.create_server((THERE, 0)) as listener:
+            port = listener.getsockname()[1]
+        serve = stack.enter_context(servers(MemoryBackend(tmp_path)))
+        url = serve(peers=f"http://{THERE}:{port}").url
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=30))
+        firing = alert(training_job="train", instance=f"{THERE}:9400")
+        assert send(client, firing, status=503)[0]["outcome"] == "peer_failed"
+        there = AlertNode(tmp_path)
+        there.begin(tmp_path / "there", stack)
+        stack.enter_context(servers(there))(listen=f"{THERE}:{port}")
+        first, second = send(client, firing), send(client, firing)
+        assert first == second
+        assert first[0]["detail"] == f"{THERE}: captured"
+        # It has been captured: the peer need not say so again.
+        assert there.codes == {200: 1}
+
+
+def test_more_nodes_than_one_webhook_is_passed_on_to_have_their_turn(nodes, names):
+    client, there = nodes(peers="http://peers.example:{port}")
+    # Only THERE answers; it is behind eight that are gone.
+    hosts = [f"127.0.0.{number}" for number in range(10, 20)]
+    names["peers.example"] = [*hosts, THERE]
+    firing = [
+        alert(host, training_job="train", rank="0", instance=f"{host}:9400")
+        for host in (*hosts, THERE)
+    ]
+    assert send(client, *firing, status=503)[-1]["outcome"] == "peer_failed"
+    assert there.codes == {}
+    assert send(client, *firing, status=503)[-1]["outcome"] == "forwarded"
+
+
+def test_what_peers_have_answered_takes_no_place_again(tmp_path, names):
+    token = tmp_path / "token"
+    token.write_text("correct horse\n")
+    with ExitStack() as stack:
+        there = AlertNode(tmp_path)
+        there.begin(tmp_path / "there", stack)
+        everywhere = stack.enter_context(servers(there))(listen="0.0.0.0:0", token_file=token)
+        hosts = [f"127.0.0.{number}" for number in range(10, 22)]
+        names["peers.example"] = hosts
+        serve = stack.enter_context(servers(MemoryBackend(tmp_path)))
+        peers = f"http://peers.example:{everywhere.address[1]}"
+        url = serve(peers=peers, token_file=token).url
+        headers = {"Authorization": "Bearer correct horse"}
+        client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=30))
+        firing = [alert(host, training_job="train", instance=f"{host}:9400") for host in hosts]
+        outcomes = [answer["outcome"] for answer in send(client, *firing, status=503)]
+        assert outcomes == [*8 * ["forwarded"], *4 * ["peer_failed"]]
+        assert {answer["outcome"] for answer in send(client, *firing)} == {"forwarded"}
+        assert there.codes == {200: 12}
+
+
+def test_a_peer_is_asked_again_for_what_it_has_not_captured(tmp_path):
+    now = 0.0
+    with ExitStack() as stack:
+        there = AlertNode(tmp_path)
+        there.begin(tmp_path / "there", stack)
+        server = stack.enter_context(servers(there))(listen=f"{THERE}:0")
+        peers = Peers("http://{}:{}".format(*server.address), None, None)
+        forwarding = Forwarding(peers, lambda: now)
+        alerts = [
+            Alert(
+                status="firing",
+                labels={"training_job": job, "instance": f"{THERE}:9400"},
+                starts_at="",
+                fingerprint=job,
+            )
+            for job in ("train", "none")
+        ]
+        asyncio.run(forwarding.pass_on(alerts, Places(frozenset(), {THERE: THERE}, {})))
+    captured, refused = alerts
+    assert [forwarding.said(alert) is None for alert in alerts] == [False, False]
+    now = 241.0
+    assert forwarding.said(refused) is None
+    known = forwarding.said(captured)
+    assert known is not None and known.capture_id == there.captures()[0].id
+    now = 5 * 86400 + 1.0
+    assert forwarding.said(captured) is None
+
+
+def test_peers_that_do_not_answer_do_not_keep_names_from_being_looked_up(names):
+    hosts = [f"127.0.0.{number}" for number in range(10, 18)]
+    names["peers.example"] = hosts
+
+    async def look_up_beside(listener: socket.socket) -> Places:
+        url = f"http://peers.example:{listener.getsockname()[1]}"
+        forwarding = Forwarding(Peers(url, None, None))
+        places = Places(frozenset(), {host: host for host in hosts}, {})
+        alerts = [Alert(status="firing", labels={"instance": host}, starts_at="") for host in hosts]
+        asking = asyncio.ensure_future(forwarding.pass_on(alerts, places))
+        connections = [(await asyncio.to_thread(listener.accept))[0] for _ in hosts]
+        found = await forwarding.places(hosts[:1], HERE)
+        for connection in connections:
+            connection.close()
+        await asking
+        return found
+
+    with socket.create_server(("0.0.0.0", 0), backlog=16) as listener:
+        listener.settimeout(30)
+        found = asyncio.run(look_up_beside(listener))
+    assert found == Places(frozenset({HERE}), {hosts[0]: hosts[0]}, {})
 
 
 def test_daemons_know_each_other_by_their_token(nodes, tmp_path):
@@ -126,14 +310,15 @@ def test_daemons_know_each_other_by_their_token(nodes, tmp_path):
     # A changed file is read again.
     token.write_text("another horse\n")
     client.headers["Authorization"] = "Bearer another horse"
-    assert send(client, firing)[0]["detail"].startswith(f"{THERE}: duplicate")
+    other = alert("f2", training_job="train", instance=f"{THERE}:9400")
+    assert send(client, other)[0]["outcome"] == "forwarded"
 
 
 def test_a_peer_that_refuses_is_told(nodes, tmp_path):
     token = tmp_path / "token"
     token.write_text("correct horse\n")
     client, there = nodes(other={"token_file": token})
-    (answer,) = send(client, alert(training_job="train", instance=f"{THERE}:9400"))
+    (answer,) = send(client, alert(training_job="train", instance=f"{THERE}:9400"), status=503)
     assert (answer["outcome"], answer["detail"]) == ("peer_failed", f"{THERE}: it answers 401")
     assert there.captures() == []
 
@@ -143,7 +328,8 @@ def test_a_peer_that_is_gone_costs_its_own_alerts_only(nodes):
         gone = "{}:{}".format(*listener.getsockname())
     client, _ = nodes(peers=f"http://{gone}")
     instances = [f"{THERE}:9400", f"{ELSEWHERE}:9400"]
-    answers = send(client, *(alert(training_job="train", instance=one) for one in instances))
+    firing = [alert(training_job="train", instance=one) for one in instances]
+    answers = send(client, *firing, status=503)
     assert [answer["outcome"] for answer in answers] == ["peer_failed", "no_rank"]
     assert answers[0]["detail"].startswith(f"{THERE}: ")
 
@@ -152,7 +338,8 @@ def test_a_name_that_does_not_resolve_is_told(nodes):
     # No label of a name has more than 63 characters: nobody is asked.
     name = 64 * "x"
     client, _ = nodes(peers=f"http://{name}:9400")
-    (answer,) = send(client, alert(training_job="train", instance=f"{THERE}:9400"))
+    firing = alert(training_job="train", instance=f"{THERE}:9400")
+    (answer,) = send(client, firing, status=503)
     assert answer["outcome"] == "peer_failed"
     assert answer["detail"].startswith(f"http.peers: {name}: ")
 
@@ -192,7 +379,8 @@ def test_over_tls_the_certificate_is_of_the_name_not_of_the_address(tmp_path, ce
         authority = {"peers_ca_file": certificate / "peers.crt"} if trusted else {}
         url = serve(listen=f"{THERE}:0", peers=f"https://localhost:{port}", **authority).url
         with httpx.Client(base_url=url, timeout=30) as client:
-            (answer,) = send(client, alert(training_job="train", instance=f"{HERE}:9400"))
+            firing = alert(training_job="train", instance=f"{HERE}:9400")
+            (answer,) = send(client, firing, status=200 if trusted else 503)
     if trusted:
         assert (answer["outcome"], answer["detail"]) == ("forwarded", f"{HERE}: captured")
     else:

@@ -19,7 +19,7 @@ def follower(config: Config, node: str, hub: Hub) -> Follower | None:
         hub.count("grafana_annotations_total", result, by=0)
     public_url = config.http.public_url
     return grafana.GrafanaAnnotations(
-        grafana_api.GrafanaApi(wanted.url, wanted.token_file),
+        grafana_api.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
         grafana.Annotations(node, public_url and public_url.replace("{node}", node)),
         lambda result: hub.count("grafana_annotations_total", result),
     )

@@ -43,6 +43,7 @@ class Hub:
         self._attributions: dict[str, Attribution] = {}
         self._health: dict[str, SourceHealth] = {}
         self._ranks: tuple[RankState, ...] = ()
+        self._ranks_known = False
         self._kineto_jobs: tuple[JobState, ...] = ()
         self._energy = JobEnergy()
         self._anomalies: tuple[Anomaly, ...] = ()
@@ -90,6 +91,7 @@ class Hub:
     def publish_ranks(self, ranks: tuple[RankState, ...]) -> None:
         with self._lock:
             self._ranks = ranks
+            self._ranks_known = True
             self._energy.follow(ranks)
 
     def publish_kineto_jobs(self, jobs: tuple[JobState, ...]) -> None:
@@ -148,6 +150,11 @@ class Hub:
     def ranks(self) -> tuple[RankState, ...]:
         with self._lock:
             return self._ranks
+
+    def ranks_known(self) -> bool:
+        """Whether ranks were ever published: none are not the same as not looked yet."""
+        with self._lock:
+            return self._ranks_known
 
     def devices(self) -> tuple[DeviceSample, ...]:
         with self._lock:

@@ -1,7 +1,8 @@
 """Grafana annotations: a region for every anomaly and every capture, with a link to what it is.
 
-What is written is found again by its tag ``id:…``. So nothing is written twice, whatever ended the
-daemon or the connection before, and nothing has to be remembered on a disk.
+What is written is found again by its tags ``node:…`` and ``id:…``, which is one of its node alone.
+So nothing is written twice, whatever ended the daemon or the connection before, and nothing has to
+be remembered on a disk.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Annotation:
     end_ms: int | None
     tags: tuple[str, ...]
     text: str
+
+    @property
+    def own_tags(self) -> tuple[str, ...]:
+        """That no other annotation has: ids are counted by each node for itself."""
+        return (self.tags[0], *self.tags[-2:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +127,11 @@ class GrafanaAnnotations:
         self._count = count
         self._clock = clock
         self._since_ms: int | None = None
-        # Both as long as the state has them.
+        # All as long as the state has them.
         self._known: dict[str, _Known] = {}
         self._waiting: set[str] = set()
+        # How often each has failed, of those that wait.
+        self._failures: dict[str, int] = {}
         self._pause_s = 0.0
         self._due = 0.0
         self._complaint: int | str | None = None
@@ -140,6 +148,8 @@ class GrafanaAnnotations:
         }
         self._forget(wanted)
         waiting = [one for one in wanted.values() if not self._is_there(one)]
+        # What Grafana cannot save keeps nothing else from its turn.
+        waiting.sort(key=lambda one: self._failures.get(one.key, 0))
         if self._clock() < self._due:
             waiting = []
         for annotation in waiting[:MAX_PER_ROUND]:
@@ -150,6 +160,7 @@ class GrafanaAnnotations:
         for _ in self._waiting - wanted.keys():
             self._count("dropped")
         self._known = {key: known for key, known in self._known.items() if key in wanted}
+        self._failures = {key: count for key, count in self._failures.items() if key in wanted}
         self._waiting = wanted.keys() - self._known.keys()
 
     def _is_there(self, annotation: Annotation) -> bool:
@@ -168,6 +179,7 @@ class GrafanaAnnotations:
         self._pause_s, self._complaint = 0.0, None
         self._count(result)
         self._known[annotation.key] = _Known(ident, annotation.end_ms)
+        self._failures.pop(annotation.key, None)
         return True
 
     def _put(self, annotation: Annotation) -> tuple[str, int]:
@@ -176,7 +188,7 @@ class GrafanaAnnotations:
         if known is not None and known.id is not None:
             self._end(known.id, annotation)
             return "updated", known.id
-        found = self._api.find(("warpwatch", _tag("id", annotation.key)))
+        found = self._api.find(annotation.own_tags)
         if found is None:
             return "written", self._api.create(_document(annotation))
         if annotation.end_ms in (None, found.end_ms):
@@ -198,6 +210,7 @@ class GrafanaAnnotations:
         if error.status in _FINAL or gone:
             self._known[annotation.key] = _Known(None, annotation.end_ms)
             return True
+        self._failures[annotation.key] = self._failures.get(annotation.key, 0) + 1
         self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
         self._due = self._clock() + self._pause_s
         return False

@@ -39,16 +39,18 @@ class Found(NamedTuple):
 class GrafanaApi:
     """``url``: of Grafana; ``token_file``: read for each request, so that a new token is taken up.
 
+    ``ca_file``: who signs its certificate, None for the authorities that the system trusts.
     Every method may wait for TIMEOUT_S and raises GrafanaError.
     """
 
-    def __init__(self, url: str, token_file: Path | None) -> None:
+    def __init__(self, url: str, token_file: Path | None, ca_file: Path | None = None) -> None:
         parts = urlsplit(url)
         self._tls = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._port = parts.port
         self._path = parts.path.rstrip("/") + PATH
         self._token_file = token_file
+        self._ca_file = ca_file
         self._context: ssl.SSLContext | None = None
 
     def find(self, tags: Sequence[str]) -> Found | None:
@@ -102,12 +104,18 @@ class GrafanaApi:
         if not self._tls:
             return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         if self._context is None:
-            import ssl
-
-            self._context = ssl.create_default_context()
+            self._context = self._trusting()
         return http.client.HTTPSConnection(
             self._host, self._port, timeout=TIMEOUT_S, context=self._context
         )
+
+    def _trusting(self) -> ssl.SSLContext:
+        import ssl
+
+        try:
+            return ssl.create_default_context(cafile=self._ca_file)
+        except OSError as error:
+            raise GrafanaError(f"exporters.grafana.ca_file: {error}") from error
 
     def _token(self) -> dict[str, str]:
         if self._token_file is None:

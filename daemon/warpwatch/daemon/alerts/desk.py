@@ -26,8 +26,8 @@ from warpwatch.telemetry.alerts import (
 from warpwatch.telemetry.anomalies import Anomaly
 from warpwatch.telemetry.state import State
 
-# Firing alerts of one webhook that are looked at: a node has a few, and Alertmanager's own
-# ``max_alerts`` can cut beforehand.
+# Firing alerts of one webhook that are looked at, beside those captured before: a node has a few,
+# and Alertmanager's own ``max_alerts`` can cut beforehand.
 MAX_ALERTS = 100
 MAX_DETAIL_CHARS = 300
 # As long as Alertmanager itself remembers an alert (its --data.retention).
@@ -36,6 +36,10 @@ MAX_REMEMBERED = 4096
 # The same refusal of the same is logged, and counted among the captures, once in this time.
 REFUSAL_S = 60.0
 MAX_REFUSALS = 1000
+
+
+class NotReadyError(Exception):
+    """Which ranks run here is not known yet. In one line."""
 
 
 class Answer(NamedTuple):
@@ -93,9 +97,12 @@ class AlertDesk:
     ) -> list[Answer]:
         """One answer for each alert, in their order. Waits for the store's disk at most.
 
+        Raises NotReadyError before the ranks have been looked for the first time.
         ``own_names``: what else this node is called, in lower case: the addresses at which
         Prometheus reaches it; ``peers``: those of daemons that can be asked in its place.
         """
+        if not self._hub.ranks_known():
+            raise NotReadyError("the daemon has not looked for ranks yet")
         with self._lock:
             self._forget()
             state = self._hub.state()
@@ -113,7 +120,7 @@ class AlertDesk:
         groups: dict[tuple[object, ...], list[_Wish]] = {}
         looked_at = 0
         for place, alert in enumerate(alerts):
-            looked_at += alert.status == "firing"
+            looked_at += alert.status == "firing" and alert.key not in self._captured
             try:
                 for target in self._targets(alert, looked_at, state, node):
                     group = (target.job, target.kind, target.capture)
@@ -128,12 +135,12 @@ class AlertDesk:
         """Raises Settled."""
         if alert.status == "resolved":
             raise Settled(RESOLVED)
-        if looked_at > MAX_ALERTS:
-            raise Settled(TOO_MANY, f"at most {MAX_ALERTS} alerts of a webhook are looked at")
         known = self._captured.get(alert.key)
         if known is not None:
             self._remember(alert.key, known[1])
             raise Settled(DUPLICATE, "it has been captured since it fires", known[1])
+        if looked_at > MAX_ALERTS:
+            raise Settled(TOO_MANY, f"at most {MAX_ALERTS} alerts of a webhook are looked at")
         targets = targets_of(alert.labels, node)
         for target in targets:
             capture_id = _capture_of_anomaly(target, state)

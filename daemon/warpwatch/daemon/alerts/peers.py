@@ -1,9 +1,9 @@
 """The daemons of the other nodes, and passing an alert on to the one that has its ranks.
 
 Alertmanager posts to one address, but an alert's ranks live on the node that Prometheus scraped it
-from. Its ``instance`` says which; whether that is a daemon of ours, only the name that
-``http.peers`` gives decides: nothing, and above all no token, goes to an address that only a label
-names.
+from. Its ``instance`` says which, by address or by name; whether that is a daemon of ours, only the
+name that ``http.peers`` gives decides: nothing, and above all no token, goes to an address that
+only a label names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from warpwatch.daemon.alerts.desk import MAX_DETAIL_CHARS, Answer
-from warpwatch.daemon.alerts.webhook import Alert, encode
+from warpwatch.daemon.alerts.webhook import Alert, encode, plain
 from warpwatch.telemetry.alerts import FORWARDED, PEER_FAILED
 
 if TYPE_CHECKING:
@@ -52,10 +52,20 @@ class Peers:
     def addresses(self) -> frozenset[str]:
         """What the name resolves to now. Raises PeerError."""
         try:
-            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            return _addresses(self._host)
         except (OSError, UnicodeError) as error:
             raise PeerError(f"http.peers: {self._host}: {error}") from error
-        return frozenset(str(address[0]).lower() for *_, address in found)
+
+    def resolve(self, name: str) -> frozenset[str]:
+        """The addresses of an alert's host, none if there is no such. Raises PeerError."""
+        try:
+            return _addresses(name)
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN:
+                return frozenset()
+            raise PeerError(f"{name[:100]}: {error}") from error
+        except (OSError, UnicodeError):
+            return frozenset()
 
     def pass_on(self, address: str, alerts: Sequence[Alert]) -> list[Answer]:
         """What the daemon at ``address``, which must be one of ``addresses``, says of each."""
@@ -117,6 +127,12 @@ class Peers:
 
 def failed(alerts: Sequence[Alert], detail: str) -> list[Answer]:
     return [Answer(alert.fingerprint, PEER_FAILED, detail[:MAX_DETAIL_CHARS]) for alert in alerts]
+
+
+def _addresses(name: str) -> frozenset[str]:
+    """As ``plain``. Raises OSError and UnicodeError."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return frozenset(plain(str(address[0])) for *_, address in found)
 
 
 def _documents(content: bytes) -> list[dict[str, Any]]:

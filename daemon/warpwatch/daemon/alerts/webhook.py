@@ -6,7 +6,9 @@ The format: https://prometheus.io/docs/alerting/latest/configuration/#webhook_co
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +16,7 @@ from msgspec import Meta
 
 # Alertmanager's fingerprints have 16 characters, its times some 30.
 _Short = Annotated[str, Meta(max_length=64)]
+_NAME = re.compile(r"[a-z0-9._-]{1,253}")
 # An error names what was found there; it may be long.
 MAX_ERROR_CHARS = 200
 
@@ -33,7 +36,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, rename={"starts_at": "sta
 
     @property
     def host(self) -> str:
-        """Of the daemon that Prometheus scraped it from, in lower case; empty: none is named."""
+        """Of the daemon that Prometheus scraped it from, as ``plain``; empty: none is named."""
         return host_of(self.labels.get("instance", ""))
 
     @property
@@ -66,9 +69,31 @@ def encode(alerts: list[Alert]) -> bytes:
 
 
 def host_of(instance: str) -> str:
-    """The host of ``host:port`` as Prometheus writes its label ``instance``."""
+    """The host of ``host:port`` as Prometheus writes its label ``instance``, as ``plain``."""
     host, colon, port = instance.rpartition(":")
-    return (host if colon and port.isdecimal() else instance).strip("[]").lower()
+    return plain((host if colon and port.isdecimal() else instance).strip("[]"))
+
+
+def plain(host: str) -> str:
+    """The one spelling of a host: IPv4 also where IPv6 wraps it, the shortest IPv6, lower case."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower()
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_name(host: str) -> bool:
+    """Whether it is a name, as ``plain``, that may be looked up."""
+    return not is_address(host) and _NAME.fullmatch(host) is not None
 
 
 def _with_fingerprint(alert: Alert) -> Alert:

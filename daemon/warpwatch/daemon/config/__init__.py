@@ -149,10 +149,14 @@ class PrometheusConfig(Section, frozen=True, kw_only=True):
 
 
 class GrafanaConfig(Section, frozen=True, kw_only=True):
-    """Annotations; ``token_file``: of a service account that may write them."""
+    """Annotations; ``token_file``: of a service account that may write them.
+
+    ``ca_file``: the system's authorities know a Grafana with a public certificate, no other.
+    """
 
     url: Url | None = None
     token_file: Path | None = None
+    ca_file: Path | None = None
 
 
 class ExportersConfig(Section, frozen=True, kw_only=True):

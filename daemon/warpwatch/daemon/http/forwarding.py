@@ -3,68 +3,172 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from warpwatch.daemon.alerts.desk import Answer
+from warpwatch.daemon.alerts.desk import MAX_ALERTS, MAX_REMEMBERED, REMEMBER_S, Answer
 from warpwatch.daemon.alerts.peers import PeerError, Peers, failed
-from warpwatch.daemon.alerts.webhook import Alert
+from warpwatch.daemon.alerts.webhook import Alert, is_address, is_name
+from warpwatch.telemetry.alerts import PEER_FAILED
 
 # Together less than the ten seconds that Alertmanager gives a notification at least.
 RESOLVE_TIMEOUT_S = 2.0
 # What the connection may take (peers.TIMEOUT_S), and the wait for a worker.
 PASS_ON_TIMEOUT_S = 6.0
 MAX_PEERS = 8
-# Of all webhooks together.
+# Names of alerts' hosts that one webhook has looked up: as many as alerts are looked at.
+MAX_NAMES = MAX_ALERTS
+# Of all webhooks together, for each of what they wait for.
 MAX_WORKERS = 8
+# A peer's answer without a capture: through the repetitions of a webhook that was answered 503,
+# not until the group's next notification (Alertmanager's default group_interval: 5 minutes).
+ANSWERED_S = 240.0
 
 T = TypeVar("T")
 
 
+class Places(NamedTuple):
+    """Where alerts' hosts are. own: hosts that are this node; peers: a peer's address by host.
+
+    unknown: hosts, by why it could not be found out.
+    """
+
+    own: frozenset[str]
+    peers: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+
 class Forwarding:
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, clock: Callable[[], float] = time.monotonic) -> None:
         self._peers = peers
-        self._workers: CapacityLimiter | None = None
-        # Nobody else holds a task that was given up.
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._resolving = _Workers()
+        self._looking_up = _Workers()
+        self._asking = _Workers()
+        self._said = _Said(clock)
+        # When each address was asked last, in turns: who waits the longest is next.
+        self._asked: dict[str, int] = {}
+        self._turn = 0
 
-    async def addresses(self) -> frozenset[str]:
-        """Where the daemons are now. Raises PeerError."""
-        return await self._soon(self._peers.addresses, RESOLVE_TIMEOUT_S)
+    def said(self, alert: Alert) -> Answer | None:
+        """What a peer has said of this firing, where asking again would bring nothing new."""
+        return self._said.get(alert.key) if alert.status == "firing" else None
 
-    async def pass_on(self, alerts: Sequence[Alert]) -> list[Answer]:
-        """What the daemons at the alerts' hosts, which must be of ``addresses``, say of each."""
-        hosts = list(dict.fromkeys(alert.host for alert in alerts))
-        said = await asyncio.gather(
-            *(
-                self._ask(host, [alert for alert in alerts if alert.host == host])
-                for host in hosts[:MAX_PEERS]
+    async def places(self, hosts: Collection[str], own: str) -> Places:
+        """Where these hosts are. ``own``: the address of this node."""
+        elsewhere = [host for host in dict.fromkeys(hosts) if host not in ("", own)]
+        names = [host for host in elsewhere if is_name(host)][:MAX_NAMES]
+        try:
+            peers, (addresses, unknown) = await asyncio.gather(
+                self._resolving.soon(self._peers.addresses, RESOLVE_TIMEOUT_S),
+                self._look_up(names),
             )
-        )
-        answers = dict(zip(hosts, map(iter, said), strict=False))
+        except PeerError as error:
+            return Places(frozenset({own}), {}, dict.fromkeys(elsewhere, str(error)))
+        addresses |= {host: frozenset({host}) for host in elsewhere if is_address(host)}
+        own_names = {own} | {host for host, found in addresses.items() if own in found}
+        of_peers = {
+            host: min(found & peers)
+            for host, found in addresses.items()
+            if host not in own_names and found & peers
+        }
+        return Places(frozenset(own_names), of_peers, unknown)
+
+    async def _look_up(
+        self, names: Sequence[str]
+    ) -> tuple[dict[str, frozenset[str]], dict[str, str]]:
+        """The addresses of each, and of those that are missing, why they are not known now."""
+        addresses: dict[str, frozenset[str]] = {}
+        unknown: dict[str, str] = {}
+
+        async def look_up(name: str) -> None:
+            try:
+                addresses[name] = await self._looking_up.soon(
+                    lambda: self._peers.resolve(name), RESOLVE_TIMEOUT_S
+                )
+            except PeerError as error:
+                unknown[name] = str(error)
+
+        await asyncio.gather(*(look_up(name) for name in names))
+        return addresses, unknown
+
+    async def pass_on(self, alerts: Sequence[Alert], places: Places) -> list[Answer]:
+        """What the daemons at the alerts' hosts, which must be of ``places.peers``, say of each."""
+        of_address: dict[str, list[Alert]] = {}
+        for alert in alerts:
+            of_address.setdefault(places.peers[alert.host], []).append(alert)
+        chosen = sorted(of_address, key=lambda address: self._asked.get(address, 0))[:MAX_PEERS]
+        self._take_turn(chosen)
+        said = await asyncio.gather(*(self._ask(one, of_address[one]) for one in chosen))
+        answers = dict(zip(chosen, map(iter, said), strict=True))
         beyond = f"one webhook is passed on to {MAX_PEERS} daemons at most"
         return [
-            next(answers[alert.host]) if alert.host in answers else failed([alert], beyond)[0]
-            for alert in alerts
+            next(answers[address]) if address in answers else failed([alert], beyond)[0]
+            for alert, address in ((alert, places.peers[alert.host]) for alert in alerts)
         ]
+
+    def _take_turn(self, addresses: Sequence[str]) -> None:
+        self._turn += 1
+        if len(self._asked) > MAX_REMEMBERED:
+            self._asked.clear()
+        self._asked |= dict.fromkeys(addresses, self._turn)
 
     async def _ask(self, address: str, alerts: Sequence[Alert]) -> list[Answer]:
         try:
-            return await self._soon(lambda: self._peers.pass_on(address, alerts), PASS_ON_TIMEOUT_S)
+            answers = await self._asking.soon(
+                lambda: self._peers.pass_on(address, alerts), PASS_ON_TIMEOUT_S
+            )
         except PeerError as error:
             return failed(alerts, f"{address}: {error}")
+        for alert, answer in zip(alerts, answers, strict=True):
+            if answer.outcome != PEER_FAILED:
+                self._said.put(alert.key, answer)
+        return answers
 
-    async def _soon(self, work: Callable[[], T], timeout_s: float) -> T:
+
+class _Said:
+    """Answers of peers, by the alert's key; the oldest are forgotten."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers: OrderedDict[str, tuple[float, Answer]] = OrderedDict()
+
+    def get(self, key: str) -> Answer | None:
+        until, answer = self._answers.get(key, (0.0, None))
+        if answer is not None and until < self._clock():
+            del self._answers[key]
+            return None
+        return answer
+
+    def put(self, key: str, answer: Answer) -> None:
+        keep_s = ANSWERED_S if answer.capture_id is None else REMEMBER_S
+        self._answers.pop(key, None)
+        self._answers[key] = (self._clock() + keep_s, answer)
+        if len(self._answers) > MAX_REMEMBERED:
+            self._answers.popitem(last=False)
+
+
+class _Workers:
+    """At most MAX_WORKERS threads, and who waits for one gives up in time."""
+
+    def __init__(self) -> None:
+        # It belongs to the loop that serves, which runs later.
+        self._limiter: CapacityLimiter | None = None
+        # Nobody else holds a task that was given up.
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def soon(self, work: Callable[[], T], timeout_s: float) -> T:
         """What ``work`` brings in a worker. Raises PeerError when it takes too long.
 
-        What is given up keeps its worker until it ends: there are never more than MAX_WORKERS.
+        What is given up keeps its worker until it ends.
         """
-        if self._workers is None:
-            self._workers = CapacityLimiter(MAX_WORKERS)
-        running = anyio.to_thread.run_sync(work, limiter=self._workers)
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(MAX_WORKERS)
+        running = anyio.to_thread.run_sync(work, limiter=self._limiter)
         task = asyncio.ensure_future(running)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

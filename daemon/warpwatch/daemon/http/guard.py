@@ -11,6 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from warpwatch.daemon.alerts.peers import PATH as WEBHOOK
 from warpwatch.daemon.http.access import Access
 from warpwatch.daemon.http.answers import ApiError
 from warpwatch.daemon.http.basic_auth import BasicAuth
@@ -49,7 +50,10 @@ class Admission:
         wait_s = self._limit.wait_s(_peer(request))
         if wait_s > 0:
             retry = {"Retry-After": str(math.ceil(wait_s))}
-            raise ApiError(429, "too_many_requests", "too many requests from this address", retry)
+            # Alertmanager sends again only after a status of the server's.
+            status = 503 if request.url.path == WEBHOOK else 429
+            detail = "too many requests from this address"
+            raise ApiError(status, "too_many_requests", detail, retry)
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
             raise too_large()

@@ -182,7 +182,14 @@ _RECEIVE_ALERTS = {
         "403": _error("Not from this machine, and no token is configured"),
         "413": _error("The body is too large"),
         "415": _error("The body is not declared as JSON"),
-        "503": _error("Too many webhooks are being answered"),
+        "503": {
+            "description": "To be sent again: a peer failed, or the daemon is busy or starting",
+            "content": {
+                "application/json": {
+                    "schema": {"anyOf": [{"$ref": "#/components/schemas/AlertAnswers"}, _ERROR]}
+                }
+            },
+        },
     },
 }
 
