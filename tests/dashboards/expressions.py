@@ -43,11 +43,14 @@ def dashboards() -> dict[str, dict[str, Any]]:
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Without the rows between them."""
+    return (panel for panel in unfolded(dashboard) if panel["type"] != "row")
+
+
+def unfolded(dashboard: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rows and panels as they follow each other, those of collapsed rows too."""
     for panel in dashboard["panels"]:
-        if panel["type"] == "row":
-            yield from panel["panels"]
-        else:
-            yield panel
+        yield panel
+        yield from panel.get("panels", ())
 
 
 def expressions(

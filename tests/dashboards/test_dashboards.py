@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.dashboards.expressions import EMPTY_WHEN_HEALTHY, FOLDER, NAMES, dashboards, panels
+from tests.dashboards.expressions import (
+    EMPTY_WHEN_HEALTHY,
+    FOLDER,
+    NAMES,
+    dashboards,
+    panels,
+    unfolded,
+)
 from warpwatch.dashboards.__main__ import FILES
 from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
 
@@ -21,6 +28,8 @@ EVERY = [
     for panel in panels(dashboard)
 ]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# Of these all at once are too much for a page.
+BEGIN_WITH_ONE = {("node", "instance"), ("training-job", "job")}
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -74,11 +83,16 @@ def test_a_panel_says_what_it_means(panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_panels_have_numbers_and_places_of_their_own(name: str) -> None:
-    every = DASHBOARDS[name]["panels"]
-    numbers = [panel["id"] for panel in every]
-    assert len(set(numbers)) == len(numbers)
+    numbers = [panel["id"] for panel in unfolded(DASHBOARDS[name])]
+    assert numbers == list(range(1, len(numbers) + 1))
+    rows = [row for row in DASHBOARDS[name]["panels"] if row.get("panels")]
+    for together in (DASHBOARDS[name]["panels"], *([row, *row["panels"]] for row in rows)):
+        have_places_of_their_own(together)
+
+
+def have_places_of_their_own(together: list[dict[str, Any]]) -> None:
     taken: set[tuple[int, int]] = set()
-    for panel in every:
+    for panel in together:
         place = panel["gridPos"]
         assert place["x"] >= 0 and place["x"] + place["w"] <= 24
         cells = {
@@ -92,11 +106,48 @@ def test_panels_have_numbers_and_places_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_of_panels_fill_the_width(name: str) -> None:
-    widths: dict[int, int] = {}
-    for panel in DASHBOARDS[name]["panels"]:
-        place = panel["gridPos"]
-        widths[place["y"]] = widths.get(place["y"], 0) + place["w"]
-    assert set(widths.values()) == {24}
+    rows = [row["panels"] for row in DASHBOARDS[name]["panels"] if row.get("panels")]
+    for together in (DASHBOARDS[name]["panels"], *rows):
+        widths: dict[int, int] = {}
+        for panel in together:
+            place = panel["gridPos"]
+            widths[place["y"]] = widths.get(place["y"], 0) + place["w"]
+        assert set(widths.values()) == {24}
+
+
+def test_the_page_of_a_node_begins_with_what_one_agent_sees_at_a_glance() -> None:
+    first, *others = [p for p in DASHBOARDS["node"]["panels"] if p["type"] == "row"]
+    assert (first["title"], first["collapsed"]) == ("GPUs", False)
+    assert all(row["collapsed"] and row["panels"] for row in others) and len(others) > 5
+    collapsed = {
+        name
+        for name, dashboard in DASHBOARDS.items()
+        if any(panel.get("collapsed") for panel in dashboard["panels"])
+    }
+    assert collapsed == {"node"}
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("fleet", "GPU busy by node"),
+        ("fleet", "GPU memory by node"),
+        ("fleet", "Power by node"),
+        ("training-job", "GPU memory by rank"),
+        ("training-job", "Allocated by rank"),
+        ("training-job", "Reserved by rank"),
+        ("training-job", "Fragmentation by rank"),
+        ("training-job", "Garbage collection"),
+        ("warpwatch", "Age of readings"),
+        ("warpwatch", "Captures in the store"),
+        ("warpwatch", "Size of the store"),
+        ("warpwatch", "Ranks without series"),
+    ],
+)
+def test_of_many_nodes_and_ranks_the_ten_worst_are_drawn(name: str, title: str) -> None:
+    (panel,) = (panel for panel in panels(DASHBOARDS[name]) if panel["title"] == title)
+    for target in panel["targets"]:
+        assert re.match(r"(topk|bottomk)\(10, ", target["expr"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,7 +160,9 @@ def test_all_also_matches_what_lacks_the_label(name: str) -> None:
     )
     assert [variable["name"] for variable in variables[:3]] == ["cluster", "node", "instance"]
     for variable in variables:
-        assert variable["multi"] and variable["includeAll"] and variable["allValue"] == ".*"
+        begins_with_one = (name, variable["name"]) in BEGIN_WITH_ONE
+        assert variable["multi"] and variable["includeAll"] is not begins_with_one
+        assert variable.get("allValue") == (None if begins_with_one else ".*")
         assert variable["datasource"] == SOURCE
 
 
@@ -175,4 +228,6 @@ def test_anomalies_captures_and_reports_are_marked(name: str) -> None:
     assert "warpwatch_captures_total" in marks["Captures"]["expr"]
     assert '<a href="http://{{instance}}/">' in marks["Captures"]["textFormat"]
     assert marks["Reports"]["datasource"]["uid"] == "-- Grafana --"
-    assert marks["Reports"]["target"]["tags"] == ["warpwatch"]
+    of_job = name == "training-job"
+    assert marks["Reports"]["target"]["tags"] == ["warpwatch", *(["job:$job"] if of_job else [])]
+    assert ('training_job=~"$job"' in marks["Captures"]["expr"]) is of_job

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.dashboards.conftest import Promtool
 from warpwatch.dashboards import rule_files
 
 CASES = Path(__file__).parent / "rules"
 FILES = (rule_files.RECORDING, *rule_files.ALERTING)
-
-Promtool = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="session")
-def promtool() -> Promtool:
-    binary = shutil.which("promtool")
-    if binary is None:
-        pytest.skip("promtool is not installed")
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60)
-
-    return run
 
 
 def cases(file: str) -> list[dict[str, Any]]:

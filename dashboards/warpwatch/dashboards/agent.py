@@ -159,10 +159,10 @@ _READING_ROW = Row(
         ),
         graph(
             "Age of readings",
-            "Time since a device was last read, the oldest of each node. Above a few seconds: the "
-            "driver is slow, or does not return.",
+            "Time since a device was last read, the oldest of each node, the ten oldest. Above a "
+            "few seconds: the driver is slow, or does not return.",
             "s",
-            Query(_AGE, NODE_LEGEND),
+            Query(f"topk(10, {_AGE})", NODE_LEGEND),
             limits=at_most(5),
             width=6,
         ),
@@ -205,10 +205,10 @@ _LOSSES_ROW = Row(
         ),
         graph(
             "Ranks without series",
-            "Ranks beyond the 1,000 whose series an agent exports. Above 0 the dashboards do not "
-            "show all ranks.",
+            "Ranks beyond the 1,000 whose series an agent exports, the ten agents with the most. "
+            "Above 0 the dashboards do not show all ranks.",
             "none",
-            Query(series("ranks_unexported"), NODE_LEGEND),
+            Query(f"topk(10, {series('ranks_unexported')})", NODE_LEGEND),
             width=6,
         ),
         table(

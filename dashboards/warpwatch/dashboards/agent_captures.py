@@ -37,16 +37,17 @@ CAPTURES_ROW = Row(
         ),
         graph(
             "Captures in the store",
-            "Captures that the agents keep; retention by age, count and size removes the oldest.",
+            "Captures that agents keep, the ten with the most; retention by age, count and size "
+            "removes the oldest.",
             "none",
-            Query(total(PLACE, series("store_captures")), NODE_LEGEND),
+            Query(f"topk(10, {total(PLACE, series('store_captures'))})", NODE_LEGEND),
             width=4,
         ),
         graph(
             "Size of the store",
-            "Bytes on disk, up to store.max_bytes (5 GiB).",
+            "Bytes on disk of the ten largest stores, up to store.max_bytes (5 GiB).",
             "bytes",
-            Query(total(PLACE, series("store_bytes")), NODE_LEGEND),
+            Query(f"topk(10, {total(PLACE, series('store_bytes'))})", NODE_LEGEND),
             minimum=0,
             width=4,
         ),

@@ -87,7 +87,8 @@ _NOW_ROW = Row(
         ),
         number(
             "Idle though allocated",
-            "GPUs that belong to a container and on which no kernel runs. Somebody pays for them.",
+            "GPUs that belong to a container and on which no kernel runs. Somebody pays for them. "
+            "MIG instances have no counter of busy time and are not among them.",
             "none",
             Query(f"sum({_IDLE}) or vector(0)"),
             limits=at_most(1),
@@ -135,9 +136,9 @@ _WRONG_ROW = Row(
         ),
         graph(
             "Stragglers across nodes",
-            "The ten latest ranks: their own time of a step, without the wait for others, over "
-            "the median of their job's ranks on all nodes, less 1. One that stays above 10 % "
-            "holds its whole job up.",
+            "The ten latest ranks: their own time of a step, without the wait for others, "
+            "checkpoints and evaluation, over the median of their job's ranks on all nodes, less "
+            "1. One that stays above 10 % holds its whole job up.",
             "percentunit",
             Query(f"topk(10, {lateness(AGENT)})", f"{RANK_LEGEND}"),
             limits=at_most(0.1, 0.25),
@@ -171,10 +172,10 @@ _NODES_ROW = Row(
         ),
         graph(
             "GPU busy by node",
-            "Share of time in which a kernel ran, averaged over a node's GPUs. Below 80 % the "
-            "GPUs wait: for data, for the host, for other ranks.",
+            "Share of time in which a kernel ran, averaged over a node's GPUs, the ten least busy "
+            "nodes. Below 80 % the GPUs wait: for data, for the host, for other ranks.",
             "percentunit",
-            Query(f"avg by ({PLACE}) ({BUSY})", NODE_LEGEND),
+            Query(f"bottomk(10, avg by ({PLACE}) ({BUSY}))", NODE_LEGEND),
             minimum=0,
             maximum=1,
             limits=at_least(0.8),
@@ -183,10 +184,10 @@ _NODES_ROW = Row(
         ),
         graph(
             "GPU memory by node",
-            "Memory in use by what the GPUs have. Allocated and not used is waste; above 90 % "
-            "the next large batch fails.",
+            "Memory in use by what the GPUs have, the ten fullest nodes. Above 90 % the next "
+            "large batch fails.",
             "percentunit",
-            Query(f"{_USED} / {_WHOLE}", NODE_LEGEND),
+            Query(f"topk(10, {_USED} / {_WHOLE})", NODE_LEGEND),
             minimum=0,
             maximum=1,
             limits=at_most(0.9),
@@ -246,11 +247,11 @@ _ENERGY_ROW = Row(
     [
         graph(
             "Power by node",
-            "What the GPUs of each node draw, from their energy counters. Without host and "
-            "cooling.",
+            "What the GPUs of a node draw, from their energy counters, the ten nodes that draw "
+            "most. Without host and cooling.",
             "watt",
-            Query(total(PLACE, rate(_JOULES)), NODE_LEGEND),
-            stacked=True,
+            Query(f"topk(10, {total(PLACE, rate(_JOULES))})", NODE_LEGEND),
+            minimum=0,
             links=[links.node_of_series()],
             width=12,
         ),

@@ -7,13 +7,15 @@ from warpwatch.dashboards.queries import JOB, PLACE, RANK_KEY, rate, series, tot
 # The usual targets of a training.
 GPU_BUSY, MEMORY, COMMUNICATION, DATA_LOADING = 0.8, 0.9, 0.2, 0.1
 
-BY_JOB = "training_job"
-JOB_LEGEND = "{{training_job}}"
+BY_JOB = "cluster, training_job"
+JOB_LEGEND = "{{training_job}} {{cluster}}"
+# What a rank does not work itself: the wait for others, and pauses that one makes for all.
+_NOT_OWN = 'phase=~"comm|checkpoint|eval"'
 
 
 def quantile_of_steps(quantile: float) -> str:
     """Seconds, over the steps of all ranks of a job."""
-    buckets = total("le, training_job", rate(series("step_duration_seconds_bucket", JOB)))
+    buckets = total(f"le, {BY_JOB}", rate(series("step_duration_seconds_bucket", JOB)))
     return f"histogram_quantile({quantile}, {buckets})"
 
 
@@ -25,9 +27,12 @@ def step_s(where: str = JOB) -> str:
 
 
 def own_s(where: str = JOB) -> str:
-    """Mean seconds of a step without its wait for others, by rank: what tells a late rank."""
+    """Mean seconds of a step without its wait for others and declared pauses, by rank.
+
+    What tells a late rank; the same as the recording rules'.
+    """
     steps = total(RANK_KEY, rate(series("step_duration_seconds_sum", where)))
-    waits = total(RANK_KEY, rate(series("phase_seconds_total", where, 'phase="comm"')))
+    waits = total(RANK_KEY, rate(series("phase_seconds_total", where, _NOT_OWN)))
     counts = total(RANK_KEY, rate(series("step_duration_seconds_count", where)))
     return f"({steps} - ({waits} or {steps} * 0)) / {counts}"
 
@@ -35,14 +40,14 @@ def own_s(where: str = JOB) -> str:
 def lateness(where: str = JOB) -> str:
     """A rank's own time over the median of its job's ranks, from all nodes, less 1."""
     own = own_s(where)
-    median = f"quantile by (cluster, training_job) (0.5, {own})"
-    return f"({own}) / on (cluster, training_job) group_left () {median} - 1"
+    median = f"quantile by ({BY_JOB}) (0.5, {own})"
+    return f"({own}) / on ({BY_JOB}) group_left () {median} - 1"
 
 
 def share_of_steps(phase: str) -> str:
     """Share of the steps' time that a phase takes, by job; 0 where a job has no such phase."""
-    steps = total("training_job", rate(series("step_duration_seconds_sum", JOB)))
-    spent = total("training_job", rate(series("phase_seconds_total", JOB, f'phase="{phase}"')))
+    steps = total(BY_JOB, rate(series("step_duration_seconds_sum", JOB)))
+    spent = total(BY_JOB, rate(series("phase_seconds_total", JOB, f'phase="{phase}"')))
     return f"({spent} or {steps} * 0) / {steps}"
 
 
@@ -54,16 +59,19 @@ def ranks_by_device(where: str = JOB) -> str:
 
 def of_ranks(device_expression: str) -> str:
     """A device's value for each rank that runs on it."""
-    return f"{ranks_by_device()} * on ({PLACE}, uuid) group_left () ({device_expression})"
+    device = f"max by ({PLACE}, uuid) ({device_expression})"
+    return f"{ranks_by_device()} * on ({PLACE}, uuid) group_left () {device}"
 
 
 def in_order(expression: str) -> str:
-    """Ranks with leading zeros: Prometheus answers in the order of letters, 10 before 2."""
-    two = f'label_replace({expression}, "rank", "0$1", "rank", "(.)")'
-    return f'label_replace({two}, "rank", "0$1", "rank", "(..)")'
+    """Ranks with five digits: Prometheus answers in the order of letters, 10 before 2."""
+    padded = f'label_replace({expression}, "rank", "0000$1", "rank", "(.+)")'
+    return f'label_replace({padded}, "rank", "$1", "rank", ".*(.{{5}})")'
 
 
-STEPS_PER_SECOND = f"avg by ({BY_JOB}) ({rate(series('steps_total', JOB))})"
+# Of the median rank. By rank first: an agent that is replaced goes on under another instance.
+_STEPS_OF_RANKS = total(f"{BY_JOB}, rank", rate(series("steps_total", JOB)))
+STEPS_PER_SECOND = f"quantile by ({BY_JOB}) (0.5, {_STEPS_OF_RANKS})"
 BUSY_OF_RANKS = of_ranks(rate(series("device_busy_seconds_total")))
 MEMORY_OF_RANKS = of_ranks(
     f"{series('device_memory_used_bytes')} / {series('device_memory_total_bytes')}"

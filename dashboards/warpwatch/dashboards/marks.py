@@ -17,23 +17,25 @@ from grafana_foundation_sdk.models.dashboard import AnnotationTarget
 
 from warpwatch.dashboards.job_queries import ranks_by_device
 from warpwatch.dashboards.links import TAG
-from warpwatch.dashboards.queries import AGENT, PLACE, WINDOW, grown, series
+from warpwatch.dashboards.queries import AGENT, JOB, PLACE, WINDOW, grown, series
 from warpwatch.dashboards.variables import SOURCE
 
 _PAGE = '<a href="http://{{instance}}/">Warpwatch on {{node}} {{instance}}</a>'
 
 
 def of_agents() -> list[builders.AnnotationQuery]:
-    """All that the chosen agents tell."""
+    """All that the chosen agents tell; Grafana's own annotations know no agent."""
     return [_anomalies(series("anomaly_info")), _captures(), _written()]
 
 
 def of_jobs() -> list[builders.AnnotationQuery]:
-    """What is told of the chosen jobs and of the devices that they run on."""
+    """What is told of the chosen jobs and of the devices that they run on; captures of the agents
+    that see them, and reports that name the job."""
     of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
     of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
     devices = f"{of_device} and on ({PLACE}, uuid) {ranks_by_device()}"
-    return [_anomalies(f"{of_job} or {devices}"), _captures(), _written()]
+    there = f" and on ({PLACE}) {series('rank_info', JOB)}"
+    return [_anomalies(f"{of_job} or {devices}"), _captures(there), _written("job:$job")]
 
 
 def _anomalies(promql: str) -> builders.AnnotationQuery:
@@ -41,8 +43,8 @@ def _anomalies(promql: str) -> builders.AnnotationQuery:
     return _from_metrics("Anomalies", "red", promql, "{{kind}} ({{severity}})", about)
 
 
-def _captures() -> builders.AnnotationQuery:
-    promql = grown(series("captures_total"), WINDOW)
+def _captures(of: str = "") -> builders.AnnotationQuery:
+    promql = grown(series("captures_total"), WINDOW) + of
     return _from_metrics(
         "Captures", "blue", promql, "Capture: {{outcome}}", "{{kind}}, {{trigger}}"
     )
@@ -66,7 +68,7 @@ def _from_metrics(
     )
 
 
-def _written() -> builders.AnnotationQuery:
+def _written(*tags: str) -> builders.AnnotationQuery:
     query = (
         builders.AnnotationQuery()
         .name("Reports")
@@ -75,6 +77,6 @@ def _written() -> builders.AnnotationQuery:
         .icon_color("purple")
     )
     # Grafana's own annotations are no data source's query, as the builder would have it.
-    target = AnnotationTarget(limit=200, match_any=False, tags=[TAG], type_val="tags")
+    target = AnnotationTarget(limit=200, match_any=False, tags=[TAG, *tags], type_val="tags")
     query.build().target = cast(Dataquery, target)
     return query

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grafana_foundation_sdk.models import dashboard as models
 
 from warpwatch.dashboards import links, marks, variables
@@ -23,11 +25,17 @@ def page() -> Page:
             variables.datasource(),
             variables.cluster(),
             variables.node(),
-            variables.instance(),
+            variables.one_instance(),
             variables.gpu(),
         ],
         annotations=marks.of_agents(),
-        rows=[_OVERVIEW_ROW, *DEVICE_ROWS, *RELIABILITY_ROWS, *HOST_ROWS],
+        rows=[
+            _OVERVIEW_ROW,
+            *(
+                replace(row, collapsed=True)
+                for row in (*DEVICE_ROWS, *RELIABILITY_ROWS, *HOST_ROWS)
+            ),
+        ],
     )
 
 

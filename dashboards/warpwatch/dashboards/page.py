@@ -20,10 +20,14 @@ Variable = builders.QueryVariable | builders.DatasourceVariable
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels from left to right, in as many lines as their widths need."""
+    """Panels from left to right, in as many lines as their widths need.
+
+    What a collapsed row shows is asked for when somebody opens it.
+    """
 
     title: str
     panels: Sequence[models.Panel]
+    collapsed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +73,30 @@ def placed(rows: Sequence[Row]) -> Iterator[models.Panel | models.RowPanel]:
     for row in rows:
         number += 1
         place = models.GridPos(h=1, w=COLUMNS, x=0, y=y)
-        yield models.RowPanel(title=row.title, grid_pos=place, id_val=number)
-        x, y, line_height = 0, y + 1, 0
-        for panel in row.panels:
-            assert panel.grid_pos is not None
-            number += 1
-            if x + panel.grid_pos.w > COLUMNS:
-                x, y, line_height = 0, y + line_height, 0
-            yield at(panel, number, x, y)
-            x += panel.grid_pos.w
-            line_height = max(line_height, panel.grid_pos.h)
-        y += line_height
+        head = models.RowPanel(title=row.title, grid_pos=place, id_val=number)
+        inside, below = _lines(row.panels, number + 1, y + 1)
+        yield head
+        if row.collapsed:
+            head.collapsed, head.panels = True, inside
+            y += 1
+        else:
+            yield from inside
+            y = below
+        number += len(inside)
+
+
+def _lines(panels: Sequence[models.Panel], number: int, y: int) -> tuple[list[models.Panel], int]:
+    """The panels of a row from this number and height on, and the height below them."""
+    x = line_height = 0
+    there: list[models.Panel] = []
+    for panel in panels:
+        assert panel.grid_pos is not None
+        if x + panel.grid_pos.w > COLUMNS:
+            x, y, line_height = 0, y + line_height, 0
+        there.append(at(panel, number + len(there), x, y))
+        x += panel.grid_pos.w
+        line_height = max(line_height, panel.grid_pos.h)
+    return there, y + line_height
 
 
 def at(panel: models.Panel, number: int, x: int, y: int) -> models.Panel:

@@ -23,6 +23,7 @@ DATA_SOURCE = "prometheus"
 _FOLDER_TITLE = "Warpwatch"
 _CONTACT_POINT = "warpwatch"
 _PEOPLE = "grafana-default-email"
+_ABSENT = "WarpwatchAbsent"
 # Grafana's uid of its expression engine.
 _EXPRESSIONS = "__expr__"
 # Kinds whose cause a capture shows (the recipes of docs/detection.md).
@@ -74,7 +75,8 @@ def _rule(alert: Alert) -> Document:
         "data": _queries(alert.expression),
         # Nothing to tell is the healthy answer; Warpwatch being gone has an alert of its own.
         "noDataState": "OK",
-        "execErrState": "Error",
+        # While Prometheus does not answer, one alert says so, not all.
+        "execErrState": "Error" if alert.name == _ABSENT else "KeepLast",
         "for": alert.wait,
         "isPaused": False,
         "annotations": {key: _template(text) for key, text in alert.annotations.items()},

@@ -53,9 +53,16 @@ def grown(selector: str, window: str) -> str:
     """What a counter of rare events has grown by, where it has.
 
     Such a series begins with its first event, at 1: its first value counts too, which increase()
-    leaves out.
+    leaves out. A series is no beginning that was there within an hour before, as around a scrape
+    that failed.
     """
-    return f"({selector} - ({selector} offset {window} or {selector} * 0)) > 0"
+    began = f"{selector} > 0 unless count_over_time({selector}[1h] offset {window})"
+    return f"(({began}) or round(increase({selector}[{window}])) > 0)"
+
+
+def by_allocation(device_expression: str) -> str:
+    """One value a device: while its workload changes it has series with the old labels as well."""
+    return f"max by ({_ALLOCATED}) ({device_expression})"
 
 
 def workloads() -> str:
@@ -65,7 +72,7 @@ def workloads() -> str:
 
 def of_workloads(device_expression: str) -> str:
     """A device's value for each container that it is allocated to."""
-    return f"{workloads()} * on ({_ALLOCATED}) group_left () ({device_expression})"
+    return f"{workloads()} * on ({_ALLOCATED}) group_left () {by_allocation(device_expression)}"
 
 
 def allocations() -> str:
@@ -76,4 +83,4 @@ def allocations() -> str:
 
 
 def of_allocations(device_expression: str) -> str:
-    return f"{allocations()} * on ({_ALLOCATED}) group_left () ({device_expression})"
+    return f"{allocations()} * on ({_ALLOCATED}) group_left () {by_allocation(device_expression)}"

@@ -165,6 +165,7 @@ _SPENT = rate(series("phase_seconds_total", JOB))
 _COUNTED = total(BY_JOB, rate(series("step_duration_seconds_count", JOB)))
 _WHOLE = total(BY_JOB, rate(series("step_duration_seconds_sum", JOB)))
 _PHASES = f"{total(_BY_PHASE, _SPENT)} / on ({BY_JOB}) group_left () {_COUNTED}"
+_COLLECTING = total(RANK_KEY, rate(series("rank_gc_seconds_total", JOB)))
 _OTHER = f"({_WHOLE} - {total(BY_JOB, _SPENT)}) / {_COUNTED}"
 _PHASES_ROW = Row(
     "Where the time goes",
@@ -182,10 +183,10 @@ _PHASES_ROW = Row(
         ),
         graph(
             "Garbage collection",
-            "Share of time that each rank spends in Python's garbage collector. Ranks that "
+            "Share of time in Python's garbage collector, the ten ranks with the most. Ranks that "
             "collect at different times make all others wait: collect on all at the same step.",
             "percentunit",
-            Query(total(RANK_KEY, rate(series("rank_gc_seconds_total", JOB))), RANK_LEGEND),
+            Query(f"topk(10, {_COLLECTING})", RANK_LEGEND),
             minimum=0,
         ),
     ],

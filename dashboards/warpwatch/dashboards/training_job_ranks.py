@@ -34,12 +34,15 @@ from warpwatch.dashboards.tables import Column, table
 
 def _where_ranks_run() -> models.Panel:
     key = f"{RANK_KEY}, host, local_rank, device, framework, step_clock"
-    pods = f"topk by ({PLACE}, uuid) (1, {series('device_workload_info')})"
+    holders = series("device_workload_info")
+    # Of several that share a GPU none is known to be the rank's.
+    pods = f"({holders} and on ({PLACE}, uuid) count by ({PLACE}, uuid) ({holders}) == 1)"
     owners = f"{ranks_by_device()} * on ({PLACE}, uuid) group_left (namespace, pod) {pods}"
     return table(
         "Where ranks run",
-        "Each rank's node, GPU and pod, the versions it runs on, and what ends a step of it "
-        "(step_clock). Versions that differ between ranks are a fault of the image.",
+        "Each rank's node, GPU and pod (not where several pods share the GPU), the versions it "
+        "runs on, and what ends a step of it (step_clock). Versions that differ between ranks are "
+        "a fault of the image.",
         [
             Column(f"max by ({key}) ({series('rank_info', JOB)})"),
             Column(f"max by ({RANK_KEY}, namespace, pod) ({owners})"),
@@ -58,8 +61,9 @@ _RANKS_ROW = Row(
     [
         heat_map(
             "Own time by rank",
-            "Mean step time without the wait for others. One line that is warmer than the rest "
-            "is the straggler: look at its node's clocks, temperature and PCIe.",
+            "Mean step time without the wait for others, checkpoints and evaluation. One line "
+            "that is warmer than the rest is the straggler: look at its node's clocks, "
+            "temperature and PCIe.",
             "s",
             Query(in_order(own_s()), RANK_LEGEND),
             width=12,
@@ -116,10 +120,10 @@ _MEMORY_ROW = Row(
     [
         graph(
             "GPU memory by rank",
-            "Memory in use on each rank's GPU by what it has. Aim below 90 %. Ranks that differ "
-            "have uneven work.",
+            "Memory in use on a rank's GPU by what it has, the ten fullest. Aim below 90 %. Ranks "
+            "that differ have uneven work.",
             "percentunit",
-            Query(MEMORY_OF_RANKS, RANK_LEGEND),
+            Query(f"topk(10, {MEMORY_OF_RANKS})", RANK_LEGEND),
             minimum=0,
             maximum=1,
             limits=at_most(MEMORY),
@@ -127,28 +131,28 @@ _MEMORY_ROW = Row(
         ),
         graph(
             "Allocated by rank",
-            "What tensors take of the GPU's memory. It saws with the steps; a floor that climbs "
-            "from step to step is a leak.",
+            "What tensors take of the GPU's memory, the ten ranks with the most. It saws with the "
+            "steps; a floor that climbs from step to step is a leak.",
             "bytes",
-            Query(_ALLOCATED, RANK_LEGEND),
+            Query(f"topk(10, {_ALLOCATED})", RANK_LEGEND),
             minimum=0,
             width=6,
         ),
         graph(
             "Reserved by rank",
-            "What the allocator holds. Far above what is allocated: a cache that others cannot "
-            "use.",
+            "What the allocator holds, the ten ranks with the most. Far above what is allocated: "
+            "a cache that others cannot use.",
             "bytes",
-            Query(_RESERVED, RANK_LEGEND),
+            Query(f"topk(10, {_RESERVED})", RANK_LEGEND),
             minimum=0,
             width=6,
         ),
         graph(
             "Fragmentation by rank",
-            "Free pieces of blocks that are partly in use, as a share of what is reserved. A "
-            "rise ends in allocations that fail though memory is free.",
+            "Free pieces of blocks that are partly in use, as a share of what is reserved, the "
+            "ten highest. A rise ends in allocations that fail though memory is free.",
             "percentunit",
-            Query(f"{_SPLIT} / {_RESERVED}", RANK_LEGEND),
+            Query(f"topk(10, {_SPLIT} / {_RESERVED})", RANK_LEGEND),
             minimum=0,
             width=6,
         ),

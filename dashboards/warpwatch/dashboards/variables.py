@@ -1,6 +1,7 @@
 """The variables of the dashboards, each chained to those before it.
 
-All is ``.*``, which also matches series without the label.
+All is ``.*``, which also matches series without the label. Grafana begins with All where there is
+one, else with the first.
 """
 
 from __future__ import annotations
@@ -25,43 +26,52 @@ def datasource() -> builders.DatasourceVariable:
 
 
 def cluster() -> builders.QueryVariable:
-    return _many("cluster", "Cluster", _values("build_info", "", "cluster")).current(_ALL)
+    return _all(_many("cluster", "Cluster", _values("build_info", "", "cluster")))
 
 
 def node() -> builders.QueryVariable:
-    return _many("node", "Node", _values("build_info", _CLUSTER, "node")).current(_ALL)
+    return _all(_many("node", "Node", _values("build_info", _CLUSTER, "node")))
 
 
 def instance() -> builders.QueryVariable:
     """The agent's address: what tells hosts apart where nothing adds ``node``."""
-    return _many("instance", "Agent", _values("build_info", _NODE, "instance")).current(_ALL)
+    return _all(one_instance())
+
+
+def one_instance() -> builders.QueryVariable:
+    """Begins with one agent: a page that shows every device is no page for a fleet."""
+    return _many("instance", "Agent", _values("build_info", _NODE, "instance"))
 
 
 def gpu() -> builders.QueryVariable:
-    return _many("gpu", "GPU", _values("device_up", AGENT, "gpu")).current(_ALL)
+    return _all(_many("gpu", "GPU", _values("device_up", AGENT, "gpu")))
 
 
 def namespace() -> builders.QueryVariable:
     query = _values("device_workload_info", AGENT, "namespace")
-    return _many("namespace", "Namespace", query).current(_ALL)
+    return _all(_many("namespace", "Namespace", query))
 
 
 def job() -> builders.QueryVariable:
     """Jobs of the time shown, but those on devices of other namespaces only.
 
-    A job whose devices nobody allocates, as on bare hosts, belongs to every namespace.
+    A job whose devices nobody allocates, as on bare hosts, belongs to every namespace; one on a
+    device that several namespaces share, to each of these. Begins with one: all are too much.
     """
     ranks = f"last_over_time({series('rank_info', AGENT)}[$__range])"
     by_device = f'label_replace({ranks}, "uuid", "$1", "device", "(.+)")'
-    others = series("device_workload_info", AGENT, 'namespace!~"$namespace"')
-    query = f"group by (training_job) ({by_device} unless on ({PLACE}, uuid) {others})"
+    mine, others = (
+        f"last_over_time({series('device_workload_info', AGENT, where)}[$__range])"
+        for where in ('namespace=~"$namespace"', 'namespace!~"$namespace"')
+    )
+    foreign = f"({others} unless on ({PLACE}, uuid) {mine})"
+    query = f"group by (training_job) ({by_device} unless on ({PLACE}, uuid) {foreign})"
     variable = _many("job", "Job", f"query_result({query})")
-    # Grafana begins with the first one: All is too much to begin with.
     return variable.regex('/training_job="([^"]+)"/')
 
 
 def rank() -> builders.QueryVariable:
-    return _many("rank", "Rank", _values("rank_info", JOB, "rank")).current(_ALL)
+    return _all(_many("rank", "Rank", _values("rank_info", JOB, "rank")))
 
 
 def _values(name: str, where: str, label: str) -> str:
@@ -77,6 +87,8 @@ def _many(name: str, label: str, query: str) -> builders.QueryVariable:
         .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(models.VariableSort.NATURAL_ASC)
         .multi(True)
-        .include_all(True)
-        .all_value(".*")
     )
+
+
+def _all(variable: builders.QueryVariable) -> builders.QueryVariable:
+    return variable.include_all(True).all_value(".*").current(_ALL)

@@ -16,7 +16,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from tests.dashboards.expressions import ALL, TIMES, substituted
+from tests.dashboards.expressions import ALL, TIMES, substituted, unfolded
 from tests.monitoring.prometheus import Prometheus
 
 VERSION = "13.2.2"
@@ -75,7 +75,7 @@ def chosen(dashboard: Mapping[str, Any], titles: Sequence[str]) -> Iterator[dict
     """The panels of these rows, or with these titles, in that order and placed anew."""
     found: dict[str, list[dict[str, Any]]] = {}
     row = ""
-    for panel in dashboard["panels"]:
+    for panel in unfolded(dashboard):
         row = panel["title"] if panel["type"] == "row" else row
         if panel["type"] in DRAWN:
             found.setdefault(row, []).append(panel)
