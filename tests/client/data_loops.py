@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import UserDict
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 import torch
@@ -172,6 +173,23 @@ def a_compiled_optimizer_zeroed_first() -> Any:
 @loop
 def a_compiled_optimizer_zeroed_last() -> Any:
     return compiled_optimizer(False)
+
+
+@loop
+def a_zero_grad_of_the_programs_own() -> Any:
+    """Put in the place of torch's before anything is compiled; how often it was called as well."""
+    optimizers: Any = torch.optim.Optimizer
+    original = optimizers.zero_grad
+    calls = []
+
+    @wraps(original)
+    def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        calls.append(optimizer)
+        original(optimizer, *args, **kwargs)
+
+    optimizers.zero_grad = zero_grad
+    losses, graphs = compiled_optimizer(False)
+    return [len(calls), *losses], graphs
 
 
 @loop

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.client.interrupts import interrupted
 from tests.client.loop_base import data, flow, loop, model
 from tests.client.test_cuda_steps import SimulatedCuda
 from warpwatch.client.cuda_steps import CudaSteps
+from warpwatch.client.hooks.lap import NONE
 
 STEPS = 12
 TICK_NS = 1_000_000
@@ -253,6 +255,39 @@ def a_gpu_that_comes_into_use() -> int:
         flow.clock.use_gpu(CudaSteps(SimulatedCuda()))
 
     return training.run(updated=_at(6, use))
+
+
+@loop
+def a_log_that_somebody_else_has_taken() -> int:
+    training = Training()
+
+    def take() -> None:
+        clock = flow.clock
+        assert clock is not None
+        clock.push = taken = _appending_to(clock.log)
+        flow.lap.leave()
+        assert clock.push is taken
+
+    return training.run(fetched=_at(7, take))
+
+
+def _appending_to(log: Any) -> Callable[[Any], None]:
+    return lambda entry: log.append(entry)
+
+
+@loop
+def another_thread_compiles() -> int:
+    """``zero_grad`` is then the first hook that the training thread runs."""
+    training = Training()
+
+    def compiles() -> None:
+        thread = threading.Thread(target=flow.compile)
+        thread.start()
+        thread.join()
+        training.optimizer.zero_grad()
+        assert flow.lap.stage == NONE
+
+    return training.run(fetched=_at(7, compiles))
 
 
 @loop

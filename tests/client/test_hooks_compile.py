@@ -17,6 +17,7 @@ STEPS = {
     "compiled_before_the_optimizer": 5,
     "a_compiled_optimizer_zeroed_first": 9,
     "a_compiled_optimizer_zeroed_last": 10,
+    "a_zero_grad_of_the_programs_own": 10,
     "a_compiled_step_with_all_in_it": 10,
     "a_compiled_function_that_loads_and_saves": 10,
 }
@@ -39,6 +40,13 @@ def test_compiled_training_is_counted_and_left_as_it_is(
     assert losses == plain_losses
     # Graphs and operators in them, then graph breaks.
     assert graphs[:2] == plain_graphs[:2]
+
+
+def test_a_zero_grad_that_the_program_put_in_place_is_called_as_without_us(
+    both: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    calls = [told["a_zero_grad_of_the_programs_own"]["result"][0][0] for told in both]
+    assert calls == [10, 10]
 
 
 def test_no_frame_of_ours_is_compiled(both: tuple[dict[str, Any], dict[str, Any]]) -> None:

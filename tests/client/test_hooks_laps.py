@@ -27,6 +27,8 @@ STEPS = {
     "steps_of_the_programs_own_from_some_step_on": 24,
     "a_framework_that_takes_over": 32,
     "a_gpu_that_comes_into_use": 12,
+    "a_log_that_somebody_else_has_taken": 12,
+    "another_thread_compiles": 12,
 }
 INTERRUPTED = "interrupted_at_any_line_of_a_lap"
 

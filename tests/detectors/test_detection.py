@@ -15,7 +15,7 @@ from warpwatch.daemon.config import Config
 from warpwatch.daemon.config.detectors import DetectorsConfig
 from warpwatch.daemon.detection import MAX_JOBS, SILENT_S, anomaly_to_json
 from warpwatch.daemon.detectors import DETECTORS
-from warpwatch.daemon.detectors.base import JobStep
+from warpwatch.daemon.detectors.base import JobStep, Timeless, is_waiting
 from warpwatch.daemon.detectors.causes import EXPLAINED_BY
 from warpwatch.daemon.detectors.devices import DEVICE_CAUSES
 from warpwatch.daemon.detectors.job_steps import JobSteps
@@ -132,6 +132,38 @@ def test_a_detector_that_fails_at_a_deadline_or_an_end_blinds_no_other(monkeypat
     opened(engine, [Clock(job.time + 20 + second) for second in range(10)])
     assert engine.failures["oom"] <= told + 1
     assert engine.active != ()
+
+
+def test_a_detector_without_a_deadline_waits_for_nothing_and_blinds_no_other(monkeypatch):
+    monkeypatch.setattr(Oom, "__init__", lambda self, config: setattr(self, "state", None))
+    for method in ("observe", "observe_step"):
+        monkeypatch.setattr(Oom, method, lambda self, seen: ())
+    engine, job = detection(hang={"timeout_s": 8}), Job(ranks=2)
+    opened(engine, job.steps(100))
+    found = opened(engine, [RankEvent(job.time + 1, "llama", 0, "died"), Clock(job.time + 10)])
+    assert [(one.kind, one.rank) for one in found] == [("crash", 0)]
+    assert not engine.failures
+
+
+@pytest.mark.parametrize("kind", DETECTORS)
+def test_a_detector_waits_or_is_timeless(kind):
+    detector = DETECTORS[kind](Config())
+    assert is_waiting(detector) != isinstance(detector, Timeless)
+
+
+def test_steps_come_to_observe_step_alone_where_a_detector_has_it(monkeypatch):
+    seen, steps = [], []
+    monkeypatch.setattr(Oom, "observe", lambda self, record: seen.append(record))
+    monkeypatch.setattr(Oom, "observe_step", lambda self, step: steps.append(step))
+    engine = detection()
+    records: list[Record] = [
+        RankSeen(EPOCH_S, "llama", 0, 1),
+        Step(EPOCH_S + 1, "llama", 0, 0, 0.1),
+    ]
+    for record in records:
+        engine.feed(record)
+    assert [*seen, *steps] == records
+    assert len(steps) == 1
 
 
 def test_a_killed_ranks_crash_names_the_gpu_that_it_ran_on():

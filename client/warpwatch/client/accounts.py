@@ -75,7 +75,7 @@ class Accounts:
 
     @property
     def spent(self) -> list[int]:
-        """What the running step adds to the totals, as far as its phases have ended."""
+        """What the running step adds to the totals, up to the last border that is settled."""
         self.settle(helping=threading.get_ident() != self.thread)
         return self._spent
 

@@ -24,8 +24,9 @@ from warpwatch.daemon.detectors.base import (
     Observation,
     Reading,
     ReadsSteps,
-    Timeless,
     Verdict,
+    Waiting,
+    is_waiting,
 )
 from warpwatch.daemon.detectors.job_steps import JobSteps
 from warpwatch.telemetry.anomalies import EVENT_KINDS, Anomaly
@@ -64,7 +65,7 @@ class Detection:
         self.job_steps = JobSteps(config.triggers.capture_timeout_s)
         # Those that wait for something, and until when (empty: to be looked up); and the earliest
         # deadline of all, -NEVER where it is not known.
-        self._timed = [one for one in self._detectors if not isinstance(one, Timeless)]
+        self._timed = [one for one in self._detectors if is_waiting(one)]
         self._dues: list[float] = []
         self._due_time = -NEVER
         # By slot, the deadline that a detector failed at: it is not called for that one again.
@@ -172,7 +173,7 @@ class Detection:
             self._show(joined, self._job_step_readers, changes)
 
     def _show(self, seen: Observation, readers: list[Reader], changes: list[Anomaly]) -> None:
-        dues = self._dues
+        dues, timed = self._dues, self._timed
         for detector, observe, slot in readers:
             try:
                 if verdicts := observe(seen):
@@ -180,7 +181,7 @@ class Detection:
                     self._due_time = -NEVER
             except Exception as error:
                 self._fail(detector.kind, error)
-            if slot >= 0 and (due := detector.state.deadline) != dues[slot]:
+            if slot >= 0 and (due := timed[slot].state.deadline) != dues[slot]:
                 dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
                 self._due_time = -NEVER
 
@@ -221,9 +222,7 @@ class Detection:
                     self._look_up_dues()
         self._due_time = now
 
-    def _expire_one(
-        self, slot: int, detector: Detector, now: float, changes: list[Anomaly]
-    ) -> None:
+    def _expire_one(self, slot: int, detector: Waiting, now: float, changes: list[Anomaly]) -> None:
         due = detector.state.deadline
         try:
             self._register.take(detector.kind, detector.expire(now), changes)
@@ -337,7 +336,7 @@ class Detection:
             self._due_time = -NEVER
 
 
-def _readers(detectors: list[Detector], timed: list[Detector]) -> dict[type, list[Reader]]:
+def _readers(detectors: list[Detector], timed: list[Waiting]) -> dict[type, list[Reader]]:
     """Those that read a type of observation, in the order in which they judge."""
     readers: dict[type, list[Reader]] = {}
     for detector in detectors:

@@ -29,7 +29,8 @@ from warpwatch.diagnosis.raw_events import (
 MAX_NAME_CHARS = 10_000
 # Distinct names and threads; real traces have some thousands.
 MAX_NAMES_BYTES = 64 << 20
-# Distinct arguments, as bytes of `marshal`; real traces with stacks have some megabytes.
+# Distinct arguments, as bytes of `marshal`; real traces with stacks have some megabytes. As much
+# again of them as JSON, by which those of most events are found without decoding them.
 MAX_ARGUMENTS_BYTES = 64 << 20
 # Python frames give source lines; beyond so many those of the rest stay unknown.
 MAX_FRAMES = 1_000_000
@@ -186,6 +187,7 @@ class Collector:
             raise TraceError(f"{self._path}: more than {count:,} different names and threads")
 
     def _arguments_of(self, kind: Kind, given: Any) -> Mapping[str, Any] | None:
+        # Each launch has another one: without it, what is encoded anew is a key that many share.
         given.correlation = None
         content = arguments_json(given)
         known = self._texts[kind]

@@ -1,6 +1,10 @@
 """What hooks owe ``torch.compile``: a wrapper vanishes from its graphs.
 
 It begins with ``if is_compiling(): return original(...)``, which dynamo folds to the original call.
+Those that run at every step (backward, the batch of a DataLoader, the optimizer's hooks) first look
+whether a lap is at their border, and ask ``is_compiling`` outside of laps. That is enough, because
+none is run while anything compiles: before the first torch.compile ``Lap.forbid`` has set the stage
+to NONE, or from another thread ``Lap.thread`` to nobody's, and ``Lap.begin`` begins no other one.
 """
 
 from __future__ import annotations

@@ -99,10 +99,11 @@ class Flow:
 
     def when_compiling(self, act: Callable[[], None]) -> None:
         """Call ``act`` once torch.compile is in use."""
+        act = faults.guarded(act)
         if self.compiles:
             act()
         else:
-            self._when_compiling.append(faults.guarded(act))
+            self._when_compiling.append(act)
 
     def attach(self) -> Monitor | None:
         """The monitor from now on: the process trains. None in a forked child or a worker."""

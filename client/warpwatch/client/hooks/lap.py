@@ -3,9 +3,9 @@
 Batch, backward, update, in this order and nothing else between, and what was asked at the begin of
 the laps holds all the while: then a hook asks a single object and stores a time, and the whole step
 is one entry in the clock's log. Whatever else happens ends the laps: the clock's ``push`` is theirs
-meanwhile, and all other paths of the hooks begin with ``leave``. What the running lap has noted is
-then done again by what hooks call at steps that are no laps, each border with its own time, so that
-counts and phases are the same as without.
+meanwhile, and all other paths of the hooks begin with ``leave``, or ``push``. What the running lap
+has noted is then done again by what hooks call at steps that are no laps, each border with its own
+time, so that counts and phases are the same as without.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class Lap:
             return
         self._retry_in = 0 if self.count else RETRY_AFTER
         flow, clock = self._flow, self.clock
-        clock.push = self.log
+        # What somebody else has put in its place since is not ours to take away.
+        if clock.push == self._interject:
+            clock.push = self.log
         if self.count:
             flow.batches += self.count
             flow.backwards += self.count

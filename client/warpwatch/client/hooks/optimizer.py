@@ -205,6 +205,7 @@ class OptimizerHooks:
         """
         flow = self._flow
         try:
+            self._lap.leave()
             if self._zeroed is None or self._zeroed() is None:
                 self._zeroed = weakref.ref(optimizer)
             if self._zeroed() is not optimizer or self._used_when_zeroed == flow.backwards:
@@ -333,21 +334,29 @@ def install(module: ModuleType, flow: Flow) -> None:
 
 
 def install_zero_grad(module: ModuleType, flow: Flow) -> None:
-    """``module`` is torch. Without dynamo every step is seen."""
+    """``module`` is torch. Without dynamo every step is seen.
+
+    What the program has put in the place of ``zero_grad`` by then stays, inside of ours.
+    """
     disable = getattr(module, "_disable_dynamo", None)
     if disable is None:
         return
     hooks = hooks_of(flow)
     optimizers = module.optim.Optimizer
-    # Without the wrapper that keeps dynamo off: the new one gets its own.
-    original = getattr(optimizers.zero_grad, "__wrapped__", optimizers.zero_grad)
-
-    @wraps(original)
-    def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        hooks.zero_grad(optimizer)
-        return original(optimizer, *args, **kwargs)
+    pristine = optimizers.zero_grad
 
     def install() -> None:
+        original = optimizers.zero_grad
+        if original is pristine:
+            # Without the wrapper that keeps dynamo off: the new one gets its own.
+            original = getattr(original, "__wrapped__", original)
+
+        # Not its attributes: once it was called, one is torch's way past any wrapper.
+        @wraps(original, updated=())
+        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            hooks.zero_grad(optimizer)
+            return original(optimizer, *args, **kwargs)
+
         optimizers.zero_grad = disable(zero_grad)
 
     flow.when_compiling(install)

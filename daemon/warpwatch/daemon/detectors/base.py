@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from warpwatch.telemetry.anomalies import Severity
 from warpwatch.telemetry.records import Record, Step
@@ -105,8 +105,6 @@ class Detector(Protocol):
 
     ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
-    Unless the detector is Timeless, ``state.deadline`` is the earliest time at which ``expire`` may
-    have something to say.
     """
 
     kind: str
@@ -114,7 +112,8 @@ class Detector(Protocol):
 
     @property
     def reads(self) -> tuple[type, ...]:
-        """The only types that ``observe`` is called with."""
+        """The only types that ``observe`` (for steps, of what ReadsSteps, ``observe_step``) is
+        called with."""
 
     def observe(self, seen: Observation) -> Iterable[Verdict]: ...
 
@@ -133,11 +132,28 @@ class ReadsSteps(Protocol):
     """A detector that looks at every step of every rank: at most of all records."""
 
     def observe_step(self, seen: Step) -> Iterable[Verdict]:
-        """What ``observe`` does with a step, for whoever knows that it is one."""
+        """Called with steps instead of ``observe``."""
+
+
+@runtime_checkable
+class HasDeadline(Protocol):
+    """``deadline``: the earliest time at which ``expire`` may have something to say, or NEVER."""
+
+    deadline: float
+
+
+class Waiting(Detector, Protocol):
+    """A detector to which silence can say something; ``expire`` of no other is ever called."""
+
+    state: HasDeadline
+
+
+def is_waiting(detector: Detector) -> TypeGuard[Waiting]:
+    return isinstance(detector.state, HasDeadline)
 
 
 class Timeless:
-    """A detector that decides on what it sees and never on silence."""
+    """For a detector that decides on what it sees and never on silence."""
 
     def expire(self, now: float) -> Iterable[Verdict]:
         return ()

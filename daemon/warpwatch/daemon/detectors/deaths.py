@@ -90,8 +90,6 @@ class DeathDetector:
         self.state = DeathState()
 
     def observe(self, seen: Observation) -> Iterable[Found]:
-        if isinstance(seen, Step):
-            return self.observe_step(seen)
         if isinstance(seen, RankSeen):
             return self._rank_seen(seen)
         elif isinstance(seen, End) and seen.rank is not None:

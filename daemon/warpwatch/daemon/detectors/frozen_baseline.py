@@ -126,6 +126,7 @@ def spread_of(blocks: list[float]) -> float:
     center = median_of_ordered(ordered)
     # Those of ordered values fall and then rise, which is sorted soon.
     offsets = sorted([abs(block - center) for block in ordered])
-    squares = sum([offset * offset for offset in [block - center for block in blocks]])
+    # As they came, not ordered: the last digits of a sum depend on the order, and limits on those.
+    squares = sum([(block - center) * (block - center) for block in blocks])
     deviation = (squares / len(blocks)) ** 0.5
     return float(max(SIGMA_PER_MAD * median_of_ordered(offsets), 0.5 * deviation))

@@ -46,8 +46,6 @@ class Hang:
         self.state = HangState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if isinstance(seen, Step):
-            return self.observe_step(seen)
         if isinstance(seen, DeviceReading):
             self._device(seen)
         elif isinstance(seen, RankEvent):

@@ -68,8 +68,6 @@ class MemoryLeak(Timeless):
         self.state = MemoryLeakState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if isinstance(seen, Step):
-            return self.observe_step(seen)
         if isinstance(seen, DeviceReading):
             self._device(seen)
         elif isinstance(seen, RankSeen):

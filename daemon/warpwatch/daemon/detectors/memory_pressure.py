@@ -89,8 +89,6 @@ class MemoryPressure:
         self.state = MemoryPressureState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if isinstance(seen, Step):
-            return self.observe_step(seen)
         if isinstance(seen, DeviceReading):
             return self._device(seen)
         elif isinstance(seen, RankSeen):

@@ -1,0 +1,23 @@
+"""What the hooks know together, without torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from warpwatch.client import faults
+from warpwatch.client.hooks.flow import Flow
+
+
+@pytest.mark.parametrize("compiles_first", [True, False])
+def test_what_fails_when_torch_compile_comes_into_use_costs_the_program_nothing(
+    compiles_first: bool,
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a mistake of the shim")
+
+    flow = Flow()
+    flow.compiles = compiles_first
+    before = faults.count()
+    flow.when_compiling(fail)
+    flow.compile()
+    assert faults.count() == before + 1
