@@ -10,13 +10,15 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from warpwatch.daemon.config import HttpConfig
 from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.http import web_config
+from warpwatch.daemon.http import certificate, web_config
 from warpwatch.daemon.http.access import is_loopback
 from warpwatch.daemon.http.app import create_app
 from warpwatch.daemon.http.backend import Backend
@@ -30,6 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 128
 SHUTDOWN_TIMEOUT_S = 2
 CERTIFICATE_INTERVAL_S = 10
+TELL_EXPIRY_AGAIN = timedelta(days=1)
 # What uvicorn's on_tick counts in: it does its work at every such tick.
 TICKS_A_SECOND = 10
 
@@ -46,6 +49,7 @@ class Server:
         self._basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         self._socket: socket.socket | None = None
         self._uvicorn: _Uvicorn | None = None
+        self._told_expiry: datetime | None = None
 
     def bind(self) -> None:
         """Take the address. Raises UsageError that names http.listen."""
@@ -97,8 +101,19 @@ class Server:
         try:
             if self._tls.refresh():
                 logger.info("took up the renewed certificate %s", self._tls.config.cert_file)
+                self._told_expiry = None
         except (OSError, ssl.SSLError) as error:
             logger.warning("the certificate stays as it was: %s", error)
+        self._tell_expiry(self._tls.config.cert_file, datetime.now(UTC))
+
+    def _tell_expiry(self, path: Path, now: datetime) -> None:
+        """Once a day, and at once of a certificate that is new."""
+        if self._told_expiry is not None and now - self._told_expiry < TELL_EXPIRY_AGAIN:
+            return
+        self._told_expiry = now
+        trouble = certificate.trouble(path, now)
+        if trouble is not None:
+            logger.warning("http.web_config: %s", trouble)
 
 
 class _Uvicorn(uvicorn.Server):
