@@ -46,7 +46,7 @@ def test_by_default_root_sees_three_folders_of_the_host(helm4: Path) -> None:
 
 
 def test_without_root_there_is_no_folder_of_the_host_and_no_pod_name(helm4: Path) -> None:
-    spec, container = daemon_of(helm4, "nonRoot.enabled=true")
+    spec, container = daemon_of(helm4, "nonRoot=true")
     context = spec["securityContext"]
     assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 65532)
     assert not [each for each in spec["volumes"] if "hostPath" in each]
@@ -57,7 +57,7 @@ def test_without_root_there_is_no_folder_of_the_host_and_no_pod_name(helm4: Path
 
 
 def test_without_root_the_hosts_folders_must_be_there_already(helm4: Path) -> None:
-    spec, container = daemon_of(helm4, "nonRoot.enabled=true", "nonRoot.sharedFolders=true")
+    spec, container = daemon_of(helm4, "nonRoot=true", "nonRootUser.sharedFolders=true")
     assert chart.environment(container)["WARPWATCH_DIR"] == "/run/warpwatch"
     found = {
         each["hostPath"]["path"]: each["hostPath"]["type"]

@@ -55,7 +55,7 @@ def test_the_shim_is_loaded_from_where_it_was_copied(helm4: Path, training: Path
 def test_a_daemon_without_root_meets_trainers_where_they_name_it(
     helm4: Path, training: Path
 ) -> None:
-    spec = pod_of(helm4, training, "nonRoot.enabled=true", "nonRoot.sharedFolders=true")
+    spec = pod_of(helm4, training, "nonRoot=true", "nonRootUser.sharedFolders=true")
     (container,) = spec["containers"]
     assert chart.environment(container)["WARPWATCH_DIR"] == "/run/warpwatch"
     assert "subPathExpr" not in mounts_of(container)["warpwatch-run"]

@@ -105,7 +105,7 @@ def test_install_upgrade_rollback_uninstall(helm: Client, kube: Client, any_vers
     assert kube.get("service", "warpwatch-peers")["spec"]["ports"][0]["port"] == 9500
     # Made once, for all upgrades.
     assert kube.get("secret", "warpwatch-token")["data"]["token"] == token
-    helm("upgrade", "warpwatch", path, "--set", "nonRoot.enabled=true")
+    helm("upgrade", "warpwatch", path, "--set", "nonRoot=true")
     helm("rollback", "warpwatch", "1")
     daemon_set = kube.get("daemonset", "warpwatch")
     assert daemon_set["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0

@@ -188,7 +188,7 @@ def test_without_root_it_serves_a_folder_of_its_own_below_the_kubelets(
     start: Start, folder: Path, helm4: Path
 ) -> None:
     """An emptyDir is root's, and of the pod's group: the daemon may write it and never owns it."""
-    spec = chart.only(chart.render(helm4, "--set", "nonRoot.enabled=true"), "DaemonSet")["spec"]
+    spec = chart.only(chart.render(helm4, "--set", "nonRoot=true"), "DaemonSet")["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     variables = chart.environment(container)
     options = [f"--env={name}={variables[name]}" for name in ("WARPWATCH_DIR", "WARPWATCH_INBOX")]

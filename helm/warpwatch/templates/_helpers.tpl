@@ -81,8 +81,8 @@ timeoutSeconds: 5
 {{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled -}}
 {{- fail "podMonitor and serviceMonitor would scrape every pod twice; enable one of them" -}}
 {{- end -}}
-{{- if and .Values.nonRoot.enabled (or .Values.privileges.kernelLog .Values.privileges.profiling .Values.privileges.migMonitor) -}}
-{{- fail "privileges.kernelLog, profiling and migMonitor need root; nonRoot.enabled excludes them" -}}
+{{- if and .Values.nonRoot (or .Values.privileges.kernelLog .Values.privileges.profiling .Values.privileges.migMonitor) -}}
+{{- fail "privileges.kernelLog, profiling and migMonitor need root; nonRoot excludes them" -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled .Values.privileges.hostNetwork -}}
 {{- fail "networkPolicy does nothing for pods on the host's network; privileges.hostNetwork excludes it" -}}

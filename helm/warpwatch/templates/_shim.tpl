@@ -53,7 +53,7 @@ init container, and the pod's label warpwatch/sidecar: "true", by which the PodM
 {{- end }}
 {{- if eq .Values.mode "sidecar" }}
 {{ include "warpwatch.sidecar.folders" . }}
-{{- else if .Values.nonRoot.enabled }}
+{{- else if .Values.nonRoot }}
 # Named: the shim trusts a daemon of another user only there.
 - name: WARPWATCH_DIR
   value: /run/warpwatch
@@ -82,7 +82,7 @@ init container, and the pod's label warpwatch/sidecar: "true", by which the PodM
 {{/* A folder of the pod's own, which no other tenant sees. A daemon without root cannot work in those
 that the kubelet makes. */}}
 {{- define "warpwatch.shim.subPath" -}}
-{{- if and (ne .Values.mode "sidecar") (not .Values.nonRoot.enabled) -}}
+{{- if and (ne .Values.mode "sidecar") (not .Values.nonRoot) -}}
 subPathExpr: $(WARPWATCH_POD_UID)
 {{- end }}
 {{- end }}
@@ -115,7 +115,7 @@ subPathExpr: $(WARPWATCH_POD_UID)
 - name: warpwatch-tmp
   emptyDir: {}
 {{- else }}
-{{- $own := ternary "" "/pods" .Values.nonRoot.enabled }}
+{{- $own := ternary "" "/pods" .Values.nonRoot }}
 - name: warpwatch-run
   hostPath:
     path: {{ .Values.hostPaths.run }}{{ $own }}
