@@ -90,7 +90,7 @@ class Daemon:
             self.policy, self.folder.inbox, processes, self.ranks.targets
         )
         self.coordinator = self._coordinate()
-        node = environ.get("WARPWATCH_NODE_NAME") or socket.gethostname()
+        node = environ.get("NODE_NAME") or socket.gethostname()
         self.alerts = AlertDesk(self.coordinator, self.ranks, self.hub, node)
         self._grafana = grafana.follower(config, node, self.hub)
         detection = Detection(config)

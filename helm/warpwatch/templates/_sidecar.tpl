@@ -44,10 +44,6 @@ probe: a pod that trains is ready whatever its watcher sees.
       valueFrom:
         fieldRef:
           fieldPath: spec.nodeName
-    - name: WARPWATCH_NODE_NAME
-      valueFrom:
-        fieldRef:
-          fieldPath: spec.nodeName
     - name: WARPWATCH_HTTP__LISTEN
       value: {{ printf "%s:%v" .Values.address .Values.port | quote }}
     # For `kubectl exec … -- warpwatch status`.
