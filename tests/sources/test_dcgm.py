@@ -299,7 +299,7 @@ def test_a_pause_that_outlived_the_connection_is_ended(engine: Engine) -> None:
     with running(around) as sink:
         wait_until(lambda: values(sink, A))
         around.wanted = True
-        wait_until(lambda: engine.paused)
+        wait_until(lambda: engine.paused and not values(sink, A))
         engine.change(up=False)
         wait_until(lambda: down(sink))
         around.wanted = False
@@ -313,7 +313,7 @@ def test_a_host_engine_that_starts_anew_during_a_pause_is_paused_again(engine: E
     with running(around) as sink:
         wait_until(lambda: values(sink, A))
         around.wanted = True
-        wait_until(lambda: engine.paused)
+        wait_until(lambda: engine.paused and not values(sink, A))
         (engine.folder / "paused").unlink()
         engine.change(started=1)
         wait_until(lambda: engine.paused)
