@@ -29,9 +29,8 @@ _BLANK = [1, 1, 0, 0, 0, *[0] * MAX_PHASES]
 # the index of the phase that is entered. LAST: a phase ends, with it the step, and none runs
 # between phases from now on. Detail: flags, samples and tokens where a step ends; elsewhere the
 # phase that what runs between phases is from now on, None where that stays.
-# LAP: such a step as a whole. Detail: the phases of the wait for its data, of what follows, of
-# backward and of the optimizer; when the first began and ended, the third did, the last began; what
-# LAST has.
+# LAP: such a step as a whole, in the phases of ``run_laps``. Detail: when the first of them began
+# and ended, the third did, the last began; samples and tokens.
 END, LAST, START, LAP, LEAVE, SWITCH = 0, 1, 2, 3, -1, -2
 Entry = tuple[int, int, Any]
 LapPhases = tuple[int, int, int, int]
@@ -47,8 +46,9 @@ class Accounts:
     """
 
     __slots__ = (
-        "_end_ns", "_known_ring", "_mark_ns", "_number", "_settling", "_spent", "_stack",
-        "_totals", "current", "gpu", "log", "phase_names", "ring", "thread", "wall_offset_ns",
+        "_end_ns", "_known_ring", "_lap_phases", "_mark_ns", "_number", "_settling", "_spent",
+        "_stack", "_totals", "current", "gpu", "log", "phase_names", "ring", "thread",
+        "wall_offset_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -62,6 +62,7 @@ class Accounts:
         self._settling = threading.Lock()
         self._known_ring: RingWriter | None = None
         self._spent = _BLANK[:]
+        self._lap_phases: LapPhases = OTHER, OTHER, OTHER, OTHER
         self._stack: list[int] = []
         self.current = OTHER
         self._mark_ns = self._end_ns = 0
@@ -78,6 +79,11 @@ class Accounts:
         """What the running step adds to the totals, up to the last border that is settled."""
         self.settle(helping=threading.get_ident() != self.thread)
         return self._spent
+
+    def run_laps(self, phases: LapPhases) -> None:
+        """Laps have these phases from now on: wait for data, what follows, backward, optimizer."""
+        self.settle()
+        self._lap_phases = phases
 
     def settle(self, helping: bool = False) -> None:
         """Take over what the log holds; left to who does so already. ``helping``: from another
@@ -102,8 +108,9 @@ class Accounts:
             for _ in range(len(log)):
                 what, now, detail = popleft()
                 if what == LAP:
-                    what = LAST
-                    current, mark_ns, detail = self._lap(detail, spent, current, mark_ns)
+                    current = self._lap(now, detail, spent, current, mark_ns, rows, gpu)
+                    spent, mark_ns = _BLANK[:], now
+                    continue
                 spent[current] += now - mark_ns
                 mark_ns = now
                 if gpu is not None and not END <= what <= START:
@@ -129,12 +136,18 @@ class Accounts:
         self._write(rows)
 
     def _lap(
-        self, borders: Any, spent: list[int], current: int, mark_ns: int
-    ) -> tuple[int, int, Any]:
-        """What remains of it, inside of the optimizer's phase: current, mark ns, counts."""
-        phases, times, counts = borders
-        data, forward, backward, optimizer = phases
-        asked, given, called, returned, updated = times
+        self,
+        now: int,
+        detail: Any,
+        spent: list[int],
+        current: int,
+        mark_ns: int,
+        rows: list[Row],
+        gpu: CudaSteps | None,
+    ) -> int:
+        """A whole lap: what runs between phases after it."""
+        asked, given, called, returned, updated, samples, tokens = detail
+        data, forward, backward, optimizer = self._lap_phases
         stack = self._stack
         # Around all of it may be a phase of the program's own.
         between = current if stack else OTHER
@@ -143,8 +156,11 @@ class Accounts:
         spent[current if stack else forward] += called - given
         spent[backward] += returned - called
         spent[between] += updated - returned
-        stack.append(between)
-        return optimizer, updated, counts
+        spent[optimizer] += now - updated
+        self._cut(LAP, now, (0, samples, tokens), spent, optimizer, rows, gpu)
+        if stack:
+            stack[0] = OTHER
+        return between
 
     def _cut(
         self,

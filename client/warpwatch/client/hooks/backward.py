@@ -26,14 +26,12 @@ def install(module: ModuleType, flow: Flow) -> None:
         if lap.stage != FETCHED or get_ident() != lap.thread:
             return outside_of_laps(*args, **kwargs)
         lap.called_ns = monotonic_ns()
-        flow.in_backward = True
         lap.stage = IN_BACKWARD
         try:
             return original(*args, **kwargs)
         finally:
             if lap.stage == IN_BACKWARD:
                 lap.returned_ns = monotonic_ns()
-                flow.in_backward = False
                 lap.stage = TRAINED
             else:
                 flow.leave_backward(lap.clock, monotonic_ns())

@@ -23,7 +23,7 @@ from warpwatch.client import faults
 from warpwatch.client.accounts import LEAVE, OTHER
 from warpwatch.client.attach import attach
 from warpwatch.client.hooks.compiling import has_compiled, is_compiling_of
-from warpwatch.client.hooks.lap import NONE, Lap
+from warpwatch.client.hooks.lap import IN_BACKWARD, NONE, Lap
 from warpwatch.client.monitor import Monitor, Phase
 from warpwatch.client.steps import StepClock
 
@@ -58,7 +58,7 @@ class Flow:
         self.samples = self.tokens = 0
         # None: nobody tells, as a framework does. It is to be guessed.
         self.evaluating: bool | None = None
-        self.in_backward = False
+        self._in_backward = False
         self.backward_phase = OTHER
         self._backward: Phase | None = None
         self.due: str | None = None
@@ -206,16 +206,20 @@ class Flow:
         if self.monitor is not None:
             self.monitor.switch(phase)
 
+    @property
+    def in_backward(self) -> bool:
+        return self._in_backward or self.lap.stage == IN_BACKWARD
+
     def enter_backward(self, clock: StepClock, now: int) -> None:
         """Backward is called in a step of a known order."""
         self.backwards += 1
         if self.samples or self.tokens:
             self.count_batches()
-        self.in_backward = True
+        self._in_backward = True
         clock.push((self.backward_phase, now, OTHER))
 
     def leave_backward(self, clock: StepClock, now: int) -> None:
-        self.in_backward = False
+        self._in_backward = False
         clock.push((LEAVE, now, None))
         if self.due is not None:
             self.end_due()
@@ -240,7 +244,7 @@ class Flow:
             self._backward = monitor.phase("backward").__enter__()
             self.backward_phase = self._backward.index
             clock.switch(OTHER)
-            self.in_backward = True
+            self._in_backward = True
             return True
         except Exception as error:
             faults.swallow(error)
@@ -248,7 +252,7 @@ class Flow:
 
     def end_backward(self) -> None:
         try:
-            self.in_backward = False
+            self._in_backward = False
             if self._backward is not None:
                 self._backward.__exit__(None, None, None)
             self.end_due()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client.accounts import Entry, LapPhases
+from warpwatch.client.accounts import Entry
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.steps import StepClock
 
@@ -30,17 +30,19 @@ RETRY_AFTER = 100
 
 
 class Lap:
-    """One a process. Hooks of the training thread read and write its stage and times (ns)."""
+    """One a process. Hooks of the training thread read and write its stage and times (ns).
+
+    count: laps that were run until they were left last.
+    """
 
     __slots__ = (
-        "_flow", "_retry_in", "asked_ns", "called_ns", "clock", "count", "given_ns",
+        "_first", "_flow", "_retry_in", "asked_ns", "called_ns", "clock", "count", "given_ns",
         "is_grad_enabled", "iterator", "loader", "log", "monitor", "optimizer", "optimizers",
-        "phases", "returned_ns", "samples", "stage", "tensor", "thread", "tokens", "updated_ns",
+        "returned_ns", "samples", "stage", "tensor", "thread", "tokens", "updated_ns",
     )  # fmt: skip
 
     clock: StepClock
     monitor: Monitor
-    phases: LapPhases
     log: Callable[[Entry], None]
     is_grad_enabled: Callable[[], bool]
     tensor: Any
@@ -55,7 +57,7 @@ class Lap:
         self.thread = 0
         self.asked_ns = self.given_ns = self.called_ns = self.returned_ns = self.updated_ns = 0
         self.samples = self.tokens = 0
-        self.count = self._retry_in = 0
+        self.count = self._first = self._retry_in = 0
 
     def begin(self, monitor: Monitor, optimizer: Callable[[], Any]) -> None:
         """Laps are run from this end of a step on, where they can be.
@@ -66,14 +68,14 @@ class Lap:
         flow, loader, optimizers, clock = self._flow, self.loader, self.optimizers, monitor.clock
         if self._retry_in > 0 or loader is None or optimizers is None or loader.steady() is None:
             return
-        if flow.compiles or clock.cuda is not None or clock.gpu is not None:
+        if flow.compiles or clock.cuda is not None or clock.gpu is not None or clock.capturing:
             return
         self.monitor, self.clock, self.thread = monitor, clock, clock.thread
         self.is_grad_enabled, self.tensor = flow.is_grad_enabled, flow.tensor
         self.iterator, self.optimizer = loader.steady, optimizer
         waiting, forward = loader.waiting_phase, loader.forward_phase
-        self.phases = waiting, forward, flow.backward_phase, optimizers.alone_phase
-        self.count = 0
+        clock.run_laps((waiting, forward, flow.backward_phase, optimizers.alone_phase))
+        self._first = clock.steps
         self.log = clock.log.append
         clock.push = self._interject
         self.stage = BEGUN
@@ -94,15 +96,16 @@ class Lap:
         loader, optimizers = self.loader, self.optimizers
         if stage == NONE or loader is None or optimizers is None:
             return
-        self._retry_in = 0 if self.count else RETRY_AFTER
         flow, clock = self._flow, self.clock
+        self.count = count = clock.steps - self._first
+        self._retry_in = 0 if count else RETRY_AFTER
         # What somebody else has put in its place since is not ours to take away.
         if clock.push == self._interject:
             clock.push = self.log
-        if self.count:
-            flow.batches += self.count
-            flow.backwards += self.count
-            flow.updates += self.count
+        if count:
+            flow.batches += count
+            flow.backwards += count
+            flow.updates += count
             flow.samples = flow.tokens = 0
         optimizers.counted = flow.backwards + flow.batches
         flow.turned = clock

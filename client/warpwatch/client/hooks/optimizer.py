@@ -63,13 +63,7 @@ class OptimizerHooks:
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The global hook before ``Optimizer.step``."""
         lap = self._lap
-        if (
-            lap.stage != TRAINED
-            or lap.optimizer() is not optimizer
-            or get_ident() != lap.thread
-            or kwargs
-            or len(args) > 1
-        ):
+        if lap.stage != TRAINED or lap.optimizer() is not optimizer or kwargs or len(args) > 1:
             self._before_outside_of_laps(optimizer, args, kwargs)
             return
         lap.updated_ns = monotonic_ns()
@@ -83,17 +77,18 @@ class OptimizerHooks:
             return
         now = monotonic_ns()
         lap.stage = BEGUN
-        lap.count += 1
         clock = lap.clock
         clock.begun_ns = now
         clock.steps = begun = clock.steps + 1
         clock.begun = begun + 1
-        counts = clock.flags, clock.samples + lap.samples, clock.tokens + lap.tokens
-        times = lap.asked_ns, lap.given_ns, lap.called_ns, lap.returned_ns, lap.updated_ns
-        clock.samples = clock.tokens = 0
-        lap.log((LAP, now, (lap.phases, times, counts)))
-        if now >= clock.look_ns or clock.capturing or clock.cuda is not None:
+        lap.log((LAP, now, (
+            lap.asked_ns, lap.given_ns, lap.called_ns, lap.returned_ns, lap.updated_ns,
+            lap.samples, lap.tokens,
+        )))  # fmt: skip
+        if now >= clock.look_ns:
             clock.turned(now)
+            if clock.capturing:
+                lap.drop()
 
     def _before_outside_of_laps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         flow = self._flow
