@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.detectors.alone import alone
 from tests.detectors.streams import Extra, Job, detection, opened

@@ -458,3 +458,20 @@ def test_hangs_and_deaths_outlive_a_restart_of_the_daemon():
     assert [reading.answer for d in after._detectors for reading in d.readings()] == [
         "fine", "found", "fine",
     ]  # fmt: skip
+
+
+def test_the_long_limit_of_the_warm_up_is_over_with_it_also_after_a_long_silence():
+    job, engine = running(steps=2)
+    assert opened(engine, [Clock(job.time + 10)]) == []
+    job.time += 10
+    assert opened(engine, job.steps(40)) == []
+    (hang,) = opened(engine, [Clock(job.time + 500)])
+    assert hang.time - job.time == pytest.approx(1.15 * 10, abs=0.1)
+
+
+def test_records_out_of_order_bring_the_deadline_nearer():
+    job, engine = running()
+    back = [Step(job.time - 5.0, "llama", rank, 200, 0.05) for rank in (0, 1)]
+    assert opened(engine, back) == []
+    (hang,) = opened(engine, [Clock(job.time + 60)])
+    assert hang.time == pytest.approx(job.time - 5.0 + 8.0)

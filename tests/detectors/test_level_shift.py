@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from tests.detectors.jobs import Steps, begun
-from warpwatch.daemon.config.detectors_steps import ShiftConfig, StepRegressionConfig
-from warpwatch.daemon.detectors.level_shift import (
+from warpwatch.daemon.config.detectors_steps import (
+    ShiftConfig,
+    StepDriftConfig,
+    StepRegressionConfig,
+)
+from warpwatch.daemon.detectors.base import Verdict
+from warpwatch.daemon.detectors.level_shift import LevelShift, Shift, quantile_of, student
+from warpwatch.daemon.detectors.samples import (
+    BY_INDEX,
     LOOKS,
     MIN_REFERENCE,
     REFERENCE,
-    WINDOWS,
-    LevelShift,
-    Shift,
     level,
-    quantile_of,
-    student,
 )
+from warpwatch.daemon.detectors.step_drift import StepDrift
 from warpwatch.daemon.detectors.step_regression import StepRegression
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
     sought, config = LevelShift(), ShiftConfig()
-    told = ((n, sought.add(value, config)) for n, value in enumerate(values))
+    told = ((n, look(sought, value, config)) for n, value in enumerate(values))
     return [(n, shift) for n, shift in told if shift is not None]
+
+
+def look(sought: LevelShift, value: float, config: ShiftConfig) -> Shift | None:
+    sought.samples.add(value, sought.samples.index + 1)
+    return sought.judge(config)
 
 
 def test_twenty_percent_need_few_samples_and_five_percent_more():
@@ -114,23 +123,69 @@ def test_each_window_is_compared_with_the_samples_before_it_also_after_shifts_an
     source, sought, config = random.Random(5), LevelShift(), ShiftConfig()
     told = compared = 0
     for n in range(1600):
-        told += sought.add(source.gauss(0, 0.01) + 0.1 * (n // 500), config) is not None
+        told += look(sought, source.gauss(0, 0.01) + 0.1 * (n // 500), config) is not None
         if n % 321 == 0:
             sought = msgspec.msgpack.decode(msgspec.msgpack.encode(sought), type=LevelShift)
-        for window in WINDOWS:
-            if sought.count % (window // LOOKS) or len(sought.values) < window + MIN_REFERENCE:
+        samples = sought.samples
+        for window in BY_INDEX:
+            length = window.samples
+            if samples.count % (length // LOOKS) or len(samples.values) < length + MIN_REFERENCE:
                 continue
-            before = sought.values[-window - REFERENCE : -window]
-            assert sought.references.before(window, sought.count) == level(before, window)
+            before = samples.values[-length - REFERENCE : -length]
+            assert samples.before(window) == level(before, length)
             compared += 1
     assert told == 3
     assert compared > 1500
 
 
-def test_what_it_remembers_of_references_is_bounded():
+def test_what_it_remembers_of_samples_is_bounded():
     source, sought, config = random.Random(6), LevelShift(), ShiftConfig()
     for _ in range(3000):
-        sought.add(source.gauss(0, 0.01), config)
-    references = sought.references
+        look(sought, source.gauss(0, 0.01), config)
+    references = sought.samples.references
+    assert len(sought.samples.values) < 700
     assert len(references.ordered) == REFERENCE
-    assert len(references.short) + len(references.long) <= 70
+    assert len(references.short) + len(references.long) < 260
+
+
+def test_detectors_of_one_signal_share_its_samples_and_find_what_each_finds_alone():
+    source = Steps()
+    healthy = list(source.next(600))
+    risen = list(source.next(600, compute=lambda _: 0.3))
+    rising = list(source.next(1200, compute=lambda step: 0.3 + 0.0005 * (step - 1200)))
+    regression, drift = StepRegression(StepRegressionConfig()), StepDrift(StepDriftConfig())
+    together: list[Verdict] = []
+    for step in healthy:
+        together += [*regression.observe(step), *drift.observe(step)]
+    regressed, drifted = regression.state.jobs["llama"], drift.state.jobs["llama"]
+    assert regressed.shifts.samples is drifted.shifts.samples
+    for step in [*risen, *rising]:
+        together += [*regression.observe(step), *drift.observe(step)]
+
+    alone: list[Verdict] = []
+    regression, drift = StepRegression(StepRegressionConfig()), StepDrift(StepDriftConfig())
+    for step in [*healthy, *risen, *rising]:
+        alone += regression.observe(replace(step, shared={}))
+        alone += drift.observe(replace(step, shared={}))
+    assert drift.state.jobs["llama"].signal is not regression.state.jobs["llama"].signal
+    assert together == alone
+    assert len(alone) > 10
+
+
+def test_what_was_shared_goes_on_after_a_restart_as_if_there_had_been_none():
+    source = Steps()
+    whole, saved = StepDrift(StepDriftConfig()), StepDrift(StepDriftConfig())
+    first = StepRegression(StepRegressionConfig())
+    for step in source.next(300):
+        first.observe(step)
+        saved.observe(step)
+        whole.observe(replace(step, shared={}))
+    for one in (first, saved):
+        kind = type(one.state)
+        one.state = msgspec.msgpack.decode(msgspec.msgpack.encode(one.state), type=kind)
+    for step in source.next(100):
+        first.observe(step)
+        saved.observe(step)
+        whole.observe(replace(step, shared={}))
+    assert saved.state == whole.state
+    assert saved.state.jobs["llama"].signal is first.state.jobs["llama"].signal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_a_packed_log_reads_as_the_plain_one(slow_log: Path) -> None:
     packed = slow_log.with_name("log")
     packed.write_bytes(gzip.compress(slow_log.read_bytes()))
-    assert list(read_lines(packed)) == list(read_lines(slow_log))
+    assert b"".join(read_lines(packed)) == b"".join(read_lines(slow_log))
 
 
 def test_a_packed_log_that_is_still_written_ends_cleanly(
@@ -88,6 +89,35 @@ def test_a_half_written_last_line_is_not_counted_but_one_in_the_middle_is() -> N
     log = [*log, *lines(job.steps(1))]
     assert len(list(reader.records(log))) == 3
     assert reader.complaint().startswith("1 bad lines (not JSON 1), the first is line 3: ")
+
+
+def test_lines_read_many_at_a_time_are_what_they_are_one_by_one() -> None:
+    good, event = (
+        b"".join(lines(Job(ranks=2).steps(3))),
+        b'{"type":"event","time":1,"event":"gc"}\n',
+    )
+    strange = b'{"event":\n', good[:40] + b"\n", b"\n", good.replace(b"\n", b"", 1), b"[1]\n"
+    end = b'{"type":"clock","time":'
+    log = b"".join([good, event, good, event, event, *strange, good, event, *strange, end])
+    at_once, one_by_one = LogReader(), LogReader()
+    told = list(at_once.records([log]))
+    assert told == list(one_by_one.records(io.BytesIO(log)))
+    assert len(told) == 3 * 6 + 2 * 4 + 4
+    assert at_once.complaint() == one_by_one.complaint()
+    assert (at_once.bad.total(), at_once.first_bad and at_once.first_bad[0]) == (8, 16)
+
+
+def test_lines_come_as_soon_as_they_are_written() -> None:
+    reader, writer = os.pipe()
+    with open(reader, "rb") as log:
+        blocks = read_lines(Path(f"/dev/fd/{reader}"))
+        os.write(writer, b"one\ntw")
+        assert next(blocks) == b"one\n"
+        os.write(writer, b"o\n\nthree")
+        assert next(blocks) == b"two\n\n"
+        os.close(writer)
+        assert list(blocks) == [b"three"]
+        assert not log.closed
 
 
 def test_a_last_line_that_lacks_only_its_end_is_a_record() -> None:

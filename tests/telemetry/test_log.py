@@ -86,7 +86,7 @@ def test_any_label_value_comes_back(pid: str, process: str) -> None:
     ],
 )
 def test_a_bad_line_is_refused_with_the_field_in_one_line(line: str, message: str) -> None:
-    for said in (outcome(decode, json.loads(line)), outcome(Decoder().decode_line, line)):
+    for said in (outcome(decode, json.loads(line)), outcome(Decoder().decode_line, line.encode())):
         assert isinstance(said, str)
         assert message in said
         assert "\n" not in said
@@ -143,7 +143,7 @@ def test_a_line_read_by_its_types_is_what_its_object_says(lines: list[dict[str, 
     for line in lines:
         text = json.dumps(line)
         said = outcome(by_object.decode, json.loads(text))
-        assert outcome(by_line.decode_line, text) == said
+        assert outcome(by_line.decode_line, text.encode()) == said
 
 
 def outcome(read: Callable[[Any], Record], line: object) -> Record | str:

@@ -53,7 +53,7 @@ class EngineState:
 
 
 # A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
-Reader = tuple[Detector, Callable[[Any], Iterable[Verdict]], int]
+Reader = tuple[Detector, Callable[[Any], Iterable[Verdict] | None], int]
 
 
 class Detection:
@@ -169,14 +169,18 @@ class Detection:
                 return
         life.step_time = record.time
         self._show(record, self._step_readers, changes)
-        for joined in self.job_steps.step(record):
+        joined = self.job_steps.step(record)
+        if joined is not None:
             self._show(joined, self._job_step_readers, changes)
 
     def _show(self, seen: Observation, readers: list[Reader], changes: list[Anomaly]) -> None:
         dues, timed = self._dues, self._timed
         for detector, observe, slot in readers:
             try:
-                if verdicts := observe(seen):
+                verdicts = observe(seen)
+                if verdicts is None:
+                    continue
+                if verdicts:
                     self._register.take(detector.kind, verdicts, changes)
                     self._due_time = -NEVER
             except Exception as error:
@@ -342,7 +346,7 @@ def _readers(detectors: list[Detector], timed: list[Waiting]) -> dict[type, list
     for detector in detectors:
         slot = timed.index(detector) if detector in timed else -1
         for seen in detector.reads:
-            observe: Callable[[Any], Iterable[Verdict]] = detector.observe
+            observe: Callable[[Any], Iterable[Verdict] | None] = detector.observe
             if seen is Step and isinstance(detector, ReadsSteps):
                 observe = detector.observe_step
             readers.setdefault(seen, []).append((detector, observe, slot))

@@ -27,33 +27,48 @@ from warpwatch.telemetry.records import End, RankEvent, Record, Step
 MAX_STRANGE_LINES = 100
 MAX_REASONS = 20
 _GZIP_MAGIC = b"\x1f\x8b"
+BLOCK_SIZE = 1 << 16
+# What a line that is no record may raise.
+_UNREADABLE = (ValueError, RecursionError, OverflowError)
 # A number below is a step, one from here on a wall clock (September 2001).
 FIRST_TIME_S = 1e9
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of the log at ``path``, of standard input for ``-``; unpacked if it is gzip.
+    """The log at ``path``, of standard input for ``-``, unpacked if it is gzip: whole lines, many
+    at a time, but of what somebody is still writing as soon as they are there.
 
-    Raises UsageError when it cannot be read.
+    Only the last line may lack its end. Raises UsageError when the log cannot be read.
     """
     try:
         if str(path) == "-":
-            yield from _unpacked(cast(io.BufferedReader, sys.stdin.buffer))
+            yield from _whole_lines(_unpacked(cast(io.BufferedReader, sys.stdin.buffer)))
         else:
             with path.open("rb") as plain:
-                yield from _unpacked(plain)
+                yield from _whole_lines(_unpacked(plain))
     except (OSError, zlib.error) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _unpacked(plain: io.BufferedReader) -> Iterator[bytes]:
     """A gzip file that is still being written ends where what is there of it ends."""
-    if plain.peek(2)[:2] != _GZIP_MAGIC:
-        yield from plain
-        return
-    # The lines of a GzipFile are read in Python, those of a BufferedReader in C.
-    with contextlib.suppress(EOFError), io.BufferedReader(gzip.GzipFile(fileobj=plain)) as lines:
-        yield from lines
+    packed = plain.peek(2)[:2] == _GZIP_MAGIC
+    file = gzip.GzipFile(fileobj=plain) if packed else plain
+    with contextlib.suppress(EOFError):
+        while block := file.read1(BLOCK_SIZE):
+            yield block
+
+
+def _whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    begun: list[bytes] = []
+    for block in blocks:
+        whole, end, rest = block.rpartition(b"\n")
+        if end:
+            yield b"".join((*begun, whole, end))
+            begun.clear()
+        begun.append(rest)
+    if last := b"".join(begun):
+        yield last
 
 
 class LogReader:
@@ -66,29 +81,47 @@ class LogReader:
         self.good = 0
         self.bad: Counter[str] = Counter()
         self.first_bad: tuple[int, str] | None = None
+        self._decoder = Decoder()
+        self._lines = 0
+        self._unfinished: tuple[int, Exception] | None = None
 
     def records(self, lines: Iterable[str | bytes]) -> Iterator[Record]:
-        """Raises UsageError when nothing in ``lines`` is a telemetry record."""
-        decode = Decoder().decode_line
-        unfinished: tuple[int, Exception] | None = None
-        for number, line in enumerate(lines, 1):
-            if unfinished:
-                self._reject(*unfinished)
-                unfinished = None
+        """Of ``lines``, one or more at a time.
+
+        Raises UsageError when nothing in them is a telemetry record.
+        """
+        self._decoder, self._lines, self._unfinished = Decoder(), 0, None
+        for some in lines:
+            for part in _parts(some if isinstance(some, bytes) else some.encode(errors="replace")):
+                if self._unfinished:
+                    self._reject(*self._unfinished)
+                    self._unfinished = None
+                try:
+                    records = self._decoder.decode_lines(part)
+                except _UNREADABLE:
+                    yield from self._one_by_one(part)
+                    continue
+                self._lines += len(records)
+                self.good += len(records)
+                yield from records
+        if not self.good:
+            if self._unfinished:
+                self._reject(*self._unfinished)
+            raise UsageError("no telemetry log: " + (self.complaint() or "it is empty"))
+
+    def _one_by_one(self, lines: bytes) -> Iterator[Record]:
+        for line in io.BytesIO(lines):
+            self._lines += 1
             try:
-                record = decode(line)
-            except (ValueError, RecursionError, OverflowError) as error:
-                if line[-1:] not in ("\n", b"\n"):
-                    unfinished = number, error
+                record = self._decoder.decode_line(line)
+            except _UNREADABLE as error:
+                if line[-1:] != b"\n":
+                    self._unfinished = self._lines, error
                 elif line.strip():
-                    self._reject(number, error)
+                    self._reject(self._lines, error)
                 continue
             self.good += 1
             yield record
-        if not self.good:
-            if unfinished:
-                self._reject(*unfinished)
-            raise UsageError("no telemetry log: " + (self.complaint() or "it is empty"))
 
     def complaint(self) -> str:
         """One line about the bad lines, empty if there were none."""
@@ -108,6 +141,19 @@ class LogReader:
         self.first_bad = self.first_bad or (number, text)
         if not self.good and self.bad.total() >= MAX_STRANGE_LINES:
             raise UsageError(f"no telemetry log: {self.complaint()}")
+
+
+def _parts(lines: bytes) -> Iterator[bytes]:
+    """Events lie between steps, and are read by themselves: a part holds nothing else, or none."""
+    begin = 0
+    while (found := lines.find(b'"event"', begin)) >= 0:
+        event = max(begin, lines.rfind(b"\n", begin, found) + 1)
+        if event > begin:
+            yield lines[begin:event]
+        begin = lines.find(b"\n", found) + 1 or len(lines)
+        yield lines[event:begin]
+    if begin < len(lines):
+        yield lines[begin:]
 
 
 class Replay:

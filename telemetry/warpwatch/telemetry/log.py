@@ -13,7 +13,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +20,7 @@ import msgspec
 from warpwatch.telemetry.catalogue import CATALOGUE
 from warpwatch.telemetry.metric import SeriesKey
 from warpwatch.telemetry.records import (
+    MAX_INTEGER,
     Clock,
     DeviceReading,
     End,
@@ -41,11 +41,6 @@ _TYPES: dict[str, type[Record]] = {
 _NAMES = {record_type: name for name, record_type in _TYPES.items()}
 # Values that are the rule and not worth a word.
 _SILENT = {"samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False}
-# How the lines that make up a log begin, with and without spaces after the colon.
-_STEP_LINE = (b'{"type":"step"', b'{"type": "step"')
-_DEVICE_LINE = (b'{"type":"device"', b'{"type": "device"')
-# What a signed word of 64 bits holds; no count of a rank is larger.
-_MAX_INTEGER = 2**63 - 1
 _DEVICE = "device_"
 # An event's own fields. What its detail calls by the same name is written with a prefix.
 _EVENT_FIELDS = ("type", "time", "job", "rank", "event")
@@ -59,16 +54,16 @@ _LABEL = re.compile(r"(?P<label>\w+)=(?P<value>(?:\\.|[^\\,}])*)(?:,|$)", re.DOT
 def encode(record: Record) -> dict[str, Any]:
     """The JSON object of a record. What is unknown or says nothing (None, empty) is left out."""
     encoded: dict[str, Any] = {"type": _NAMES[type(record)]}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if field.name == "detail":
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if name == "detail":
             encoded |= {_EVENT * (key in _EVENT_FIELDS) + key: value[key] for key in value}
-        elif field.name == "metrics":
+        elif name == "metrics":
             encoded["metrics"] = {
                 series_text(key): number for key, number in value.items() if math.isfinite(number)
             }
-        elif not (value is None or (field.name in _SILENT and value == _SILENT[field.name])):
-            encoded[field.name] = dict(value) if isinstance(value, Mapping) else value
+        elif not (value is None or (name in _SILENT and value == _SILENT[name])):
+            encoded[name] = dict(value) if isinstance(value, Mapping) else value
     return encoded
 
 
@@ -119,7 +114,7 @@ def _labels(text: str, inside: str) -> dict[str, str]:
     return labels
 
 
-class _DeviceLine(msgspec.Struct):
+class _DeviceLine(msgspec.Struct, tag_field="type", tag="device"):
     time: float
     device: str = ""
     metrics: dict[str, float] = {}
@@ -127,8 +122,8 @@ class _DeviceLine(msgspec.Struct):
     reason: str = ""
 
 
-_decode_step = msgspec.json.Decoder(Step).decode
-_decode_device = msgspec.json.Decoder(_DeviceLine).decode
+# Of the lines that make up a log.
+_usual = msgspec.json.Decoder(Step | _DeviceLine)
 
 
 class Decoder:
@@ -142,27 +137,30 @@ class Decoder:
     def __init__(self) -> None:
         self._previous: dict[tuple[str, int], Step | RankSeen] = {}
 
-    def decode_line(self, line: str | bytes) -> Record:
+    def decode_lines(self, lines: bytes) -> list[Record]:
+        """Of steps and devices in the usual form, one a line. Raises ValueError for all else."""
+        records: list[Any] = _usual.decode_lines(lines)
+        if len(records) != lines.count(b"\n") + (lines[-1:] != b"\n"):
+            raise ValueError("not one record a line")
+        previous = self._previous
+        for place, record in enumerate(records):
+            if type(record) is Step:
+                previous[record.job, record.rank] = record
+            else:
+                records[place] = _device_reading(record)
+        return records
+
+    def decode_line(self, line: bytes) -> Record:
         """The record of one line. Raises ValueError as ``decode``, or because it is no JSON.
 
         Whole lines of the usual form are read by their types; ``decode`` looks at all others and
         says what is wrong with them.
         """
-        raw = line if isinstance(line, bytes) else line.encode(errors="replace")
         try:
-            if raw.startswith(_STEP_LINE):
-                step = _decode_step(raw)
-                # Negative if one of them is, and too large if one is.
-                numbers = step.rank | step.step | step.samples | step.tokens
-                numbers |= step.memory_allocated_bytes or 0
-                if step.duration_s >= 0 and 0 <= numbers <= _MAX_INTEGER:
-                    self._previous[step.job, step.rank] = step
-                    return step
-            elif raw.startswith(_DEVICE_LINE):
-                return _device_reading(raw)
+            (record,) = self.decode_lines(line)
+            return record
         except ValueError:
-            pass
-        return self.decode(json.loads(raw.decode(errors="replace")))
+            return self.decode(json.loads(line.decode(errors="replace")))
 
     def decode(self, encoded: Mapping[str, Any]) -> Record:
         """The record of one JSON object. Raises ValueError with one line that names the field."""
@@ -195,8 +193,7 @@ class Decoder:
         return step
 
 
-def _device_reading(raw: bytes) -> DeviceReading:
-    line = _decode_device(raw)
+def _device_reading(line: _DeviceLine) -> DeviceReading:
     metrics = {series_key(key): value for key, value in line.metrics.items()}
     return DeviceReading(line.time, line.device, metrics, line.up, line.reason)
 
@@ -250,7 +247,7 @@ def _is_boundless(value: object) -> bool:
     """A number that no float or word of 64 bits holds: as good as unknown, so it is left out."""
     if isinstance(value, float):
         return not math.isfinite(value)
-    return isinstance(value, int) and abs(value) > _MAX_INTEGER
+    return isinstance(value, int) and abs(value) > MAX_INTEGER
 
 
 def _clock(encoded: Mapping[str, Any]) -> Record:
@@ -283,7 +280,7 @@ def _integer(encoded: Mapping[str, Any], name: str, default: int = 0) -> int:
     value = encoded.get(name, default)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MAX_INTEGER:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_INTEGER:
         raise ValueError(f"{name}: a whole number is needed, not {value!r}")
     return value
 

@@ -6,14 +6,22 @@ Times are wall clock in seconds, durations in seconds, memory in bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from warpwatch.telemetry.metric import SeriesKey
 
+# What a signed word of 64 bits holds; no count of a rank is larger.
+MAX_INTEGER = 2**63 - 1
 
-@dataclass(frozen=True, slots=True)
-class RankSeen:
+# Checked where a record is read by its types, as the lines of a log are.
+Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+class RankSeen(msgspec.Struct, frozen=True, gc=False):
     """A rank reported for the first time."""
 
     time: float
@@ -23,8 +31,7 @@ class RankSeen:
     device: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
     """One finished optimizer step of one rank. Phases are disjoint; the remainder is ``other``.
 
     profiled: it ran under the profiler, or paid for starting it or for its export.
@@ -32,19 +39,18 @@ class Step:
 
     time: float
     job: str
-    rank: int
-    step: int
-    duration_s: float
+    rank: Count
+    step: Count
+    duration_s: Seconds
     gpu_s: float | None = None
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    memory_allocated_bytes: int | None = None
-    samples: int = 0
-    tokens: int = 0
+    phases_s: Mapping[str, float] = {}
+    memory_allocated_bytes: Count | None = None
+    samples: Count = 0
+    tokens: Count = 0
     profiled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReading:
+class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     """The values of one device at one time."""
 
     time: float
@@ -54,26 +60,23 @@ class DeviceReading:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RankEvent:
+class RankEvent(msgspec.Struct, frozen=True, gc=False):
     """Something that happened to a rank. ``event`` is one of EVENTS; ``detail`` is free of form."""
 
     time: float
     job: str
     rank: int
     event: str
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    detail: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(msgspec.Struct, frozen=True, gc=False):
     """Time passed and nothing arrived."""
 
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True, gc=False):
     """The rank (or, without a rank, the whole job) ended in order."""
 
     time: float

@@ -106,7 +106,7 @@ def digest(part: Part) -> str:
 
 @functools.cache
 def form(of: type) -> str:
-    """The fields of a dataclass and of all that it is made of, with their types."""
+    """The fields of a dataclass (or Struct) and of all that it is made of, with their types."""
     told: dict[str, str] = {}
     waiting = [of]
     while waiting:
@@ -116,8 +116,12 @@ def form(of: type) -> str:
         hints = typing.get_type_hints(one)
         told[one.__qualname__] = ", ".join(f"{name}: {hint}" for name, hint in hints.items())
         for hint in hints.values():
-            waiting.extend(inner for inner in _named(hint) if dataclasses.is_dataclass(inner))
+            waiting.extend(inner for inner in _named(hint) if _has_fields(inner))
     return "; ".join(f"{name}({fields})" for name, fields in sorted(told.items()))
+
+
+def _has_fields(of: type) -> bool:
+    return dataclasses.is_dataclass(of) or issubclass(of, msgspec.Struct)
 
 
 def _named(hint: Any) -> Iterable[type]:

@@ -3,9 +3,10 @@
 - base: what a detector is, what it sees and what it says
 - job_steps: joins the ranks' steps into steps of the job; capture_windows: what to look away from
 - level: medians; step_signal, step_work: a job's steps as samples, evened out by their work;
-  level_shift, episode, shift_detector: a level that rose, and until when
+  samples, level_shift, episode, shift_detector: a level that rose, and until when
 - rank_levels: each rank's time beside its peers', for straggler; peers, work_scaling: who and how;
-  sliding_median, frozen_baseline: statistics; regular_pauses, told_pauses: for gc_pause
+  sliding_median, guarded_median, frozen_baseline: statistics; regular_pauses, told_pauses: for
+  gc_pause
 - deaths: who went first and of what, for crash and oom; pulse, at_rest: what hang remembers and
   the signs that nothing moves; growth: a level that grows without end, for memory_leak
 - step_regression, step_drift, step_spikes, comm_slow, data_stall, straggler, gc_pause, hang, crash,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from warpwatch.telemetry.anomalies import Severity
 from warpwatch.telemetry.records import Record, Step
 
 # The deadline of a detector that waits for nothing.
 NEVER = float("inf")
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -24,7 +27,8 @@ class JobStep:
     data_wait_s, comm_s: per rank, waiting for input and for other ranks.
     duration_s: median over the ranks.
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
-    tokens, samples: per rank, the work of the step; a rank that does not count it is absent.
+    tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
+    of one that counts tokens the samples are not asked for.
     shared: what one detector has worked out of the step and others need as well, by its name.
     """
 
@@ -40,6 +44,11 @@ class JobStep:
     tokens: Mapping[int, int] = field(default_factory=dict)
     samples: Mapping[int, int] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def share(self, name: str, own: T) -> T:
+        """Equal memories of several detectors become one, which the first of them keeps up."""
+        first: T = self.shared.setdefault(name, own)
+        return first if first is own or first == own else own
 
 
 Observation = Record | JobStep
@@ -131,8 +140,8 @@ class Detector(Protocol):
 class ReadsSteps(Protocol):
     """A detector that looks at every step of every rank: at most of all records."""
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict]:
-        """Called with steps instead of ``observe``."""
+    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
+        """Called with steps instead of ``observe``; None: nothing new, its deadline included."""
 
 
 @runtime_checkable
@@ -157,3 +166,49 @@ class Timeless:
 
     def expire(self, now: float) -> Iterable[Verdict]:
         return ()
+
+
+class JobMemory(Protocol):
+    """What a detector remembers of one job. index: of its newest step; on: something is found."""
+
+    index: int
+
+    @property
+    def on(self) -> object: ...
+
+
+J = TypeVar("J", bound=JobMemory)
+
+
+class HasJobs(Protocol[J]):
+    jobs: dict[str, J]
+
+
+class PerJob(Timeless, ABC, Generic[J]):
+    """For a detector that looks at steps of jobs: it says what it remembers, and judges a step."""
+
+    state: HasJobs[J]
+    reads: tuple[type, ...] = (JobStep,)
+
+    @abstractmethod
+    def begin(self) -> J:
+        """The memory of a job of which nothing was seen."""
+
+    @abstractmethod
+    def judge(self, job: J, seen: JobStep) -> Iterable[Verdict]: ...
+
+    def observe(self, seen: Observation) -> Iterable[Verdict]:
+        assert isinstance(seen, JobStep)
+        jobs = self.state.jobs
+        job = jobs.get(seen.job)
+        if job is not None and seen.index > job.index:
+            job.index = seen.index
+            return self.judge(job, seen)
+        # A job that began anew: other machines, other work.
+        anew = jobs[seen.job] = self.begin()
+        anew.index = seen.index
+        verdicts = self.judge(anew, seen)
+        return (Fine(seen.time, seen.job), *verdicts) if job is not None and job.on else verdicts
+
+    def forget(self, job: str) -> None:
+        self.state.jobs.pop(job, None)

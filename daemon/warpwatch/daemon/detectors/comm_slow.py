@@ -7,7 +7,8 @@ import math
 from warpwatch.daemon.config.detectors_steps import CommSlowConfig
 from warpwatch.daemon.detectors.base import Found, JobStep
 from warpwatch.daemon.detectors.episode import Episode
-from warpwatch.daemon.detectors.level_shift import REFERENCE, Shift, level
+from warpwatch.daemon.detectors.level_shift import Shift
+from warpwatch.daemon.detectors.samples import REFERENCE, level
 from warpwatch.daemon.detectors.shift_detector import ShiftDetector, ShiftJob
 
 
@@ -20,18 +21,19 @@ class CommSlow(ShiftDetector[CommSlowConfig]):
 
     kind = "comm_slow"
 
-    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
+    def sample(self, job: ShiftJob, seen: JobStep) -> bool:
         comm_s = min(seen.comm_s.values(), default=0.0)
         compute_s = seen.common_s - comm_s
         if comm_s <= 0 or compute_s <= 0:
-            return None
+            return False
         log_compute = job.signal.add(seen, compute_s, self._config)
         if log_compute is None:
-            return None
+            return False
         if not job.typical:
             job.typical = job.signal.sample_s / job.signal.group
         job.beside.append(log_compute)
-        return comm_s / job.typical
+        job.shifts.samples.add(comm_s / job.typical, seen.index)
+        return True
 
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:
         config = self._config

@@ -10,15 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_ranks import DataStallConfig
-from warpwatch.daemon.detectors.base import (
-    Fine,
-    Found,
-    JobStep,
-    Observation,
-    Reading,
-    Timeless,
-    Verdict,
-)
+from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
 from warpwatch.daemon.detectors.frozen_baseline import FrozenBaseline
 
 # A block ends at this many steps whatever time it spans.
@@ -53,7 +45,10 @@ class RankWaits:
 
 @dataclass(slots=True)
 class JobWaits:
-    """Seconds per block, newest last: of steps without waiting, and of whole steps."""
+    """Seconds per block, newest last: of steps without waiting, and of whole steps.
+
+    work_sums: of the newest one, two, ... of ``works``.
+    """
 
     ranks: dict[int, RankWaits] = field(default_factory=dict)
     index: int = -1
@@ -61,6 +56,7 @@ class JobWaits:
     work_s: float = 0.0
     elapsed_s: float = 0.0
     works: list[float] = field(default_factory=list)
+    work_sums: list[float] = field(default_factory=list)
     spans: list[float] = field(default_factory=list)
     first_steps: list[int] = field(default_factory=list)
     on: bool = False
@@ -71,34 +67,25 @@ class DataStallState:
     jobs: dict[str, JobWaits] = field(default_factory=dict)
 
 
-class DataStall(Timeless):
+class DataStall(PerJob[JobWaits]):
     kind = "data_stall"
-    reads = (JobStep,)
 
     def __init__(self, config: DataStallConfig) -> None:
         self._config = config
         self.state = DataStallState()
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        assert isinstance(seen, JobStep)
-        jobs = self.state.jobs
-        job = jobs.get(seen.job)
-        verdicts: Iterable[Verdict] = ()
-        if job is None or seen.index <= job.index:
-            verdicts = (Fine(seen.time, seen.job),) if job is not None and job.on else ()
-            job = jobs[seen.job] = JobWaits()
-        job.index = seen.index
+    def begin(self) -> JobWaits:
+        return JobWaits()
+
+    def judge(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < self._config.warmup_steps:
-            return verdicts
+            return ()
         self._add(job, seen)
         full = job.steps >= self._config.block_steps and job.elapsed_s >= self._config.block_s
         if not full and job.steps < MAX_BLOCK_STEPS:
-            return verdicts
+            return ()
         self._end_block(job)
-        return self._judge(job, seen)
-
-    def forget(self, job: str) -> None:
-        self.state.jobs.pop(job, None)
+        return self._judge_block(job, seen)
 
     def _add(self, job: JobWaits, seen: JobStep) -> None:
         if job.steps == 0:
@@ -118,7 +105,8 @@ class DataStall(Timeless):
 
     def _end_block(self, job: JobWaits) -> None:
         keep = 1 - self._config.long_blocks
-        job.works = [*job.works[keep:], job.work_s]
+        job.works = works = [*job.works[keep:], job.work_s]
+        job.work_sums = [sum(works[-count:]) for count in range(1, len(works) + 1)]
         job.spans = [*job.spans[keep:], job.elapsed_s]
         job.steps, job.work_s, job.elapsed_s = 0, 0.0, 0.0
         for number, rank in list(job.ranks.items()):
@@ -129,7 +117,7 @@ class DataStall(Timeless):
             rank.waits = [*rank.waits[keep:], rank.wait_s]
             rank.seen_steps, rank.counted_s, rank.wait_s = 0, 0.0, 0.0
 
-    def _judge(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
+    def _judge_block(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
         for rank in job.ranks.values():
             self._judge_rank(job, rank, seen)
         stalled = {number: rank for number, rank in job.ranks.items() if rank.on}
@@ -141,15 +129,15 @@ class DataStall(Timeless):
 
     def _judge_rank(self, job: JobWaits, rank: RankWaits, seen: JobStep) -> None:
         config, baseline = self._config, rank.baseline
-        block = share(rank.counted, job.works, 1)
+        block = share(rank.counted, job.work_sums, 1)
         if len(baseline.blocks) < config.ready_blocks:
             baseline.begin_anew(block, config.start_share)
             baseline.learn(block, config.baseline_blocks)
             if len(baseline.blocks) == config.ready_blocks:
                 self._begin(rank)
             return
-        short = share(rank.counted, job.works, config.short_blocks) - baseline.center
-        long = share(rank.counted, job.works, config.long_blocks) - baseline.center
+        short = share(rank.counted, job.work_sums, config.short_blocks) - baseline.center
+        long = share(rank.counted, job.work_sums, config.long_blocks) - baseline.center
         noise = config.noise_factor * baseline.spread
         least = max(config.min_rise, config.min_share - baseline.center, noise)
         rank.excess = max(long / least, short / max(config.short_share, 1.5 * noise))
@@ -215,7 +203,7 @@ class DataStall(Timeless):
         if known < ready:
             text = f"rank {number}: {known} of {ready} blocks of the baseline are known"
             return Reading("learning", text, name, number)
-        value = share(rank.counted, job.works, config.long_blocks)
+        value = share(rank.counted, job.work_sums, config.long_blocks)
         noise = config.noise_factor * baseline.spread
         limit = max(baseline.center + max(config.min_rise, noise), config.min_share)
         return Reading(
@@ -232,9 +220,9 @@ class DataStall(Timeless):
         )
 
 
-def share(counted: Sequence[float], works: Sequence[float], blocks: int) -> float:
+def share(counted: Sequence[float], work_sums: Sequence[float], blocks: int) -> float:
     """Waiting in the time of the last ``blocks``; fewer, if it has not seen so many."""
-    blocks = min(blocks, len(counted), len(works))
-    waited_s = sum(counted[-blocks:])
-    total_s = waited_s + sum(works[-blocks:])
+    waits = counted[-blocks:]
+    waited_s = sum(waits)
+    total_s = waited_s + work_sums[len(waits) - 1]
     return waited_s / total_s if total_s > 0 else 0.0

@@ -130,11 +130,12 @@ class DeathDetector:
             del jobs[next(iter(jobs))]
         return jobs.setdefault(name, JobLife())
 
-    def observe_step(self, seen: Step) -> Iterable[Found]:
+    def observe_step(self, seen: Step) -> Iterable[Found] | None:
         job = self.state.jobs.get(seen.job) or self._job(seen.job)
         job.step = seen.step
-        if seen.rank not in job.alive or job.left or job.cause or job.bereaved:
-            self._lives(seen, job)
+        if seen.rank in job.alive and not (job.left or job.cause or job.bereaved):
+            return None
+        self._lives(seen, job)
         return ()
 
     def _lives(self, seen: Step, job: JobLife) -> None:

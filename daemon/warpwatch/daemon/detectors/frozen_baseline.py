@@ -6,6 +6,7 @@ A baseline that rolled on would absorb a slow drift; only the noise goes on bein
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import mul
 
 from warpwatch.daemon.detectors.sliding_median import SlidingMedian, median_of_ordered
 
@@ -75,7 +76,8 @@ class FrozenBaseline:
         self.learned += 1
         if self.learned % WANDER_BLOCKS == 0:
             self.wander = [*self.wander[1 - MAX_WANDER :], block]
-            self.wander_spread = spread_of(self.wander)
+            if len(self.wander) >= MIN_WANDER:
+                self.wander_spread = spread_of(self.wander)
         if len(self.blocks) < size:
             self.blocks.append(block)
             self.blocks_spread = spread_of(self.blocks)
@@ -122,11 +124,8 @@ class FrozenBaseline:
 
 def spread_of(blocks: list[float]) -> float:
     """Robust standard deviation, but at least half of the plain one: two modes are noise too."""
-    ordered = sorted(blocks)
-    center = median_of_ordered(ordered)
-    # Those of ordered values fall and then rise, which is sorted soon.
-    offsets = sorted([abs(block - center) for block in ordered])
+    center = median_of_ordered(sorted(blocks))
     # As they came, not ordered: the last digits of a sum depend on the order, and limits on those.
-    squares = sum([(block - center) * (block - center) for block in blocks])
-    deviation = (squares / len(blocks)) ** 0.5
-    return float(max(SIGMA_PER_MAD * median_of_ordered(offsets), 0.5 * deviation))
+    offsets = [block - center for block in blocks]
+    deviation = (sum(map(mul, offsets, offsets)) / len(blocks)) ** 0.5
+    return float(max(SIGMA_PER_MAD * median_of_ordered(sorted(map(abs, offsets))), 0.5 * deviation))

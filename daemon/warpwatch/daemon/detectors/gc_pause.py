@@ -16,8 +16,8 @@ from warpwatch.daemon.detectors.base import (
     Found,
     JobStep,
     Observation,
+    PerJob,
     Reading,
-    Timeless,
     Verdict,
 )
 from warpwatch.daemon.detectors.event_numbers import detail_number
@@ -30,7 +30,9 @@ from warpwatch.telemetry.records import RankEvent
 STEP_WEIGHT = 0.02
 # Beside one whose pauses were told, ranks that have reached this part of the limit pause too.
 JOINT_EXCESS = 0.6
-# A rank without a step for this many others left the job.
+# Every so many steps somebody looks at who is there; a rank without a step for this many others
+# left the job.
+AGE_STEPS = 10
 FORGET_STEPS = 1000
 
 
@@ -63,7 +65,7 @@ class GcPauseState:
     jobs: dict[str, JobPauses] = field(default_factory=dict)
 
 
-class GcPause(Timeless):
+class GcPause(PerJob[JobPauses]):
     kind = "gc_pause"
     reads = (JobStep, RankEvent)
 
@@ -74,23 +76,18 @@ class GcPause(Timeless):
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if isinstance(seen, RankEvent):
             return self._event(seen) if seen.event == "gc_pause" else ()
-        assert isinstance(seen, JobStep)
-        jobs = self.state.jobs
-        job = jobs.get(seen.job)
-        verdicts: Iterable[Verdict] = ()
-        if job is None or seen.index <= job.index:
-            verdicts = (Fine(seen.time, seen.job),) if job is not None and job.on else ()
-            job = jobs[seen.job] = JobPauses()
-        job.index = seen.index
+        return super().observe(seen)
+
+    def begin(self) -> JobPauses:
+        return JobPauses()
+
+    def judge(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < self._config.warmup_steps:
-            return verdicts
+            return ()
         if job.begin_time == 0.0:
             job.begin_time, job.step_s = seen.time, seen.duration_s
         job.step_s += STEP_WEIGHT * (min(seen.duration_s, 2 * job.step_s) - job.step_s)
         return self._steps(job, seen)
-
-    def forget(self, job: str) -> None:
-        self.state.jobs.pop(job, None)
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         job = self.state.jobs.get(seen.job)
@@ -112,18 +109,17 @@ class GcPause(Timeless):
     def _steps(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
         touched = news = False
         if len(seen.compute_s) > 1:
-            ranks, compute_s = job.ranks, seen.compute_s
+            ranks, step, compute_s, config = job.ranks, seen.step, seen.compute_s, self._config
             for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
                 rank = ranks.get(number)
                 if rank is None:
-                    rank = ranks[number] = RankPauses()
-                rank.index = job.index
-                found = rank.regular.add(seen.step, ratio, compute_s[number], self._config)
+                    rank = ranks[number] = RankPauses(index=job.index)
+                found = rank.regular.add(step, ratio, compute_s[number], config)
                 if found or rank.regular_on:
                     touched = True
                     news |= self._judge_regular(number, rank, found)
-        if job.index % 10 == 0:
-            touched |= self._age(job, seen.time)
+        if job.index % AGE_STEPS == 0:
+            touched |= self._age(job, seen)
         if not (touched or job.on):
             return ()
         return self._verdicts(job, seen.job, seen.time, seen.step, news)
@@ -140,11 +136,13 @@ class GcPause(Timeless):
             rank.regular_on = False
         return found and rank.regular_on
 
-    def _age(self, job: JobPauses, now: float) -> bool:
+    def _age(self, job: JobPauses, seen: JobStep) -> bool:
         """Time passes for pauses that were told, and ranks that left are forgotten."""
+        for number in seen.compute_s.keys() & job.ranks.keys():
+            job.ranks[number].index = job.index
         told = [rank for rank in job.ranks.values() if rank.told.recent]
         for rank in told:
-            self._judge_told(job, rank, now)
+            self._judge_told(job, rank, seen.time)
         gone = [n for n, rank in job.ranks.items() if job.index - rank.index > FORGET_STEPS]
         for number in gone:
             del job.ranks[number]

@@ -179,13 +179,18 @@ def _slopes(blocks: list[Block]) -> Iterator[float]:
 
 def _every_part_grows(blocks: list[Block], config: MemoryLeakConfig) -> bool:
     size = len(blocks) // PARTS
-    newest = blocks[-size * PARTS :]
-    parts = [
-        median([block.value for block in newest[i * size : (i + 1) * size]]) for i in range(PARTS)
-    ]
+    starts = range(len(blocks) - size * PARTS, len(blocks), size)
+    first, last = _middle(blocks, starts[0], size), _middle(blocks, starts[-1], size)
+    total = last - first
+    if total <= 0:
+        return False
+    parts = [first, *[_middle(blocks, start, size) for start in starts[1:-1]], last]
     rises = [after - before for before, after in pairwise(parts)]
-    total = parts[-1] - parts[0]
-    if total <= 0 or min(rises) < config.min_part * total / len(rises):
+    if min(rises) < config.min_part * total / len(rises):
         return False
     # A cache that fills slows down; what leaks does not.
     return sum(rises[-2:]) >= config.min_late * sum(rises[:2])
+
+
+def _middle(blocks: list[Block], start: int, size: int) -> float:
+    return median([block.value for block in blocks[start : start + size]])

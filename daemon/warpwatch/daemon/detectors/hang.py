@@ -13,13 +13,11 @@ from warpwatch.daemon.detectors.at_rest import DeviceSigns, read_device
 from warpwatch.daemon.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
 from warpwatch.daemon.detectors.capture_windows import CaptureWindows
 from warpwatch.daemon.detectors.level import median
-from warpwatch.daemon.detectors.pulse import RECENT_STEPS, JobPulse
+from warpwatch.daemon.detectors.pulse import COUNT_STEPS, RECENT_STEPS, JobPulse
 from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 # Survivors that wait for a dead rank have the crash's cause, not one of their own.
 CRASH_QUIET_S = 600.0
-# The deadline follows the job's step time every so many steps.
-RECHECK_STEPS = 16
 # Of the reasons of a silence the one that a long call in C has too: that may be a checkpoint.
 HOLDS_GIL = "holds the GIL"
 
@@ -45,6 +43,20 @@ class Hang:
         self._capture_timeout_s = capture_timeout_s
         self.state = HangState()
 
+    @property
+    def state(self) -> HangState:
+        return self._state
+
+    @state.setter
+    def state(self, state: HangState) -> None:
+        """Of one that was saved it must be known how much time was left."""
+        self._state, self._jobs = state, state.jobs
+        for name, job in state.jobs.items():
+            if job.check_time < NEVER and job.last:
+                job.check_time = self._due(name, job, max(job.last.values()))
+                job.lenient = True
+        self._schedule()
+
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if isinstance(seen, DeviceReading):
             self._device(seen)
@@ -58,26 +70,24 @@ class Hang:
 
     def expire(self, now: float) -> Iterable[Verdict]:
         verdicts: list[Verdict] = []
-        for name, job in self.state.jobs.items():
+        for name, job in self._jobs.items():
             if job.check_time <= now:
-                due = self._due(name, job, now)
-                if due <= now:
+                if self._due(name, job, now) <= now:
                     verdicts.append(self._hang(name, job, now))
-                    due = NEVER
-                job.check_time = due
+                job.check_time = self._check_time(name, job, now)
         self._schedule()
         return verdicts
 
     def forget(self, job: str) -> None:
-        self.state.jobs.pop(job, None)
+        self._jobs.pop(job, None)
         self._captures.forget(job)
-        used = {d for other in self.state.jobs.values() for d in other.signs.devices.values()}
+        used = {d for other in self._jobs.values() for d in other.signs.devices.values()}
         for device in self.state.devices.keys() - used:
             del self.state.devices[device]
         self._schedule()
 
     def readings(self) -> Iterable[Reading]:
-        for name, job in self.state.jobs.items():
+        for name, job in self._jobs.items():
             if not job.last:
                 continue
             limit_s = self._limit_s(job)
@@ -107,9 +117,9 @@ class Hang:
         return self._captures.runs_until(job, now) if self.state.captures else None
 
     def _job(self, name: str) -> JobPulse:
-        job = self.state.jobs.get(name)
+        job = self._jobs.get(name)
         if job is None:
-            job = self.state.jobs[name] = JobPulse()
+            job = self._jobs[name] = JobPulse()
         return job
 
     def _rank_seen(self, seen: RankSeen) -> None:
@@ -122,33 +132,48 @@ class Hang:
     def _device(self, seen: DeviceReading) -> None:
         known = self.state.devices.get(seen.device)
         if known is None and not any(
-            seen.device in job.signs.devices.values() for job in self.state.jobs.values()
+            seen.device in job.signs.devices.values() for job in self._jobs.values()
         ):
             return
         self.state.devices[seen.device] = read_device(known, seen, self._config)
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict]:
-        job = self.state.jobs.get(seen.job) or self._job(seen.job)
+    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
+        job = self._jobs.get(seen.job) or self._job(seen.job)
         rank, now, number = seen.rank, seen.time, seen.step
-        last, step = job.last.get(rank), job.step.get(rank, -1)
-        if number <= step - RECENT_STEPS:
-            job.restart()
-        if last is not None:
-            # Where records are missing nobody knows how long the job paused.
-            if now - last > job.longest_gap_s and number == step + 1:
-                self._gap(seen, job, last)
-            if job.paused:
-                in_order = number == step + 1 and not self._is_excused(seen, job, last)
-                job.go_on(rank, now, in_order)
-            if job.rested:
-                job.longest_rest_s = max(job.longest_rest_s, now - last)
+        last = job.last.get(rank)
+        if last is not None and (
+            number != job.step[rank] + 1
+            or not 0.0 <= now - last <= job.longest_gap_s
+            or job.paused
+            or job.rested
+        ):
+            self._go_on(seen, job, last)
         job.last[rank], job.step[rank] = now, number
-        job.add_duration(seen.duration_s)
-        if job.steps % RECHECK_STEPS == 0 or last is None or job.steps < RECENT_STEPS:
+        job.durations_s.append(seen.duration_s)
+        job.steps += 1
+        if job.steps % COUNT_STEPS == 0:
+            job.count()
+        if not (last is None or job.lenient or job.hung or job.stopped):
+            return None
+        if last is None or job.lenient:
             self._recheck(seen.job, job, now)
-        if job.hung or job.stopped:
-            return self._resumed(seen.job, job, rank, now)
-        return ()
+        return self._resumed(seen.job, job, rank, now) if job.hung or job.stopped else ()
+
+    def _go_on(self, seen: Step, job: JobPulse, last: float) -> None:
+        """A step after a pause, or in another order."""
+        rank, now, step = seen.rank, seen.time, job.step[seen.rank]
+        if now < last:
+            job.lenient = True
+        if seen.step <= step - RECENT_STEPS:
+            job.restart()
+        # Where records are missing nobody knows how long the job paused.
+        if now - last > job.longest_gap_s and seen.step == step + 1:
+            self._gap(seen, job, last)
+        if job.paused:
+            in_order = seen.step == step + 1 and not self._is_excused(seen, job, last)
+            job.go_on(rank, now, in_order)
+        if job.rested:
+            job.longest_rest_s = max(job.longest_rest_s, now - last)
 
     def _gap(self, seen: Step, job: JobPulse, last: float) -> None:
         """Remembers what pauses the job makes in health: no hang's, no crash's, no capture's."""
@@ -161,7 +186,7 @@ class Hang:
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         ended = self._captures.observe(seen)
-        job = self.state.jobs.get(seen.job)
+        job = self._jobs.get(seen.job)
         if job is None:
             return ()
         if ended:
@@ -188,14 +213,14 @@ class Hang:
         job.busy.discard(seen.rank)
         if seen.detail.get("silent_reason") == HOLDS_GIL:
             job.busy.add(seen.rank)
-        if job.hung and job.recent_s:
+        if job.hung and job.durations_s:
             # Found by its silence alone; now it has a name.
             return (self._hang(seen.job, job, seen.time),)
         self._recheck(seen.job, job, seen.time)
         return ()
 
     def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
-        job = self.state.jobs.get(name)
+        job = self._jobs.get(name)
         if job is None:
             return ()
         was_hung = bool(job.hung)
@@ -220,17 +245,31 @@ class Hang:
     # --- when it is due ---
 
     def _recheck(self, name: str, job: JobPulse, now: float) -> None:
-        """The deadline is looked at again when it comes; steps meanwhile only move it back."""
-        job.check_time = NEVER if job.hung or not job.last else self._due(name, job, now)
+        job.check_time = self._check_time(name, job, now)
         self._schedule()
 
+    def _check_time(self, name: str, job: JobPulse, now: float) -> float:
+        """Not before this is the job due; steps meanwhile only move that back.
+
+        Unless it has been silent for so long that nothing but a lenient limit can be waited for.
+        """
+        due = self._due(name, job, now)
+        if job.hung or not job.last:
+            return due
+        soon = self._idle_since(job) + self._least_limit_s(job)
+        job.lenient = soon <= now
+        return due if job.lenient else min(due, soon)
+
     def _schedule(self) -> None:
-        times = [job.check_time for job in self.state.jobs.values()]
+        times = [job.check_time for job in self._jobs.values()]
         self.state.deadline = min(times, default=NEVER)
 
+    def _least_limit_s(self, job: JobPulse) -> float:
+        """Of a job that goes on as it is; it never falls."""
+        return max(self._config.timeout_s, self._config.gap_factor * job.longest_gap_s)
+
     def _limit_s(self, job: JobPulse) -> float:
-        config = self._config
-        limit_s = max(config.timeout_s, config.gap_factor * job.longest_gap_s)
+        config, limit_s = self._config, self._least_limit_s(job)
         # The typical step is none of the longest; most often that says enough.
         if config.median_steps * max(job.recent_s, default=0.0) > limit_s:
             limit_s = max(limit_s, config.median_steps * job.typical_s())
@@ -239,17 +278,17 @@ class Hang:
     def _warms_up(self, job: JobPulse) -> bool:
         return job.steps <= self._config.warmup_steps * len(job.last)
 
+    def _idle_since(self, job: JobPulse) -> float:
+        return max(min(job.last.values()), job.quiet_until)
+
     def _due(self, name: str, job: JobPulse, now: float) -> float:
         """When the job counts as hung if nothing more comes."""
         if job.hung or not job.last:
             return NEVER
-        idle_since = max(min(job.last.values()), job.quiet_until)
-        due = idle_since + self._limit_s(job)
+        due, capture_end = self._idle_since(job) + self._limit_s(job), self._capture_end(name, now)
         if unresponsive := job.unresponsive():
             due = min(due, max(job.stopped[rank] for rank in unresponsive))
-        if (capture_end := self._capture_end(name, now)) is not None:
-            due = max(due, capture_end)
-        return due
+        return due if capture_end is None else max(due, capture_end)
 
     def _rest(self, name: str, job: JobPulse, now: float) -> Iterable[Verdict]:
         """Processes and devices have been read: does nothing of the job move?"""

@@ -69,7 +69,8 @@ class JobSteps:
 
     def observe(self, record: Record) -> Sequence[JobStep]:
         if type(record) is Step:
-            return self.step(record)
+            joined = self.step(record)
+            return () if joined is None else (joined,)
         if isinstance(record, RankEvent):
             self._event(record)
         elif isinstance(record, End) and record.rank is not None:
@@ -92,7 +93,7 @@ class JobSteps:
         if job is not None and job.newest.pop(rank, None) is not None:
             job.left_at = job.emitted
 
-    def step(self, record: Step) -> Sequence[JobStep]:
+    def step(self, record: Step) -> JobStep | None:
         """One step of one rank, which lasted finitely long; the step of the job that it ends."""
         job, number, rank = self._jobs.get(record.job), record.step, record.rank
         if job is None:
@@ -102,10 +103,10 @@ class JobSteps:
             if job.is_restart(rank, number):
                 job = self._jobs[record.job] = JoinedJob()
             elif rank in job.newest:
-                return ()
+                return None
         job.newest[rank] = number
         if number <= job.emitted:
-            return ()
+            return None
         ranks = job.pending.get(number)
         if ranks is None:
             ranks = job.pending[number] = {}
@@ -115,25 +116,25 @@ class JobSteps:
         if len(job.pending) > MAX_PENDING:
             oldest = min(job.pending)
             return self._emit(job, oldest, job.pending.pop(oldest))
-        return ()
+        return None
 
-    def _complete(self, job: JoinedJob, number: int) -> Sequence[JobStep]:
+    def _complete(self, job: JoinedJob, number: int) -> JobStep | None:
         """Emits the step; older ones still waiting lost a record and are dropped."""
         ranks = job.pending.pop(number)
         if job.pending:
             job.pending = {later: steps for later, steps in job.pending.items() if later > number}
         return self._emit(job, number, ranks)
 
-    def _emit(self, job: JoinedJob, number: int, ranks: dict[int, Step]) -> Sequence[JobStep]:
+    def _emit(self, job: JoinedJob, number: int, ranks: dict[int, Step]) -> JobStep | None:
         job.emitted = number
         if any([step.profiled for step in ranks.values()]):
             job.masked_until = max(job.masked_until, number + STEPS_AFTER_CAPTURE)
         some = next(iter(ranks.values()))
         if number <= job.masked_until or self._captures.runs_until(some.job, some.time) is not None:
-            return ()
+            return None
         joined = join(ranks, job.index)
         job.index += 1
-        return (joined,)
+        return joined
 
 
 def join(ranks: dict[int, Step], index: int) -> JobStep:
@@ -158,7 +159,7 @@ def join(ranks: dict[int, Step], index: int) -> JobStep:
         durations.append(duration)
         if step.tokens:
             tokens[rank] = step.tokens
-        if step.samples:
+        elif step.samples:
             samples[rank] = step.samples
         if step.time > time:
             time = step.time

@@ -117,7 +117,7 @@ class MemoryLeak(Timeless):
         if growth is None:
             growth = rank.device_growth = Growth(seen.step)
         if growth.add(seen.step, seen.time, seen.memory_allocated_bytes, self._config):
-            return self._judge(seen.job, job, seen.time)
+            return self._judge_growth(seen.job, job, growth, seen.time)
         return ()
 
     def _device(self, seen: DeviceReading) -> None:
@@ -148,7 +148,7 @@ class MemoryLeak(Timeless):
                 if growth is None:
                     growth = rank.host_growth = Growth(rank.step)
                 if growth.add(rank.step, seen.time, used, self._config):
-                    return self._judge(seen.job, job, seen.time)
+                    return self._judge_growth(seen.job, job, growth, seen.time)
         return ()
 
     def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
@@ -161,6 +161,12 @@ class MemoryLeak(Timeless):
         return self._judge(name, job, now)
 
     # --- what it means ---
+
+    def _judge_growth(
+        self, name: str, job: JobMemory, growth: Growth, now: float
+    ) -> Iterable[Verdict]:
+        """Of the one level that has got a block: while none grows, no other has to be asked."""
+        return self._judge(name, job, now) if job.found or growth.window.grows else ()
 
     def _judge(self, name: str, job: JobMemory, now: float) -> Iterable[Verdict]:
         device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}

@@ -135,14 +135,14 @@ class MemoryPressure:
 
     # --- what is seen ---
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict]:
+    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
         job = self.state.jobs.get(seen.job)
         rank = None if job is None else job.ranks.get(seen.rank)
         if rank is None:
             rank = self._rank(seen.job, seen.rank)
         rank.steps += 1
         rank.step = seen.step
-        return ()
+        return None
 
     def _rank(self, name: str, rank_number: int) -> RankPressure:
         job = self.state.jobs.get(name)

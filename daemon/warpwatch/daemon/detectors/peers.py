@@ -6,11 +6,11 @@ What all ranks share (long batches, checkpoints, a new regime, noise of the job)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from warpwatch.daemon.detectors.base import JobStep
-from warpwatch.daemon.detectors.work_scaling import WorkScaling
+from warpwatch.daemon.detectors.work_scaling import WorkScaling, is_telling
 
 # Ranks that hardly compute are not compared: below this share of the step all are alike.
 LEAST_SHARE = 0.01
@@ -30,42 +30,55 @@ class Comparison:
     explained: dict[int, float]
 
 
-def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> Comparison:
-    """Every rank with its peers, by what it computes; of two ranks or more.
+@dataclass(slots=True)
+class Ground:
+    """What all who compare the ranks of one step start from: logs of compute, work that tells.
 
-    Where all ranks are one group and work tells nothing, all who ask get the same.
+    comparison: of all ranks as one group, once it was asked for.
     """
-    times = _log_times(seen)
-    explained = scaling.explained(times, seen.tokens or seen.samples)
-    plain = not (explained or (groups and _are_parted(times, groups)))
-    if plain and "comparison" in seen.shared:
-        known: Comparison = seen.shared["comparison"]
-        return known
-    if explained:
-        times = {rank: value - explained[rank] for rank, value in times.items()}
-    reference = references(times, {} if plain else groups)
-    ratios = {rank: value - reference[rank] for rank, value in times.items()}
-    comparison = Comparison(ratios, reference, explained)
-    if plain:
-        seen.shared["comparison"] = comparison
-    return comparison
 
+    times: dict[int, float]
+    work: Mapping[int, int]
+    comparison: Comparison | None = None
 
-def _are_parted(ranks: Iterable[int], groups: Mapping[int, int]) -> bool:
-    return len({groups.get(rank, ALONE) for rank in ranks}) > 1
-
-
-def _log_times(seen: JobStep) -> dict[int, float]:
-    """Per rank the log of its compute."""
-    times: dict[int, float] | None = seen.shared.get("log_times")
-    if times is None:
+    @classmethod
+    def of(cls, seen: JobStep) -> Ground:
         log, least_s = math.log, max(LEAST_SHARE * seen.duration_s, 1e-9)
         times = {
             rank: log(time_s if time_s > least_s else least_s)
             for rank, time_s in seen.compute_s.items()
         }
-        seen.shared["log_times"] = times
-    return times
+        work = seen.tokens or seen.samples
+        return cls(times, work if is_telling(work, len(times)) else {})
+
+
+def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> Comparison:
+    """Every rank with its peers, by what it computes; of two ranks or more.
+
+    Where all ranks are one group and work tells nothing, all who ask get the same.
+    """
+    known: Ground | None = seen.shared.get("peers")
+    ground = seen.shared["peers"] = known or Ground.of(seen)
+    times, work = ground.times, ground.work
+    if work or (groups and _are_parted(times, groups)):
+        return _compared(times, groups, scaling.explained(times, work) if work else {})
+    if ground.comparison is None:
+        ground.comparison = _compared(times, {}, {})
+    return ground.comparison
+
+
+def _compared(
+    times: Mapping[int, float], groups: Mapping[int, int], explained: dict[int, float]
+) -> Comparison:
+    if explained:
+        times = {rank: value - explained[rank] for rank, value in times.items()}
+    reference = references(times, groups)
+    ratios = {rank: value - reference[rank] for rank, value in times.items()}
+    return Comparison(ratios, reference, explained)
+
+
+def _are_parted(times: Mapping[int, float], groups: Mapping[int, int]) -> bool:
+    return len(set(groups.values())) > 1 or not times.keys() <= groups.keys()
 
 
 def references(times: Mapping[int, float], groups: Mapping[int, int]) -> dict[int, float]:

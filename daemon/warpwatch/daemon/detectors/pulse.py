@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.detectors.at_rest import JobSigns
@@ -11,6 +12,8 @@ from warpwatch.daemon.detectors.level import median
 
 # Steps whose median is the job's step time now.
 RECENT_STEPS = 64
+# Steps that are counted together; their durations are much alike.
+COUNT_STEPS = 256
 # Buckets of step times, each 2 % wide: their median is known to that.
 BUCKET = math.log(1.02)
 
@@ -19,11 +22,12 @@ BUCKET = math.log(1.02)
 class JobPulse:
     """last, step: per live rank time and number of its newest step; a rank counts from its first.
 
-    recent_s: durations of the newest steps, a ring; counts: of all steps, by bucket, up to the
-    last time that the ring was full.
+    durations_s: of the newest steps, RECENT_STEPS and those that are not counted yet; counts: of
+    all steps, by bucket, but for the last ``steps % COUNT_STEPS``.
     stopped: ranks without a heartbeat, since when. busy: those of them that may be in a call.
-    check_time: when the job is looked at again. rested: it hangs because nothing of it moves.
-    longest_rest_s: such a rest that was over by itself.
+    check_time: when the job is looked at again; lenient: the next step may bring it nearer.
+    rested: it hangs because nothing of it moves. longest_rest_s: such a rest that was over by
+    itself.
 
     paused: ranks that have not gone on since a hang, and their last step before it; pause_s: the
     longest of it so far; broken: somebody was stopped or went. longest_pause_s: of the hangs that
@@ -34,7 +38,7 @@ class JobPulse:
     step: dict[int, int] = field(default_factory=dict)
     stopped: dict[int, float] = field(default_factory=dict)
     busy: set[int] = field(default_factory=set)
-    recent_s: list[float] = field(default_factory=list)
+    durations_s: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
     steps: int = 0
     longest_gap_s: float = 0.0
@@ -47,6 +51,7 @@ class JobPulse:
     broken: bool = False
     longest_pause_s: float = 0.0
     check_time: float = NEVER
+    lenient: bool = False
     signs: JobSigns = field(default_factory=JobSigns)
 
     def remove(self, rank: int) -> None:
@@ -59,21 +64,22 @@ class JobPulse:
         self.paused.pop(rank, None)
         self.signs.gone(rank)
 
-    def add_duration(self, duration_s: float) -> None:
-        recent, place = self.recent_s, self.steps % RECENT_STEPS
-        if len(recent) < RECENT_STEPS:
-            recent.append(duration_s)
-        else:
-            recent[place] = duration_s
-        self.steps += 1
-        if place == RECENT_STEPS - 1:
-            self.counts = _counted(self.counts, recent)
+    @property
+    def recent_s(self) -> list[float]:
+        """Of the newest steps."""
+        return self.durations_s[-RECENT_STEPS:]
+
+    def count(self) -> None:
+        """After every COUNT_STEPS steps."""
+        self.counts = _counted(self.counts, self.durations_s[-COUNT_STEPS:])
+        self.durations_s = self.recent_s
 
     def typical_s(self) -> float:
         """The median step, now or over the whole run: the lesser, as either may have changed."""
-        if not self.recent_s:
+        if not self.durations_s:
             return 0.0
-        counts = _counted(self.counts, self.recent_s[: self.steps % RECENT_STEPS])
+        uncounted = self.steps % COUNT_STEPS
+        counts = _counted(self.counts, self.durations_s[len(self.durations_s) - uncounted :])
         below = 0
         for bucket in sorted(counts):
             below += counts[bucket]
@@ -110,7 +116,7 @@ class JobPulse:
     def restart(self) -> None:
         """The program runs anew: it compiles and warms up again."""
         self.steps = 0
-        self.recent_s.clear()
+        self.durations_s.clear()
         self.counts.clear()
 
     def culprit(self) -> int | None:
@@ -126,8 +132,14 @@ class JobPulse:
 
 def _counted(counts: dict[int, int], durations_s: list[float]) -> dict[int, int]:
     """``counts`` and besides, in their buckets, ``durations_s``."""
-    counted = dict(counts)
-    for duration_s in durations_s:
-        bucket = math.floor(math.log(duration_s if duration_s > 1e-6 else 1e-6) / BUCKET)
-        counted[bucket] = counted.get(bucket, 0) + 1
+    counted, ordered, begin = dict(counts), sorted(durations_s), 0
+    while begin < len(ordered):
+        bucket = _bucket(ordered[begin])
+        end = bisect_right(ordered, bucket, lo=begin, key=_bucket)
+        counted[bucket] = counted.get(bucket, 0) + end - begin
+        begin = end
     return counted
+
+
+def _bucket(duration_s: float) -> int:
+    return math.floor(math.log(duration_s if duration_s > 1e-6 else 1e-6) / BUCKET)

@@ -7,13 +7,15 @@ sliding window whose median is the level, and every whole window is a block of t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_ranks import StragglerConfig
 from warpwatch.daemon.detectors.base import NEVER
 from warpwatch.daemon.detectors.frozen_baseline import FrozenBaseline
+from warpwatch.daemon.detectors.guarded_median import GuardedMedian, Middle
 from warpwatch.daemon.detectors.peers import Comparison, group_by_level, lone_outlier
-from warpwatch.daemon.detectors.sliding_median import SlidingMedian, median_of_ordered
+from warpwatch.daemon.detectors.sliding_median import median_of_ordered
 from warpwatch.daemon.detectors.work_scaling import WorkScaling
 
 # Times of ranks are not known better than this, as a log ratio.
@@ -24,6 +26,10 @@ STEP_WEIGHT = 0.05
 MAX_TICK_STEPS = 50
 # Groups must lie this many times the noise apart to be told from one another.
 GROUP_NOISE_FACTOR = 4.0
+# Blocks in a row below half of the limit that end it.
+RELEASE_BLOCKS = 2
+# What rounding may add to a level is less than the rest of its rise.
+CALM_SHARE = 0.999
 
 
 @dataclass(slots=True)
@@ -54,7 +60,7 @@ class RankLevel:
     excess: the rise over its limit; 0 where it is below and nobody asks.
     """
 
-    window: SlidingMedian
+    window: GuardedMedian
     baseline: FrozenBaseline
     upper: QuartileLevel = field(default_factory=QuartileLevel)
     tick: list[float] = field(default_factory=list)
@@ -75,6 +81,27 @@ class RankLevel:
     @property
     def level(self) -> float:
         return self.window.median()
+
+    def calm_down(self) -> None:
+        self.above_ticks, self.above_s, self.excess = 0, 0.0, 0.0
+
+    def watch(self) -> None:
+        """Calm, it is not looked at before it may be nearer to the limit than it ever was."""
+        guard = NEVER
+        if self.on or self.excess:
+            guard = -NEVER
+        elif self.limit < NEVER:
+            guard = self.baseline.center + CALM_SHARE * self.limit * min(self.nearest, 1.0)
+        self.window.watch(guard)
+
+    def release(self, excess: float) -> None:
+        """At the end of a block: what was found is over if it has been gone for long enough."""
+        self.now_and_then = self.now_and_then and self.excess < 1
+        highest = max(excess, self.excess, self.upper.excess)
+        self.calm_blocks = self.calm_blocks + 1 if highest < 0.5 else 0
+        if self.calm_blocks >= RELEASE_BLOCKS:
+            self.on = self.from_start = self.now_and_then = False
+            self.calm_blocks = 0
 
     @property
     def long_level(self) -> float:
@@ -116,11 +143,18 @@ class JobLevels:
             rank = ranks.get(number)
             if rank is None:
                 rank = ranks[number] = RankLevel(
-                    SlidingMedian(config.window_ticks), FrozenBaseline(MIN_SPREAD)
+                    GuardedMedian.of_size(config.window_ticks), FrozenBaseline(MIN_SPREAD)
                 )
             if alone:
-                rank.window.add(ratio)
                 rank.missed_blocks = 0
+                # As ``window.add`` does it, at every step of every rank.
+                window = rank.window
+                values, guard = window.values, window.guard
+                values.append(ratio)
+                if ratio > guard:
+                    window.above += 1
+                if values.pop(0) > guard:
+                    window.above -= 1
             else:
                 rank.tick.append(ratio)
         if self.tick_steps < steps:
@@ -129,10 +163,10 @@ class JobLevels:
             self._take_ticks()
         return self._end_tick(step)
 
-    def error(self) -> float:
-        """Of the windows' medians by what they hold now: it knows at once of uneven steps."""
-        errors = [rank.window.median_error() for rank in self.ranks.values() if rank.window.full]
-        return median_of_ordered(sorted(errors)) if errors else 0.0
+    def middles(self) -> dict[int, Middle]:
+        """Of the ranks whose windows are full."""
+        ranks = self.ranks.items()
+        return {number: rank.window.middle() for number, rank in ranks if rank.window.full}
 
     def steps_a_tick(self, config: StragglerConfig) -> int:
         """As many as last ``tick_s``, by the usual step: a pause must not be a tick of its own."""
@@ -197,3 +231,9 @@ class JobLevels:
             elif number == slow:
                 rank.baseline.impose(0.0)
                 rank.from_start = True
+
+
+def error_of(middles: Mapping[int, Middle]) -> float:
+    """Of the windows' medians by what they hold now: it knows at once of uneven steps."""
+    errors = sorted([middle.error for middle in middles.values()])
+    return median_of_ordered(errors) if errors else 0.0

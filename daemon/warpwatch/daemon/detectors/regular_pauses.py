@@ -14,7 +14,9 @@ from warpwatch.daemon.config.detectors_ranks import GcPauseConfig
 
 # Log ratios of single steps are not known better than this.
 MIN_SCALE = 0.005
-# Weight of a new step in the usual ratio and its noise; the first steps are learned faster.
+# The first steps set the usual ratio; its noise is theirs until more is known.
+FIRST_STEPS = 3
+# Weight of a new step in the usual ratio and its noise; early steps are learned faster.
 WEIGHT = 0.02
 FAST_STEPS = 50
 # Steps are cut at this many times the noise before they are learned from.
@@ -65,15 +67,19 @@ class RegularPauses:
 
     def add(self, step: int, ratio: float, compute_s: float, config: GcPauseConfig) -> bool:
         """A step. True if it told of a pause that ended a chain of regular ones."""
+        known = self.known = self.known + 1
         rise = ratio - self.center
+        if known <= FIRST_STEPS:
+            self._begin(rise)
+            return False
         scale = self.scale if self.scale > MIN_SCALE else MIN_SCALE
-        slow = (
-            rise > config.noise_factor * scale
-            and rise > math.log(config.min_ratio)
-            and self.known >= READY_STEPS
-        )
-        self._learn(ratio, rise, WINSOR * scale)
-        if slow:
+        most = WINSOR * scale
+        cut = most if rise > most else -most if rise < -most else rise
+        weight = WEIGHT if known >= FAST_STEPS else 1 / known
+        self.center += weight * cut
+        self.scale += weight * (SIGMA_PER_MEAN * abs(cut) - self.scale)
+        is_high = rise > config.noise_factor * scale and known > READY_STEPS
+        if is_high and rise > math.log(config.min_ratio):
             self._slow(step, ratio, rise, compute_s)
             return False
         if self.period and step - self.steps[-1] > SILENT_PERIODS * self.period:
@@ -83,18 +89,9 @@ class RegularPauses:
         single, self.run = self.run == 1, 0
         return single and self.pending_s <= config.max_pause_s and self._pause(config)
 
-    def _learn(self, ratio: float, rise: float, most: float) -> None:
-        """Of a ``rise`` no more than ``most``, up or down."""
-        self.known += 1
-        if self.known <= 3:
-            # Three steps set the level; the noise is theirs until more is known.
-            self.center += (ratio - self.center) / self.known
-            self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
-            return
-        cut = most if rise > most else -most if rise < -most else rise
-        weight = WEIGHT if self.known >= FAST_STEPS else 1 / self.known
-        self.center += weight * cut
-        self.scale += weight * (SIGMA_PER_MEAN * abs(cut) - self.scale)
+    def _begin(self, rise: float) -> None:
+        self.center += rise / self.known
+        self.scale = max(self.scale, abs(rise) if self.known > 1 else 0.0, MIN_SCALE)
 
     def _slow(self, step: int, ratio: float, rise: float, compute_s: float) -> None:
         """A pause, or the first step of a new level."""

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from warpwatch.daemon.config.detectors_steps import ShiftConfig
-from warpwatch.daemon.detectors.base import (
-    Fine,
-    Found,
-    JobStep,
-    Observation,
-    Reading,
-    Timeless,
-    Verdict,
-)
+from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
 from warpwatch.daemon.detectors.episode import CLOSING_SAMPLES, Episode
 from warpwatch.daemon.detectors.level_shift import LevelShift, Shift
 from warpwatch.daemon.detectors.step_signal import StepSignal
@@ -29,7 +21,7 @@ UPDATE_SAMPLES = 20
 
 @dataclass(slots=True)
 class ShiftJob:
-    """index: of the newest step; beside: what the kind keeps in step with ``shifts.values``.
+    """index: of the newest step; beside: what the kind keeps in step with ``shifts.samples``.
 
     episode: the rise that lasts; told: the last one that was told.
     nearest: the largest part of a limit that the job ever reached; nearest_step: where.
@@ -45,25 +37,31 @@ class ShiftJob:
     nearest: float = 0.0
     nearest_step: int | None = None
 
+    @property
+    def on(self) -> bool:
+        return self.episode is not None
+
 
 @dataclass(slots=True)
 class ShiftState:
     jobs: dict[str, ShiftJob] = field(default_factory=dict)
 
 
-class ShiftDetector(Timeless, ABC, Generic[C]):
+class ShiftDetector(PerJob[ShiftJob], Generic[C]):
     """A detector says ``sample``, ``confirms`` and ``found``; the rest is here."""
 
     kind: str
-    reads = (JobStep,)
 
     def __init__(self, config: C) -> None:
         self._config = config
         self.state = ShiftState()
 
+    def begin(self) -> ShiftJob:
+        return ShiftJob()
+
     @abstractmethod
-    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
-        """The signal, when this step completes a sample of it."""
+    def sample(self, job: ShiftJob, seen: JobStep) -> bool:
+        """Whether the step completes a sample of the signal, which ``job.shifts`` then has."""
 
     @abstractmethod
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:
@@ -73,30 +71,17 @@ class ShiftDetector(Timeless, ABC, Generic[C]):
     def found(self, job: ShiftJob, episode: Episode, level: float, seen: JobStep) -> Found:
         """What to say of a rise; ``level`` is the signal's present one."""
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        assert isinstance(seen, JobStep)
-        jobs = self.state.jobs
-        job = jobs.get(seen.job)
-        if job is None or seen.index <= job.index:
-            # A job that began anew: other machines, other work.
-            over = job is not None and job.episode is not None
-            job = jobs[seen.job] = ShiftJob(index=seen.index)
-            return (Fine(seen.time, seen.job),) if over else ()
-        job.index = seen.index
-        value = self.sample(job, seen)
-        return () if value is None else self._judge(job, value, seen)
-
-    def forget(self, job: str) -> None:
-        self.state.jobs.pop(job, None)
+    def judge(self, job: ShiftJob, seen: JobStep) -> Iterable[Verdict]:
+        return self._judge_sample(job, seen) if self.sample(job, seen) else ()
 
     def readings(self) -> Iterable[Reading]:
         for name, job in self.state.jobs.items():
             yield self._reading(name, job)
 
-    def _judge(self, job: ShiftJob, value: float, seen: JobStep) -> Iterable[Verdict]:
-        before = len(job.shifts.values)
-        least = job.signal.window_of(self._config.block_s)
-        shift = job.shifts.add(value, self._config, least)
+    def _judge_sample(self, job: ShiftJob, seen: JobStep) -> Iterable[Verdict]:
+        if not job.shifts.least_window:
+            job.shifts.least_window = job.signal.window_of(self._config.block_s)
+        shift = job.shifts.judge(self._config)
         if job.shifts.nearest > job.nearest:
             job.nearest, job.nearest_step = job.shifts.nearest, seen.step
         verdicts: Iterable[Verdict] = ()
@@ -104,8 +89,9 @@ class ShiftDetector(Timeless, ABC, Generic[C]):
             verdicts = self._begin(job, shift, seen)
         elif job.episode is not None:
             verdicts = self._go_on(job, job.episode, seen)
-        if len(job.shifts.values) <= before:
-            del job.beside[: -len(job.shifts.values)]
+        kept = len(job.shifts.samples.values)
+        if len(job.beside) > kept:
+            del job.beside[:-kept]
         return verdicts
 
     def _begin(self, job: ShiftJob, shift: Shift, seen: JobStep) -> Iterable[Verdict]:
@@ -135,7 +121,7 @@ class ShiftDetector(Timeless, ABC, Generic[C]):
     def _reading(self, name: str, job: ShiftJob) -> Reading:
         shifts = job.shifts
         if not shifts.ready:
-            text = f"{len(shifts.values)} samples seen, its noise is not known yet"
+            text = f"{len(shifts.samples.values)} samples seen, its noise is not known yet"
             return Reading("learning", text, job=name)
         limit = shifts.limit(self._config)
         text = (

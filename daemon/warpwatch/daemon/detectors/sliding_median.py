@@ -1,12 +1,9 @@
-"""Median and quartiles of a signal's last values, kept in order: two binary searches a value."""
+"""The median of a signal's last values, kept in order: two binary searches a value."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-
-# √(π/2) deviations over √n; a normal distribution's quartiles are 1.349 deviations apart.
-MEDIAN_ERROR = 1.2533 / 1.349
 
 
 @dataclass(slots=True)
@@ -17,10 +14,6 @@ class SlidingMedian:
     recent: list[float] = field(default_factory=list)
     ordered: list[float] = field(default_factory=list)
     oldest: int = 0
-
-    @property
-    def full(self) -> bool:
-        return len(self.recent) >= self.size
 
     def add(self, value: float) -> None:
         recent, ordered = self.recent, self.ordered
@@ -36,21 +29,6 @@ class SlidingMedian:
     def median(self) -> float:
         """Of at least one value."""
         return median_of_ordered(self.ordered)
-
-    def upper_quartile(self) -> float:
-        """What a quarter of the values reach."""
-        return self.ordered[len(self.ordered) * 3 // 4]
-
-    def median_error(self) -> float:
-        """Standard error of the median, were the values independent and about normal."""
-        count = len(self.ordered)
-        quartiles = self.ordered[count * 3 // 4] - self.ordered[count // 4]
-        return float(MEDIAN_ERROR * quartiles / count**0.5)
-
-    def clear(self) -> None:
-        self.recent.clear()
-        self.ordered.clear()
-        self.oldest = 0
 
 
 def median_of_ordered(ordered: list[float]) -> float:

@@ -7,18 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_steps import ShiftConfig, StepDriftConfig
-from warpwatch.daemon.detectors.base import (
-    Fine,
-    Found,
-    JobStep,
-    Observation,
-    Reading,
-    Timeless,
-    Verdict,
-)
+from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
 from warpwatch.daemon.detectors.episode import Episode
-from warpwatch.daemon.detectors.level_shift import LevelShift, level
-from warpwatch.daemon.detectors.step_signal import StepSignal
+from warpwatch.daemon.detectors.level_shift import LevelShift
+from warpwatch.daemon.detectors.samples import level
+from warpwatch.daemon.detectors.step_signal import StepSignal, add_common
 
 # Samples of a block; all that follows is counted in blocks.
 BLOCK = 20
@@ -59,42 +52,39 @@ class DriftJob:
     nearest: float = 0.0
     nearest_step: int | None = None
 
+    @property
+    def on(self) -> bool:
+        return self.episode is not None
+
 
 @dataclass(slots=True)
 class DriftState:
     jobs: dict[str, DriftJob] = field(default_factory=dict)
 
 
-class StepDrift(Timeless):
+class StepDrift(PerJob[DriftJob]):
     kind = "step_drift"
-    reads = (JobStep,)
 
     def __init__(self, config: StepDriftConfig) -> None:
         self._config = config
         self.state = DriftState()
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        assert isinstance(seen, JobStep)
-        jobs = self.state.jobs
-        job = jobs.get(seen.job)
-        if job is None or seen.index <= job.index:
-            over = job is not None and job.episode is not None
-            job = jobs[seen.job] = DriftJob(index=seen.index)
-            return (Fine(seen.time, seen.job),) if over else ()
-        job.index = seen.index
-        value = job.signal.add(seen, seen.common_s, self._config)
+    def begin(self) -> DriftJob:
+        return DriftJob()
+
+    def judge(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+        value = add_common(job, seen, self._config)
         if value is None:
             return ()
-        least = max(SHORTEST_WINDOW, job.signal.window_of(SHIFTS.block_s))
-        if job.shifts.add(value, SHIFTS, least) is not None:
+        if not job.shifts.least_window:
+            shortest = job.signal.window_of(SHIFTS.block_s)
+            job.shifts.least_window = max(SHORTEST_WINDOW, shortest)
+        if job.shifts.judge(SHIFTS) is not None:
             return self._restart(job, seen)
         if not job.block:
             job.first_steps.append(job.signal.first_step)
         job.block.append(value)
         return self._end_block(job, seen) if len(job.block) == BLOCK else ()
-
-    def forget(self, job: str) -> None:
-        self.state.jobs.pop(job, None)
 
     def readings(self) -> Iterable[Reading]:
         for name, job in self.state.jobs.items():

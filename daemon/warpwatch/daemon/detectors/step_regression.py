@@ -9,6 +9,7 @@ from warpwatch.daemon.detectors.base import Found, JobStep
 from warpwatch.daemon.detectors.episode import Episode
 from warpwatch.daemon.detectors.level_shift import Shift
 from warpwatch.daemon.detectors.shift_detector import ShiftDetector, ShiftJob
+from warpwatch.daemon.detectors.step_signal import add_common
 
 
 class StepRegression(ShiftDetector[StepRegressionConfig]):
@@ -16,8 +17,8 @@ class StepRegression(ShiftDetector[StepRegressionConfig]):
 
     kind = "step_regression"
 
-    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
-        return job.signal.add(seen, seen.common_s, self._config)
+    def sample(self, job: ShiftJob, seen: JobStep) -> bool:
+        return add_common(job, seen, self._config) is not None
 
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:
         return True

@@ -11,15 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_steps import StepSpikesConfig
-from warpwatch.daemon.detectors.base import (
-    Fine,
-    Found,
-    JobStep,
-    Observation,
-    Reading,
-    Timeless,
-    Verdict,
-)
+from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
 from warpwatch.daemon.detectors.step_work import StepWork
 
 # Steps around the newest that say what is normal; looked at every few steps.
@@ -87,23 +79,17 @@ class SpikesState:
     jobs: dict[str, SpikesJob] = field(default_factory=dict)
 
 
-class StepSpikes(Timeless):
+class StepSpikes(PerJob[SpikesJob]):
     kind = "step_spikes"
-    reads = (JobStep,)
 
     def __init__(self, config: StepSpikesConfig) -> None:
         self._config = config
         self.state = SpikesState()
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        assert isinstance(seen, JobStep)
-        jobs = self.state.jobs
-        job = jobs.get(seen.job)
-        if job is None or seen.index <= job.index:
-            over = job is not None and job.on
-            job = jobs[seen.job] = SpikesJob(index=seen.index)
-            return (Fine(seen.time, seen.job),) if over else ()
-        job.index = seen.index
+    def begin(self) -> SpikesJob:
+        return SpikesJob()
+
+    def judge(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < self._config.warmup_steps or seen.common_s <= 0:
             return ()
         value = math.log(seen.common_s) - job.work.explained(seen, seen.common_s)
@@ -111,10 +97,7 @@ class StepSpikes(Timeless):
             return ()
         job.count += 1
         self._count(job, value, seen)
-        return self._judge(job, seen)
-
-    def forget(self, job: str) -> None:
-        self.state.jobs.pop(job, None)
+        return self._decide(job, seen)
 
     def readings(self) -> Iterable[Reading]:
         for name, job in self.state.jobs.items():
@@ -188,7 +171,7 @@ class StepSpikes(Timeless):
             return False
         return max(gaps) - min(gaps) <= 2 * PERIOD_TOLERANCE * max(gaps)
 
-    def _judge(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
+    def _decide(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
         config = self._config
         job_excess = job.evidence / config.evidence
         if job_excess > job.nearest:

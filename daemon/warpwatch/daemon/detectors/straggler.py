@@ -9,7 +9,7 @@ lengths that make now one rank slow and now another do not, and pauses do not ei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_ranks import StragglerConfig
@@ -19,18 +19,16 @@ from warpwatch.daemon.detectors.base import (
     Fine,
     Found,
     JobStep,
-    Observation,
+    PerJob,
     Reading,
-    Timeless,
     Verdict,
 )
-from warpwatch.daemon.detectors.rank_levels import JobLevels, RankLevel
+from warpwatch.daemon.detectors.guarded_median import Middle
+from warpwatch.daemon.detectors.rank_levels import JobLevels, RankLevel, error_of
 from warpwatch.daemon.detectors.sliding_median import median_of_ordered
 
 # However far above the limit a level is, it is held for at least this part of ``hold_s``.
 MAX_HASTE = 4.0
-# Blocks in a row below half of the limit that end it.
-RELEASE_BLOCKS = 2
 # Weight of a new tick in the share of compute in the step.
 SHARE_WEIGHT = 0.05
 # A rank that changes by a quarter against its peers while it is learned: what it was is no news
@@ -45,9 +43,8 @@ class StragglerState:
     jobs: dict[str, JobLevels] = field(default_factory=dict)
 
 
-class Straggler(Timeless):
+class Straggler(PerJob[JobLevels]):
     kind = "straggler"
-    reads = (JobStep,)
 
     def __init__(self, config: StragglerConfig) -> None:
         self._config = config
@@ -56,31 +53,22 @@ class Straggler(Timeless):
         self._quartile_excess = math.log(config.quartile_ratio)
         self.state = StragglerState()
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        assert isinstance(seen, JobStep)
-        jobs = self.state.jobs
-        job = jobs.get(seen.job)
-        verdicts: Iterable[Verdict] = ()
-        if job is None or seen.index <= job.index:
-            # A job that began anew: other machines, other work.
-            verdicts = (Fine(seen.time, seen.job),) if job is not None and job.on else ()
-            job = jobs[seen.job] = JobLevels()
-        job.index = seen.index
+    def begin(self) -> JobLevels:
+        return JobLevels()
+
+    def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < self._config.warmup_steps or len(seen.compute_s) < 2:
-            return verdicts
+            return ()
         step = peers.compare(seen, job.scaling, job.groups)
         tick_s = job.add(step, seen.duration_s, self._config)
-        return self._judge(job, seen, tick_s) if tick_s > 0 else verdicts
+        return self._judge_tick(job, seen, tick_s) if tick_s > 0 else ()
 
-    def forget(self, job: str) -> None:
-        self.state.jobs.pop(job, None)
-
-    def _judge(self, job: JobLevels, seen: JobStep, tick_s: float) -> Iterable[Verdict]:
+    def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Iterable[Verdict]:
         if seen.duration_s > 0:
             middle = sorted(seen.compute_s.values())[len(seen.compute_s) // 2]
             share = min(middle / seen.duration_s, 1.0)
             job.compute_share += SHARE_WEIGHT * (share - job.compute_share)
-        found = self._judge_tick(job, seen, tick_s)
+        found = self._judge_ranks(job, seen, tick_s)
         block = job.block_ticks >= self._config.window_ticks
         if block:
             self._end_block(job, seen)
@@ -88,24 +76,26 @@ class Straggler(Timeless):
             return ()
         return self._verdicts(job, seen, repeat=block)
 
-    def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
+    def _judge_ranks(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
         """True if one of the ranks that were judged is found."""
-        found, ticks, error = False, self._config.window_ticks, -1.0
-        low, high = (ticks - 1) // 2, ticks // 2
+        found, error = False, -1.0
+        half = self._config.window_ticks / 2
         for rank in job.ranks.values():
-            ordered = rank.window.ordered
-            if rank.missed_blocks or len(ordered) < ticks:
+            # Most of them are far from anything that would change what is known of them.
+            if rank.window.above < half or rank.missed_blocks or not rank.window.full:
                 continue
-            level = (ordered[low] + ordered[high]) / 2
+            level = rank.level
             # What is calm without the windows' own noise is so with it.
             most = (level - rank.baseline.center) / rank.limit
             if most < 1 and most <= rank.nearest and not rank.on:
-                rank.above_ticks, rank.above_s, rank.excess = 0, 0.0, 0.0
+                rank.calm_down()
+                rank.watch()
                 continue
-            error = job.error() if error < 0 else error
+            error = error_of(job.middles()) if error < 0 else error
             limit = max(rank.limit, self._config.noise_factor * error)
             rank.excess = self._excess(job, rank, level, limit)
             self._judge_rank(job, rank, seen, tick_s)
+            rank.watch()
             found = found or rank.on
         return found
 
@@ -138,67 +128,79 @@ class Straggler(Timeless):
 
     def _end_block(self, job: JobLevels, seen: JobStep) -> None:
         job.block_ticks = 0
-        calm = not any(rank.on for rank in job.ranks.values())
-        error = job.error()
+        calm = not any([rank.on for rank in job.ranks.values()])
+        middles = job.middles()
+        error = error_of(middles)
         job.drop_missing(FORGET_BLOCKS)
-        for rank in job.ranks.values():
-            if rank.window.full and rank.missed_blocks == 1:
-                self._judge_block(job, rank, seen, calm, error)
-        self._judge_quartiles(job, seen, calm, error)
-        spreads = sorted(rank.baseline.spread for rank in job.ranks.values())
-        job.noise = median_of_ordered(spreads)
+        judged = [
+            (rank, middles[number])
+            for number, rank in job.ranks.items()
+            if number in middles and rank.missed_blocks == 1
+        ]
+        for rank, middle in judged:
+            self._judge_block(job, rank, middle.median, seen, calm, error)
+        if job.groups and judged:
+            self._judge_quartiles(job, judged, seen, calm, error)
+        job.noise = median_of_ordered(sorted([r.baseline.spread for r in job.ranks.values()]))
         if not job.groups and all(map(self._is_ready, job.ranks.values())):
             job.form_groups(self._config)
         for rank in job.ranks.values():
             known = self._is_ready(rank)
             rank.limit = self._limit(job, rank, 0.0, self._min_excess) if known else NEVER
+            rank.watch()
 
     def _is_ready(self, rank: RankLevel) -> bool:
         return len(rank.baseline.blocks) >= self._config.ready_blocks
 
     def _judge_block(
-        self, job: JobLevels, rank: RankLevel, seen: JobStep, calm: bool, error: float
+        self,
+        job: JobLevels,
+        rank: RankLevel,
+        level: float,
+        seen: JobStep,
+        calm: bool,
+        error: float,
     ) -> None:
-        config, level, size = self._config, rank.level, self._config.baseline_blocks
+        config, baseline = self._config, rank.baseline
         rank.blocks = [*rank.blocks[1 - config.drift_blocks :], level]
         if not self._is_ready(rank):
-            rank.baseline.begin_anew(level, START_JUMP)
-            rank.baseline.learn(level, size)
+            baseline.begin_anew(level, START_JUMP)
+            baseline.learn(level, config.baseline_blocks)
             return
         limit = self._limit(job, rank, error, self._drift_excess)
-        excess, long_excess = self._excess(job, rank, level, limit), 0.0
-        if len(rank.blocks) >= config.drift_blocks:
-            long_excess = self._excess(job, rank, rank.long_level, limit)
-        if not rank.on and min(excess, long_excess) >= 1:
-            rank.on = True
-            rank.begin_step = max(0, seen.step - self._blocks_steps(job))
-        elif rank.on:
-            rank.now_and_then = rank.now_and_then and rank.excess < 1
-            highest = max(excess, rank.excess, rank.upper.excess)
-            rank.calm_blocks = rank.calm_blocks + 1 if highest < 0.5 else 0
-            if rank.calm_blocks >= RELEASE_BLOCKS:
-                rank.on = rank.from_start = rank.now_and_then = False
-                rank.calm_blocks = 0
-        elif calm and rank.baseline.center - level >= limit:
-            rank.baseline.learn_lower(level, size)
-        elif calm and excess < 1:
-            rank.baseline.learn(level, size)
+        excess = self._excess(job, rank, level, limit)
+        if rank.on:
+            rank.release(excess)
+        elif excess >= 1:
+            known = len(rank.blocks) >= config.drift_blocks
+            if known and self._excess(job, rank, rank.long_level, limit) >= 1:
+                rank.on = True
+                rank.begin_step = max(0, seen.step - self._blocks_steps(job))
+        elif calm and baseline.center - level >= limit:
+            baseline.learn_lower(level, config.baseline_blocks)
+        elif calm:
+            baseline.learn(level, config.baseline_blocks)
 
-    def _judge_quartiles(self, job: JobLevels, seen: JobStep, calm: bool, error: float) -> None:
+    def _judge_quartiles(
+        self,
+        job: JobLevels,
+        judged: Sequence[tuple[RankLevel, Middle]],
+        seen: JobStep,
+        calm: bool,
+        error: float,
+    ) -> None:
         """Who is slow in a quarter of the steps, while the others are not?"""
         config = self._config
-        judged = [r for r in job.ranks.values() if r.window.full and r.missed_blocks == 1]
-        if not job.groups or not judged:
-            return
-        for rank in judged:
-            rank.upper.add(rank.window.upper_quartile(), config)
+        for rank, middle in judged:
+            rank.upper.add(middle.upper_quartile, config)
         # Lengths that got more uneven raise it everywhere.
-        common = max(0.0, sorted(rank.upper.rise for rank in judged)[(len(judged) - 1) // 2])
-        noise = median_of_ordered(sorted(rank.upper.baseline.spread for rank in judged))
-        for rank in judged:
+        rises = sorted([rank.upper.rise for rank, _ in judged])
+        common = max(0.0, rises[(len(rises) - 1) // 2])
+        noise = median_of_ordered(sorted([rank.upper.baseline.spread for rank, _ in judged]))
+        for rank, middle in judged:
             upper, rise = rank.upper, rank.upper.rise - common
             if len(upper.baseline.blocks) < config.ready_blocks:
-                upper.baseline.learn(upper.blocks[-1], config.baseline_blocks)
+                upper.baseline.learn(middle.upper_quartile, config.baseline_blocks)
                 continue
             limit = config.noise_factor * max(upper.baseline.spread, noise, error)
             cost = math.expm1(min(rise, 10.0)) / 4 * job.compute_share / config.min_cost
@@ -207,7 +209,7 @@ class Straggler(Timeless):
                 rank.on = rank.now_and_then = True
                 rank.begin_step = max(0, seen.step - self._blocks_steps(job))
             elif calm and upper.excess < 1:
-                upper.baseline.learn(upper.blocks[-1], config.baseline_blocks)
+                upper.baseline.learn(middle.upper_quartile, config.baseline_blocks)
 
     def _blocks_steps(self, job: JobLevels) -> int:
         config = self._config
@@ -261,7 +263,7 @@ class Straggler(Timeless):
             return Reading("learning", text, name, number)
         usual = math.exp(rank.baseline.center)
         value = math.exp(rank.level)
-        limit = usual * math.exp(self._limit(job, rank, job.error(), self._min_excess))
+        limit = usual * math.exp(self._limit(job, rank, error_of(job.middles()), self._min_excess))
         return Reading(
             "found" if rank.on else "fine",
             f"rank {number} computes {value:.3f} times as long as its peers, usually "

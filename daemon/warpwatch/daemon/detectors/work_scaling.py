@@ -33,12 +33,7 @@ class WorkScaling:
     def explained(
         self, log_times: Mapping[int, float], work: Mapping[int, int]
     ) -> dict[int, float]:
-        """The part of each rank's log time that its work explains; {} where work tells nothing.
-
-        Work must be known of every rank and differ between them.
-        """
-        if len(work) < len(log_times) or not _differs(work):
-            return {}
+        """The part of each rank's log time that its work explains, by work that is telling."""
         log_work = {rank: math.log(work[rank]) for rank in log_times}
         exponent = self.exponent
         self._learn(log_times, log_work)
@@ -62,6 +57,7 @@ class WorkScaling:
             self.squares /= 2
 
 
-def _differs(work: Mapping[int, int]) -> bool:
-    amounts = list(work.values())
-    return amounts.count(amounts[0]) < len(amounts) and min(amounts) > 0
+def is_telling(work: Mapping[int, int], ranks: int) -> bool:
+    """Whether it is known of every rank and differs between them."""
+    amounts = work.values()
+    return len(work) >= ranks and len(set(amounts)) > 1 and min(amounts) > 0
