@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from tests.client.interrupts import interrupted
 from tests.client.loop_base import data, flow, loop, model
 from tests.client.test_cuda_steps import SimulatedCuda
 from warpwatch.client.cuda_steps import CudaSteps
-from warpwatch.client.hooks.lap import NONE
+from warpwatch.client.hooks.lap import NONE, TRAINED
 
 STEPS = 12
 TICK_NS = 1_000_000
@@ -288,6 +289,23 @@ def another_thread_compiles() -> int:
         assert flow.lap.stage == NONE
 
     return training.run(fetched=_at(7, compiles))
+
+
+@loop
+def batches_of_another_thread() -> int:
+    """It has fetched some before the program is a rank; what it fetches then is no lap's batch."""
+    training = Training()
+    laps: list[int] = []
+    with ThreadPoolExecutor(1) as thread:
+        iterator = iter(data(STEPS))
+        fetched = [thread.submit(next, iterator).result() for _ in range(4)]
+        for _ in range(STEPS):
+            fetched.append(thread.submit(next, iterator, None).result())
+            (batch,) = fetched.pop(0)
+            training.net(batch).sum().backward()
+            laps.append(flow.lap.stage == TRAINED)
+            training.optimizer.step()
+    return sum(laps)
 
 
 @loop

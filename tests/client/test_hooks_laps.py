@@ -30,12 +30,13 @@ STEPS = {
     "a_log_that_somebody_else_has_taken": 12,
     "another_thread_compiles": 12,
 }
+OF_ANOTHER_THREAD = "batches_of_another_thread"
 INTERRUPTED = "interrupted_at_any_line_of_a_lap"
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return run_loops(tmp_path_factory.mktemp("laps"), *STEPS, INTERRUPTED)
+    return run_loops(tmp_path_factory.mktemp("laps"), *STEPS, OF_ANOTHER_THREAD, INTERRUPTED)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,15 @@ def test_laps_add_up_to_what_borders_noted_by_themselves_do(
     assert without == 0
     assert laps > 0
     assert told[name]["steps"] == steps
+
+
+def test_a_batch_that_another_thread_fetches_is_part_of_no_lap(
+    told: dict[str, dict[str, Any]],
+) -> None:
+    loop = told[OF_ANOTHER_THREAD]
+    assert loop["result"] == 0
+    assert loop["steps"] == 12
+    assert "data_wait" not in loop["phases_s"]
 
 
 def test_an_interrupt_at_any_line_of_a_lap_costs_no_later_step(

@@ -194,7 +194,12 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
 
     @wraps(original)
     def __next__(iterator: Any) -> Any:
-        if lap.stage != BEGUN or lap.iterator() is not iterator or not lap.is_grad_enabled():
+        if (
+            lap.stage != BEGUN
+            or lap.iterator() is not iterator
+            or get_ident() != lap.thread
+            or not lap.is_grad_enabled()
+        ):
             return outside_of_laps(iterator)
         lap.asked_ns = monotonic_ns()
         lap.stage = FETCHING
