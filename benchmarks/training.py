@@ -1,7 +1,8 @@
 """What the shim costs a real training on the CPU, beside the same loop alone and beside TraceML.
 
-Every variant is a process of its own, one after the other in rounds, so that all see the same
-machine; what a variant adds is taken within a round. A daemon runs all the time.
+Every variant is a process of its own. In each round all of them live, and take turns of a few
+milliseconds, so that all see the same machine; what a variant adds is taken within a turn. In
+another round they lie elsewhere in memory, which shifts their times too.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,8 +30,10 @@ from warpwatch.daemon.api_client import ApiClient
 from warpwatch.daemon.demo.processes import free_port
 
 LOOP = Path(__file__).with_name("training_loop.py")
-ROUNDS, STEPS = 9, 4000
-QUICK_ROUNDS, QUICK_STEPS = 3, 1500
+# Steps of a turn; the first of them find the processor's caches as the variant before left them.
+TURN_STEPS = 100
+ROUNDS, TURNS = 6, 100
+QUICK_ROUNDS, QUICK_TURNS = 3, 15
 RESAMPLES = 2000
 TIMEOUT_S = 300.0
 STEP_US = 100_000.0
@@ -60,6 +64,7 @@ def _warpwatch_run(folder: Path) -> list[str]:
 def _traceml_run(folder: Path) -> list[str]:
     console = Path(sys.executable).with_name("traceml")
     options = ["--mode", "summary", "--logs-dir", str(folder), "--run-name", "run"]
+    options += ["--aggregator-port", str(free_port()), "--master-port", str(free_port())]
     return [str(console), "run", *options]
 
 
@@ -81,6 +86,58 @@ VARIANTS = (
 )
 
 
+class Worker:
+    """A variant's process, which trains when it is asked to."""
+
+    def __init__(self, variant: Variant, folder: Path, environment: dict[str, str]) -> None:
+        self._variant, self._folder = variant, folder
+        path, self._log = folder / "socket", folder / "output"
+        arguments = [variant.loop, str(path)]
+        if variant.command is _traceml_run:
+            arguments = ["--args", *arguments]
+        with socket.socket(socket.AF_UNIX) as listener, self._log.open("wb") as log:
+            listener.bind(str(path))
+            listener.listen()
+            command = [*variant.command(folder), str(LOOP), *arguments]
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            self._connection = self._accepted(listener)
+        self._lines = self._connection.makefile("rw", encoding="ascii")
+        # The steps of the warm-up.
+        self._answer()
+
+    def run(self, steps: int) -> dict[str, float]:
+        print(steps, file=self._lines, flush=True)
+        return self._answer()
+
+    def finish(self) -> None:
+        self._lines.close()
+        self._connection.close()
+        self._process.wait(TIMEOUT_S)
+        # The daemon reads the end of the ring.
+        time.sleep(1)
+
+    def _accepted(self, listener: socket.socket) -> socket.socket:
+        listener.settimeout(0.2)
+        deadline = time.monotonic() + TIMEOUT_S
+        while self._process.poll() is None and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                return listener.accept()[0]
+        stop(self._process)
+        raise self._failure()
+
+    def _answer(self) -> dict[str, float]:
+        line = self._lines.readline()
+        if not line:
+            self._process.wait(TIMEOUT_S)
+            raise self._failure()
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def _failure(self) -> CannotMeasure:
+        said = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        return CannotMeasure(f"{self._variant.name} ended: {said[-1]}")
+
+
 def measure() -> dict[str, Any]:
     """Raises CannotMeasure when the peer is not installed or a loop fails."""
     try:
@@ -88,37 +145,36 @@ def measure() -> dict[str, Any]:
     except metadata.PackageNotFoundError as error:
         raise CannotMeasure(f"traceml-ai is not installed; {INSTALL}") from error
     quick = bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
-    rounds, steps = (QUICK_ROUNDS, QUICK_STEPS) if quick else (ROUNDS, STEPS)
-    results: dict[str, list[dict[str, Any]]] = {variant.name: [] for variant in VARIANTS}
-    with tempfile.TemporaryDirectory() as name:
-        for turn in range(rounds):
-            for variant in VARIANTS:
-                folder = Path(name) / f"{turn}-{variant.name}"
-                results[variant.name].append(run(variant, folder, steps))
-    report = {variant: summary(runs, results["plain"]) for variant, runs in results.items()}
-    about = {"rounds": rounds, "steps": steps, "traceml": version}
+    rounds, turns = (QUICK_ROUNDS, QUICK_TURNS) if quick else (ROUNDS, TURNS)
+    taken = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as name:
+            taken.append(run(Path(name), turns))
+    report = {variant.name: summary(variant.name, taken) for variant in VARIANTS}
+    about = {"rounds": rounds, "turns": turns, "turn_steps": TURN_STEPS, "traceml": version}
     return {**about, "variants": report, "limits": judge(report)}
 
 
-def run(variant: Variant, folder: Path, steps: int) -> dict[str, Any]:
-    """One process in a folder of its own, with a daemon of its own."""
-    folder.mkdir()
-    result = folder / "result.json"
-    with daemon(folder) as (environment, api):
-        command = [*variant.command(folder), str(LOOP)]
-        arguments = [variant.loop, str(steps), str(result)]
-        if variant.command is _traceml_run:
-            arguments = ["--args", *arguments]
-        done = subprocess.run(
-            [*command, *arguments], env=environment, capture_output=True, timeout=TIMEOUT_S
-        )
-        if not result.is_file():
-            lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no result"]
-            raise CannotMeasure(f"{variant.name} ended with {done.returncode}: {lines[-1]}")
-        # The daemon reads the end of the ring.
-        time.sleep(1)
-        measured = json.loads(result.read_text(encoding="utf-8"))
-        return {**measured, "steps_seen": variant.seen(folder, api)}
+def run(folder: Path, turns: int) -> dict[str, dict[str, Any]]:
+    """One round: of each variant, the answers of its turns and the steps that its observer saw."""
+    answers: dict[str, list[dict[str, float]]] = {variant.name: [] for variant in VARIANTS}
+    seen: dict[str, int | None] = {}
+    with ExitStack() as stack:
+        workers: dict[Variant, tuple[Worker, ApiClient]] = {}
+        for variant in VARIANTS:
+            own = folder / variant.name
+            own.mkdir()
+            environment, api = stack.enter_context(daemon(own))
+            workers[variant] = Worker(variant, own, environment), api
+        for turn in range(turns):
+            # Each comes after each other one in its time.
+            for place in range(len(VARIANTS)):
+                variant = VARIANTS[(turn + place * (1 + turn % 4)) % len(VARIANTS)]
+                answers[variant.name].append(workers[variant][0].run(TURN_STEPS))
+        for variant, (worker, api) in workers.items():
+            worker.finish()
+            seen[variant.name] = variant.seen(folder / variant.name, api)
+    return {name: {"turns": answers[name], "seen": seen[name]} for name in answers}
 
 
 @contextmanager
@@ -145,21 +201,33 @@ def daemon(folder: Path) -> Iterator[tuple[dict[str, str], ApiClient]]:
         stop(process)
 
 
-def summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians, and what the variant adds to the plain loop of the same round, with 95 % bounds."""
-    names = ("step_us", "cpu_us", "rss_kib")
-    row: dict[str, Any] = {
-        name: round(statistics.median(one[name] for one in runs), 1) for name in names
-    }
-    if runs is not plain:
-        for name in names:
-            added = [one[name] - alone[name] for one, alone in zip(runs, plain, strict=True)]
+def summary(name: str, rounds: list[dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """Medians over the rounds, and what the variant adds to the plain loop, with 95 % bounds."""
+    row: dict[str, Any] = {}
+    for figure in ("step_us", "cpu_us", "rss_kib"):
+        row[figure] = round(_middle(middle_of(one[name], figure) for one in rounds), 1)
+        if name != "plain":
+            added = [_middle(added_by(one, name, figure)) for one in rounds]
             low, high = bounds(added)
-            key = f"added_{name}"
-            row[key] = round(statistics.median(added), 1)
-            row[f"{key}_95"] = [round(low, 1), round(high, 1)]
-        row["steps_seen"] = runs[-1]["steps_seen"]
+            row[f"added_{figure}"] = round(statistics.median(added), 1)
+            row[f"added_{figure}_95"] = [round(low, 1), round(high, 1)]
+    if name != "plain":
+        row["steps_seen"] = rounds[-1][name]["seen"]
     return row
+
+
+def middle_of(variant: dict[str, Any], figure: str) -> float:
+    return _middle(turn[figure] for turn in variant["turns"])
+
+
+def added_by(one: dict[str, dict[str, Any]], name: str, figure: str) -> Iterator[float]:
+    """Of each turn of the round."""
+    for turn, alone in zip(one[name]["turns"], one["plain"]["turns"], strict=True):
+        yield turn[figure] - alone[figure]
+
+
+def _middle(values: Iterable[float]) -> float:
+    return float(statistics.median(values))
 
 
 def bounds(values: list[float]) -> tuple[float, float]:

@@ -1,21 +1,24 @@
 """A plain PyTorch loop of short steps, by itself or watched by the calls of a peer.
 
-    python benchmarks/training_loop.py VARIANT STEPS RESULT
+    python benchmarks/training_loop.py VARIANT SOCKET
 
 VARIANT: ``plain`` (also what `warpwatch run` and `traceml run` start), ``shim`` or ``traceml``,
-whose calls are then in the loop. Writes JSON into the file RESULT: median step and processor time
-of the training thread a step in microseconds, resident memory in KiB.
+whose calls are then in the loop. After each line with a number on the Unix socket it runs so many
+steps and answers with a line of JSON: median step and processor time of the training thread a step
+in microseconds, resident memory in KiB. It ends when the socket is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
+import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
@@ -32,16 +35,13 @@ Watch = Callable[[str], AbstractContextManager[Any]]
 class Batches(torch.utils.data.Dataset):  # type: ignore[misc]
     """One batch again and again: loading costs next to nothing."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self) -> None:
         self._batch = torch.randn(BATCH, WIDTH)
 
     def __len__(self) -> int:
-        return self._count
+        return 10**9
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index >= self._count:
-            raise IndexError
         return self._batch
 
 
@@ -63,7 +63,8 @@ def traceml(model: torch.nn.Module) -> Watch:
     return lambda part: peer.trace_step(model) if part == "step" else contextlib.nullcontext()
 
 
-def train(variant: str, steps: int) -> dict[str, float]:
+def train(variant: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
+    """For each number in ``asked``, what so many steps took."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -71,24 +72,25 @@ def train(variant: str, steps: int) -> dict[str, float]:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     watch = shim() if variant == "shim" else traceml(model) if variant == "traceml" else nothing
-    loader = torch.utils.data.DataLoader(Batches(steps + WARM_UP_STEPS), batch_size=None)
-    ended_ns, spent_ns = [], []
-    for batch in loader:
-        with watch("step"):
-            with watch("forward"):
-                loss = model(batch).square().mean()
-            optimizer.zero_grad()
-            with watch("backward"):
-                loss.backward()
-            with watch("optimizer"):
-                optimizer.step()
-        ended_ns.append(time.perf_counter_ns())
-        spent_ns.append(time.thread_time_ns())
-    return {
-        "step_us": _median_us(ended_ns[WARM_UP_STEPS:]),
-        "cpu_us": _median_us(spent_ns[WARM_UP_STEPS:]),
-        "rss_kib": _resident_kib(),
-    }
+    batches = iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
+    for steps in itertools.chain([WARM_UP_STEPS], asked):
+        ended_ns, spent_ns = [], []
+        for batch in itertools.islice(batches, steps):
+            with watch("step"):
+                with watch("forward"):
+                    loss = model(batch).square().mean()
+                optimizer.zero_grad()
+                with watch("backward"):
+                    loss.backward()
+                with watch("optimizer"):
+                    optimizer.step()
+            ended_ns.append(time.perf_counter_ns())
+            spent_ns.append(time.thread_time_ns())
+        yield {
+            "step_us": _median_us(ended_ns),
+            "cpu_us": _median_us(spent_ns),
+            "rss_kib": _resident_kib(),
+        }
 
 
 def _median_us(times_ns: list[int]) -> float:
@@ -101,5 +103,13 @@ def _resident_kib() -> float:
     return float(line.split()[1])
 
 
+def main(variant: str, path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        with connection.makefile("rw", encoding="ascii") as lines:
+            for answer in train(variant, map(int, lines)):
+                print(json.dumps(answer), file=lines, flush=True)
+
+
 if __name__ == "__main__":
-    Path(sys.argv[3]).write_text(json.dumps(train(sys.argv[1], int(sys.argv[2]))))
+    main(*sys.argv[1:])
