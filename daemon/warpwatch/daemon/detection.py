@@ -138,10 +138,11 @@ class Detection:
             return changes
         if time > self._time:
             self._time = time
-        if type(record) is Step:
-            self._step(record, changes)
-        else:
+        if type(record) is not Step:
             self._process(record, changes)
+        elif 0.0 <= record.duration_s < NEVER:
+            # What a rank says of itself is a claim; no detector need doubt it again.
+            self._step(record, changes)
         return changes
 
     def _process(self, record: Record, changes: list[Anomaly]) -> None:
@@ -158,15 +159,14 @@ class Detection:
             self._leave(record, changes)
 
     def _step(self, record: Step, changes: list[Anomaly]) -> None:
-        if not 0.0 <= record.duration_s < NEVER:
-            # What a rank says of itself is a claim; no detector need doubt it again.
-            return
-        ranks = self._places.jobs.get(record.job)
-        life = None if ranks is None else ranks.get(record.rank)
-        if life is None:
-            life = self._join(record, changes)
-            if life is None:
+        """One that lasted finitely long."""
+        try:
+            life = self._places.jobs[record.job][record.rank]
+        except KeyError:
+            joined_life = self._join(record, changes)
+            if joined_life is None:
                 return
+            life = joined_life
         life.step_time = record.time
         self._show(record, self._step_readers, changes)
         joined = self.job_steps.step(record)
@@ -174,7 +174,6 @@ class Detection:
             self._show(joined, self._job_step_readers, changes)
 
     def _show(self, seen: Observation, readers: list[Reader], changes: list[Anomaly]) -> None:
-        dues, timed = self._dues, self._timed
         for detector, observe, slot in readers:
             try:
                 verdicts = observe(seen)
@@ -185,8 +184,8 @@ class Detection:
                     self._due_time = -NEVER
             except Exception as error:
                 self._fail(detector.kind, error)
-            if slot >= 0 and (due := timed[slot].state.deadline) != dues[slot]:
-                dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
+            if slot >= 0 and (due := self._timed[slot].state.deadline) != self._dues[slot]:
+                self._dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
                 self._due_time = -NEVER
 
     def _fail(self, kind: str, error: Exception) -> None:

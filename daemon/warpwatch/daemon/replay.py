@@ -90,6 +90,9 @@ class LogReader:
 
         Raises UsageError when nothing in them is a telemetry record.
         """
+        return itertools.chain.from_iterable(self._blocks(lines))
+
+    def _blocks(self, lines: Iterable[str | bytes]) -> Iterator[Iterable[Record]]:
         self._decoder, self._lines, self._unfinished = Decoder(), 0, None
         for some in lines:
             for part in _parts(some if isinstance(some, bytes) else some.encode(errors="replace")):
@@ -99,11 +102,11 @@ class LogReader:
                 try:
                     records = self._decoder.decode_lines(part)
                 except _UNREADABLE:
-                    yield from self._one_by_one(part)
+                    yield self._one_by_one(part)
                     continue
                 self._lines += len(records)
                 self.good += len(records)
-                yield from records
+                yield records
         if not self.good:
             if self._unfinished:
                 self._reject(*self._unfinished)

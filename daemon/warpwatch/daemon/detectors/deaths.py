@@ -131,7 +131,10 @@ class DeathDetector:
         return jobs.setdefault(name, JobLife())
 
     def observe_step(self, seen: Step) -> Iterable[Found] | None:
-        job = self.state.jobs.get(seen.job) or self._job(seen.job)
+        try:
+            job = self.state.jobs[seen.job]
+        except KeyError:
+            job = self._job(seen.job)
         job.step = seen.step
         if seen.rank in job.alive and not (job.left or job.cause or job.bereaved):
             return None

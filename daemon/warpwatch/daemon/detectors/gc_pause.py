@@ -111,8 +111,9 @@ class GcPause(PerJob[JobPauses]):
         if len(seen.compute_s) > 1:
             ranks, step, compute_s, config = job.ranks, seen.step, seen.compute_s, self._config
             for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
-                rank = ranks.get(number)
-                if rank is None:
+                try:
+                    rank = ranks[number]
+                except KeyError:
                     rank = ranks[number] = RankPauses(index=job.index)
                 found = rank.regular.add(step, ratio, compute_s[number], config)
                 if found or rank.regular_on:

@@ -126,16 +126,18 @@ class Growth:
 
     def add(self, step: int, time: float, value: float, config: MemoryLeakConfig) -> bool:
         """True when a block is full and the growth has been judged anew."""
-        if self.block_step is None:
+        begin, samples = self.block_step, self.samples
+        if begin is None:
             if step - self.first_step < config.warmup_steps:
                 return False
-            self.block_step, self.block_time = step, time
-        if len(self.samples) < MAX_SAMPLES:
-            self.samples.append(value)
-        if step - self.block_step < config.block_steps - 1:
+            begin = self.block_step = step
+            self.block_time = time
+        if len(samples) < MAX_SAMPLES:
+            samples.append(value)
+        if step - begin < config.block_steps - 1:
             return False
-        block = Block(self.block_step, self.block_time, median(self.samples))
-        self.samples.clear()
+        block = Block(begin, self.block_time, median(samples))
+        samples.clear()
         # The next one begins here: where samples are rare, each of them is a block.
         self.block_step, self.block_time = step + 1, time
         self.short.add(block, config)

@@ -138,9 +138,13 @@ class Hang:
         self.state.devices[seen.device] = read_device(known, seen, self._config)
 
     def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
-        job = self._jobs.get(seen.job) or self._job(seen.job)
         rank, now, number = seen.rank, seen.time, seen.step
-        last = job.last.get(rank)
+        last: float | None
+        try:
+            job = self._jobs[seen.job]
+            last = job.last[rank]
+        except KeyError:
+            job, last = self._job(seen.job), None
         if last is not None and (
             number != job.step[rank] + 1
             or not 0.0 <= now - last <= job.longest_gap_s
@@ -150,8 +154,8 @@ class Hang:
             self._go_on(seen, job, last)
         job.last[rank], job.step[rank] = now, number
         job.durations_s.append(seen.duration_s)
-        job.steps += 1
-        if job.steps % COUNT_STEPS == 0:
+        steps = job.steps = job.steps + 1
+        if steps % COUNT_STEPS == 0:
             job.count()
         if not (last is None or job.lenient or job.hung or job.stopped):
             return None

@@ -127,18 +127,21 @@ class JobSteps:
 
     def _emit(self, job: JoinedJob, number: int, ranks: dict[int, Step]) -> JobStep | None:
         job.emitted = number
-        if any([step.profiled for step in ranks.values()]):
-            job.masked_until = max(job.masked_until, number + STEPS_AFTER_CAPTURE)
         some = next(iter(ranks.values()))
+        joined = join(ranks, job.index)
+        if joined is None:
+            job.masked_until = max(job.masked_until, number + STEPS_AFTER_CAPTURE)
         if number <= job.masked_until or self._captures.runs_until(some.job, some.time) is not None:
             return None
-        joined = join(ranks, job.index)
         job.index += 1
         return joined
 
 
-def join(ranks: dict[int, Step], index: int) -> JobStep:
-    """One step of several ranks; every rank's phases are disjoint parts of its duration."""
+def join(ranks: dict[int, Step], index: int) -> JobStep | None:
+    """One step of several ranks; every rank's phases are disjoint parts of its duration.
+
+    None where one of them was profiled.
+    """
     compute_s: dict[int, float] = {}
     data_wait_s: dict[int, float] = {}
     comm_s: dict[int, float] = {}
@@ -147,6 +150,8 @@ def join(ranks: dict[int, Step], index: int) -> JobStep:
     durations: list[float] = []
     time = 0.0
     for rank, step in ranks.items():
+        if step.profiled:
+            return None
         duration, comm, wait = step.duration_s, 0.0, 0.0
         if phases := step.phases_s:
             comm, wait = phases.get("comm", 0.0), phases.get("data_wait", 0.0)

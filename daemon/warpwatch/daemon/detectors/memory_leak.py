@@ -102,23 +102,24 @@ class MemoryLeak(Timeless):
             job = self.state.jobs[name] = JobMemory()
         return job
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict]:
-        job = self.state.jobs.get(seen.job) or self._job(seen.job)
-        rank = job.ranks.get(seen.rank)
-        if rank is None:
-            rank = job.ranks[seen.rank] = RankMemory(seen.step)
-        elif seen.step < rank.step:
+    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
+        number, allocated_bytes = seen.step, seen.memory_allocated_bytes
+        try:
+            rank = self.state.jobs[seen.job].ranks[seen.rank]
+        except KeyError:
+            rank = self._job(seen.job).ranks[seen.rank] = RankMemory(number)
+        if number < rank.step:
             # A restart begins with an empty memory. Late records are not told from one.
-            rank.restart(seen.step)
-        rank.step = seen.step
-        if seen.memory_allocated_bytes is None:
-            return ()
+            rank.restart(number)
+        rank.step = number
+        if allocated_bytes is None:
+            return None
         growth = rank.device_growth
         if growth is None:
-            growth = rank.device_growth = Growth(seen.step)
-        if growth.add(seen.step, seen.time, seen.memory_allocated_bytes, self._config):
-            return self._judge_growth(seen.job, job, growth, seen.time)
-        return ()
+            growth = rank.device_growth = Growth(number)
+        if growth.add(number, seen.time, allocated_bytes, self._config):
+            return self._judge_growth(seen.job, self.state.jobs[seen.job], growth, seen.time)
+        return None
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)

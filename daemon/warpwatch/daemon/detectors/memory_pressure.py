@@ -136,9 +136,9 @@ class MemoryPressure:
     # --- what is seen ---
 
     def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
-        job = self.state.jobs.get(seen.job)
-        rank = None if job is None else job.ranks.get(seen.rank)
-        if rank is None:
+        try:
+            rank = self.state.jobs[seen.job].ranks[seen.rank]
+        except KeyError:
             rank = self._rank(seen.job, seen.rank)
         rank.steps += 1
         rank.step = seen.step

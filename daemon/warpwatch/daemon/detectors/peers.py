@@ -57,8 +57,9 @@ def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> C
 
     Where all ranks are one group and work tells nothing, all who ask get the same.
     """
-    known: Ground | None = seen.shared.get("peers")
-    ground = seen.shared["peers"] = known or Ground.of(seen)
+    ground: Ground | None = seen.shared.get("peers")
+    if ground is None:
+        ground = seen.shared["peers"] = Ground.of(seen)
     times, work = ground.times, ground.work
     if work or (groups and _are_parted(times, groups)):
         return _compared(times, groups, scaling.explained(times, work) if work else {})

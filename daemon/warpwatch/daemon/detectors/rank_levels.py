@@ -115,7 +115,7 @@ class JobLevels:
 
     noise: median of the ranks' spreads. One rank's own is known badly from few blocks, and ranks
     that do the same work on the same machines are about equally noisy. references: per rank the
-    log of its peers' seconds, in the newest tick.
+    log of its peers' seconds, in the newest tick. near: a window may have passed its guard.
     """
 
     ranks: dict[int, RankLevel] = field(default_factory=dict)
@@ -129,39 +129,51 @@ class JobLevels:
     block_ticks: int = 0
     compute_share: float = 1.0
     noise: float = 0.0
+    near: bool = True
     on: bool = False
 
     def add(self, step: Comparison, duration_s: float, config: StragglerConfig) -> float:
         """One step. The seconds of the tick when it is full, else 0."""
-        ranks = self.ranks
         self._learn_step(duration_s)
         self.tick_steps += 1
         self.tick_s += duration_s
         steps = self.steps_a_tick(config)
-        alone = self.tick_steps == steps == 1
+        if self.tick_steps == steps == 1:
+            self._take_step(step.ratios, config.window_ticks)
+            return self._end_tick(step)
         for number, ratio in step.ratios.items():
-            rank = ranks.get(number)
-            if rank is None:
-                rank = ranks[number] = RankLevel(
-                    GuardedMedian.of_size(config.window_ticks), FrozenBaseline(MIN_SPREAD)
-                )
-            if alone:
-                rank.missed_blocks = 0
-                # As ``window.add`` does it, at every step of every rank.
-                window = rank.window
-                values, guard = window.values, window.guard
-                values.append(ratio)
-                if ratio > guard:
-                    window.above += 1
-                if values.pop(0) > guard:
-                    window.above -= 1
-            else:
-                rank.tick.append(ratio)
+            rank = self.ranks.get(number) or self._new_rank(number, config.window_ticks)
+            rank.tick.append(ratio)
         if self.tick_steps < steps:
             return 0.0
-        if not alone:
-            self._take_ticks()
+        self._take_ticks()
         return self._end_tick(step)
+
+    def _new_rank(self, number: int, size: int) -> RankLevel:
+        rank = RankLevel(GuardedMedian.of_size(size), FrozenBaseline(MIN_SPREAD))
+        self.ranks[number] = rank
+        return rank
+
+    def _take_step(self, ratios: Mapping[int, float], size: int) -> None:
+        """A step that is a tick. Windows take it as their ``add`` does, without a call each."""
+        ranks, near = self.ranks, (size + 1) // 2
+        for number, ratio in ratios.items():
+            try:
+                rank = ranks[number]
+            except KeyError:
+                rank = self._new_rank(number, size)
+            rank.missed_blocks = 0
+            window = rank.window
+            values, guard = window.values, window.guard
+            values.append(ratio)
+            oldest = values.pop(0)
+            if ratio > guard:
+                if oldest <= guard:
+                    above = window.above = window.above + 1
+                    if above >= near:
+                        self.near = True
+            elif oldest > guard:
+                window.above -= 1
 
     def middles(self) -> dict[int, Middle]:
         """Of the ranks whose windows are full."""
@@ -186,6 +198,7 @@ class JobLevels:
                 rank.window.add(median_of_ordered(sorted(rank.tick)))
                 rank.missed_blocks = 0
                 rank.tick.clear()
+        self.near = True
 
     def _end_tick(self, step: Comparison) -> float:
         """``step``: the last one of the tick."""

@@ -68,16 +68,19 @@ class RegularPauses:
     def add(self, step: int, ratio: float, compute_s: float, config: GcPauseConfig) -> bool:
         """A step. True if it told of a pause that ended a chain of regular ones."""
         known = self.known = self.known + 1
-        rise = ratio - self.center
+        center, usual = self.center, self.scale
+        rise = ratio - center
         if known <= FIRST_STEPS:
             self._begin(rise)
             return False
-        scale = self.scale if self.scale > MIN_SCALE else MIN_SCALE
+        scale = usual if usual > MIN_SCALE else MIN_SCALE
         most = WINSOR * scale
-        cut = most if rise > most else -most if rise < -most else rise
+        size = rise if rise > 0.0 else -rise
+        if size > most:
+            size = most
         weight = WEIGHT if known >= FAST_STEPS else 1 / known
-        self.center += weight * cut
-        self.scale += weight * (SIGMA_PER_MEAN * abs(cut) - self.scale)
+        self.center = center + weight * size if rise > 0.0 else center - weight * size
+        self.scale = usual + weight * (SIGMA_PER_MEAN * size - usual)
         is_high = rise > config.noise_factor * scale and known > READY_STEPS
         if is_high and rise > math.log(config.min_ratio):
             self._slow(step, ratio, rise, compute_s)

@@ -139,24 +139,23 @@ class Samples:
         values.append(value)
         if count % KEPT == 0:
             del values[:-KEPT]
-        self.references.add(values, count)
+        references = self.references
+        references.add(values, count)
         known = len(values) - MIN_REFERENCE
-        self.differences = {
-            window.index: self._difference(window)
-            for window in DUE[count % PERIOD]
-            if window.samples <= known
-        }
+        self.differences = differences = {}
+        for window in DUE[count % PERIOD]:
+            samples = window.samples
+            if samples <= known:
+                trimmed = sorted(values[-samples:])[window.first : window.last]
+                levels = references.short if window.is_short else references.long
+                before = levels[(count - samples) % WANTED]
+                differences[window.index] = sum(trimmed) / len(trimmed) - before
 
     def before(self, window: Window) -> float:
         """The level before the window, of MIN_REFERENCE samples or more."""
         references = self.references
         levels = references.short if window.is_short else references.long
         return levels[(self.count - window.samples) % WANTED]
-
-    def _difference(self, window: Window) -> float:
-        ordered = sorted(self.values[-window.samples :])
-        trimmed = ordered[window.first : window.last]
-        return sum(trimmed) / len(trimmed) - self.before(window)
 
     def since(self, samples: int) -> Samples:
         """What is left when all but the newest ``samples`` are forgotten."""

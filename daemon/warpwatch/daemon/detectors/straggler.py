@@ -68,7 +68,7 @@ class Straggler(PerJob[JobLevels]):
             middle = sorted(seen.compute_s.values())[len(seen.compute_s) // 2]
             share = min(middle / seen.duration_s, 1.0)
             job.compute_share += SHARE_WEIGHT * (share - job.compute_share)
-        found = self._judge_ranks(job, seen, tick_s)
+        found = job.near and self._judge_ranks(job, seen, tick_s)
         block = job.block_ticks >= self._config.window_ticks
         if block:
             self._end_block(job, seen)
@@ -79,10 +79,11 @@ class Straggler(PerJob[JobLevels]):
     def _judge_ranks(self, job: JobLevels, seen: JobStep, tick_s: float) -> bool:
         """True if one of the ranks that were judged is found."""
         found, error = False, -1.0
-        half = self._config.window_ticks / 2
-        for rank in job.ranks.values():
-            # Most of them are far from anything that would change what is known of them.
-            if rank.window.above < half or rank.missed_blocks or not rank.window.full:
+        half = (self._config.window_ticks + 1) // 2
+        # Most of them are far from anything that would change what is known of them.
+        near = [rank for rank in job.ranks.values() if rank.window.above >= half]
+        for rank in near:
+            if rank.missed_blocks or not rank.window.full:
                 continue
             level = rank.level
             # What is calm without the windows' own noise is so with it.
@@ -97,6 +98,7 @@ class Straggler(PerJob[JobLevels]):
             self._judge_rank(job, rank, seen, tick_s)
             rank.watch()
             found = found or rank.on
+        job.near = any([rank.window.above >= half for rank in near])
         return found
 
     def _judge_rank(self, job: JobLevels, rank: RankLevel, seen: JobStep, tick_s: float) -> None:
@@ -116,8 +118,9 @@ class Straggler(PerJob[JobLevels]):
             rank.on = True
 
     def _limit(self, job: JobLevels, rank: RankLevel, error: float, least: float) -> float:
-        noise = max(rank.baseline.spread, job.noise, error)
-        return max(least, self._config.noise_factor * noise)
+        noise, spread = max(job.noise, error), rank.baseline.spread
+        limit = self._config.noise_factor * (spread if spread > noise else noise)
+        return limit if limit > least else least
 
     def _excess(self, job: JobLevels, rank: RankLevel, level: float, limit: float) -> float:
         """The rise over its limit, 1 at the limit."""
@@ -148,6 +151,7 @@ class Straggler(PerJob[JobLevels]):
             known = self._is_ready(rank)
             rank.limit = self._limit(job, rank, 0.0, self._min_excess) if known else NEVER
             rank.watch()
+        job.near = True
 
     def _is_ready(self, rank: RankLevel) -> bool:
         return len(rank.baseline.blocks) >= self._config.ready_blocks
@@ -168,10 +172,9 @@ class Straggler(PerJob[JobLevels]):
             baseline.learn(level, config.baseline_blocks)
             return
         limit = self._limit(job, rank, error, self._drift_excess)
-        excess = self._excess(job, rank, level, limit)
         if rank.on:
-            rank.release(excess)
-        elif excess >= 1:
+            rank.release(self._excess(job, rank, level, limit))
+        elif level - baseline.center >= limit and self._excess(job, rank, level, limit) >= 1:
             known = len(rank.blocks) >= config.drift_blocks
             if known and self._excess(job, rank, rank.long_level, limit) >= 1:
                 rank.on = True
