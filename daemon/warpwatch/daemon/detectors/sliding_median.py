@@ -26,10 +26,6 @@ class SlidingMedian:
             self.oldest = (oldest + 1) % self.size
         insort(ordered, value)
 
-    def median(self) -> float:
-        """Of at least one value."""
-        return median_of_ordered(self.ordered)
-
 
 def median_of_ordered(ordered: list[float]) -> float:
     middle = len(ordered) // 2
