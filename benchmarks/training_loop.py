@@ -4,8 +4,8 @@
 
 VARIANT: ``plain`` (also what `warpwatch run` and `traceml run` start), ``shim`` or ``traceml``,
 whose calls are then in the loop. After each line with a number on the Unix socket it runs so many
-steps and answers with a line of JSON: median step and processor time of the training thread a step
-in microseconds, resident memory in KiB. It ends when the socket is closed.
+steps and answers with a line of JSON: what a step took and the processor time of the training
+thread in it, in microseconds, resident memory in KiB. It ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import importlib
 import itertools
 import json
 import socket
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,7 @@ def train(variant: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
     watch = shim() if variant == "shim" else traceml(model) if variant == "traceml" else nothing
     batches = iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
     for steps in itertools.chain([WARM_UP_STEPS], asked):
-        ended_ns, spent_ns = [], []
+        begun_ns, begun_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         for batch in itertools.islice(batches, steps):
             with watch("step"):
                 with watch("forward"):
@@ -84,17 +82,12 @@ def train(variant: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
                     loss.backward()
                 with watch("optimizer"):
                     optimizer.step()
-            ended_ns.append(time.perf_counter_ns())
-            spent_ns.append(time.thread_time_ns())
+        ended_ns, ended_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         yield {
-            "step_us": _median_us(ended_ns),
-            "cpu_us": _median_us(spent_ns),
+            "step_us": (ended_ns - begun_ns) / steps / 1e3,
+            "cpu_us": (ended_cpu_ns - begun_cpu_ns) / steps / 1e3,
             "rss_kib": _resident_kib(),
         }
-
-
-def _median_us(times_ns: list[int]) -> float:
-    return statistics.median(later - earlier for earlier, later in pairwise(times_ns)) / 1e3
 
 
 def _resident_kib() -> float:

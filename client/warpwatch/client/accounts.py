@@ -80,10 +80,16 @@ class Accounts:
         self.settle(helping=threading.get_ident() != self.thread)
         return self._spent
 
-    def run_laps(self, phases: LapPhases) -> None:
-        """Laps have these phases from now on: wait for data, what follows, backward, optimizer."""
+    def run_laps(self, phases: LapPhases) -> bool:
+        """Laps have these phases from now on: wait for data, what follows, backward, optimizer.
+
+        Not where they would run inside of another phase.
+        """
         self.settle()
+        if self.log or self._stack or self.current != OTHER:
+            return False
         self._lap_phases = phases
+        return True
 
     def settle(self, helping: bool = False) -> None:
         """Take over what the log holds; left to who does so already. ``helping``: from another
@@ -108,8 +114,8 @@ class Accounts:
             for _ in range(len(log)):
                 what, now, detail = popleft()
                 if what == LAP:
-                    current = self._lap(now, detail, spent, current, mark_ns, rows, gpu)
-                    spent, mark_ns = _BLANK[:], now
+                    rows.append(self._lap(now, detail))
+                    mark_ns = now
                     continue
                 spent[current] += now - mark_ns
                 mark_ns = now
@@ -135,32 +141,21 @@ class Accounts:
             self._spent, self.current, self._mark_ns = spent, current, mark_ns
         self._write(rows)
 
-    def _lap(
-        self,
-        now: int,
-        detail: Any,
-        spent: list[int],
-        current: int,
-        mark_ns: int,
-        rows: list[Row],
-        gpu: CudaSteps | None,
-    ) -> int:
-        """A whole lap: what runs between phases after it."""
+    def _lap(self, now: int, detail: Any) -> Row:
+        """A whole lap. It begins in no phase, as it ends; what is in none need not be summed."""
         asked, given, called, returned, updated, samples, tokens = detail
         data, forward, backward, optimizer = self._lap_phases
-        stack = self._stack
-        # Around all of it may be a phase of the program's own.
-        between = current if stack else OTHER
-        spent[current] += asked - mark_ns
-        spent[data] += given - asked
-        spent[current if stack else forward] += called - given
-        spent[backward] += returned - called
-        spent[between] += updated - returned
-        spent[optimizer] += now - updated
-        self._cut(LAP, now, (0, samples, tokens), spent, optimizer, rows, gpu)
-        if stack:
-            stack[0] = OTHER
-        return between
+        spent = _BLANK[:]
+        spent[SAMPLES], spent[TOKENS] = samples, tokens
+        spent[data] = given - asked
+        spent[forward] = called - given
+        spent[backward] = returned - called
+        spent[optimizer] = now - updated
+        spent[DURATION] = now - self._end_ns
+        self._end_ns = now
+        number = self._number
+        self._number = number + 1
+        return 0, now + self.wall_offset_ns, number, ABSENT, ABSENT, spent
 
     def _cut(
         self,

@@ -74,7 +74,8 @@ class Lap:
         self.is_grad_enabled, self.tensor = flow.is_grad_enabled, flow.tensor
         self.iterator, self.optimizer = loader.steady, optimizer
         waiting, forward = loader.waiting_phase, loader.forward_phase
-        clock.run_laps((waiting, forward, flow.backward_phase, optimizers.alone_phase))
+        if not clock.run_laps((waiting, forward, flow.backward_phase, optimizers.alone_phase)):
+            return
         self._first = clock.steps
         self.log = clock.log.append
         clock.push = self._interject

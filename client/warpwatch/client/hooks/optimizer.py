@@ -63,7 +63,8 @@ class OptimizerHooks:
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The global hook before ``Optimizer.step``."""
         lap = self._lap
-        if lap.stage != TRAINED or lap.optimizer() is not optimizer or kwargs or len(args) > 1:
+        # A closure that trains would not come after a backward; one that does not is no matter.
+        if lap.stage != TRAINED or lap.optimizer() is not optimizer:
             self._before_outside_of_laps(optimizer, args, kwargs)
             return
         lap.updated_ns = monotonic_ns()
