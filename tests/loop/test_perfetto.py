@@ -70,9 +70,10 @@ def test_captured_traces_open_in_perfetto(tmp_path: Path, perfetto: tuple[str, P
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
     url, folder = perfetto
-    code, _, story = demo("data_stall", tmp_path / "store")
+    code, ending, story = demo("data_stall", tmp_path / "store")
     assert code == 0, story
-    traces = sorted((tmp_path / "store").rglob("rank*.pt.trace.json.gz"))
+    (captured,) = (tmp_path / "store").rglob(ending["capture"]["id"])
+    traces = sorted(captured.glob("rank*.pt.trace.json.gz"))
     assert len(traces) == 2
     for trace in traces:
         shutil.copy(trace, folder / trace.name)
