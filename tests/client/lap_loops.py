@@ -7,10 +7,11 @@ Each look at the clock is a tick, so that the times of a loop are the same in ev
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -64,7 +65,7 @@ class Training:
         fetched: Act = _nothing,
         trained: Act = _nothing,
         updated: Act = _nothing,
-        batches: DataLoader[Any] | None = None,
+        batches: Iterable[Any] | None = None,
     ) -> int:
         """Laps that were run since they were left last."""
         for step, batch in enumerate(data(STEPS) if batches is None else batches):
@@ -141,6 +142,28 @@ def evaluations() -> int:
                 training.net(batch)
 
     return training.run(updated=_at(6, evaluate))
+
+
+@loop
+def evaluations_of_the_training_data() -> int:
+    training = Training()
+    batches = iter(data(STEPS + 3))
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            for (batch,) in itertools.islice(batches, 3):
+                training.net(batch)
+
+    return training.run(updated=_at(6, evaluate), batches=batches)
+
+
+@loop
+def batches_of_single_numbers() -> int:
+    training = Training()
+    numbers = DataLoader(torch.arange(STEPS, dtype=torch.float32), batch_size=None)
+    training.net = torch.nn.Linear(1, 1)
+    training.optimizer = torch.optim.SGD(training.net.parameters(), lr=0.01)
+    return training.run(batches=({"x": number.reshape(1)} for number in numbers))
 
 
 @loop

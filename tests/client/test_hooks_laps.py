@@ -15,6 +15,7 @@ STEPS = {
     "undisturbed": 12,
     "two_epochs": 24,
     "batches_of_other_kinds": 24,
+    "batches_of_single_numbers": 12,
     "phases_of_the_programs_own": 36,
     "inside_of_a_phase": 24,
     "evaluations": 12,
@@ -30,18 +31,20 @@ STEPS = {
     "a_log_that_somebody_else_has_taken": 12,
     "another_thread_compiles": 12,
 }
+OF_TRAINING_DATA = "evaluations_of_the_training_data"
 OF_ANOTHER_THREAD = "batches_of_another_thread"
 INTERRUPTED = "interrupted_at_any_line_of_a_lap"
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return run_loops(tmp_path_factory.mktemp("laps"), *STEPS, OF_ANOTHER_THREAD, INTERRUPTED)
+    others = (OF_TRAINING_DATA, OF_ANOTHER_THREAD, INTERRUPTED)
+    return run_loops(tmp_path_factory.mktemp("laps"), *STEPS, *others)
 
 
 @pytest.fixture(scope="module")
 def told_without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return run_loops(tmp_path_factory.mktemp("without"), *STEPS, WITHOUT_LAPS="1")
+    return run_loops(tmp_path_factory.mktemp("without"), *STEPS, OF_TRAINING_DATA, WITHOUT_LAPS="1")
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
@@ -56,6 +59,16 @@ def test_laps_add_up_to_what_borders_noted_by_themselves_do(
     assert without == 0
     assert laps > 0
     assert told[name]["steps"] == steps
+
+
+def test_training_data_that_are_evaluated_are_no_forward(
+    told: dict[str, dict[str, Any]], told_without: dict[str, dict[str, Any]]
+) -> None:
+    laps, without = told[OF_TRAINING_DATA], told_without[OF_TRAINING_DATA]
+    assert laps.pop("result") > without.pop("result")
+    # The lap that had fetched the first of them looked at the clock once more.
+    assert laps["phases_s"].pop("eval") == pytest.approx(without["phases_s"].pop("eval") + 0.001)
+    assert laps == without
 
 
 def test_a_batch_that_another_thread_fetches_is_part_of_no_lap(

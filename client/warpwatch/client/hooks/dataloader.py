@@ -194,12 +194,7 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
 
     @wraps(original)
     def __next__(iterator: Any) -> Any:
-        if (
-            lap.stage != BEGUN
-            or lap.iterator() is not iterator
-            or get_ident() != lap.thread
-            or not lap.is_grad_enabled()
-        ):
+        if lap.stage != BEGUN or lap.iterator() is not iterator or get_ident() != lap.thread:
             return outside_of_laps(iterator)
         lap.asked_ns = monotonic_ns()
         lap.stage = FETCHING
@@ -208,13 +203,12 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
             # What most batches are: a call costs more than to look here.
             first: Any = batch[0] if batch.__class__ is list and batch else batch
             try:
-                if first.__class__ is lap.tensor and (shape := first.shape):
-                    lap.samples, lap.tokens = shape[0], 0
+                if first.__class__ is lap.tensor:
+                    lap.samples, lap.tokens = lap.length(first), 0
                 else:
                     lap.samples, lap.tokens = measure(batch)
-            except Exception as error:
-                lap.samples = lap.tokens = 0
-                faults.swallow(error)
+            except Exception:
+                lap.samples, lap.tokens = measure(batch)
             now = monotonic_ns()
         except BaseException:
             lap.leave()
@@ -239,6 +233,8 @@ def _fetching_outside_of_laps(
     def fetch(iterator: Any) -> Any:
         if flow.compiles and flow.is_compiling():
             return original(iterator)
+        if lap.stage == FETCHED and not flow.is_grad_enabled():
+            lap.evaluate()
         lap.leave()
         clock = flow.turned
         if (

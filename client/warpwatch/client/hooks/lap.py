@@ -14,7 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client.accounts import Entry
+from warpwatch.client.accounts import SWITCH, Entry
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.steps import StepClock
 
@@ -37,15 +37,15 @@ class Lap:
 
     __slots__ = (
         "_first", "_flow", "_retry_in", "asked_ns", "called_ns", "clock", "count", "given_ns",
-        "is_grad_enabled", "iterator", "loader", "log", "monitor", "optimizer", "optimizers",
-        "returned_ns", "samples", "stage", "tensor", "thread", "tokens", "updated_ns",
+        "iterator", "length", "loader", "log", "monitor", "optimizer", "optimizers", "returned_ns",
+        "samples", "stage", "tensor", "thread", "tokens", "updated_ns",
     )  # fmt: skip
 
     clock: StepClock
     monitor: Monitor
     log: Callable[[Entry], None]
-    is_grad_enabled: Callable[[], bool]
     tensor: Any
+    length: Callable[[Any], int]
     iterator: Callable[[], Any]
     optimizer: Callable[[], Any]
 
@@ -71,7 +71,7 @@ class Lap:
         if flow.compiles or clock.cuda is not None or clock.gpu is not None or clock.capturing:
             return
         self.monitor, self.clock, self.thread = monitor, clock, clock.thread
-        self.is_grad_enabled, self.tensor = flow.is_grad_enabled, flow.tensor
+        self.tensor, self.length = flow.tensor, flow.tensor_length
         self.iterator, self.optimizer = loader.steady, optimizer
         waiting, forward = loader.waiting_phase, loader.forward_phase
         if not clock.run_laps((waiting, forward, flow.backward_phase, optimizers.alone_phase)):
@@ -85,6 +85,13 @@ class Lap:
         """Back to steps of any kind, if this is the training thread."""
         if self.stage != NONE and get_ident() == self.clock.thread:
             self.drop()
+
+    def evaluate(self) -> None:
+        """``leave`` where the batch that the lap has fetched was evaluated, as the next one is."""
+        if get_ident() == self.clock.thread and self.stage == FETCHED:
+            self.stage = BEGUN
+            self.drop()
+            self.clock.push((SWITCH, self.asked_ns, self.monitor.phase("eval").index))
 
     def forbid(self) -> None:
         """From any thread: the training thread leaves at its next hook, if not now."""
