@@ -136,7 +136,7 @@ def test_a_detector_that_fails_at_a_deadline_or_an_end_blinds_no_other(monkeypat
 
 def test_a_detector_without_a_deadline_waits_for_nothing_and_blinds_no_other(monkeypatch):
     monkeypatch.setattr(Oom, "__init__", lambda self, config: setattr(self, "state", None))
-    for method in ("observe", "observe_step"):
+    for method in ("observe", "observe_steps"):
         monkeypatch.setattr(Oom, method, lambda self, seen: ())
     engine, job = detection(hang={"timeout_s": 8}), Job(ranks=2)
     opened(engine, job.steps(100))
@@ -151,10 +151,10 @@ def test_a_detector_waits_or_is_timeless(kind):
     assert is_waiting(detector) != isinstance(detector, Timeless)
 
 
-def test_steps_come_to_observe_step_alone_where_a_detector_has_it(monkeypatch):
+def test_steps_come_to_observe_steps_alone_where_a_detector_has_it(monkeypatch):
     seen, steps = [], []
     monkeypatch.setattr(Oom, "observe", lambda self, record: seen.append(record))
-    monkeypatch.setattr(Oom, "observe_step", lambda self, step: steps.append(step))
+    monkeypatch.setattr(Oom, "observe_steps", lambda self, some: steps.extend(some))
     engine = detection()
     records: list[Record] = [
         RankSeen(EPOCH_S, "llama", 0, 1),

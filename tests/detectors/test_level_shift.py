@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.detectors.jobs import Steps, begun
 from warpwatch.daemon.config.detectors_steps import (

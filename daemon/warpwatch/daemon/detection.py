@@ -21,7 +21,6 @@ from warpwatch.daemon.detectors.base import (
     NEVER,
     Detector,
     JobStep,
-    Observation,
     Reading,
     ReadsSteps,
     Verdict,
@@ -29,8 +28,17 @@ from warpwatch.daemon.detectors.base import (
     is_waiting,
 )
 from warpwatch.daemon.detectors.job_steps import JobSteps
+from warpwatch.daemon.gathered_steps import GatheredSteps
 from warpwatch.telemetry.anomalies import EVENT_KINDS, Anomaly
-from warpwatch.telemetry.records import End, RankEvent, RankSeen, Record, Step
+from warpwatch.telemetry.records import (
+    Clock,
+    DeviceReading,
+    End,
+    RankEvent,
+    RankSeen,
+    Record,
+    Step,
+)
 
 MAX_JOBS = 256
 # A job that was silent for so long makes room for another, if there are too many.
@@ -73,6 +81,9 @@ class Detection:
         self._readers = _readers(self._detectors, self._timed)
         self._step_readers = self._readers.get(Step, [])
         self._job_step_readers = self._readers.get(JobStep, [])
+        self._gathered = GatheredSteps()
+        # What changed while nobody was there to be told.
+        self._untold: list[Anomaly] = []
         self._places = Places()
         self._register = Register(config.anomalies, lambda: self._places)
         self._time = -NEVER
@@ -117,6 +128,7 @@ class Detection:
 
     def readings_by_kind(self) -> dict[str, list[Reading]]:
         """The same, also of detectors that have nothing to judge yet."""
+        self._show_steps(self._untold)
         return {detector.kind: list(detector.readings()) for detector in self._detectors}
 
     # --- records ---
@@ -125,9 +137,21 @@ class Detection:
         """Anomalies that the record, or time up to it, opened, changed or closed.
 
         A closed one has an ``end_time``; an open one that was not there before is new, unless it
-        was ``reopened``.
+        was ``reopened``. What steps have changed may be told with the last rank's, or by the next
+        record of another type.
         """
-        time = record.time
+        time, gathered = record.time, self._gathered
+        if (
+            type(record) is Step
+            and record.job == gathered.job
+            and time >= self._time
+            and time < self._due_time
+            and record.duration_s >= 0.0
+            and record.duration_s < NEVER
+        ):
+            self._time, steps = time, gathered.steps
+            steps.append(record)
+            return [] if len(steps) < gathered.size else self._told_by_steps()
         changes: list[Anomaly] = []
         resumption = self._resumption
         if resumption is not None:
@@ -136,8 +160,12 @@ class Detection:
             self._expire(time, changes)
         if resumption is not None and resumption.knew(record):
             return changes
-        if time > self._time:
+        if time >= self._time:
             self._time = time
+        else:
+            # Deadlines may come nearer.
+            self._show_steps(changes)
+            self._gathered.unsettle_all()
         if type(record) is not Step:
             self._process(record, changes)
         elif 0.0 <= record.duration_s < NEVER:
@@ -147,6 +175,11 @@ class Detection:
 
     def _process(self, record: Record, changes: list[Anomaly]) -> None:
         """Any but a step."""
+        changes += self._untold
+        self._untold.clear()
+        self._show_steps(changes)
+        if not isinstance(record, (DeviceReading, Clock)):
+            self._gathered.unsettle(record.job)
         if isinstance(record, RankSeen):
             life = self._join(record, changes)
             if life is None:
@@ -160,33 +193,84 @@ class Detection:
 
     def _step(self, record: Step, changes: list[Anomaly]) -> None:
         """One that lasted finitely long."""
-        try:
-            life = self._places.jobs[record.job][record.rank]
-        except KeyError:
-            joined_life = self._join(record, changes)
-            if joined_life is None:
+        self._show_steps(changes)
+        job, gathered = record.job, self._gathered
+        known = record.rank in self._places.jobs.get(job, ())
+        if not known and self._join(record, changes) is None:
+            return
+        gathered.steps.append(record)
+        if job in gathered.calm and self._resumption is None:
+            gathered.go_on(job, self.job_steps.missing(job))
+            if gathered.size > 1:
                 return
-            life = joined_life
-        life.step_time = record.time
-        self._show(record, self._step_readers, changes)
-        joined = self.job_steps.step(record)
-        if joined is not None:
-            self._show(joined, self._job_step_readers, changes)
+        self._show_steps(changes)
 
-    def _show(self, seen: Observation, readers: list[Reader], changes: list[Anomaly]) -> None:
+    def _told_by_steps(self) -> list[Anomaly]:
+        changes: list[Anomaly] = []
+        self._show_steps(changes)
+        return changes
+
+    def _show_steps(self, changes: list[Anomaly]) -> None:
+        """Those that were gathered, and the job's step if they end one."""
+        steps = self._gathered.take()
+        if not steps:
+            return
+        job = steps[0].job
+        lives = self._places.jobs[job]
+        for step in steps:
+            try:
+                lives[step.rank].step_time = step.time
+            except KeyError:
+                lives[step.rank] = RankLife(step_time=step.time)
+        ranks = self.job_steps.whole(steps)
+        if ranks is None:
+            is_calm = self._show_one_by_one(steps, changes)
+        else:
+            is_calm = self._show(steps, self._step_readers, changes)
+            joined = self.job_steps.take(ranks)
+            if joined is not None:
+                self._show(joined, self._job_step_readers, changes)
+        if is_calm and self._resumption is None:
+            self._gathered.go_on(job, self.job_steps.missing(job))
+        else:
+            self._gathered.unsettle(job)
+
+    def _show_one_by_one(self, steps: list[Step], changes: list[Anomaly]) -> bool:
+        """Each up to the one that ends the job's step, before that."""
+        is_calm, seen = True, []
+        for step in steps:
+            seen.append(step)
+            joined = self.job_steps.step(step)
+            if joined is not None:
+                is_calm &= self._show(seen, self._step_readers, changes)
+                self._show(joined, self._job_step_readers, changes)
+                seen = []
+        return is_calm & (not seen or self._show(seen, self._step_readers, changes))
+
+    def catch_up(self) -> list[Anomaly]:
+        """What has changed by steps that were fed, and ``feed`` has not told yet."""
+        told, self._untold = self._untold, []
+        return told + self._told_by_steps()
+
+    def _show(self, seen: Any, readers: list[Reader], changes: list[Anomaly]) -> bool:
+        """False if one of them has answered."""
+        is_calm = True
         for detector, observe, slot in readers:
             try:
                 verdicts = observe(seen)
                 if verdicts is None:
                     continue
+                is_calm = False
                 if verdicts:
                     self._register.take(detector.kind, verdicts, changes)
                     self._due_time = -NEVER
             except Exception as error:
+                is_calm = False
                 self._fail(detector.kind, error)
             if slot >= 0 and (due := self._timed[slot].state.deadline) != self._dues[slot]:
                 self._dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
                 self._due_time = -NEVER
+        return is_calm
 
     def _fail(self, kind: str, error: Exception) -> None:
         """A fault of ours in one detector costs none of the others the record."""
@@ -214,6 +298,7 @@ class Detection:
         self._due_time = -NEVER
 
     def _expire(self, until: float, changes: list[Anomaly]) -> None:
+        self._show_steps(changes)
         if not self._dues:
             self._look_up_dues()
         put_off = self._resumption.put_off if self._resumption else float
@@ -227,6 +312,7 @@ class Detection:
 
     def _expire_one(self, slot: int, detector: Waiting, now: float, changes: list[Anomaly]) -> None:
         due = detector.state.deadline
+        self._gathered.unsettle_all()
         try:
             self._register.take(detector.kind, detector.expire(now), changes)
         except Exception as error:
@@ -274,6 +360,7 @@ class Detection:
             self._forget(record.job, record.time, changes)
 
     def _forget(self, job: str, time: float, changes: list[Anomaly]) -> None:
+        self._gathered.unsettle(job)
         self._register.end_job(job, time, changes)
         self._places.jobs.pop(job, None)
         self.job_steps.forget(job)
@@ -288,6 +375,7 @@ class Detection:
 
     def parts(self) -> dict[str, Part]:
         """All that remembers something, the engine first; detectors by their kind."""
+        self._show_steps(self._untold)
         sections = self.config.detectors
         return {
             ENGINE: Part(self, versioned=False),
@@ -347,7 +435,7 @@ def _readers(detectors: list[Detector], timed: list[Waiting]) -> dict[type, list
         for seen in detector.reads:
             observe: Callable[[Any], Iterable[Verdict] | None] = detector.observe
             if seen is Step and isinstance(detector, ReadsSteps):
-                observe = detector.observe_step
+                observe = detector.observe_steps
             readers.setdefault(seen, []).append((detector, observe, slot))
     return readers
 

@@ -148,6 +148,9 @@ class LogReader:
 
 def _parts(lines: bytes) -> Iterator[bytes]:
     """Events lie between steps, and are read by themselves: a part holds nothing else, or none."""
+    if b"event" not in lines:
+        yield lines
+        return
     begin = 0
     while (found := lines.find(b'"event"', begin)) >= 0:
         event = max(begin, lines.rfind(b"\n", begin, found) + 1)
@@ -179,22 +182,27 @@ class Replay:
         until: a step or a time (wall clock, seconds) before which to stop, as FIRST_TIME_S says.
         Raises UsageError when ``lines`` hold no telemetry record at all.
         """
-        feed, known = self._engine.feed, self.anomalies
+        feed = self._engine.feed
         records = self._reader.records(lines)
         if until is not None:
             records = itertools.takewhile(lambda record: not _is_reached(record, until), records)
         if self._explain:
             records = self._looked_at(records)
         for record in records:
-            for anomaly in feed(record):
-                new = anomaly.id not in known
-                known[anomaly.id] = anomaly
-                if new:
-                    yield anomaly
+            if changes := feed(record):
+                yield from self._new(changes)
+        yield from self._new(self._engine.catch_up())
         if complaint := self._reader.complaint():
             sys.stderr.write(f"warpwatch: {complaint}\n")
         if failure := self._engine.take_failure():
             raise failure
+
+    def _new(self, changes: Iterable[Anomaly]) -> Iterator[Anomaly]:
+        for anomaly in changes:
+            new = anomaly.id not in self.anomalies
+            self.anomalies[anomaly.id] = anomaly
+            if new:
+                yield anomaly
 
     def readings(self) -> list[tuple[str, Reading]]:
         """Kind and reading of all that was judged, that of ended jobs as it was at their end."""

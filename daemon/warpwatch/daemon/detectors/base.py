@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
+
+import msgspec
 
 from warpwatch.telemetry.anomalies import Severity
 from warpwatch.telemetry.records import Record, Step
@@ -16,11 +18,10 @@ NEVER = float("inf")
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class JobStep:
+class JobStep(msgspec.Struct):
     """One step of all ranks of a job that this daemon sees. Seconds; ``index`` counts from 0.
 
-    Nobody changes it but for what is ``shared``. (Frozen, it would take twice as long to make.)
+    Nobody changes it but for what is ``shared``.
 
     Steps that a capture touched are left out, declared pauses (checkpoint, eval) are taken off.
     compute_s: per rank, duration less comm, data_wait and pauses: what the rank itself works.
@@ -40,10 +41,10 @@ class JobStep:
     common_s: float
     compute_s: Mapping[int, float]
     data_wait_s: Mapping[int, float]
-    comm_s: Mapping[int, float] = field(default_factory=dict)
-    tokens: Mapping[int, int] = field(default_factory=dict)
-    samples: Mapping[int, int] = field(default_factory=dict)
-    shared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    comm_s: Mapping[int, float] = {}
+    tokens: Mapping[int, int] = {}
+    samples: Mapping[int, int] = {}
+    shared: dict[str, Any] = {}
 
     def share(self, name: str, own: T) -> T:
         """Equal memories of several detectors become one, which the first of them keeps up."""
@@ -121,8 +122,7 @@ class Detector(Protocol):
 
     @property
     def reads(self) -> tuple[type, ...]:
-        """The only types that ``observe`` (for steps, of what ReadsSteps, ``observe_step``) is
-        called with."""
+        """The only types that it is shown, steps of ranks as ReadsSteps says."""
 
     def observe(self, seen: Observation) -> Iterable[Verdict]: ...
 
@@ -140,8 +140,12 @@ class Detector(Protocol):
 class ReadsSteps(Protocol):
     """A detector that looks at every step of every rank: at most of all records."""
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
-        """Called with steps instead of ``observe``; None: nothing new, its deadline included."""
+    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
+        """Called with steps of one job, in order, instead of ``observe``.
+
+        None: nothing new, and time alone makes nothing of further steps. What follows such an
+        answer may be shown later, several steps at once, but before anything else is asked.
+        """
 
 
 @runtime_checkable
@@ -197,12 +201,12 @@ class PerJob(Timeless, ABC, Generic[J]):
     @abstractmethod
     def judge(self, job: J, seen: JobStep) -> Iterable[Verdict]: ...
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        assert isinstance(seen, JobStep)
+    def observe(self, seen: Any) -> Iterable[Verdict]:
+        """Of a JobStep; whoever reads more tells them apart."""
         jobs = self.state.jobs
-        job = jobs.get(seen.job)
-        if job is not None and seen.index > job.index:
-            job.index = seen.index
+        job, index = jobs.get(seen.job), seen.index
+        if job is not None and index > job.index:
+            job.index = index
             return self.judge(job, seen)
         # A job that began anew: other machines, other work.
         anew = jobs[seen.job] = self.begin()

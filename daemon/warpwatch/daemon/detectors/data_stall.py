@@ -90,11 +90,14 @@ class DataStall(PerJob[JobWaits]):
     def _add(self, job: JobWaits, seen: JobStep) -> None:
         if job.steps == 0:
             job.first_steps = [*job.first_steps[1 - self._config.long_blocks :], seen.step]
-        most_s = max(seen.common_s, LEAST_COUNTED_SHARE * seen.duration_s)
+        most_s, least_s = seen.common_s, LEAST_COUNTED_SHARE * seen.duration_s
+        if most_s < least_s:
+            most_s = least_s
         ranks = job.ranks
         for number, wait_s in seen.data_wait_s.items():
-            rank = ranks.get(number)
-            if rank is None:
+            try:
+                rank = ranks[number]
+            except KeyError:
                 rank = ranks[number] = RankWaits()
             rank.counted_s += wait_s if wait_s < most_s else most_s
             rank.wait_s += wait_s

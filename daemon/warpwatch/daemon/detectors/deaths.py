@@ -8,7 +8,7 @@ for ``grace_s`` for a better cause: a killed process leaves no record, its peers
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,20 +126,22 @@ class DeathDetector:
     def _job(self, name: str) -> JobLife:
         """Also of a job that shows nothing but deaths; so many of them are remembered."""
         jobs = self.state.jobs
-        if name not in jobs and len(jobs) >= MAX_JOBS:
-            del jobs[next(iter(jobs))]
-        return jobs.setdefault(name, JobLife())
+        job = jobs.get(name)
+        if job is None:
+            if len(jobs) >= MAX_JOBS:
+                del jobs[next(iter(jobs))]
+            job = jobs[name] = JobLife()
+        return job
 
-    def observe_step(self, seen: Step) -> Iterable[Found] | None:
-        try:
-            job = self.state.jobs[seen.job]
-        except KeyError:
-            job = self._job(seen.job)
-        job.step = seen.step
-        if seen.rank in job.alive and not (job.left or job.cause or job.bereaved):
-            return None
-        self._lives(seen, job)
-        return ()
+    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Found] | None:
+        job = self._job(steps[0].job)
+        job.step = steps[-1].step
+        is_news = bool(job.left or job.cause or job.bereaved)
+        for seen in steps:
+            if is_news or seen.rank not in job.alive:
+                is_news = True
+                self._lives(seen, job)
+        return () if is_news else None
 
     def _lives(self, seen: Step, job: JobLife) -> None:
         if seen.rank in job.gone:

@@ -27,6 +27,7 @@ DOUBT = 4.0
 # A level that stayed lower for this many blocks is the new normal: better needs no alarm.
 LOWER_BLOCKS = 15
 MAX_RESTARTS = 3
+SQRT_2 = 2**0.5
 
 
 def _recent_differences() -> SlidingMedian:
@@ -83,9 +84,14 @@ class FrozenBaseline:
             self.blocks_spread = spread_of(self.blocks)
             if not self.imposed:
                 self.center = median_of_ordered(sorted(self.blocks))
-        spread = max(self.blocks_spread, self._recent_spread(), self.min_spread)
-        if len(self.wander) >= MIN_WANDER:
-            spread = max(spread, self.wander_spread)
+        spread, recent = self.blocks_spread, self._recent_spread()
+        if spread < recent:
+            spread = recent
+        if spread < self.min_spread:
+            spread = self.min_spread
+        # Of no wandering that is known: 0.
+        if spread < self.wander_spread and len(self.wander) >= MIN_WANDER:
+            spread = self.wander_spread
         self.spread = spread * (1 + DOUBT / len(self.blocks))
 
     def learn_lower(self, block: float, size: int) -> None:
@@ -117,9 +123,10 @@ class FrozenBaseline:
         ordered = self.differences.ordered
         if not ordered:
             return 0.0
+        count = len(ordered)
         usual = SIGMA_PER_MAD * median_of_ordered(ordered)
-        rare = SIGMA_PER_P90 * ordered[len(ordered) * 9 // 10] if len(ordered) >= 10 else 0.0
-        return float(max(usual, rare) / 2**0.5)
+        rare = SIGMA_PER_P90 * ordered[count * 9 // 10] if count >= 10 else 0.0
+        return (usual if usual > rare else rare) / SQRT_2
 
 
 def spread_of(blocks: list[float]) -> float:

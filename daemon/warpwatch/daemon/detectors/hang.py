@@ -5,7 +5,7 @@ Such signs are a process that does not respond, and processes and devices of whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_life import HangConfig
@@ -13,7 +13,7 @@ from warpwatch.daemon.detectors.at_rest import DeviceSigns, read_device
 from warpwatch.daemon.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
 from warpwatch.daemon.detectors.capture_windows import CaptureWindows
 from warpwatch.daemon.detectors.level import median
-from warpwatch.daemon.detectors.pulse import COUNT_STEPS, RECENT_STEPS, JobPulse
+from warpwatch.daemon.detectors.pulse import RECENT_STEPS, JobPulse
 from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 # Survivors that wait for a dead rank have the crash's cause, not one of their own.
@@ -137,26 +137,26 @@ class Hang:
             return
         self.state.devices[seen.device] = read_device(known, seen, self._config)
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
-        rank, now, number = seen.rank, seen.time, seen.step
-        last: float | None
-        try:
-            job = self._jobs[seen.job]
-            last = job.last[rank]
-        except KeyError:
-            job, last = self._job(seen.job), None
+    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
+        job = self._job(steps[0].job)
+        verdicts: list[Verdict] | None = None
+        for seen in steps[job.take(steps) :]:
+            said = self._step(seen, job)
+            if said is not None:
+                verdicts = [*(verdicts or ()), *said]
+        return verdicts
+
+    def _step(self, seen: Step, job: JobPulse) -> Iterable[Verdict] | None:
+        rank, now = seen.rank, seen.time
+        last = job.last.get(rank)
         if last is not None and (
-            number != job.step[rank] + 1
+            seen.step != job.step[rank] + 1
             or not 0.0 <= now - last <= job.longest_gap_s
             or job.paused
             or job.rested
         ):
             self._go_on(seen, job, last)
-        job.last[rank], job.step[rank] = now, number
-        job.durations_s.append(seen.duration_s)
-        steps = job.steps = job.steps + 1
-        if steps % COUNT_STEPS == 0:
-            job.count()
+        job.add(seen)
         if not (last is None or job.lenient or job.hung or job.stopped):
             return None
         if last is None or job.lenient:

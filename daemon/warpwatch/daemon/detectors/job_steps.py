@@ -95,24 +95,66 @@ class JobSteps:
 
     def step(self, record: Step) -> JobStep | None:
         """One step of one rank, which lasted finitely long; the step of the job that it ends."""
-        job, number, rank = self._jobs.get(record.job), record.step, record.rank
-        if job is None:
-            job = self._jobs[record.job] = JoinedJob()
-        newest = job.newest.get(rank, job.left_at)
-        if number <= newest:
-            if job.is_restart(rank, number):
-                job = self._jobs[record.job] = JoinedJob()
-            elif rank in job.newest:
+        number, rank = record.step, record.rank
+        try:
+            job = self._jobs[record.job]
+            newest = job.newest
+            is_new = number > newest[rank]
+        except KeyError:
+            is_new = False
+        if not is_new:
+            begun = self._begin(record)
+            if begun is None:
                 return None
-        job.newest[rank] = number
+            job, newest = begun, begun.newest
+        newest[rank] = number
         if number <= job.emitted:
             return None
         ranks = job.pending.get(number)
         if ranks is None:
-            ranks = job.pending[number] = {}
+            return self._wait(job, record)
         ranks[rank] = record
-        if len(ranks) >= len(job.newest):
-            return self._complete(job, number)
+        return self._complete(job, number) if len(ranks) >= len(newest) else None
+
+    def whole(self, steps: Sequence[Step]) -> dict[int, Step] | None:
+        """The next step of a job by rank, if ``steps`` are just this, of all its ranks."""
+        job, number = self._jobs.get(steps[0].job), steps[0].step
+        if job is None or job.pending or number <= job.emitted:
+            return None
+        ranks: dict[int, Step] = {}
+        for step in steps:
+            if step.step != number:
+                return None
+            ranks[step.rank] = step
+        return ranks if len(steps) == len(ranks) and ranks.keys() == job.newest.keys() else None
+
+    def take(self, ranks: dict[int, Step]) -> JobStep | None:
+        """Instead of ``step`` for each record of a whole step."""
+        some = next(iter(ranks.values()))
+        job = self._jobs[some.job]
+        job.newest = dict.fromkeys(job.newest, some.step)
+        return self._emit(job, some.step, ranks)
+
+    def missing(self, name: str) -> int:
+        """How many records a known job's present step waits for."""
+        job = self._jobs[name]
+        waiting = len(next(reversed(job.pending.values()))) if job.pending else 0
+        return max(len(job.newest) - waiting, 1)
+
+    def _begin(self, record: Step) -> JoinedJob | None:
+        """The job that a step begins, or its rank joins; None where it is no news."""
+        job, number, rank = self._jobs.get(record.job), record.step, record.rank
+        if job is None or (
+            number <= job.newest.get(rank, job.left_at) and job.is_restart(rank, number)
+        ):
+            job = self._jobs[record.job] = JoinedJob()
+        return job if rank not in job.newest or number > job.newest[rank] else None
+
+    def _wait(self, job: JoinedJob, record: Step) -> JobStep | None:
+        """The first record of a step."""
+        job.pending[record.step] = {record.rank: record}
+        if len(job.newest) <= 1:
+            return self._complete(job, record.step)
         if len(job.pending) > MAX_PENDING:
             oldest = min(job.pending)
             return self._emit(job, oldest, job.pending.pop(oldest))
@@ -154,8 +196,11 @@ def join(ranks: dict[int, Step], index: int) -> JobStep | None:
             return None
         duration, comm, wait = step.duration_s, 0.0, 0.0
         if phases := step.phases_s:
-            comm, wait = phases.get("comm", 0.0), phases.get("data_wait", 0.0)
-            if "checkpoint" in phases or "eval" in phases:
+            try:
+                comm, wait, others = phases["comm"], phases["data_wait"], len(phases) - 2
+            except KeyError:
+                comm, wait, others = phases.get("comm", 0.0), phases.get("data_wait", 0.0), 1
+            if others and ("checkpoint" in phases or "eval" in phases):
                 duration -= phases.get("checkpoint", 0.0) + phases.get("eval", 0.0)
         own = duration - comm - wait
         compute_s[rank] = own if own > 0.0 else 0.0

@@ -62,7 +62,8 @@ class WindowNoise:
             self.count += 1
         self.variance += (healthy * healthy - self.variance) / self.count
         self.deviation = math.sqrt(self.variance)
-        self.peak = max(self.peak * window.fade, abs(healthy))
+        peak, size = self.peak * window.fade, abs(healthy)
+        self.peak = size if size > peak else peak
 
 
 @dataclass(slots=True)

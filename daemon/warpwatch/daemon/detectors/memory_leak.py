@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_life import MemoryLeakConfig
@@ -15,7 +15,7 @@ from warpwatch.daemon.detectors.base import (
     Verdict,
 )
 from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.daemon.detectors.growth import Growth, Trend
+from warpwatch.daemon.detectors.growth import MAX_SAMPLES, Growth, Trend
 from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _FREE = ("device_memory_free_bytes", ())
@@ -102,24 +102,34 @@ class MemoryLeak(Timeless):
             job = self.state.jobs[name] = JobMemory()
         return job
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
-        number, allocated_bytes = seen.step, seen.memory_allocated_bytes
-        try:
-            rank = self.state.jobs[seen.job].ranks[seen.rank]
-        except KeyError:
-            rank = self._job(seen.job).ranks[seen.rank] = RankMemory(number)
-        if number < rank.step:
-            # A restart begins with an empty memory. Late records are not told from one.
-            rank.restart(number)
-        rank.step = number
-        if allocated_bytes is None:
-            return None
-        growth = rank.device_growth
-        if growth is None:
-            growth = rank.device_growth = Growth(number)
-        if growth.add(number, seen.time, allocated_bytes, self._config):
-            return self._judge_growth(seen.job, self.state.jobs[seen.job], growth, seen.time)
-        return None
+    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
+        name = steps[0].job
+        job, config = self._job(name), self._config
+        ranks, block = job.ranks, config.block_steps - 1
+        verdicts: list[Verdict] = []
+        for seen in steps:
+            number, allocated_bytes = seen.step, seen.memory_allocated_bytes
+            try:
+                rank = ranks[seen.rank]
+            except KeyError:
+                rank = ranks[seen.rank] = RankMemory(number)
+            if number < rank.step:
+                # A restart begins with an empty memory. Late records are not told from one.
+                rank.restart(number)
+            rank.step = number
+            if allocated_bytes is None:
+                continue
+            growth = rank.device_growth
+            if growth is None:
+                growth = rank.device_growth = Growth(number)
+            begin, samples = growth.block_step, growth.samples
+            if begin is not None and number - begin < block and len(samples) < MAX_SAMPLES:
+                # As ``add`` does most often.
+                samples.append(allocated_bytes)
+                continue
+            if growth.add(number, seen.time, allocated_bytes, config):
+                verdicts += self._judge_growth(name, job, growth, seen.time)
+        return verdicts or None
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)

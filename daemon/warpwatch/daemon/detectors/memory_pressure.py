@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch.daemon.config.detectors_life import MemoryPressureConfig
@@ -135,22 +135,29 @@ class MemoryPressure:
 
     # --- what is seen ---
 
-    def observe_step(self, seen: Step) -> Iterable[Verdict] | None:
-        try:
-            rank = self.state.jobs[seen.job].ranks[seen.rank]
-        except KeyError:
-            rank = self._rank(seen.job, seen.rank)
-        rank.steps += 1
-        rank.step = seen.step
+    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
+        name = steps[0].job
+        ranks = self._job(name).ranks
+        for seen in steps:
+            try:
+                rank = ranks[seen.rank]
+            except KeyError:
+                rank = self._rank(name, seen.rank)
+            rank.steps += 1
+            rank.step = seen.step
         return None
 
-    def _rank(self, name: str, rank_number: int) -> RankPressure:
+    def _job(self, name: str) -> JobPressure:
         job = self.state.jobs.get(name)
         if job is None:
             job = self.state.jobs[name] = JobPressure()
-        rank = job.ranks.get(rank_number)
+        return job
+
+    def _rank(self, name: str, rank_number: int) -> RankPressure:
+        ranks = self._job(name).ranks
+        rank = ranks.get(rank_number)
         if rank is None:
-            rank = job.ranks[rank_number] = RankPressure()
+            rank = ranks[rank_number] = RankPressure()
         return rank
 
     def _device(self, seen: DeviceReading) -> Iterable[Verdict]:

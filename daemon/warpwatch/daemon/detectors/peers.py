@@ -6,8 +6,9 @@ What all ranks share (long batches, checkpoints, a new regime, noise of the job)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from warpwatch.daemon.detectors.base import JobStep
 from warpwatch.daemon.detectors.work_scaling import WorkScaling, is_telling
@@ -18,8 +19,7 @@ LEAST_SHARE = 0.01
 ALONE = -1
 
 
-@dataclass(slots=True)
-class Comparison:
+class Comparison(msgspec.Struct):
     """One step, per rank. ratios: the log of its time over its peers'; references: of their time.
 
     explained: the part of the log of its time that its work explains, off in the others.
@@ -30,8 +30,7 @@ class Comparison:
     explained: dict[int, float]
 
 
-@dataclass(slots=True)
-class Ground:
+class Ground(msgspec.Struct):
     """What all who compare the ranks of one step start from: logs of compute, work that tells.
 
     comparison: of all ranks as one group, once it was asked for.
@@ -43,7 +42,9 @@ class Ground:
 
     @classmethod
     def of(cls, seen: JobStep) -> Ground:
-        log, least_s = math.log, max(LEAST_SHARE * seen.duration_s, 1e-9)
+        log, least_s = math.log, LEAST_SHARE * seen.duration_s
+        if least_s < 1e-9:
+            least_s = 1e-9
         times = {
             rank: log(time_s if time_s > least_s else least_s)
             for rank, time_s in seen.compute_s.items()
@@ -73,45 +74,51 @@ def _compared(
 ) -> Comparison:
     if explained:
         times = {rank: value - explained[rank] for rank, value in times.items()}
-    reference = references(times, groups)
-    ratios = {rank: value - reference[rank] for rank, value in times.items()}
-    return Comparison(ratios, reference, explained)
+    found = Comparison({}, {}, explained)
+    ordered = sorted(times.values())
+    if groups:
+        for some, peers in _parted(times, groups, ordered):
+            _compare(some, peers, found)
+        found.ratios = {rank: found.ratios[rank] for rank in times}
+    else:
+        _compare(times, ordered, found)
+    return found
 
 
 def _are_parted(times: Mapping[int, float], groups: Mapping[int, int]) -> bool:
     return len(set(groups.values())) > 1 or not times.keys() <= groups.keys()
 
 
-def references(times: Mapping[int, float], groups: Mapping[int, int]) -> dict[int, float]:
-    """Per rank the median of its peers: the others of its group, or all others if it has none."""
-    everyone = sorted(times.values())
-    if not groups:
-        return _medians_of_others(times, everyone)
+def _parted(
+    times: Mapping[int, float], groups: Mapping[int, int], ordered: Sequence[float]
+) -> Iterator[tuple[Mapping[int, float], Sequence[float]]]:
+    """The ranks of each group, and those that they are compared with: all, where they are none."""
     members: dict[int, dict[int, float]] = {}
     for rank, value in times.items():
         members.setdefault(groups.get(rank, ALONE), {})[rank] = value
-    found: dict[int, float] = {}
     for group, some in members.items():
         alone = group == ALONE or len(some) == 1
-        found |= _medians_of_others(some, everyone if alone else sorted(some.values()))
-    return found
+        yield some, ordered if alone else sorted(some.values())
 
 
-def _medians_of_others(times: Mapping[int, float], ordered: Sequence[float]) -> dict[int, float]:
-    """Per rank the median of ``ordered`` (two values at least) without its own, which is in it.
+def _compare(times: Mapping[int, float], ordered: Sequence[float], found: Comparison) -> None:
+    """Each with the median of ``ordered`` (two values at least) without its own, which is in it.
 
     All values below the middle leave the same median, and so do all above it.
     """
-    half = (len(ordered) - 1) // 2
+    half, is_even = divmod(len(ordered) - 1, 2)
     middle, above = ordered[half], ordered[half + 1]
-    if len(ordered) % 2 == 0:
-        return {rank: above if own <= middle else middle for rank, own in times.items()}
-    below = ordered[half - 1]
-    of_lower, of_middle, of_upper = (middle + above) / 2, (below + above) / 2, (below + middle) / 2
-    return {
-        rank: of_lower if own < middle else of_upper if own > middle else of_middle
-        for rank, own in times.items()
-    }
+    of_lower = of_middle = above
+    of_upper = middle
+    if not is_even:
+        below = ordered[half - 1]
+        of_lower, of_middle = (middle + above) / 2, (below + above) / 2
+        of_upper = (below + middle) / 2
+    ratios, references = found.ratios, found.references
+    for rank, own in times.items():
+        peers = of_lower if own < middle else of_upper if own > middle else of_middle
+        references[rank] = peers
+        ratios[rank] = own - peers
 
 
 def group_by_level(levels: Mapping[int, float], gap: float) -> dict[int, int]:

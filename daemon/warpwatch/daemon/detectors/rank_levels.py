@@ -190,7 +190,9 @@ class JobLevels:
     def _learn_step(self, duration_s: float) -> None:
         if self.step_s == 0.0:
             self.step_s = duration_s
-        self.step_s += STEP_WEIGHT * (min(duration_s, 2 * self.step_s) - self.step_s)
+        usual_s = self.step_s
+        most_s = 2.0 * usual_s
+        self.step_s += STEP_WEIGHT * ((duration_s if duration_s < most_s else most_s) - usual_s)
 
     def _take_ticks(self) -> None:
         for rank in self.ranks.values():

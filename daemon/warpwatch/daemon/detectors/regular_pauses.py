@@ -75,14 +75,15 @@ class RegularPauses:
             return False
         scale = usual if usual > MIN_SCALE else MIN_SCALE
         most = WINSOR * scale
-        size = rise if rise > 0.0 else -rise
-        if size > most:
-            size = most
         weight = WEIGHT if known >= FAST_STEPS else 1 / known
-        self.center = center + weight * size if rise > 0.0 else center - weight * size
+        if rise > 0.0:
+            size = rise if rise < most else most
+            self.center = center + weight * size
+        else:
+            size = -rise if rise > -most else most
+            self.center = center - weight * size
         self.scale = usual + weight * (SIGMA_PER_MEAN * size - usual)
-        is_high = rise > config.noise_factor * scale and known > READY_STEPS
-        if is_high and rise > math.log(config.min_ratio):
+        if rise > config.noise_factor * scale and known > READY_STEPS and _is_slow(rise, config):
             self._slow(step, ratio, rise, compute_s)
             return False
         if self.period and step - self.steps[-1] > SILENT_PERIODS * self.period:
@@ -166,6 +167,10 @@ class RegularPauses:
             all(step % self.period == 0 for step in chain)
             or all((step + 1) % self.period == 0 for step in chain)
         )
+
+
+def _is_slow(rise: float, config: GcPauseConfig) -> bool:
+    return rise > math.log(config.min_ratio)
 
 
 def _tolerance(period: int) -> int:

@@ -28,7 +28,8 @@ class SlidingMedian:
 
 
 def median_of_ordered(ordered: list[float]) -> float:
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
+    count = len(ordered)
+    middle = count // 2
+    if count % 2:
         return ordered[middle]
     return (ordered[middle - 1] + ordered[middle]) / 2

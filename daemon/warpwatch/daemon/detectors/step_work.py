@@ -67,8 +67,10 @@ class StepWork:
     def _follow(self, level_s: float) -> None:
         """A step that took ``level_s`` but for its work moves the level; a slow one a little."""
         usual_s = self.level_s
-        if not usual_s / 2 <= level_s <= usual_s * 2:
-            level_s = usual_s / 2 if level_s < usual_s / 2 else usual_s * 2
+        if level_s < 0.5 * usual_s:
+            level_s = 0.5 * usual_s
+        elif level_s > 2.0 * usual_s:
+            level_s = 2.0 * usual_s
         self.level_s += LEVEL_WEIGHT * (level_s - usual_s)
 
 

@@ -66,8 +66,8 @@ class Straggler(PerJob[JobLevels]):
     def _judge_tick(self, job: JobLevels, seen: JobStep, tick_s: float) -> Iterable[Verdict]:
         if seen.duration_s > 0:
             middle = sorted(seen.compute_s.values())[len(seen.compute_s) // 2]
-            share = min(middle / seen.duration_s, 1.0)
-            job.compute_share += SHARE_WEIGHT * (share - job.compute_share)
+            share = middle / seen.duration_s
+            job.compute_share += SHARE_WEIGHT * ((share if share < 1 else 1) - job.compute_share)
         found = job.near and self._judge_ranks(job, seen, tick_s)
         block = job.block_ticks >= self._config.window_ticks
         if block:
