@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -149,3 +150,32 @@ def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path,
     types = [json.loads(line)["type"] for line in path.read_text().splitlines()]
     assert "step" in types[:-1]
     assert types[-1] == "clock"
+
+
+def test_a_clock_that_is_set_is_told_and_looks_like_no_hang(node, monkeypatch, caplog):
+    hub = Hub(10.0)
+    stream = pipeline(node, hub)
+    for _ in range(30):
+        node.rings[0].step()
+        node.rings[1].step()
+    stream.step()
+    true_time = time.time
+    monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
+    stream.step()
+    stream.step()
+    assert told(hub, "hang") == []
+    assert "the clock was set, or the machine slept: 7200 s were skipped" in caplog.text
+
+
+def test_silence_of_two_hours_is_a_hang(node, monkeypatch):
+    hub = Hub(10.0)
+    stream = pipeline(node, hub)
+    for _ in range(30):
+        node.rings[0].step()
+        node.rings[1].step()
+    stream.step()
+    true_time, true_monotonic = time.time, time.monotonic
+    monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
+    monkeypatch.setattr(time, "monotonic", lambda: true_monotonic() + 7200)
+    stream.step()
+    assert [anomaly.kind for anomaly in told(hub, "hang")] == ["hang"]

@@ -44,6 +44,22 @@ def test_silence_is_a_hang_of_the_job_at_the_deadline_itself():
     assert "for 8 s" in found[0].summary
 
 
+def test_a_leap_of_the_clock_is_no_silence():
+    job, engine = running()
+    job.time += 3600
+    engine.overlook(job.time)
+    assert opened(engine, [Clock(job.time), *job.steps(300), Clock(job.time + 7)]) == []
+
+
+def test_silence_after_a_leap_of_the_clock_is_a_hang():
+    job, engine = running()
+    job.time += 3600
+    engine.overlook(job.time)
+    (found,) = opened(engine, [Clock(job.time), Clock(job.time + 60)])
+    # Nobody is blamed before all have had the time to be heard.
+    assert (found.kind, found.time) == ("hang", job.time + 10)
+
+
 def test_the_default_timeout_leaves_room_for_a_first_checkpoint_of_two_minutes():
     job, engine = Job(ranks=2, step_s=0.5), alone("hang")
     opened(engine, job.steps(100))

@@ -169,6 +169,18 @@ def test_a_rank_that_ended_while_nobody_looked_takes_its_anomaly_with_it():
     assert opened(fresh, [Clock(back_time + 5000)]) == []
 
 
+def test_a_clock_that_is_set_just_after_the_restart_makes_no_ended_rank_a_hang():
+    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
+    opened(engine, [*job.seen(), *job.steps(500)])
+    back_time = job.time + 600
+    fresh, _ = restarted(engine, back_time)
+    assert opened(fresh, [Clock(back_time + 5)]) == []
+    leapt_time = back_time + 7200
+    fresh.overlook(leapt_time)
+    assert opened(fresh, [Clock(leapt_time), Clock(leapt_time + 15)]) == []
+    assert opened(fresh, [Clock(leapt_time + 20_000)]) == []
+
+
 def test_a_new_training_of_the_same_name_is_taken_for_what_it_is():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     opened(engine, [*job.seen(), *job.steps(500)])

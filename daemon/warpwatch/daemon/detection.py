@@ -418,6 +418,14 @@ class Detection:
                 self._register.end_untold(key, self._time, changes)
         return changes
 
+    def overlook(self, now: float) -> None:
+        """The clock leapt to ``now`` since the newest record: no time has passed meanwhile."""
+        if self._resumption is None:
+            self._resumption = Resumption(now, self._time, {})
+        else:
+            self._resumption.skip(now, self._time)
+        self._look_up_dues()
+
     def _settle(self, time: float, resumption: Resumption, changes: list[Anomaly]) -> None:
         """Ranks that have not shown up since the restart have ended while nobody looked."""
         for job, rank in resumption.take_gone(time):

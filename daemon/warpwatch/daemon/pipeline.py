@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 3.0
 # How long the telemetry log may be silent: deadlines pass in a replay as they did here.
 LOG_SILENCE_S = 5.0
+# A clock that is set forward by more, or a machine that slept for longer, makes all look silent.
+LEAP_S = 10.0
 
 P = ParamSpec("P")
 
@@ -58,6 +60,8 @@ class Pipeline:
         self._opened = {anomaly.id for anomaly in detection.active}
         self._log_failed: int | None = None
         self._logged_time = time.time()
+        # By how much the wall clock is ahead of the monotonic one.
+        self._ahead_s = time.time() - time.monotonic()
         # What went wrong first in this round.
         self._failure: Exception | None = None
         if log is not None:
@@ -74,6 +78,7 @@ class Pipeline:
         records.sort(key=lambda record: record.time)
         self._try(self._write, records, now)
         with self._owner:
+            self._notice_leap(now, at)
             for record in (*records, Clock(now)):
                 self._feed(record)
             self._failure = self._failure or self._detection.take_failure()
@@ -85,6 +90,13 @@ class Pipeline:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+
+    def _notice_leap(self, now: float, at: float) -> None:
+        before_s, self._ahead_s = self._ahead_s, now - at
+        if self._ahead_s - before_s > LEAP_S:
+            leap_s = self._ahead_s - before_s
+            logger.warning("the clock was set, or the machine slept: %.0f s were skipped", leap_s)
+            self._detection.overlook(now)
 
     def _try(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         try:

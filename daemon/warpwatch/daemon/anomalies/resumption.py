@@ -1,4 +1,4 @@
-"""The first moments after a restart of the daemon: what is news, and what silence proves.
+"""The first moments after a restart of the daemon, or a leap of the clock: what silence proves.
 
 Records that were read before the restart are read again (the rendezvous rewinds), and deadlines
 may have passed while nobody looked. For these time stood still: what was left of it when the daemon
@@ -23,17 +23,23 @@ class Resumption:
     def __init__(
         self, now: float, before: float, lives: Mapping[tuple[str, int], RankLife]
     ) -> None:
-        self._now = now
-        self._before = min(before, now) if math.isfinite(before) else now
         # As of the restart: the lives themselves go on.
         self._known = {name: (life.seen_time, life.step_time) for name, life in lives.items()}
         self._unseen = set(lives)
-        self.over_time = now + max(CONFIRM_S, now - self._before)
+        self._away_s = 0.0
+        self.skip(now, before)
+
+    def skip(self, now: float, before: float) -> None:
+        """Time stood still once more, between ``before`` and ``now``."""
+        self._now = now
+        if math.isfinite(before):
+            self._away_s += max(0.0, now - before)
+        self.over_time = now + max(CONFIRM_S, self._away_s)
 
     def put_off(self, deadline: float) -> float:
         """When a deadline falls: once all rings are read, and never for the time away alone."""
         if deadline <= self._now:
-            deadline += self._now - self._before
+            deadline += self._away_s
         return max(self._now + CONFIRM_S, deadline)
 
     def take_gone(self, time: float) -> set[tuple[str, int]]:
