@@ -149,7 +149,7 @@ def test_growing_host_memory_of_a_process_is_told_where_there_is_no_device():
 def test_its_memory_outlives_a_restart_of_the_daemon():
     before, after = alone("memory_leak"), alone("memory_leak")
     opened(before, training(leak_of(1, 1200, 5 * MB), last=1500))
-    (old,), (new,) = before._detectors, after._detectors
+    (old,), (new,) = before._panel.detectors, after._panel.detectors
     new.state = msgspec.msgpack.decode(msgspec.msgpack.encode(old.state), type=type(old.state))
     found = opened(after, training(leak_of(1, 1200, 5 * MB), first=1500, last=1900))
     assert [a.rank for a in found] == [1]
@@ -159,7 +159,7 @@ def test_its_memory_outlives_a_restart_of_the_daemon():
 def test_readings_say_how_near_it_was():
     engine = alone("memory_leak")
     opened(engine, training(leak_of(1, 1200, 5 * MB), last=100))
-    (detector,) = engine._detectors
+    (detector,) = engine._panel.detectors
     assert {reading.answer for reading in detector.readings()} == {"learning"}
     opened(engine, training(leak_of(1, 1200, 5 * MB), first=100, last=2000))
     answers = {reading.rank: reading for reading in detector.readings()}

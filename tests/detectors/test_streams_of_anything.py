@@ -118,7 +118,7 @@ def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
 
 
 def detectors(engine: Detection) -> list[Any]:
-    return engine._detectors
+    return engine._panel.detectors
 
 
 def restart(engine: Detection) -> None:

@@ -6,7 +6,6 @@ It has no clock: deadlines fall in the records' own time, before the first recor
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,19 +15,10 @@ from warpwatch.daemon.anomalies.register import Register
 from warpwatch.daemon.anomalies.resumption import Resumption
 from warpwatch.daemon.anomalies.snapshot import ENGINE, Part
 from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors import build
-from warpwatch.daemon.detectors.base import (
-    NEVER,
-    Detector,
-    JobStep,
-    Reading,
-    ReadsSteps,
-    Verdict,
-    Waiting,
-    is_waiting,
-)
+from warpwatch.daemon.detectors.base import NEVER, Reading
 from warpwatch.daemon.detectors.job_steps import JobSteps
 from warpwatch.daemon.gathered_steps import GatheredSteps
+from warpwatch.daemon.panel import Panel
 from warpwatch.telemetry.anomalies import EVENT_KINDS, Anomaly
 from warpwatch.telemetry.records import (
     Clock,
@@ -60,41 +50,24 @@ class EngineState:
     register: RegisterState = field(default_factory=RegisterState)
 
 
-# A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
-Reader = tuple[Detector, Callable[[Any], Iterable[Verdict] | None], int]
-
-
 class Detection:
     """``feed`` every record in order of time. Not thread-safe: one owner feeds and reads."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._detectors = build(config)
         self.job_steps = JobSteps(config.triggers.capture_timeout_s)
-        # Those that wait for something, and until when (empty: to be looked up); and the earliest
-        # deadline of all, -NEVER where it is not known.
-        self._timed = [one for one in self._detectors if is_waiting(one)]
-        self._dues: list[float] = []
-        self._due_time = -NEVER
-        # By slot, the deadline that a detector failed at: it is not called for that one again.
-        self._failed_dues: dict[int, float] = {}
-        self._readers = _readers(self._detectors, self._timed)
-        self._step_readers = self._readers.get(Step, [])
-        self._job_step_readers = self._readers.get(JobStep, [])
         self._gathered = GatheredSteps()
         # What changed while nobody was there to be told.
         self._untold: list[Anomaly] = []
         self._places = Places()
         self._register = Register(config.anomalies, lambda: self._places)
+        self._panel = Panel(config, self._register)
         self._time = -NEVER
         self._resumption: Resumption | None = None
         self.jobs_forgotten = 0
         # Jobs that there was no room for, and until when there is none.
         self._jobs_refused: set[str] = set()
         self._full_until = -NEVER
-        # Records that a detector could not take, by its kind, and the first that nobody was told.
-        self.failures: Counter[str] = Counter()
-        self._failure: Exception | None = None
 
     # --- what it knows ---
 
@@ -118,6 +91,11 @@ class Detection:
         return tuple(self._register.state.shadows.values())
 
     @property
+    def failures(self) -> Counter[str]:
+        """Observations that a detector could not take, by its kind."""
+        return self._panel.failures
+
+    @property
     def refused(self) -> dict[str, int]:
         """What was too much: anomalies not raised, jobs refused or forgotten before their end."""
         return {"anomalies": self._register.refused, "jobs": self.jobs_forgotten}
@@ -129,7 +107,7 @@ class Detection:
     def readings_by_kind(self) -> dict[str, list[Reading]]:
         """The same, also of detectors that have nothing to judge yet."""
         self._show_steps(self._untold)
-        return {detector.kind: list(detector.readings()) for detector in self._detectors}
+        return {detector.kind: list(detector.readings()) for detector in self._panel.detectors}
 
     # --- records ---
 
@@ -145,7 +123,7 @@ class Detection:
             type(record) is Step
             and record.job == gathered.job
             and time >= self._time
-            and time < self._due_time
+            and time < self._panel.due_time
             and record.duration_s >= 0.0
             and record.duration_s < NEVER
         ):
@@ -156,7 +134,7 @@ class Detection:
         resumption = self._resumption
         if resumption is not None:
             self._settle(time, resumption, changes)
-        if self._due_time <= time:
+        if self._panel.due_time <= time:
             self._expire(time, changes)
         if resumption is not None and resumption.knew(record):
             return changes
@@ -186,7 +164,7 @@ class Detection:
                 return
             life.device = record.device or life.device
             life.seen_time = record.time
-        self._show(record, self._readers.get(type(record), []), changes)
+        self._panel.show(record, changes)
         self.job_steps.observe(record)
         if isinstance(record, (End, RankEvent)):
             self._leave(record, changes)
@@ -226,10 +204,10 @@ class Detection:
         if ranks is None:
             is_calm = self._show_one_by_one(steps, changes)
         else:
-            is_calm = self._show(steps, self._step_readers, changes)
+            is_calm = self._panel.show_steps(steps, changes)
             joined = self.job_steps.take(ranks)
             if joined is not None:
-                self._show(joined, self._job_step_readers, changes)
+                self._panel.show_job_step(joined, changes)
         if is_calm and self._resumption is None:
             self._gathered.go_on(job, self.job_steps.missing(job))
         else:
@@ -237,87 +215,31 @@ class Detection:
 
     def _show_one_by_one(self, steps: list[Step], changes: list[Anomaly]) -> bool:
         """Each up to the one that ends the job's step, before that."""
-        is_calm, seen = True, []
+        panel, is_calm, seen = self._panel, True, []
         for step in steps:
             seen.append(step)
             joined = self.job_steps.step(step)
             if joined is not None:
-                is_calm &= self._show(seen, self._step_readers, changes)
-                self._show(joined, self._job_step_readers, changes)
+                is_calm &= panel.show_steps(seen, changes)
+                panel.show_job_step(joined, changes)
                 seen = []
-        return is_calm & (not seen or self._show(seen, self._step_readers, changes))
+        return is_calm & (not seen or panel.show_steps(seen, changes))
 
     def catch_up(self) -> list[Anomaly]:
         """What has changed by steps that were fed, and ``feed`` has not told yet."""
         told, self._untold = self._untold, []
         return told + self._told_by_steps()
 
-    def _show(self, seen: Any, readers: list[Reader], changes: list[Anomaly]) -> bool:
-        """False if one of them has answered."""
-        is_calm = True
-        for detector, observe, slot in readers:
-            try:
-                verdicts = observe(seen)
-                if verdicts is None:
-                    continue
-                is_calm = False
-                if verdicts:
-                    self._register.take(detector.kind, verdicts, changes)
-                    self._due_time = -NEVER
-            except Exception as error:
-                is_calm = False
-                self._fail(detector.kind, error)
-            if slot >= 0 and (due := self._timed[slot].state.deadline) != self._dues[slot]:
-                self._dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
-                self._due_time = -NEVER
-        return is_calm
-
-    def _fail(self, kind: str, error: Exception) -> None:
-        """A fault of ours in one detector costs none of the others the record."""
-        self.failures[kind] += 1
-        self._failure = self._failure or error
-
     def take_failure(self) -> Exception | None:
         """What a detector raised since the last call, the first of it."""
-        failure, self._failure = self._failure, None
-        return failure
-
-    # --- deadlines ---
-
-    def _deadline(self) -> float:
-        """The earliest of the register's and of all detectors that wait."""
-        due = min(self._dues, default=NEVER)
-        if self._resumption is not None:
-            due = self._resumption.put_off(due)
-        return min(due, self._register.deadline())
-
-    def _look_up_dues(self) -> None:
-        dues = enumerate(detector.state.deadline for detector in self._timed)
-        failed = self._failed_dues
-        self._dues = [NEVER if failed.get(slot) == due else due for slot, due in dues]
-        self._due_time = -NEVER
+        return self._panel.take_failure()
 
     def _expire(self, until: float, changes: list[Anomaly]) -> None:
+        """Deadlines up to this time."""
         self._show_steps(changes)
-        if not self._dues:
-            self._look_up_dues()
         put_off = self._resumption.put_off if self._resumption else float
-        while (now := self._deadline()) <= until and now < NEVER:
-            self._register.expire(now, changes)
-            for slot, detector in enumerate(self._timed):
-                if put_off(self._dues[slot]) <= now:
-                    self._expire_one(slot, detector, now, changes)
-                    self._look_up_dues()
-        self._due_time = now
-
-    def _expire_one(self, slot: int, detector: Waiting, now: float, changes: list[Anomaly]) -> None:
-        due = detector.state.deadline
-        self._gathered.unsettle_all()
-        try:
-            self._register.take(detector.kind, detector.expire(now), changes)
-        except Exception as error:
-            self._failed_dues[slot] = due
-            self._fail(detector.kind, error)
+        if self._panel.expire(until, put_off, changes):
+            self._gathered.unsettle_all()
 
     # --- ranks and jobs ---
 
@@ -364,12 +286,7 @@ class Detection:
         self._register.end_job(job, time, changes)
         self._places.jobs.pop(job, None)
         self.job_steps.forget(job)
-        for detector in self._detectors:
-            try:
-                detector.forget(job)
-            except Exception as error:
-                self._fail(detector.kind, error)
-        self._look_up_dues()
+        self._panel.forget(job)
 
     # --- over a restart of the daemon ---
 
@@ -380,7 +297,7 @@ class Detection:
         return {
             ENGINE: Part(self, versioned=False),
             "job_steps": Part(self.job_steps),
-            **{one.kind: Part(one, getattr(sections, one.kind)) for one in self._detectors},
+            **{one.kind: Part(one, getattr(sections, one.kind)) for one in self._panel.detectors},
         }
 
     @property
@@ -406,9 +323,9 @@ class Detection:
             for rank, life in ranks.items()
         }
         self._resumption = Resumption(now, self._time, lives)
-        self._look_up_dues()
+        self._panel.look_up_dues()
         changes: list[Anomaly] = []
-        judged = {detector.kind for detector in self._detectors} - anew
+        judged = {detector.kind for detector in self._panel.detectors} - anew
         for key in list(self._register.shadows.known):
             if key[0] not in judged:
                 self._register.shadows.forget(key)
@@ -424,7 +341,7 @@ class Detection:
             self._resumption = Resumption(now, self._time, {})
         else:
             self._resumption.skip(now, self._time)
-        self._look_up_dues()
+        self._panel.look_up_dues()
 
     def _settle(self, time: float, resumption: Resumption, changes: list[Anomaly]) -> None:
         """Ranks that have not shown up since the restart have ended while nobody looked."""
@@ -432,20 +349,7 @@ class Detection:
             self._process(End(time, job, rank), changes)
         if time > resumption.over_time:
             self._resumption = None
-            self._due_time = -NEVER
-
-
-def _readers(detectors: list[Detector], timed: list[Waiting]) -> dict[type, list[Reader]]:
-    """Those that read a type of observation, in the order in which they judge."""
-    readers: dict[type, list[Reader]] = {}
-    for detector in detectors:
-        slot = timed.index(detector) if detector in timed else -1
-        for seen in detector.reads:
-            observe: Callable[[Any], Iterable[Verdict] | None] = detector.observe
-            if seen is Step and isinstance(detector, ReadsSteps):
-                observe = detector.observe_steps
-            readers.setdefault(seen, []).append((detector, observe, slot))
-    return readers
+            self._panel.due_time = -NEVER
 
 
 def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:
