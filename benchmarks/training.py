@@ -1,8 +1,8 @@
 """What the shim costs a real training on the CPU, beside the same loop alone and beside TraceML.
 
 Every variant is a process of its own. In each round all of them live, and take turns of a tenth of
-a second, so that all see the same machine; what a variant adds is taken within a turn, all of which
-counts. In another round they lie elsewhere in memory, which shifts their times too.
+a second, so that all see the same machine; what a variant adds is taken within a turn, of which all
+but the first steps count. In another round they lie elsewhere in memory, which shifts their times.
 """
 
 from __future__ import annotations
