@@ -152,13 +152,18 @@ def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path,
     assert types[-1] == "clock"
 
 
+def trained(node: CaptureNode, hub: Hub) -> Pipeline:
+    """A pipeline that has read thirty steps of both ranks."""
+    stream = pipeline(node, hub)
+    for ring in node.rings * 30:
+        ring.step()
+    stream.step()
+    return stream
+
+
 def test_a_clock_that_is_set_is_told_and_looks_like_no_hang(node, monkeypatch, caplog):
     hub = Hub(10.0)
-    stream = pipeline(node, hub)
-    for _ in range(30):
-        node.rings[0].step()
-        node.rings[1].step()
-    stream.step()
+    stream = trained(node, hub)
     true_time = time.time
     monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
     stream.step()
@@ -169,11 +174,7 @@ def test_a_clock_that_is_set_is_told_and_looks_like_no_hang(node, monkeypatch, c
 
 def test_silence_of_two_hours_is_a_hang(node, monkeypatch):
     hub = Hub(10.0)
-    stream = pipeline(node, hub)
-    for _ in range(30):
-        node.rings[0].step()
-        node.rings[1].step()
-    stream.step()
+    stream = trained(node, hub)
     true_time, true_monotonic = time.time, time.monotonic
     monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
     monkeypatch.setattr(time, "monotonic", lambda: true_monotonic() + 7200)
