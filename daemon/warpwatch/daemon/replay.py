@@ -148,9 +148,6 @@ class LogReader:
 
 def _parts(lines: bytes) -> Iterator[bytes]:
     """Events lie between steps, and are read by themselves: a part holds nothing else, or none."""
-    if b"event" not in lines:
-        yield lines
-        return
     begin = 0
     while (found := lines.find(b'"event"', begin)) >= 0:
         event = max(begin, lines.rfind(b"\n", begin, found) + 1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # How far the running lap has come; NONE: no laps are run.
 NONE, BEGUN, FETCHING, FETCHED, IN_BACKWARD, TRAINED, UPDATING = range(7)
-# Steps until laps are tried again where not one has come to its end.
+# Steps until laps are tried again where none can be run, or not one has come to its end.
 RETRY_AFTER = 100
 
 
@@ -75,6 +75,8 @@ class Lap:
         self.iterator, self.optimizer = loader.steady, optimizer
         waiting, forward = loader.waiting_phase, loader.forward_phase
         if not clock.run_laps((waiting, forward, flow.backward_phase, optimizers.alone_phase)):
+            # To ask settles the log: not at every step.
+            self._retry_in = RETRY_AFTER
             return
         self._first = clock.steps
         self.log = clock.log.append

@@ -6,7 +6,7 @@ time; or, in step times alone, one rank is slow at equal gaps while its peers wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,14 +21,7 @@ from warpwatch.daemon.detectors.base import (
     Verdict,
 )
 from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.daemon.detectors.regular_pauses import (
-    FAST_STEPS,
-    MIN_SCALE,
-    SIGMA_PER_MEAN,
-    WEIGHT,
-    WINSOR,
-    RegularPauses,
-)
+from warpwatch.daemon.detectors.regular_pauses import RegularPauses
 from warpwatch.daemon.detectors.told_pauses import ToldPauses
 from warpwatch.daemon.detectors.work_scaling import WorkScaling
 from warpwatch.telemetry.records import RankEvent
@@ -81,9 +74,9 @@ class GcPause(PerJob[JobPauses]):
         self.state = GcPauseState()
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
-        if type(seen) is RankEvent:
+        if isinstance(seen, RankEvent):
             return self._event(seen) if seen.event == "gc_pause" else ()
-        return PerJob.observe(self, seen)
+        return super().observe(seen)
 
     def begin(self) -> JobPauses:
         return JobPauses()
@@ -118,10 +111,13 @@ class GcPause(PerJob[JobPauses]):
     def _steps(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
         touched = news = False
         if len(seen.compute_s) > 1:
-            ratios = peers.compare(seen, job.scaling, {}).ratios
-            for number in self._learn(job, ratios):
-                rank, compute_s = job.ranks[number], seen.compute_s[number]
-                found = rank.regular.add(seen.step, ratios[number], compute_s, self._config)
+            ranks, step, compute_s, config = job.ranks, seen.step, seen.compute_s, self._config
+            for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
+                try:
+                    rank = ranks[number]
+                except KeyError:
+                    rank = ranks[number] = RankPauses(index=job.index)
+                found = rank.regular.add(step, ratio, compute_s[number], config)
                 if found or rank.regular_on:
                     touched = True
                     news |= self._judge_regular(number, rank, found)
@@ -130,32 +126,6 @@ class GcPause(PerJob[JobPauses]):
         if not (touched or job.on):
             return ()
         return self._verdicts(job, seen.job, seen.time, seen.step, news)
-
-    def _learn(self, job: JobPauses, ratios: Mapping[int, float]) -> list[int]:
-        """All ranks but those whose step was as usual, which learn of it without a call each."""
-        ranks, unusual = job.ranks, []
-        most_noise = min(WINSOR, self._config.noise_factor)
-        for number, ratio in ratios.items():
-            try:
-                regular = ranks[number].regular
-            except KeyError:
-                rank = ranks[number] = RankPauses(index=job.index)
-                regular = rank.regular
-            usual, rise = regular.scale, ratio - regular.center
-            most = most_noise * (usual if usual > MIN_SCALE else MIN_SCALE)
-            if (
-                rise < most
-                and rise > -most
-                and regular.known >= FAST_STEPS
-                and not (regular.period or regular.run)
-            ):
-                regular.known += 1
-                regular.center += WEIGHT * rise
-                size = rise if rise > 0.0 else -rise
-                regular.scale = usual + WEIGHT * (SIGMA_PER_MEAN * size - usual)
-            else:
-                unusual.append(number)
-        return unusual
 
     def _judge_regular(self, number: int, rank: RankPauses, found: bool) -> bool:
         """``found``: a pause that belongs to a chain. True if it counts."""

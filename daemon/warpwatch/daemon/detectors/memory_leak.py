@@ -15,7 +15,7 @@ from warpwatch.daemon.detectors.base import (
     Verdict,
 )
 from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.daemon.detectors.growth import MAX_SAMPLES, Growth, Trend
+from warpwatch.daemon.detectors.growth import Growth, Trend
 from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _FREE = ("device_memory_free_bytes", ())
@@ -105,7 +105,7 @@ class MemoryLeak(Timeless):
     def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
         name = steps[0].job
         job, config = self._job(name), self._config
-        ranks, block = job.ranks, config.block_steps - 1
+        ranks = job.ranks
         verdicts: list[Verdict] = []
         for seen in steps:
             number, allocated_bytes = seen.step, seen.memory_allocated_bytes
@@ -122,11 +122,6 @@ class MemoryLeak(Timeless):
             growth = rank.device_growth
             if growth is None:
                 growth = rank.device_growth = Growth(number)
-            begin, samples = growth.block_step, growth.samples
-            if begin is not None and number - begin < block and len(samples) < MAX_SAMPLES:
-                # As ``add`` does most often.
-                samples.append(allocated_bytes)
-                continue
             if growth.add(number, seen.time, allocated_bytes, config):
                 verdicts += self._judge_growth(name, job, growth, seen.time)
         return verdicts or None
