@@ -10,7 +10,6 @@ thread in it, in microseconds, resident memory in KiB. It ends when the socket i
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import json
@@ -18,9 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,7 +26,8 @@ WARM_UP_STEPS = 200
 # They find the processor's caches as others have left them, and do not count.
 FIRST_STEPS = 20
 
-Watch = Callable[[str], AbstractContextManager[Any]]
+Model, Optimizer = torch.nn.Module, torch.optim.Optimizer
+Step = Callable[[torch.Tensor], None]
 
 
 class Batches(torch.utils.data.Dataset):  # type: ignore[misc]
@@ -45,22 +43,50 @@ class Batches(torch.utils.data.Dataset):  # type: ignore[misc]
         return self._batch
 
 
-def nothing(part: str) -> AbstractContextManager[Any]:
-    return contextlib.nullcontext()
+def plain(model: Model, optimizer: Optimizer) -> Step:
+    def step(batch: torch.Tensor) -> None:
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
 
 
-def shim() -> Watch:
+def shim(model: Model, optimizer: Optimizer) -> Step:
     import warpwatch.client as warpwatch
 
     monitor = warpwatch.attach(job="benchmark")
-    return lambda part: monitor.step(samples=BATCH) if part == "step" else monitor.phase(part)
+
+    def step(batch: torch.Tensor) -> None:
+        with monitor.step(samples=BATCH):
+            with monitor.phase("forward"):
+                loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            with monitor.phase("backward"):
+                loss.backward()
+            with monitor.phase("optimizer"):
+                optimizer.step()
+
+    return step
 
 
-def traceml(model: torch.nn.Module) -> Watch:
+def traceml(model: Model, optimizer: Optimizer) -> Step:
     """It finds the phases by itself."""
     peer = importlib.import_module("traceml_ai")
     peer.init()
-    return lambda part: peer.trace_step(model) if part == "step" else contextlib.nullcontext()
+
+    def step(batch: torch.Tensor) -> None:
+        with peer.trace_step(model):
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    return step
+
+
+VARIANTS = {"plain": plain, "shim": shim, "traceml": traceml}
 
 
 def train(variant: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
@@ -71,19 +97,12 @@ def train(variant: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
         torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    watch = shim() if variant == "shim" else traceml(model) if variant == "traceml" else nothing
+    step = VARIANTS[variant](model, optimizer)
     batches = iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
 
     def run(steps: int) -> None:
         for batch in itertools.islice(batches, steps):
-            with watch("step"):
-                with watch("forward"):
-                    loss = model(batch).square().mean()
-                optimizer.zero_grad()
-                with watch("backward"):
-                    loss.backward()
-                with watch("optimizer"):
-                    optimizer.step()
+            step(batch)
 
     for steps in itertools.chain([WARM_UP_STEPS], asked):
         run(FIRST_STEPS)
