@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,6 @@ WARM_UP_STEPS = 200
 # They find the processor's caches as others have left them, and do not count.
 FIRST_STEPS = 20
 
-Model, Optimizer = torch.nn.Module, torch.optim.Optimizer
 Step = Callable[[torch.Tensor], None]
 
 
@@ -43,7 +43,7 @@ class Batches(torch.utils.data.Dataset):  # type: ignore[misc]
         return self._batch
 
 
-def plain(model: Model, optimizer: Optimizer) -> Step:
+def plain(model: Any, optimizer: Any) -> Step:
     def step(batch: torch.Tensor) -> None:
         loss = model(batch).square().mean()
         optimizer.zero_grad()
@@ -53,7 +53,7 @@ def plain(model: Model, optimizer: Optimizer) -> Step:
     return step
 
 
-def shim(model: Model, optimizer: Optimizer) -> Step:
+def shim(model: Any, optimizer: Any) -> Step:
     import warpwatch.client as warpwatch
 
     monitor = warpwatch.attach(job="benchmark")
@@ -71,7 +71,7 @@ def shim(model: Model, optimizer: Optimizer) -> Step:
     return step
 
 
-def traceml(model: Model, optimizer: Optimizer) -> Step:
+def traceml(model: Any, optimizer: Any) -> Step:
     """It finds the phases by itself."""
     peer = importlib.import_module("traceml_ai")
     peer.init()

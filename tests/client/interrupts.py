@@ -20,7 +20,11 @@ def interrupted(work: Callable[[], Any], functions: tuple[str, ...], line: int) 
     def local(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left, after_call
         if event == "line":
-            calls = "(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if text.strip() == "try:":
+                # Nothing runs there, and it may be outside of the blocks that it is in.
+                return local
+            calls = "(" in text
             left -= calls or after_call
             after_call = calls
             if left < 0:

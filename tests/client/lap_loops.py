@@ -296,7 +296,7 @@ def a_log_that_somebody_else_has_taken() -> int:
 
 
 def _appending_to(log: Any) -> Callable[[Any], None]:
-    return lambda entry: log.append(entry)
+    return lambda entry: log.extend(entry)
 
 
 @loop

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from warpwatch.client import faults, hooks
-from warpwatch.client.accounts import FIRST_PHASE, SAMPLES, TOKENS
-from warpwatch.client.cuda_steps import DURATION
+from warpwatch.client.accounts import FIRST_PHASE
+from warpwatch.client.columns import DURATION, SAMPLES, TOKENS
 
 flow = hooks.install()
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from warpwatch.client import cuda_steps, protocol
-from warpwatch.client.accounts import END, FIRST_PHASE, START, Entry
-from warpwatch.client.cuda_steps import DURATION, CudaSteps, device_uuid
+from warpwatch.client.accounts import END, FIRST_PHASE, START
+from warpwatch.client.columns import DURATION
+from warpwatch.client.cuda_steps import CudaSteps, device_uuid
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.protocol import ABSENT
 from warpwatch.client.ring import RingWriter
@@ -389,20 +390,21 @@ def test_a_gpu_that_comes_into_use_while_the_helper_settles_is_not_talked_to() -
     cuda = SimulatedCuda()
     clock = FinishedSteps()
 
-    class Log(deque[Entry]):
-        def popleft(self) -> Entry:
-            gpu = CudaSteps(cuda)
-            clock.use_gpu(gpu)
-            gpu.begin(DURATION)
-            return super().popleft()
+    class Log(list[Any]):
+        def __getitem__(self, key: Any) -> Any:
+            if clock.gpu is None:
+                gpu = CudaSteps(cuda)
+                clock.use_gpu(gpu)
+                gpu.begin(DURATION)
+            return super().__getitem__(key)
 
     monitor = Monitor(clock)
     with monitor.step():
         pass
-    clock.log = Log([(START, 1, None), (END, 2, (0, 0, 0))])
+    clock.log = Log([START, 1, None, END, 2, (0, 0, 0)])
     clock.settle()
     assert clock._totals[0] == 1 + 1
-    assert len(cuda.queue) == 2
+    assert len(cuda.queue) == 1
 
 
 def test_an_oom_that_the_program_catches_is_told_once(ring: RingWriter) -> None:

@@ -68,7 +68,7 @@ def test_real_collections_are_counted(pauses: GcPauses, written: RingWriter) -> 
 def test_a_long_pause_is_an_event_with_its_generation_and_step(
     pauses: GcPauses, written: RingWriter
 ) -> None:
-    pauses._clock.begun = 42
+    pauses._clock.steps = 42
     collect(pauses, 12_000_000, generation=2)
     collect(pauses, 2_000_000, generation=0)
     pauses.keep(written, now_s=1)

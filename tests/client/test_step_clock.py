@@ -13,9 +13,9 @@ import pytest
 
 from tests.client.interrupts import interrupted
 from warpwatch.client import faults, protocol
-from warpwatch.client.accounts import FIRST_PHASE, SAMPLES, TOKENS
+from warpwatch.client.accounts import FIRST_PHASE
 from warpwatch.client.captures.control import Captures
-from warpwatch.client.cuda_steps import DURATION
+from warpwatch.client.columns import DURATION, SAMPLES, TOKENS
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.ring import RingWriter
 from warpwatch.client.steps import StepClock

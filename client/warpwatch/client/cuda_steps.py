@@ -15,13 +15,12 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from warpwatch.client import faults, protocol
+from warpwatch.client.columns import DURATION
 from warpwatch.client.protocol import ABSENT
 
 if TYPE_CHECKING:
     from warpwatch.client.ring import RingWriter
 
-# Where the duration stands in what a step spent; the phases follow it (steps.py).
-DURATION = 4
 POOL_SIZE = 512
 MEMORY_INTERVAL_NS = 1_000_000_000
 # Steps that wait to be read back; the CPU is seldom more than a few ahead.

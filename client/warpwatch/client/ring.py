@@ -14,11 +14,13 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, count, repeat
 from typing import Any
 
 from warpwatch.client import protocol
+from warpwatch.client.columns import Steps
 from warpwatch.client.descriptors import Descriptor
 from warpwatch.client.rendezvous import take_lock
 
@@ -39,28 +41,46 @@ def ring_name(job: str, rank: int) -> str:
     return f"{re.sub(r'[^0-9A-Za-z_.-]', '_', job)[:40].lstrip('.')}-r{rank}-{os.urandom(8).hex()}"
 
 
-def _layout(length: int) -> tuple[Callable[..., bytes], int, Callable[..., bytes], bytes]:
-    """For rows of ``length``, 5 and one for each phase, so that a step packs only what it has.
+class _Layout:
+    """For steps of ``length`` columns, 5 and one for each phase: only those are packed.
 
-    (packer of a step's record, its payload length, packer of the totals in use, zeros after them)
+    record: of a step. end: what follows it in its slot, which begins with the checksum.
+    totals: those in use, before the others.
     """
-    record = struct.Struct(protocol.RECORD.format + "Q" * (length + 1))
-    totals = struct.Struct("<Q" + "Q" * length)
-    padding = bytes(protocol.TOTALS.size - totals.size)
-    return record.pack, record.size - protocol.RECORD.size, totals.pack, padding
+
+    def __init__(self, length: int) -> None:
+        self.record = struct.Struct(protocol.RECORD.format + "Q" * (length + 1))
+        self.end = struct.Struct(f"<Q{_SIZE - self.record.size - 8}x")
+        self.totals = struct.Struct("<Q" + "Q" * length)
+        self.unused_totals = bytes(_TOTALS_SIZE - self.totals.size)
+
+    def records(self, steps: Steps, first: int) -> Iterator[bytes]:
+        """Numbered from ``first`` on."""
+        flags, wall_ns, numbers, gpu_ns, allocated, spent = steps
+        _, _, samples, tokens, duration_ns, *phases = spent
+        return map(
+            self.record.pack,
+            count(first),
+            repeat(_STEP),
+            flags,
+            repeat(self.record.size - _HEAD),
+            wall_ns,
+            numbers,
+            duration_ns,
+            gpu_ns,
+            allocated,
+            samples,
+            tokens,
+            *phases,
+        )
 
 
-_LAYOUTS = {length: _layout(length) for length in range(5, 6 + protocol.MAX_PHASES)}
+_LAYOUTS = {length: _Layout(length) for length in range(5, 6 + protocol.MAX_PHASES)}
 
 
 # Maps whose file somebody closed: a map holds a descriptor of its own, which may be somebody
 # else's by now and would be closed with the map.
 _kept_maps: list[mmap.mmap] = []
-
-
-# A step: flags, wall clock ns, number, GPU ns, allocated bytes, and what it adds to the totals: a
-# step, newest step plus 1, samples, tokens, duration ns, ns of each phase.
-Row = tuple[int, int, int, int, int, Sequence[int]]
 
 
 class RingWriter:
@@ -136,62 +156,40 @@ class RingWriter:
             finally:
                 lock.release()
 
-    def write_steps(self, rows: Sequence[Row], totals: Sequence[int], length: int) -> None:
-        """Steps, and the totals after them; ``length`` numbers of a row are in use.
+    def write_steps(self, steps: Steps, totals: Sequence[int]) -> None:
+        """At most RECORD_COUNT steps, and the totals after them.
 
         A checksum is stored as a whole word: it is aligned, the four bytes after it are unused.
         """
-        pack_step, size, pack_totals, padding = _LAYOUTS[length]
-        words, ring = self.words, self._map
+        flags, wall_ns, *_, spent = steps
+        length = len(spent)
+        layout = _LAYOUTS[length]
         if self._lock.acquire(False):
             try:
                 if self._deferred:
                     self._write_deferred()
-                sequence = self._records
-                for flags, wall_ns, number, gpu_ns, allocated, spent in rows:
-                    sequence += 1
-                    body = pack_step(
-                        sequence,
-                        _STEP,
-                        flags,
-                        size,
-                        wall_ns,
-                        number,
-                        spent[4],
-                        gpu_ns,
-                        allocated,
-                        spent[2],
-                        spent[3],
-                        *spent[5:length],
-                    )
-                    offset = _FIRST + _SIZE * ((sequence - 1) % _COUNT)
-                    end = offset + size + _HEAD
-                    ring[offset:end] = body
-                    words[end >> 3] = _crc32(body)
-                self._records = words[_RECORDS] = sequence
+                self._store([*layout.records(steps, self._records + 1)], layout)
             finally:
                 self._lock.release()
         else:
-            for flags, wall_ns, number, gpu_ns, allocated, spent in rows:
-                self._defer_step(flags, wall_ns, number, gpu_ns, allocated, spent[:length])
+            for flag, at_ns, record in zip(flags, wall_ns, layout.records(steps, 0)):
+                self._deferred.append((_STEP, flag, at_ns, record[_HEAD:]))
         self._totals = turn = self._totals + 1
-        body = pack_totals(turn, *totals[:length]) + padding
+        body = layout.totals.pack(turn, *totals[:length]) + layout.unused_totals
         end = _TOTALS_A_END if turn & 1 else _TOTALS_B_END
-        ring[end - _TOTALS_SIZE : end] = body
-        words[end >> 3] = _crc32(body)
+        self._map[end - _TOTALS_SIZE : end] = body
+        self.words[end >> 3] = _crc32(body)
 
-    def _defer_step(
-        self,
-        flags: int,
-        wall_ns: int,
-        number: int,
-        gpu_ns: int,
-        allocated: int,
-        spent: Sequence[int],
-    ) -> None:
-        fields = (number, spent[4], gpu_ns, allocated, *spent[2:4], *spent[5:])
-        payload = struct.pack(f"<{len(fields)}Q", *fields)
-        self._deferred.append((_STEP, flags, wall_ns, payload))
+    def _store(self, records: list[bytes], layout: _Layout) -> None:
+        """From the next slot on; at the ring's end goes on at its begin."""
+        checksums = map(layout.end.pack, map(_crc32, records))
+        slots = b"".join(chain.from_iterable(zip(records, checksums)))
+        begin = self._records % _COUNT * _SIZE
+        until_end = _COUNT * _SIZE - begin
+        ring, before, rest = self._map, slots[:until_end], slots[until_end:]
+        ring[_FIRST + begin : _FIRST + begin + len(before)] = before
+        ring[_FIRST : _FIRST + len(rest)] = rest
+        self._records = self.words[_RECORDS] = self._records + len(records)
 
     def _write_deferred(self) -> None:
         while self._deferred:

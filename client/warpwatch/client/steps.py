@@ -42,8 +42,11 @@ if TYPE_CHECKING:
 # may not be used after a fork.
 _kept_in_child: list[Any] = []
 
-# Steps shorter than this do not all look for a command: the look is a system call.
-LOOK_INTERVAL_NS = 5_000_000
+# Steps shorter than this do not all look for a command: a look takes 20 to 30 µs where the caches
+# hold nothing of it. The daemon names a step that is at least 150 ms ahead.
+LOOK_INTERVAL_NS = 20_000_000
+# Of what a step has processed: so large a count is somebody's mistake.
+COUNT_BITS = 48
 # Steps shorter than this are settled together; of a process that is killed, those of so long are
 # lost.
 SETTLE_INTERVAL_NS = 50_000_000
@@ -53,18 +56,17 @@ class StepClock(Accounts):
     """Measures steps and phases of one thread, and is the context manager of a step."""
 
     __slots__ = (
-        "_dead", "_gpu_tried", "_nested", "_settle_ns", "_started",
-        "begun", "begun_ns", "captures", "capturing", "cuda", "device", "flags", "look_ns", "open",
+        "_dead", "_follow_ns", "_gpu_tried", "_nested", "_settle_ns", "_started",
+        "begun_ns", "captures", "capturing", "cuda", "device", "flags", "look_ns", "open",
         "push", "samples", "steps", "tokens", "woken",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
-        self.push: Callable[[Entry], None] = self.log.append
+        self.push: Callable[[Entry], None] = self.log.extend
         self.captures: Captures | None = None
         self.cuda: Any = None  # torch.cuda, once the helper thread saw that it is in use
         self.device: str | None = None
-        self.begun = 0  # the step now begun, plus 1
         self.begun_ns = 0
         self.flags = 0
         self.capturing = False
@@ -74,7 +76,7 @@ class StepClock(Accounts):
         self.woken: SimpleQueue[None] = SimpleQueue()
         self.open = self._dead = self._started = False
         self._nested = 0
-        self.look_ns = self._settle_ns = 0
+        self.look_ns = self._follow_ns = self._settle_ns = 0
         self._gpu_tried = False
 
     # --- the hot path ---------------------------------------------------------------------------
@@ -91,11 +93,8 @@ class StepClock(Accounts):
             if not self._started:
                 self._start(now)
             self.begun_ns = now
-            self.begun = self.steps + 1
-            if now >= self.look_ns or self.capturing:
+            if now >= self.look_ns:
                 self._look(now)
-            if self.cuda is not None:
-                self._begin_on_gpu()
             # Last: whoever is interrupted in here has begun nothing that he would have to end.
             self.open = True
         except Exception as error:
@@ -118,8 +117,9 @@ class StepClock(Accounts):
             self.open = False
             now = monotonic_ns()
             self.steps += 1
-            self.push((END, now, (self.flags, self.samples, self.tokens)))
-            if now >= self._settle_ns or self.gpu is not None or self.capturing:
+            push = self.push
+            push((END, now, (self.flags, self.samples, self.tokens)))
+            if now >= self._settle_ns:
                 self._ended(now)
         except Exception as fault:
             faults.swallow(fault)
@@ -129,14 +129,19 @@ class StepClock(Accounts):
     def turn(self, now: int) -> None:
         """A phase has ended ``now``, with it a step, and the next begins. Training thread."""
         self.begun_ns = now
-        self.steps = begun = self.steps + 1
-        self.begun = begun + 1
-        self.push((LAST, now, (self.flags, self.samples, self.tokens)))
+        self.steps += 1
+        push = self.push
+        push((LAST, now, (self.flags, self.samples, self.tokens)))
         self.samples = self.tokens = 0
-        if now >= self.look_ns or self.capturing or self.cuda is not None:
+        if now >= self.look_ns:
             self.turned(now)
 
     # --- what happens seldom --------------------------------------------------------------------
+
+    @property
+    def begun(self) -> int:
+        """The step now begun, plus 1; 0 before the first."""
+        return self.steps + self.open
 
     def end(self) -> None:
         """The step ends, where there is no ``with``."""
@@ -227,26 +232,23 @@ class StepClock(Accounts):
             faults.swallow(error)
 
     def _push_and_settle(self, entry: Entry) -> None:
-        self.log.append(entry)
+        self.log.extend(entry)
         self.settle()
 
     def _ended(self, now: int) -> None:
-        self._settle_ns = now + SETTLE_INTERVAL_NS
         try:
             self.settle()
             if self.capturing and self.captures is not None:
                 self.captures.step_ended(self, self.steps - 1)
         except Exception as error:
             faults.swallow(error)
+        self._settle_ns = 0 if self._each_step() else now + SETTLE_INTERVAL_NS
 
     def turned(self, now: int) -> None:
         """A step has ended ``now`` and another begun: what is not due at each short one."""
-        if now >= self._settle_ns or self.gpu is not None or self.capturing:
+        if now >= self._settle_ns:
             self._ended(now)
-        if now >= self.look_ns or self.capturing:
-            self._look(now)
-        if self.cuda is not None:
-            self._begin_on_gpu()
+        self._look(now)
 
     def _start(self, now: int) -> None:
         self._started = True
@@ -263,14 +265,27 @@ class StepClock(Accounts):
 
     def _look(self, now: int) -> None:
         """What is not due at each short step: tell that it has begun, look for a command."""
-        self.look_ns = now + LOOK_INTERVAL_NS
+        if now >= self._follow_ns or self.capturing:
+            self._follow_ns = now + LOOK_INTERVAL_NS
+            self._follow(now)
+        if self.cuda is not None:
+            self._begin_on_gpu()
+        self.look_ns = self._follow_ns
+        if self._each_step():
+            self.look_ns = self._settle_ns = 0
+
+    def _each_step(self) -> bool:
+        """Whether steps are neither settled together nor begun without a look."""
+        return self.capturing or self.cuda is not None or self.gpu is not None
+
+    def _follow(self, now: int) -> None:
         ring = self.ring
         if ring is not None:
             ring.words[WORD_STEP_BEGUN_AT] = now
-            ring.words[WORD_STEP_BEGUN] = self.begun
+            ring.words[WORD_STEP_BEGUN] = self.steps + 1
             if self.captures is not None:
                 try:
-                    self.captures.follow(self, ring, self.begun - 1)
+                    self.captures.follow(self, ring, self.steps)
                 except Exception as error:
                     # The program may have closed a descriptor that was ours.
                     faults.swallow(error)
@@ -295,6 +310,6 @@ def whole(value: Any) -> int:
     if not isinstance(value, Real):
         return 0
     try:
-        return min(max(int(float(value)), 0), 1 << 48)
+        return min(max(int(float(value)), 0), (1 << COUNT_BITS) - 1)
     except (ValueError, OverflowError):
         return 0

@@ -20,18 +20,19 @@ MODULE = "torch"
 def install(module: ModuleType, flow: Flow) -> None:
     original = module.autograd.backward
     lap = flow.lap
+    noted = lap.noted
 
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if lap.stage != FETCHED or get_ident() != lap.thread:
             return outside_of_laps(*args, **kwargs)
-        lap.called_ns = monotonic_ns()
+        noted[4] = monotonic_ns()
         lap.stage = IN_BACKWARD
         try:
             return original(*args, **kwargs)
         finally:
             if lap.stage == IN_BACKWARD:
-                lap.returned_ns = monotonic_ns()
+                noted[5] = monotonic_ns()
                 lap.stage = TRAINED
             else:
                 flow.leave_backward(lap.clock, monotonic_ns())

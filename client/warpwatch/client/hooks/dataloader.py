@@ -191,35 +191,40 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
     outside_of_laps = _fetching_outside_of_laps(original, hook, flow)
     lap = flow.lap
     lap.loader = hook
+    noted = lap.noted
 
     @wraps(original)
     def __next__(iterator: Any) -> Any:
-        if lap.stage != BEGUN or lap.iterator() is not iterator or get_ident() != lap.thread:
+        if lap.stage != BEGUN:
             return outside_of_laps(iterator)
-        lap.asked_ns = monotonic_ns()
+        steady = lap.iterator
+        if steady() is not iterator or get_ident() != lap.thread:
+            return outside_of_laps(iterator)
+        noted[0] = monotonic_ns()
         lap.stage = FETCHING
         try:
             batch = original(iterator)
             # What most batches are: a call costs more than to look here.
-            first: Any = batch[0] if batch.__class__ is list and batch else batch
+            first: Any = batch[0] if type(batch) is list and batch else batch
             try:
-                if first.__class__ is lap.tensor:
-                    lap.samples, lap.tokens = lap.length(first), 0
+                if type(first) is lap.tensor:
+                    length = lap.length
+                    noted[2], noted[3] = length(first), 0
                 else:
-                    lap.samples, lap.tokens = measure(batch)
+                    noted[2], noted[3] = measure(batch)
             except Exception:
-                lap.samples, lap.tokens = measure(batch)
+                noted[2], noted[3] = measure(batch)
             now = monotonic_ns()
+            if lap.stage == FETCHING:
+                noted[1] = now
+                lap.stage = FETCHED
+            else:
+                hook.take(lap.clock, now, noted[2], noted[3])
+            return batch
         except BaseException:
             lap.leave()
             hook.lose(lap.clock, monotonic_ns())
             raise
-        if lap.stage == FETCHING:
-            lap.given_ns = now
-            lap.stage = FETCHED
-        else:
-            hook.take(lap.clock, now, lap.samples, lap.tokens)
-        return batch
 
     return __next__
 

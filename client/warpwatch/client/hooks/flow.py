@@ -55,7 +55,7 @@ class Flow:
         self.tensor: Any = None
         # Of a tensor, by nothing but C; ``len`` takes five times as long.
         self.tensor_length: Callable[[Any], int] = len
-        self._graph_task: Callable[[], int] = _unknown
+        self.graph_task: Callable[[], int] = _unknown
         self.backwards = self.updates = self.batches = 0
         self.samples = self.tokens = 0
         # None: nobody tells, as a framework does. It is to be guessed.
@@ -75,7 +75,7 @@ class Flow:
         self.is_grad_enabled = torch.is_grad_enabled
         self.tensor = torch.Tensor
         self.tensor_length = torch.Tensor.__base__.__len__
-        self._graph_task = getattr(torch._C, "_current_graph_task_id", _unknown)
+        self.graph_task = getattr(torch._C, "_current_graph_task_id", _unknown)
 
     def meet_dynamo(self, eval_frame: ModuleType) -> None:
         """Nothing is compiled before the first torch.compile calls TorchPatcher.patch."""
@@ -240,7 +240,7 @@ class Flow:
             clock = monitor.clock
             if not clock.open and monitor.step_clock in _AUTOMATIC:
                 clock.begin()
-            if get_ident() != clock.thread or (self.in_backward and self._graph_task() >= 0):
+            if get_ident() != clock.thread or (self.in_backward and self.graph_task() >= 0):
                 return False
             self.backwards += 1
             self.count_batches()

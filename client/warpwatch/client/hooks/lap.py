@@ -1,8 +1,8 @@
 """A lap: a step of a steady loop, of which nothing is kept but the times of its borders.
 
 Batch, backward, update, in this order and nothing else between, and what was asked at the begin of
-the laps holds all the while: then a hook asks a single object and stores a time, and the whole step
-is one entry in the clock's log. Whatever else happens ends the laps: the clock's ``push`` is theirs
+the laps holds all the while: then a hook asks a single object and notes a time, and the clock takes
+over many such steps at once. Whatever else happens ends the laps: the clock's ``push`` is theirs
 meanwhile, and all other paths of the hooks begin with ``leave``, or ``push``. What the running lap
 has noted is then done again by what hooks call at steps that are no laps, each border with its own
 time, so that counts and phases are the same as without.
@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from warpwatch.client.accounts import SWITCH, Entry
+from warpwatch.client.columns import LAP_LENGTH
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.steps import StepClock
 
@@ -25,25 +26,26 @@ if TYPE_CHECKING:
 
 # How far the running lap has come; NONE: no laps are run.
 NONE, BEGUN, FETCHING, FETCHED, IN_BACKWARD, TRAINED, UPDATING = range(7)
+# Autograd's answer where no backward runs.
+NO_GRAPH = -1
 # Steps until laps are tried again where none can be run, or not one has come to its end.
 RETRY_AFTER = 100
 
 
 class Lap:
-    """One a process. Hooks of the training thread read and write its stage and times (ns).
+    """One a process. Hooks of the training thread read and write its stage and what is noted.
 
+    noted: what columns.py says of a lap, up to the stage. log: takes it at the lap's end.
     count: laps that were run until they were left last.
     """
 
     __slots__ = (
-        "_first", "_flow", "_retry_in", "asked_ns", "called_ns", "clock", "count", "given_ns",
-        "iterator", "length", "loader", "log", "monitor", "optimizer", "optimizers", "returned_ns",
-        "samples", "stage", "tensor", "thread", "tokens", "updated_ns",
+        "_first", "_flow", "_laps", "_push", "_retry_in", "clock", "count", "iterator", "length",
+        "loader", "log", "monitor", "noted", "optimizer", "optimizers", "stage", "tensor", "thread",
     )  # fmt: skip
 
     clock: StepClock
     monitor: Monitor
-    log: Callable[[Entry], None]
     tensor: Any
     length: Callable[[Any], int]
     iterator: Callable[[], Any]
@@ -55,8 +57,9 @@ class Lap:
         self.optimizers: OptimizerHooks | None = None
         self.stage = NONE
         self.thread = 0
-        self.asked_ns = self.given_ns = self.called_ns = self.returned_ns = self.updated_ns = 0
-        self.samples = self.tokens = 0
+        self.noted = [0] * LAP_LENGTH
+        self._laps: list[int] = []
+        self.log = self._laps.extend
         self.count = self._first = self._retry_in = 0
 
     def begin(self, monitor: Monitor, optimizer: Callable[[], Any]) -> None:
@@ -74,12 +77,13 @@ class Lap:
         self.tensor, self.length = flow.tensor, flow.tensor_length
         self.iterator, self.optimizer = loader.steady, optimizer
         waiting, forward = loader.waiting_phase, loader.forward_phase
-        if not clock.run_laps((waiting, forward, flow.backward_phase, optimizers.alone_phase)):
+        phases = waiting, forward, flow.backward_phase, optimizers.alone_phase
+        if not clock.run_laps(self._laps, phases):
             # To ask settles the log: not at every step.
             self._retry_in = RETRY_AFTER
             return
         self._first = clock.steps
-        self.log = clock.log.append
+        self._push = clock.push
         clock.push = self._interject
         self.stage = BEGUN
 
@@ -93,7 +97,7 @@ class Lap:
         if get_ident() == self.clock.thread and self.stage == FETCHED:
             self.stage = BEGUN
             self.drop()
-            self.clock.push((SWITCH, self.asked_ns, self.monitor.phase("eval").index))
+            self.clock.push((SWITCH, self.noted[0], self.monitor.phase("eval").index))
 
     def forbid(self) -> None:
         """From any thread: the training thread leaves at its next hook, if not now."""
@@ -111,7 +115,7 @@ class Lap:
         self._retry_in = 0 if count else RETRY_AFTER
         # What somebody else has put in its place since is not ours to take away.
         if clock.push == self._interject:
-            clock.push = self.log
+            clock.push = self._push
         if count:
             flow.batches += count
             flow.backwards += count
@@ -119,18 +123,22 @@ class Lap:
             flow.samples = flow.tokens = 0
         optimizers.counted = flow.backwards + flow.batches
         flow.turned = clock
+        asked_ns, given_ns, samples, tokens, called_ns, returned_ns, updated_ns, _ = self.noted
+        if stage == IN_BACKWARD and flow.graph_task() == NO_GRAPH:
+            # It has been interrupted as it returned.
+            stage, returned_ns = TRAINED, called_ns
         if stage >= FETCHING:
-            loader.ask(clock, self.asked_ns)
+            loader.ask(clock, asked_ns)
         if stage >= FETCHED:
-            loader.take(clock, self.given_ns, self.samples, self.tokens)
+            loader.take(clock, given_ns, samples, tokens)
         if stage >= IN_BACKWARD:
-            flow.enter_backward(clock, self.called_ns)
+            flow.enter_backward(clock, called_ns)
         if stage >= TRAINED:
-            flow.leave_backward(clock, self.returned_ns)
+            flow.leave_backward(clock, returned_ns)
         if stage >= UPDATING:
-            optimizers.step_alone(clock, self.updated_ns)
+            optimizers.step_alone(clock, updated_ns)
 
     def _interject(self, entry: Entry) -> None:
         """Somebody else has something to tell the clock."""
         self.drop()
-        self.log(entry)
+        self._push(entry)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch.client import faults
-from warpwatch.client.accounts import LAP, OTHER
+from warpwatch.client.accounts import OTHER
 from warpwatch.client.hooks.flow import Flow
 from warpwatch.client.hooks.lap import BEGUN, TRAINED, UPDATING
 from warpwatch.client.monitor import Monitor, Phase
@@ -64,28 +64,27 @@ class OptimizerHooks:
         """The global hook before ``Optimizer.step``."""
         lap = self._lap
         # A closure that trains would not come after a backward; one that does not is no matter.
-        if lap.stage != TRAINED or lap.optimizer() is not optimizer:
-            self._before_outside_of_laps(optimizer, args, kwargs)
-            return
-        lap.updated_ns = monotonic_ns()
-        lap.stage = UPDATING
+        if lap.stage == TRAINED:
+            alone = lap.optimizer
+            if alone() is optimizer:
+                lap.noted[6] = monotonic_ns()
+                lap.stage = UPDATING
+                return
+        self._before_outside_of_laps(optimizer, args, kwargs)
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The global hook after it."""
         lap = self._lap
-        if lap.stage != UPDATING or get_ident() != lap.thread or lap.monitor.step_clock != SOURCE:
+        # Whoever takes over the step clock closes the running step.
+        if lap.stage != UPDATING or get_ident() != lap.thread or not lap.clock.open:
             self._after_outside_of_laps(optimizer)
             return
-        now = monotonic_ns()
+        clock, noted, log = lap.clock, lap.noted, lap.log
+        noted[7] = now = monotonic_ns()
         lap.stage = BEGUN
-        clock = lap.clock
+        log(noted)
         clock.begun_ns = now
-        clock.steps = begun = clock.steps + 1
-        clock.begun = begun + 1
-        lap.log((LAP, now, (
-            lap.asked_ns, lap.given_ns, lap.called_ns, lap.returned_ns, lap.updated_ns,
-            lap.samples, lap.tokens,
-        )))  # fmt: skip
+        clock.steps += 1
         if now >= clock.look_ns:
             clock.turned(now)
             if clock.capturing:
