@@ -130,9 +130,10 @@ class Accounts:
         laps = self._laps
         length = min(len(laps) // LAP_LENGTH, _MAX_STEPS) * LAP_LENGTH
         columns = FIRST_PHASE + len(self.phase_names)
-        spent = spent_in_laps(laps[:length], self._lap_phases, self._end_ns, columns)
-        self._count(repeat(0), laps[LAP_LENGTH - 1 : length : LAP_LENGTH], spent)
+        settled = laps[:length]
         del laps[:length]
+        spent = spent_in_laps(settled, self._lap_phases, self._end_ns, columns)
+        self._count(repeat(0), settled[LAP_LENGTH - 1 :: LAP_LENGTH], spent)
 
     def _settle_alike(self, length: int) -> int:
         """Steps with the same borders, as most have. Returns how much of the log they were."""
@@ -152,11 +153,11 @@ class Accounts:
         if phases is None or details != period[1] * steps:
             return 0
         times_ns = log[1:length:_ENTRY_LENGTH]
+        del log[:length]
         columns = FIRST_PHASE + len(self.phase_names)
         spent = spent_in_phases(times_ns, phases, self._end_ns, columns)
         flags, spent[SAMPLES], spent[TOKENS] = zip(*ends)
         self._count(flags, times_ns[borders - 1 :: borders], spent)
-        del log[:length]
         return length
 
     def _innermost_in(self, happened: list[int], details: list[Any]) -> list[int] | None:
