@@ -32,7 +32,7 @@ from warpwatch.daemon.demo.processes import free_port
 LOOP = Path(__file__).with_name("training_loop.py")
 # Steps of a turn: what is done once for many short steps comes at least once in it.
 TURN_STEPS = 300
-ROUNDS, TURNS = 6, 40
+ROUNDS, TURNS = 12, 24
 QUICK_ROUNDS, QUICK_TURNS = 3, 6
 RESAMPLES = 2000
 TIMEOUT_S = 300.0
