@@ -123,7 +123,7 @@ class Accounts:
         length = len(self.log)
         while len(self._laps) >= LAP_LENGTH:
             self._settle_laps()
-        while length:
+        while length >= _ENTRY_LENGTH:
             length -= (gpu is None and self._settle_alike(length)) or self._settle_each(length, gpu)
 
     def _settle_laps(self) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import add, sub
 
-# Numbers that are noted of a lap: when data were asked for and given, their samples and tokens;
-# when backward was called and returned, the update began and ended.
-LAP_LENGTH = 8
 # Where what steps add to the totals holds samples, tokens and ns: after a step, and the newest step
 # plus 1; before ns of each phase.
 SAMPLES, TOKENS, DURATION = 2, 3, 4
+# What is noted of a lap: when data were asked for and given, their samples and tokens in the same
+# places as above, when backward was called and returned, the update began and ended.
+ASKED, GIVEN, CALLED, RETURNED, UPDATED, ENDED = 0, 1, 4, 5, 6, 7
+LAP_LENGTH = 8
 # Phases of a lap: wait for data, what follows, backward, optimizer.
 LapPhases = tuple[int, int, int, int]
 
@@ -38,15 +39,13 @@ def spent_in_laps(
     laps: Sequence[int], phases: LapPhases, begun_ns: int, length: int
 ) -> list[Sequence[int]]:
     """``laps``: LAP_LENGTH numbers of each, one after the other. The first began ``begun_ns``."""
-    asked, given, samples, tokens, called, returned, updated, ended = (
-        laps[place::LAP_LENGTH] for place in range(LAP_LENGTH)
-    )
-    spent = blank(len(ended), length)
-    spent[SAMPLES], spent[TOKENS] = samples, tokens
-    parts = (asked, given), (given, called), (called, returned), (updated, ended)
+    noted = [laps[place::LAP_LENGTH] for place in range(LAP_LENGTH)]
+    spent = blank(len(noted[ENDED]), length)
+    spent[SAMPLES], spent[TOKENS] = noted[SAMPLES], noted[TOKENS]
+    parts = (ASKED, GIVEN), (GIVEN, CALLED), (CALLED, RETURNED), (UPDATED, ENDED)
     for phase, (begun, left) in zip(phases, parts):
-        spent[phase] = [*map(sub, left, begun)]
-    spent[DURATION] = between(begun_ns, ended)
+        spent[phase] = [*map(sub, noted[left], noted[begun])]
+    spent[DURATION] = between(begun_ns, noted[ENDED])
     return spent
 
 

@@ -11,6 +11,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+from warpwatch.client.columns import CALLED, RETURNED
 from warpwatch.client.hooks.flow import Flow
 from warpwatch.client.hooks.lap import FETCHED, IN_BACKWARD, TRAINED
 
@@ -26,13 +27,13 @@ def install(module: ModuleType, flow: Flow) -> None:
     def backward(*args: Any, **kwargs: Any) -> Any:
         if lap.stage != FETCHED or get_ident() != lap.thread:
             return outside_of_laps(*args, **kwargs)
-        noted[4] = monotonic_ns()
+        noted[CALLED] = monotonic_ns()
         lap.stage = IN_BACKWARD
         try:
             return original(*args, **kwargs)
         finally:
             if lap.stage == IN_BACKWARD:
-                noted[5] = monotonic_ns()
+                noted[RETURNED] = monotonic_ns()
                 lap.stage = TRAINED
             else:
                 flow.leave_backward(lap.clock, monotonic_ns())

@@ -17,6 +17,7 @@ from typing import Any
 
 from warpwatch.client import faults
 from warpwatch.client.accounts import LEAVE, OTHER
+from warpwatch.client.columns import ASKED, GIVEN, SAMPLES, TOKENS
 from warpwatch.client.hooks.batches import measure
 from warpwatch.client.hooks.flow import Flow
 from warpwatch.client.hooks.lap import BEGUN, FETCHED, FETCHING
@@ -200,7 +201,7 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
         steady = lap.iterator
         if steady() is not iterator or get_ident() != lap.thread:
             return outside_of_laps(iterator)
-        noted[0] = monotonic_ns()
+        noted[ASKED] = monotonic_ns()
         lap.stage = FETCHING
         try:
             batch = original(iterator)
@@ -209,17 +210,17 @@ def _fetching(original: Callable[[Any], Any], flow: Flow) -> Callable[[Any], Any
             try:
                 if type(first) is lap.tensor:
                     length = lap.length
-                    noted[2], noted[3] = length(first), 0
+                    noted[SAMPLES], noted[TOKENS] = length(first), 0
                 else:
-                    noted[2], noted[3] = measure(batch)
+                    noted[SAMPLES], noted[TOKENS] = measure(batch)
             except Exception:
-                noted[2], noted[3] = measure(batch)
+                noted[SAMPLES], noted[TOKENS] = measure(batch)
             now = monotonic_ns()
             if lap.stage == FETCHING:
-                noted[1] = now
+                noted[GIVEN] = now
                 lap.stage = FETCHED
             else:
-                hook.take(lap.clock, now, noted[2], noted[3])
+                hook.take(lap.clock, now, noted[SAMPLES], noted[TOKENS])
             return batch
         except BaseException:
             lap.leave()

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from warpwatch.client.accounts import SWITCH, Entry
-from warpwatch.client.columns import LAP_LENGTH
+from warpwatch.client.columns import ASKED, LAP_LENGTH
 from warpwatch.client.monitor import Monitor
 from warpwatch.client.steps import StepClock
 
@@ -97,7 +97,7 @@ class Lap:
         if get_ident() == self.clock.thread and self.stage == FETCHED:
             self.stage = BEGUN
             self.drop()
-            self.clock.push((SWITCH, self.noted[0], self.monitor.phase("eval").index))
+            self.clock.push((SWITCH, self.noted[ASKED], self.monitor.phase("eval").index))
 
     def forbid(self) -> None:
         """From any thread: the training thread leaves at its next hook, if not now."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from warpwatch.client import faults
 from warpwatch.client.accounts import OTHER
+from warpwatch.client.columns import ENDED, UPDATED
 from warpwatch.client.hooks.flow import Flow
 from warpwatch.client.hooks.lap import BEGUN, TRAINED, UPDATING
 from warpwatch.client.monitor import Monitor, Phase
@@ -67,7 +68,7 @@ class OptimizerHooks:
         if lap.stage == TRAINED:
             alone = lap.optimizer
             if alone() is optimizer:
-                lap.noted[6] = monotonic_ns()
+                lap.noted[UPDATED] = monotonic_ns()
                 lap.stage = UPDATING
                 return
         self._before_outside_of_laps(optimizer, args, kwargs)
@@ -80,7 +81,7 @@ class OptimizerHooks:
             self._after_outside_of_laps(optimizer)
             return
         clock, noted, log = lap.clock, lap.noted, lap.log
-        noted[7] = now = monotonic_ns()
+        noted[ENDED] = now = monotonic_ns()
         lap.stage = BEGUN
         log(noted)
         clock.begun_ns = now
