@@ -12,6 +12,8 @@ COPY pyproject.toml constraints-image.txt hatch_build.py README.md LICENSE ./
 COPY client client
 COPY daemon daemon
 COPY dashboards dashboards
+COPY detection detection
+COPY devices devices
 COPY diagnosis diagnosis
 COPY exporters exporters
 COPY telemetry telemetry

@@ -41,14 +41,14 @@ judge: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.judge --seeds $(SEEDS) $(ARGS)
 
 docs: $(VENV)/.dev
-	$(BIN)/python -m warpwatch.telemetry.catalogue > docs/metrics.md
-	$(BIN)/python -m warpwatch.telemetry.xids > docs/xids.md
-	$(BIN)/python -m warpwatch.dashboards
-	$(BIN)/python -m warpwatch.dashboards.rule_files docs/alerts.md
+	$(BIN)/python -m warpwatch_telemetry.catalogue > docs/metrics.md
+	$(BIN)/python -m warpwatch_telemetry.xids > docs/xids.md
+	$(BIN)/python -m warpwatch_dashboards
+	$(BIN)/python -m warpwatch_dashboards.rule_files docs/alerts.md
 
 protobuf: $(VENV)/.dev
-	$(BIN)/python -m grpc_tools.protoc -I daemon --python_out=daemon \
-		daemon/warpwatch/daemon/attribution/podresources.proto
+	$(BIN)/python -m grpc_tools.protoc -I devices --python_out=devices \
+		devices/warpwatch_devices/attribution/podresources.proto
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -20,8 +20,8 @@ import psutil
 import yaml
 
 from benchmarks.processes import clean_environment, start, wait_until
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.demo.processes import free_port
 
 RANKS = 8
 DEVICES = 8
@@ -32,7 +32,7 @@ LIMITS = {"rss_mib": 55.0, "cpu_percent_of_a_core": 2.0}
 
 _RANK = """
 import sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 monitor = warpwatch.attach(job="bench")
 period = 1 / float(sys.argv[1])
 due = time.monotonic()
@@ -86,7 +86,7 @@ def node(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     environment = clean_environment()
-    arguments = ["-m", "warpwatch.daemon", "daemon", "--config", str(folder / "config.yaml")]
+    arguments = ["-m", "warpwatch_daemon", "daemon", "--config", str(folder / "config.yaml")]
     processes = [start(arguments, environment)]
     try:
         api = ApiClient(f"http://127.0.0.1:{port}")

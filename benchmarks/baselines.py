@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from warpwatch.daemon.replay import LogReader, read_lines
-from warpwatch.telemetry.anomalies import JOB_KINDS
-from warpwatch.telemetry.records import Step
+from warpwatch_detection.replay import LogReader, read_lines
+from warpwatch_telemetry.anomalies import JOB_KINDS
+from warpwatch_telemetry.records import Step
 
 WARMUP_STEPS = 20
 # Standard deviation of a normal distribution over its median absolute deviation.

@@ -6,9 +6,9 @@ import statistics
 import time
 from typing import Any
 
-from warpwatch.daemon.cli.capture import wait
-from warpwatch.daemon.demo.processes import JOB, Processes
-from warpwatch.daemon.demo.story import Story
+from warpwatch_daemon.cli.capture import wait
+from warpwatch_daemon.demo.processes import JOB, Processes
+from warpwatch_daemon.demo.story import Story
 
 CAPTURES = 5
 STEPS = 5

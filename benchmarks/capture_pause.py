@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.processes import CannotMeasure, wait_until
 from benchmarks.training import daemon
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.cli.capture import wait
-from warpwatch.daemon.errors import WarpwatchError
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.cli.capture import wait
+from warpwatch_telemetry.errors import WarpwatchError
 
 LOOP = Path(__file__).with_name("paused_loop.py")
 JOB = "paused"
@@ -69,7 +69,7 @@ def measure() -> dict[str, Any]:
 def run(way: Way, folder: Path, operators: int) -> dict[str, float]:
     stop, result = folder / "stop", folder / "result.json"
     with daemon(folder) as (environment, api):
-        launcher = ["-m", "warpwatch.client", "run", "--job", JOB, "--backend", way.backend, "--"]
+        launcher = ["-m", "warpwatch", "run", "--job", JOB, "--backend", way.backend, "--"]
         loop = [str(LOOP), str(operators), str(stop), str(result), *way.arguments]
         with subprocess.Popen(
             [sys.executable, *launcher, sys.executable, *loop], env=environment

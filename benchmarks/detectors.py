@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from warpwatch.daemon.config import Config, parse
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors import DETECTORS
-from warpwatch.daemon.replay import LogReader, Replay, read_lines
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.log import encode
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import DeviceReading, RankSeen, Record, Step
+from warpwatch_daemon.config import Config, parse
+from warpwatch_detection.detectors import DETECTORS
+from warpwatch_detection.engine import Detection
+from warpwatch_detection.replay import LogReader, Replay, read_lines
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.log import encode
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import DeviceReading, RankSeen, Record, Step
 
 EPOCH_S = 1_700_000_000.0
 STEP_S = 0.5

@@ -20,7 +20,7 @@ from typing import Any
 
 
 def warpwatch(files: list[str]) -> dict[str, Any]:
-    from warpwatch.diagnosis.__main__ import main
+    from warpwatch_diagnosis.__main__ import main
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):

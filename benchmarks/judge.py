@@ -27,7 +27,7 @@ EVALUATION = "WARPWATCH_EVALUATION"
 SEEDS = 24
 JOBS = 2
 PYTHON = shlex.quote(sys.executable)
-OURS = f"{PYTHON} -m warpwatch.daemon replay {{log}} --json"
+OURS = f"{PYTHON} -m warpwatch_daemon replay {{log}} --json"
 BASELINE = f"{PYTHON} -m benchmarks.baselines {{name}} {{{{log}}}}"
 
 

@@ -20,7 +20,7 @@ STOP_EVERY_STEPS = 20
 
 
 def build_every_event() -> None:
-    from warpwatch.client.captures import torch_profiler
+    from warpwatch.captures import torch_profiler
 
     torch_profiler._experimental_config = lambda **wanted: {}
 

@@ -19,9 +19,9 @@ import yaml
 from benchmarks import plain_loop
 from benchmarks.processes import CannotMeasure, clean_environment, start, stop, wait_until
 from benchmarks.scraping import Scraper
-from tests.fakenvml.driver import CannotBuild, FakeDriver, build
-from warpwatch.client._version import __version__
-from warpwatch.daemon.demo.processes import free_port
+from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
+from warpwatch._version import __version__
+from warpwatch_daemon.demo.processes import free_port
 
 GPUS = 8
 PROFILE = "h100"
@@ -77,7 +77,7 @@ def _daemon(port: int, folder: Path) -> list[str]:
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    return ["-m", "warpwatch.daemon", "daemon", "--config", str(path)]
+    return ["-m", "warpwatch_daemon", "daemon", "--config", str(path)]
 
 
 def _nvitop_exporter(port: int, folder: Path) -> list[str]:

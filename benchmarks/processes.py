@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from warpwatch.daemon.errors import WarpwatchError
+from warpwatch_telemetry.errors import WarpwatchError
 
 STOP_TIMEOUT_S = 5.0
 

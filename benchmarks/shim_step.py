@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import warpwatch.client as warpwatch
-from warpwatch.client import protocol
-from warpwatch.client.monitor import Monitor
-from warpwatch.client.steps import StepClock
+import warpwatch
+from warpwatch import protocol
+from warpwatch.monitor import Monitor
+from warpwatch.steps import StepClock
 
 TURNS = 15
 STEPS = 4000

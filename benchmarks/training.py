@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 
 from benchmarks.processes import CannotMeasure, clean_environment, start, stop, wait_until
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.demo.processes import free_port
 
 LOOP = Path(__file__).with_name("training_loop.py")
 # Steps of a turn: what is done once for many short steps comes at least once in it.
@@ -59,7 +59,7 @@ def _python(folder: Path) -> list[str]:
 
 
 def _warpwatch_run(folder: Path) -> list[str]:
-    return [sys.executable, "-m", "warpwatch.client", "run", "--", sys.executable]
+    return [sys.executable, "-m", "warpwatch", "run", "--", sys.executable]
 
 
 def _traceml_run(folder: Path) -> list[str]:
@@ -190,7 +190,7 @@ def daemon(folder: Path) -> Iterator[tuple[dict[str, str], ApiClient]]:
         "store": {"url": (folder / "captures").as_uri()},
     }
     config.write_text(yaml.safe_dump(tree), encoding="utf-8")
-    arguments = ["-m", "warpwatch.daemon", "daemon", "--config", str(config)]
+    arguments = ["-m", "warpwatch_daemon", "daemon", "--config", str(config)]
     process = start(arguments, clean_environment(), folder / "daemon.log")
     api = ApiClient(f"http://127.0.0.1:{port}")
     try:

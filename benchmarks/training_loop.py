@@ -54,7 +54,7 @@ def plain(model: Any, optimizer: Any) -> Step:
 
 
 def shim(model: Any, optimizer: Any) -> Step:
-    import warpwatch.client as warpwatch
+    import warpwatch
 
     monitor = warpwatch.attach(job="benchmark")
 

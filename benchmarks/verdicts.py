@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from warpwatch.diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import diagnose
 
 PROGRAM = Path(__file__).parents[1] / "tests" / "diagnosis" / "recorded_faults.py"
 MODELS = ("perceptron", "convolutional", "transformer")

@@ -2,7 +2,7 @@
 
     python examples/accelerate_loop.py
 
-Or without ``watch()``, and without a change: ``python -m warpwatch.client run -- python
+Or without ``watch()``, and without a change: ``python -m warpwatch run -- python
 examples/accelerate_loop.py --plain``.
 """
 
@@ -21,7 +21,7 @@ VOCABULARY, LENGTH, BATCH, BATCHES = 64, 32, 8, 40
 def main(plain: bool) -> None:
     torch.manual_seed(0)
     if not plain:
-        from warpwatch.client.integrations.accelerate import watch
+        from warpwatch.integrations.accelerate import watch
 
         watch()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)

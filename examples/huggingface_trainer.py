@@ -2,7 +2,7 @@
 
     python examples/huggingface_trainer.py
 
-Or without it, and without a change: ``python -m warpwatch.client run -- python
+Or without it, and without a change: ``python -m warpwatch run -- python
 examples/huggingface_trainer.py --plain``.
 """
 
@@ -28,7 +28,7 @@ def main(plain: bool) -> None:
     torch.manual_seed(0)
     callbacks = []
     if not plain:
-        from warpwatch.client.integrations.transformers import WarpwatchCallback
+        from warpwatch.integrations.transformers import WarpwatchCallback
 
         callbacks.append(WarpwatchCallback())
     config = GPT2Config(

@@ -2,7 +2,7 @@
 
     python examples/lightning_fit.py
 
-Or without it, and without a change: ``python -m warpwatch.client run -- python
+Or without it, and without a change: ``python -m warpwatch run -- python
 examples/lightning_fit.py --plain``.
 """
 
@@ -46,7 +46,7 @@ def main(plain: bool) -> None:
     torch.manual_seed(0)
     callbacks = []
     if not plain:
-        from warpwatch.client.integrations.lightning import WarpwatchCallback
+        from warpwatch.integrations.lightning import WarpwatchCallback
 
         callbacks.append(WarpwatchCallback())
     with tempfile.TemporaryDirectory() as folder:

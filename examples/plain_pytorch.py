@@ -2,7 +2,7 @@
 
     python examples/plain_pytorch.py
 
-Without those calls it would be ``python -m warpwatch.client run -- python train.py``.
+Without those calls it would be ``python -m warpwatch run -- python train.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import warpwatch.client as warpwatch
+import warpwatch
 
 VOCABULARY, LENGTH, BATCH = 64, 32, 8
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakenvml.driver import CannotBuild, FakeDriver, build
+from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
 
 GOLDEN = Path(__file__).parent / "golden"
 

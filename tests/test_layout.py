@@ -23,14 +23,14 @@ MAY_IMPORT = {
 }
 # Of the client the daemon needs the protocol, and the launcher for its `run` command.
 CLIENT_FOR_DAEMON = {
-    "warpwatch.client._version",
-    "warpwatch.client.identity",
-    "warpwatch.client.launch",
-    "warpwatch.client.protocol",
-    "warpwatch.client.rendezvous",
+    "warpwatch._version",
+    "warpwatch.identity",
+    "warpwatch.launch",
+    "warpwatch.protocol",
+    "warpwatch.rendezvous",
 }
 # The demo's training program is a user of the shim.
-SHIM_USERS = {ROOT / "daemon/warpwatch/daemon/demo/training.py"}
+SHIM_USERS = {ROOT / "daemon/warpwatch_daemon/demo/training.py"}
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -74,7 +74,7 @@ def test_imports_point_downwards(part: str) -> None:
             if not module.startswith("warpwatch."):
                 continue
             assert module.split(".")[1] in MAY_IMPORT[part], f"{path}: {module}"
-            if part == "daemon" and module.startswith("warpwatch.client"):
+            if part == "daemon" and module.startswith("warpwatch"):
                 assert module in CLIENT_FOR_DAEMON or path in SHIM_USERS, f"{path}: {module}"
 
 
@@ -99,7 +99,7 @@ def imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 def test_the_daemon_does_not_import_what_only_others_need() -> None:
     heavy = {"torch", "numpy", "jinja2", "prometheus_client", "grpc"}
-    code = "import sys, warpwatch.daemon.app; print(*sys.modules)"
+    code = "import sys, warpwatch_daemon.agent.app; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert heavy & set(done.stdout.split()) == set()
 

@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 
 def install_fake_driver(folder: Path) -> None:
     """For this process's children. Raises CannotBuild."""
-    from tests.fakenvml.driver import FakeDriver, build
+    from tests.devices.fakenvml.driver import FakeDriver, build
 
     # Idle, as a GPU is on which nothing can run.
     driver = FakeDriver(build(folder / "library"), folder, FAKE_PROFILE, FAKE_GPUS, load=0)

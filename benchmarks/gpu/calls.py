@@ -14,8 +14,8 @@ import pynvml
 from benchmarks.gpu import nvml
 from benchmarks.gpu.call_table import SAMPLE_TYPES, calls
 from benchmarks.gpu.check import Finding, Part, Setting, need_root
-from warpwatch.daemon.nvml.fields import RARE_FIELDS, SLOW_FIELDS, Field, fast_fields
-from warpwatch.daemon.nvml.gpm_metrics import SHARES, TRAFFIC
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, Field, fast_fields
+from warpwatch_devices.nvml.gpm_metrics import SHARES, TRAFFIC
 
 BATCH_SIZES = (1, 10, 40)
 # As many as fill a round of the fast tier on hardware.

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.gpu import traces
 from benchmarks.gpu.check import Finding, Part, Setting, need_torch
 from benchmarks.gpu.node import Node, last_line, running_node
-from warpwatch.daemon.demo.faults import NONE, Switch
-from warpwatch.daemon.errors import WarpwatchError
-from warpwatch.diagnosis.rules import RULES
+from warpwatch_daemon.demo.faults import NONE, Switch
+from warpwatch_diagnosis.rules import RULES
+from warpwatch_telemetry.errors import WarpwatchError
 
 JOB = "gpu-check"
 STEPS = 3

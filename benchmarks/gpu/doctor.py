@@ -19,7 +19,7 @@ def parts(setting: Setting) -> Iterator[Part]:
 
 
 def ask() -> dict[str, Any]:
-    command = [sys.executable, "-m", "warpwatch.daemon", "doctor", "--json"]
+    command = [sys.executable, "-m", "warpwatch_daemon", "doctor", "--json"]
     answer = subprocess.run(
         command, capture_output=True, text=True, timeout=TIMEOUT_S, env=clean_environment()
     )

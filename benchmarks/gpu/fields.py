@@ -12,7 +12,7 @@ import pynvml
 from benchmarks.gpu import loads, nvml
 from benchmarks.gpu.check import Finding, Part, Setting, need_torch
 from benchmarks.gpu.sampling import Followed, following
-from warpwatch.daemon.nvml.fields import ALL_LINKS, fast_fields
+from warpwatch_devices.nvml.fields import ALL_LINKS, fast_fields
 
 ENERGY, POWER_AVERAGE, POWER_INSTANT = 83, 185, 186
 PCIE_TX, PCIE_RX = 197, 198

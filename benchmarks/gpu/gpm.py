@@ -11,7 +11,7 @@ import pynvml
 from benchmarks.gpu import nvml
 from benchmarks.gpu.check import CannotCheck, Finding, Part, Setting
 from benchmarks.gpu.fields import loaded
-from warpwatch.daemon.nvml.gpm_metrics import SHARES, TRAFFIC
+from warpwatch_devices.nvml.gpm_metrics import SHARES, TRAFFIC
 
 LOADS = ("idle", "matmul", "copy_on_device", "host_to_device", "device_to_host")
 WINDOWS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from warpwatch.telemetry.reliability_metrics import REMAP_AVAILABILITIES
+from warpwatch_telemetry.reliability_metrics import REMAP_AVAILABILITIES
 
 _MIB = 2.0**20
 _MHZ = 1e6

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-import warpwatch.client as warpwatch
+import warpwatch
 from benchmarks.gpu.networks import Workload
 from benchmarks.gpu.step_loops import Loop, attach
 from benchmarks.training import bounds

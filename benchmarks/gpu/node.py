@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from benchmarks.processes import clean_environment, start, stop, wait_until
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.demo.processes import free_port
 
 START_TIMEOUT_S = 20.0
 
@@ -54,7 +54,7 @@ def running_node(**config: Any) -> Iterator[Node]:
             "exporters": {"jsonl": {"path": str(folder / "log.jsonl")}},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(tree | config))
-        arguments = ["-m", "warpwatch.daemon", "daemon", "--config", str(folder / "config.yaml")]
+        arguments = ["-m", "warpwatch_daemon", "daemon", "--config", str(folder / "config.yaml")]
         log = folder / "daemon.log"
         process = start(arguments, clean_environment(), log)
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.library import code_of, initialise, name_of, shut_down
+from warpwatch_devices.nvml.library import code_of, initialise, name_of, shut_down
 
 NOBODY = 65534
 _TYPES = {

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-import warpwatch.client as warpwatch
+import warpwatch
 
 _SIZES = {"small": (64, 32), "large": (2048, 2048)}
 _PROFILED_STEPS = 20

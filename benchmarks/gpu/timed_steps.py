@@ -14,7 +14,7 @@ import time
 
 import torch
 
-import warpwatch.client as warpwatch
+import warpwatch
 from benchmarks.gpu.step_loops import Training, attach, shim_loop
 
 # Every so many steps the CPU dawdles: then the GPU idles within the step.

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-import warpwatch.client as warpwatch
-from warpwatch.daemon.demo.faults import NONE, Switch
+import warpwatch
+from warpwatch_daemon.demo.faults import NONE, Switch
 
 FAULTS = (NONE, "data_stall", "item", "pageable")
 # Data that comes late; reading values back after every layer; copies that nothing hides.

@@ -1,6 +1,6 @@
 """The shim of Warpwatch: reports the steps of a training process to the daemon of the node.
 
-    import warpwatch.client as warpwatch
+    import warpwatch
 
     monitor = warpwatch.attach(job="llama-7b")
     for batch in monitor.wrap(loader):
@@ -14,8 +14,8 @@ thread, link.py the helper thread, ring.py the file between shim and daemon.
 
 from __future__ import annotations
 
-from warpwatch.client._version import __version__
-from warpwatch.client.attach import attach
-from warpwatch.client.monitor import Monitor
+from warpwatch._version import __version__
+from warpwatch.attach import attach
+from warpwatch.monitor import Monitor
 
 __all__ = ["Monitor", "__version__", "attach"]

@@ -1,10 +1,10 @@
-"""``python -m warpwatch.client run``: the only command of this distribution."""
+"""``python -m warpwatch run``: the only command of this distribution."""
 
 from __future__ import annotations
 
 import sys
 
-from warpwatch.client import launch
+from warpwatch import launch
 
 
 def main(arguments: list[str]) -> int:
@@ -12,7 +12,7 @@ def main(arguments: list[str]) -> int:
         return launch.main(arguments[1:])
     if arguments[:1] in (["--help"], ["-h"]):
         return launch.main(["--help"])
-    sys.stderr.write("python -m warpwatch.client: the command is run; see run --help\n")
+    sys.stderr.write("python -m warpwatch: the command is run; see run --help\n")
     return 2
 
 

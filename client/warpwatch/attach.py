@@ -11,12 +11,12 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from warpwatch.client import faults
-from warpwatch.client.monitor import Monitor
-from warpwatch.client.steps import StepClock, is_out_of_memory
+from warpwatch import faults
+from warpwatch.monitor import Monitor
+from warpwatch.steps import StepClock, is_out_of_memory
 
 if TYPE_CHECKING:
-    from warpwatch.client.link import Link
+    from warpwatch.link import Link
 
 # How long the exit of the process waits for a capture that is being compressed.
 EXIT_WAIT_S = 5.0
@@ -54,7 +54,7 @@ def _start(monitor: Monitor, job: str | None) -> None:
         monitor.clock.drop()
         return
     # Not at the start of every Python program under ``run``: it brings much, and few are ranks.
-    from warpwatch.client.link import Link
+    from warpwatch.link import Link
 
     # platform caches what it reads; reading belongs here and not into the helper's loop.
     platform.python_version()

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from warpwatch.client import protocol
+from warpwatch import protocol
 
 _ID = re.compile(r"[0-9A-Za-z-]{1,40}")
 MAX_STEPS = 100

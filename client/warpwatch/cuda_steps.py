@@ -14,12 +14,12 @@ from threading import get_ident
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from warpwatch.client import faults, protocol
-from warpwatch.client.columns import DURATION
-from warpwatch.client.protocol import ABSENT
+from warpwatch import faults, protocol
+from warpwatch.columns import DURATION
+from warpwatch.protocol import ABSENT
 
 if TYPE_CHECKING:
-    from warpwatch.client.ring import RingWriter
+    from warpwatch.ring import RingWriter
 
 POOL_SIZE = 512
 MEMORY_INTERVAL_NS = 1_000_000_000

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-logger = logging.getLogger("warpwatch.client")
+logger = logging.getLogger("warpwatch")
 logger.addHandler(logging.NullHandler())
 
 _MAX_KINDS = 100

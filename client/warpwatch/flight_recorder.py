@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from warpwatch.client import faults
+from warpwatch import faults
 
 TIMEOUT_S = 1.0
 MAX_ENTRIES = 200

@@ -12,11 +12,11 @@ from contextlib import suppress
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client import protocol
+from warpwatch import protocol
 
 if TYPE_CHECKING:
-    from warpwatch.client.ring import RingWriter
-    from warpwatch.client.steps import StepClock
+    from warpwatch.ring import RingWriter
+    from warpwatch.steps import StepClock
 
 REPORT_INTERVAL_S = 1.0
 LONG_PAUSE_NS = 10_000_000

@@ -24,8 +24,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client import faults, stacks
-from warpwatch.client.descriptors import Descriptor
+from warpwatch import faults, stacks
+from warpwatch.descriptors import Descriptor
 
 # A hang is found after 10 s without a heartbeat, and is to be answered within 15 s of that.
 TIMEOUT_S = 15.0

@@ -1,4 +1,4 @@
-"""``python -m warpwatch.client run -- python train.py``: a program that is observed, unchanged."""
+"""``python -m warpwatch run -- python train.py``: a program that is observed, unchanged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from warpwatch.client import rendezvous
-from warpwatch.client.link import find_daemon
+from warpwatch import rendezvous
+from warpwatch.link import find_daemon
 
-PROGRAM = "python -m warpwatch.client run"
+PROGRAM = "python -m warpwatch run"
 HELP = """usage: {program} [--job NAME] [--backend NAME] -- COMMAND [ARGUMENT ...]
 
 Runs COMMAND with the shim: its steps, what they spend their time on, and its memory are reported

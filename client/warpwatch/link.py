@@ -12,16 +12,16 @@ from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client import commands, faults, identity, inbox, protocol, rendezvous, ring, stacks
-from warpwatch.client._version import __version__
-from warpwatch.client.captures import Captures, program_profiler
-from warpwatch.client.descriptors import Descriptor
-from warpwatch.client.gc_pauses import GcPauses
-from warpwatch.client.held_stacks import HeldStacks
-from warpwatch.client.rendezvous import Folder
+from warpwatch import commands, faults, identity, inbox, protocol, rendezvous, ring, stacks
+from warpwatch._version import __version__
+from warpwatch.captures import Captures, program_profiler
+from warpwatch.descriptors import Descriptor
+from warpwatch.gc_pauses import GcPauses
+from warpwatch.gil_stacks import HeldStacks
+from warpwatch.rendezvous import Folder
 
 if TYPE_CHECKING:
-    from warpwatch.client.monitor import Monitor
+    from warpwatch.monitor import Monitor
 
 HEARTBEAT_INTERVAL_S = 0.5
 ATTACH_INTERVAL_S = 5.0

@@ -8,9 +8,9 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from warpwatch.client import faults
-from warpwatch.client.accounts import LEAVE, OTHER
-from warpwatch.client.steps import COUNT_BITS, StepClock, whole
+from warpwatch import faults
+from warpwatch.phase_times import LEAVE, OTHER
+from warpwatch.steps import COUNT_BITS, StepClock, whole
 
 Item = TypeVar("Item")
 # Who may set the step clock, the strongest first; every other name is a framework's callback.

@@ -13,8 +13,8 @@ from itertools import repeat
 from operator import add
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client import faults, protocol
-from warpwatch.client.columns import (
+from warpwatch import faults, protocol
+from warpwatch.columns import (
     DURATION,
     LAP_LENGTH,
     SAMPLES,
@@ -24,11 +24,11 @@ from warpwatch.client.columns import (
     spent_in_laps,
     spent_in_phases,
 )
-from warpwatch.client.cuda_steps import CudaSteps
-from warpwatch.client.protocol import ABSENT, MAX_PHASES
+from warpwatch.cuda_steps import CudaSteps
+from warpwatch.protocol import ABSENT, MAX_PHASES
 
 if TYPE_CHECKING:
-    from warpwatch.client.ring import RingWriter
+    from warpwatch.ring import RingWriter
 
 FIRST_PHASE = DURATION + 1
 # Until the step's end the place of its duration holds the time spent in no phase.

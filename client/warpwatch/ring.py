@@ -19,10 +19,10 @@ from contextlib import suppress
 from itertools import chain, count, repeat
 from typing import Any
 
-from warpwatch.client import protocol
-from warpwatch.client.columns import Steps
-from warpwatch.client.descriptors import Descriptor
-from warpwatch.client.rendezvous import take_lock
+from warpwatch import protocol
+from warpwatch.columns import Steps
+from warpwatch.descriptors import Descriptor
+from warpwatch.rendezvous import take_lock
 
 _crc32 = zlib.crc32
 # As many as the ring holds: a thread that loses the GIL with the lock held keeps it for 5 ms.

@@ -10,7 +10,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from warpwatch.client import faults, flight_recorder
+from warpwatch import faults, flight_recorder
 
 MAX_THREADS = 256
 MAX_FRAMES = 128

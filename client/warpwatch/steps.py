@@ -19,8 +19,9 @@ from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client import faults, identity
-from warpwatch.client.accounts import (
+from warpwatch import faults, identity
+from warpwatch.cuda_steps import CudaSteps, device_uuid
+from warpwatch.phase_times import (
     END,
     FIRST_PHASE,
     LAST,
@@ -31,12 +32,11 @@ from warpwatch.client.accounts import (
     Accounts,
     Entry,
 )
-from warpwatch.client.cuda_steps import CudaSteps, device_uuid
-from warpwatch.client.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
+from warpwatch.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 
 if TYPE_CHECKING:
-    from warpwatch.client.captures import Captures
-    from warpwatch.client.ring import RingWriter
+    from warpwatch.captures import Captures
+    from warpwatch.ring import RingWriter
 
 # What a forked child inherited and must not destroy: a CUDA event's end calls the driver, which
 # may not be used after a fork.

@@ -1,1 +1,1 @@
-"""The agent: sources → state → detectors → captures → HTTP, and the command line."""
+"""The agent of one node, and the command line; `agent` composes the other packages."""

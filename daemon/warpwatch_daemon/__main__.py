@@ -1,5 +1,5 @@
 import sys
 
-from warpwatch.daemon.cli import main
+from warpwatch_daemon.cli import main
 
 sys.exit(main())

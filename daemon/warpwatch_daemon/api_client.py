@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from warpwatch.daemon.errors import Refused, UsageError, WarpwatchError
+from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
 DEFAULT_URL = "http://127.0.0.1:9400"
 TIMEOUT_S = 10.0

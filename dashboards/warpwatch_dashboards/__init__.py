@@ -1,4 +1,4 @@
-"""Grafana dashboards and alert rules as code; ``python -m warpwatch.dashboards`` writes the files.
+"""Grafana dashboards and alert rules as code; ``python -m warpwatch_dashboards`` writes the files.
 
 - fleet, node, training_job, agent: a dashboard each; node_*, training_job_*, agent_*: their rows
 - page: from rows to the JSON that Grafana imports; links: identifiers and links between dashboards

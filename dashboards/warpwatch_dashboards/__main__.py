@@ -1,4 +1,4 @@
-"""``python -m warpwatch.dashboards``: writes every generated file of this package anew.
+"""``python -m warpwatch_dashboards``: writes every generated file of this package anew.
 
 Needs grafana-foundation-sdk, which the daemon does not.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from warpwatch.dashboards import agent, fleet, node, provisioning, training_job
+from warpwatch_dashboards import agent, fleet, node, provisioning, training_job
 
 FOLDER = Path(__file__).parent
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from warpwatch.dashboards import links, marks, variables
-from warpwatch.dashboards.agent_captures import CAPTURES_ROW
-from warpwatch.dashboards.page import Page, Row
-from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, at_most, bars, graph, number
-from warpwatch.dashboards.queries import (
+from warpwatch_dashboards import links, marks, variables
+from warpwatch_dashboards.agent_captures import CAPTURES_ROW
+from warpwatch_dashboards.page import Page, Row
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_most, bars, graph, number
+from warpwatch_dashboards.queries import (
     AGENT,
     NODE_LEGEND,
     PLACE,
@@ -17,7 +17,7 @@ from warpwatch.dashboards.queries import (
     series,
     total,
 )
-from warpwatch.dashboards.tables import Column, table
+from warpwatch_dashboards.tables import Column, table
 
 # What the chart's monitors and docs/dashboards.md call the scrape job.
 SCRAPED = f'up{{job="warpwatch",{AGENT}}}'

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from warpwatch.dashboards.page import Row
-from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, bars, graph
-from warpwatch.dashboards.queries import NODE_LEGEND, PLACE, Query, grown, rate, series, total
-from warpwatch.dashboards.tables import Column, table
+from warpwatch_dashboards.page import Row
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, bars, graph
+from warpwatch_dashboards.queries import NODE_LEGEND, PLACE, Query, grown, rate, series, total
+from warpwatch_dashboards.tables import Column, table
 
 _ASKED = total("kind, trigger, outcome", series("captures_total"))
 _RECENT = total("outcome", grown(series("captures_total"), "$__range"))

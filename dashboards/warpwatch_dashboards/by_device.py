@@ -6,8 +6,8 @@ from typing import Unpack
 
 from grafana_foundation_sdk.models import dashboard as models
 
-from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, Look, graph
-from warpwatch.dashboards.queries import (
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, Look, graph
+from warpwatch_dashboards.queries import (
     DEVICE,
     DEVICE_KEY,
     GPU_LEGEND,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from warpwatch.dashboards import links, marks, variables
-from warpwatch.dashboards.job_queries import lateness
-from warpwatch.dashboards.page import Page, Row
-from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, bars, graph, number
-from warpwatch.dashboards.queries import (
+from warpwatch_dashboards import links, marks, variables
+from warpwatch_dashboards.job_queries import lateness
+from warpwatch_dashboards.page import Page, Row
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, bars, graph, number
+from warpwatch_dashboards.queries import (
     AGENT,
     NODE_LEGEND,
     PLACE,
@@ -20,7 +20,7 @@ from warpwatch.dashboards.queries import (
     series,
     total,
 )
-from warpwatch.dashboards.tables import Column, table
+from warpwatch_dashboards.tables import Column, table
 
 # A MIG GPU is counted once: its instances are devices of their own.
 WHOLE = 'gpu_instance=""'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.dashboards.queries import JOB, PLACE, RANK_KEY, rate, series, total
+from warpwatch_dashboards.queries import JOB, PLACE, RANK_KEY, rate, series, total
 
 # The usual targets of a training.
 GPU_BUSY, MEMORY, COMMUNICATION, DATA_LOADING = 0.8, 0.9, 0.2, 0.1

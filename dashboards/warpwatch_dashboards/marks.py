@@ -15,10 +15,10 @@ from grafana_foundation_sdk.cog.variants import Dataquery
 from grafana_foundation_sdk.models.common import DataSourceRef
 from grafana_foundation_sdk.models.dashboard import AnnotationTarget
 
-from warpwatch.dashboards.job_queries import ranks_by_device
-from warpwatch.dashboards.links import TAG
-from warpwatch.dashboards.queries import AGENT, JOB, PLACE, WINDOW, grown, series
-from warpwatch.dashboards.variables import SOURCE
+from warpwatch_dashboards.job_queries import ranks_by_device
+from warpwatch_dashboards.links import TAG
+from warpwatch_dashboards.queries import AGENT, JOB, PLACE, WINDOW, grown, series
+from warpwatch_dashboards.variables import SOURCE
 
 _PAGE = '<a href="http://{{instance}}/">Warpwatch on {{node}} {{instance}}</a>'
 

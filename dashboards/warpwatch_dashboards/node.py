@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from grafana_foundation_sdk.models import dashboard as models
 
-from warpwatch.dashboards import links, marks, variables
-from warpwatch.dashboards.node_devices import DEVICE_ROWS
-from warpwatch.dashboards.node_host import HOST_ROWS
-from warpwatch.dashboards.node_reliability import RELIABILITY_ROWS
-from warpwatch.dashboards.page import Page, Row
-from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, graph
-from warpwatch.dashboards.queries import DEVICE, DEVICE_KEY, Query, rate, series
-from warpwatch.dashboards.tables import Column, table
+from warpwatch_dashboards import links, marks, variables
+from warpwatch_dashboards.node_devices import DEVICE_ROWS
+from warpwatch_dashboards.node_host import HOST_ROWS
+from warpwatch_dashboards.node_reliability import RELIABILITY_ROWS
+from warpwatch_dashboards.page import Page, Row
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, graph
+from warpwatch_dashboards.queries import DEVICE, DEVICE_KEY, Query, rate, series
+from warpwatch_dashboards.tables import Column, table
 
 
 def page() -> Page:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as models
 
-from warpwatch.dashboards.by_device import as_it_is, by_device, per_second, share
-from warpwatch.dashboards.page import Row
-from warpwatch.dashboards.panels import at_least, at_most, graph
-from warpwatch.dashboards.queries import DEVICE, GPU_LEGEND, Query, rate, series, total
+from warpwatch_dashboards.by_device import as_it_is, by_device, per_second, share
+from warpwatch_dashboards.page import Row
+from warpwatch_dashboards.panels import at_least, at_most, graph
+from warpwatch_dashboards.queries import DEVICE, GPU_LEGEND, Query, rate, series, total
 
 
 def _video() -> models.Panel:

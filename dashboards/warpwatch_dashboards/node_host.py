@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from warpwatch.dashboards.page import Row
-from warpwatch.dashboards.panels import at_most, graph
-from warpwatch.dashboards.queries import (
+from warpwatch_dashboards.page import Row
+from warpwatch_dashboards.panels import at_most, graph
+from warpwatch_dashboards.queries import (
     AGENT,
     DEVICE,
     GPU_LEGEND,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from warpwatch.dashboards.by_device import as_it_is, by_device, events, per_second
-from warpwatch.dashboards.page import Row
-from warpwatch.dashboards.panels import at_least, at_most, graph
-from warpwatch.dashboards.queries import DEVICE, DEVICE_KEY, series, total
+from warpwatch_dashboards.by_device import as_it_is, by_device, events, per_second
+from warpwatch_dashboards.page import Row
+from warpwatch_dashboards.panels import at_least, at_most, graph
+from warpwatch_dashboards.queries import DEVICE, DEVICE_KEY, series, total
 
 _GENERATION = series("device_pcie_link_generation", DEVICE)
 _GENERATION_MAX = series("device_pcie_link_generation_max", DEVICE)

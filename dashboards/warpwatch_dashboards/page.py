@@ -11,7 +11,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as models
 
-from warpwatch.dashboards import links
+from warpwatch_dashboards import links
 
 COLUMNS = 24
 REFRESH = "30s"

@@ -18,9 +18,9 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from warpwatch.dashboards.links import Link
-from warpwatch.dashboards.queries import Query
-from warpwatch.dashboards.variables import SOURCE
+from warpwatch_dashboards.links import Link
+from warpwatch_dashboards.queries import Query
+from warpwatch_dashboards.variables import SOURCE
 
 EMPTY_WHEN_HEALTHY = "Empty when healthy."
 

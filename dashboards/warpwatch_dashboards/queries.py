@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warpwatch.telemetry.metric import PREFIX
+from warpwatch_telemetry.metric import PREFIX
 
 AGENT = 'cluster=~"$cluster",node=~"$node",instance=~"$instance"'
 DEVICE = f'{AGENT},gpu=~"$gpu"'

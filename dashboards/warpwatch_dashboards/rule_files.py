@@ -1,6 +1,6 @@
 """The Prometheus rules in rules/, read: what docs, Grafana's files and tests are made from.
 
-``python -m warpwatch.dashboards.rule_files FILE`` writes the table of docs/alerts.md anew.
+``python -m warpwatch_dashboards.rule_files FILE`` writes the table of docs/alerts.md anew.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.common import TableAutoCellOptions
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from grafana_foundation_sdk.models.table import Options as TableOptions
 
-from warpwatch.dashboards.panels import Limits, Look, complete, thresholds
+from warpwatch_dashboards.panels import Limits, Look, complete, thresholds
 
 # In the order of the columns.
 _TITLES = {

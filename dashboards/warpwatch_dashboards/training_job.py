@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from warpwatch.dashboards import links, marks, variables
-from warpwatch.dashboards.job_queries import (
+from warpwatch_dashboards import links, marks, variables
+from warpwatch_dashboards.job_queries import (
     BUSY_OF_RANKS,
     BY_JOB,
     COMMUNICATION,
@@ -18,8 +18,8 @@ from warpwatch.dashboards.job_queries import (
     share_of_steps,
     step_s,
 )
-from warpwatch.dashboards.page import Page, Row
-from warpwatch.dashboards.panels import (
+from warpwatch_dashboards.page import Page, Row
+from warpwatch_dashboards.panels import (
     EMPTY_WHEN_HEALTHY,
     at_least,
     at_most,
@@ -28,17 +28,9 @@ from warpwatch.dashboards.panels import (
     heat_map,
     number,
 )
-from warpwatch.dashboards.queries import (
-    JOB,
-    RANK_KEY,
-    RANK_LEGEND,
-    Query,
-    rate,
-    series,
-    total,
-)
-from warpwatch.dashboards.tables import Column, table
-from warpwatch.dashboards.training_job_ranks import RANK_ROWS
+from warpwatch_dashboards.queries import JOB, RANK_KEY, RANK_LEGEND, Query, rate, series, total
+from warpwatch_dashboards.tables import Column, table
+from warpwatch_dashboards.training_job_ranks import RANK_ROWS
 
 
 def page() -> Page:

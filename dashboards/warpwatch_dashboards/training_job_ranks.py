@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as models
 
-from warpwatch.dashboards import links
-from warpwatch.dashboards.job_queries import (
+from warpwatch_dashboards import links
+from warpwatch_dashboards.job_queries import (
     BUSY_OF_RANKS,
     BY_JOB,
     GPU_BUSY,
@@ -16,9 +16,9 @@ from warpwatch.dashboards.job_queries import (
     own_s,
     ranks_by_device,
 )
-from warpwatch.dashboards.page import Row
-from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, graph, heat_map
-from warpwatch.dashboards.queries import (
+from warpwatch_dashboards.page import Row
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, graph, heat_map
+from warpwatch_dashboards.queries import (
     JOB,
     PLACE,
     RANK_KEY,
@@ -29,7 +29,7 @@ from warpwatch.dashboards.queries import (
     series,
     total,
 )
-from warpwatch.dashboards.tables import Column, table
+from warpwatch_dashboards.tables import Column, table
 
 
 def _where_ranks_run() -> models.Panel:

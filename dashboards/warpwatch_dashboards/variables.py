@@ -10,7 +10,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import DataSourceRef
 
-from warpwatch.dashboards.queries import AGENT, JOB, PLACE, series
+from warpwatch_dashboards.queries import AGENT, JOB, PLACE, series
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
 

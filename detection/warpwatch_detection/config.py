@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.daemon.config.detectors_devices import (
+from warpwatch_detection.config_devices import (
     ClockDropConfig,
     DeviceIdleConfig,
     DeviceLostConfig,
@@ -15,25 +15,21 @@ from warpwatch.daemon.config.detectors_devices import (
     ThrottleConfig,
     XidConfig,
 )
-from warpwatch.daemon.config.detectors_life import (
+from warpwatch_detection.config_life import (
     CrashConfig,
     HangConfig,
     MemoryLeakConfig,
     MemoryPressureConfig,
     OomConfig,
 )
-from warpwatch.daemon.config.detectors_ranks import (
-    DataStallConfig,
-    GcPauseConfig,
-    StragglerConfig,
-)
-from warpwatch.daemon.config.detectors_steps import (
+from warpwatch_detection.config_ranks import DataStallConfig, GcPauseConfig, StragglerConfig
+from warpwatch_detection.config_steps import (
     CommSlowConfig,
     StepDriftConfig,
     StepRegressionConfig,
     StepSpikesConfig,
 )
-from warpwatch.daemon.config.fields import Section
+from warpwatch_telemetry.fields import Section
 
 
 class DetectorsConfig(Section, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from warpwatch.daemon.config.fields import (
+from warpwatch_telemetry.fields import (
     AtLeastOne,
     DetectorConfig,
     NotNegative,

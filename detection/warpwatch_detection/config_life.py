@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from warpwatch.daemon.config.fields import (
+from warpwatch_telemetry.fields import (
     AtLeastOne,
     Count,
     DetectorConfig,

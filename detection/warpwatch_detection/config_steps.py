@@ -6,13 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from warpwatch.daemon.config.fields import (
-    AtLeastOne,
-    Count,
-    DetectorConfig,
-    NotNegative,
-    PositiveShare,
-)
+from warpwatch_telemetry.fields import AtLeastOne, Count, DetectorConfig, NotNegative, PositiveShare
 
 Effect = Annotated[float, Meta(gt=0, le=10)]
 

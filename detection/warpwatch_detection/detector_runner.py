@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from warpwatch.daemon.anomalies.register import Register
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors import build
-from warpwatch.daemon.detectors.base import (
+from warpwatch_daemon.config import Config
+from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.detectors import build
+from warpwatch_detection.detectors.base import (
     NEVER,
     Detector,
     JobStep,
@@ -22,8 +22,8 @@ from warpwatch.daemon.detectors.base import (
     Waiting,
     is_waiting,
 )
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.records import Step
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import Step
 
 # A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
 Reader = tuple[Detector, Callable[[Any], Iterable[Verdict] | None], int]

@@ -9,26 +9,18 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch.daemon.anomalies.episodes import RegisterState, Shadow
-from warpwatch.daemon.anomalies.places import Places, RankLife
-from warpwatch.daemon.anomalies.register import Register
-from warpwatch.daemon.anomalies.resumption import Resumption
-from warpwatch.daemon.anomalies.snapshot import ENGINE, Part
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors.base import NEVER, Reading
-from warpwatch.daemon.detectors.job_steps import JobSteps
-from warpwatch.daemon.gathered_steps import GatheredSteps
-from warpwatch.daemon.panel import Panel
-from warpwatch.telemetry.anomalies import EVENT_KINDS, Anomaly
-from warpwatch.telemetry.records import (
-    Clock,
-    DeviceReading,
-    End,
-    RankEvent,
-    RankSeen,
-    Record,
-    Step,
-)
+from warpwatch_daemon.config import Config
+from warpwatch_detection.anomalies.episodes import RegisterState, Shadow
+from warpwatch_detection.anomalies.rank_devices import Places, RankLife
+from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.anomalies.resumption import Resumption
+from warpwatch_detection.anomalies.snapshot import ENGINE, Part
+from warpwatch_detection.detector_runner import Panel
+from warpwatch_detection.detectors.base import NEVER, Reading
+from warpwatch_detection.detectors.job_steps import JobSteps
+from warpwatch_detection.gathered_steps import GatheredSteps
+from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly
+from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
 
 MAX_JOBS = 256
 # A job that was silent for so long makes room for another, if there are too many.

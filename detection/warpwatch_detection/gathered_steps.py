@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.telemetry.records import Step
+from warpwatch_telemetry.records import Step
 
 # Steps that are shown at once.
 MAX_STEPS = 1024

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.daemon.errors import UsageError
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.log import Decoder
-from warpwatch.telemetry.records import End, RankEvent, Record, Step
+from warpwatch_daemon.config import Config
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.log import Decoder
+from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 # Lines without a single record after which a file is no telemetry log.
 MAX_STRANGE_LINES = 100

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import psutil
 
-from warpwatch.daemon.config import HostConfig
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.host_metrics import CPU_MODES, PRESSURE_RESOURCES
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import HostSample, SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import HostConfig
+from warpwatch_devices.source import Sink
+from warpwatch_telemetry.host_metrics import CPU_MODES, PRESSURE_RESOURCES
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import HostSample, SourceHealth
 
 MAX_DEVICES = 64
 _PRESSURE = Path("/proc/pressure")

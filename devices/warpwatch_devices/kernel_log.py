@@ -17,11 +17,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from warpwatch.daemon.config import KernelLogConfig
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.samples import SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import KernelLogConfig
+from warpwatch_devices.source import Sink
+from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_telemetry.samples import SourceHealth
 
 logger = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from warpwatch.daemon.config import ProcessesConfig
-from warpwatch.daemon.pid_namespace import sees_host_processes
-from warpwatch.daemon.sources.base import Sink, Surroundings
-from warpwatch.daemon.sources.process_tree import Process, ProcessTree, descendants
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import ProcessesConfig
+from warpwatch_devices.pid_namespace import sees_host_processes
+from warpwatch_devices.process_tree import Process, ProcessTree, descendants
+from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
 class Sink(Protocol):

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.xids import COUNTED_FROM_START, explain
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.xids import COUNTED_FROM_START, explain
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""``python -m warpwatch.diagnosis``, and ``warpwatch diagnose``, which calls it."""
+"""``python -m warpwatch_diagnosis``, and ``warpwatch diagnose``, which calls it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from warpwatch.diagnosis.diagnosis import HEALTHY, Diagnosis, diagnose
-from warpwatch.diagnosis.errors import TraceError
-from warpwatch.diagnosis.html import render_html
-from warpwatch.diagnosis.text import render_text
-from warpwatch.diagnosis.trace_out import write_trace
+from warpwatch_diagnosis.diagnosis import HEALTHY, Diagnosis, diagnose
+from warpwatch_diagnosis.errors import TraceError
+from warpwatch_diagnosis.html import render_html
+from warpwatch_diagnosis.text import render_text
+from warpwatch_diagnosis.trace_out import write_trace
 
 EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
-PROGRAM = "python -m warpwatch.diagnosis"
+PROGRAM = "python -m warpwatch_diagnosis"
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROGRAM) -> int:

@@ -22,9 +22,9 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from warpwatch.diagnosis.collectives import Collective
-from warpwatch.diagnosis.intervals import clip, difference, total, union
-from warpwatch.diagnosis.measures import Measures
+from warpwatch_diagnosis.collectives import Collective
+from warpwatch_diagnosis.intervals import clip, difference, total, union
+from warpwatch_diagnosis.measures import Measures
 
 # Ends of one collective further apart than this and half of its shortest kernel: not the same one.
 MAX_END_SPREAD_US = 500.0

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from warpwatch.diagnosis.clocks import MAX_SPREAD, slowdown
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.idle import CAUSES
-from warpwatch.diagnosis.intervals import difference, total
-from warpwatch.diagnosis.kernels import TOP, KernelClass, KernelTime
-from warpwatch.diagnosis.measures import Measures
+from warpwatch_diagnosis.clocks import MAX_SPREAD, slowdown
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.idle import CAUSES
+from warpwatch_diagnosis.intervals import difference, total
+from warpwatch_diagnosis.kernels import TOP, KernelClass, KernelTime
+from warpwatch_diagnosis.measures import Measures
 
 # As many kernels a step as before, within this, is the same work.
 SAME_COUNT = 0.02

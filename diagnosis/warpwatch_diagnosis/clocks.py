@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from warpwatch.diagnosis.intervals import Interval
-from warpwatch.diagnosis.kernels import classify
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.kernels import classify
+from warpwatch_diagnosis.reader import Event
 
 # Kernels of the same clock differ by less from run to run; the ratio of all of them does not
 # spread more when the clock is the reason (reference values of this project).

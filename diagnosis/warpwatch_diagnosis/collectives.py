@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from warpwatch.diagnosis.intervals import Interval
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.reader import Event
 
 # More than any capture of some steps holds; bounds what is kept of a hostile trace.
 MAX_COLLECTIVES = 50_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from warpwatch.diagnosis.errors import TraceError
-from warpwatch.diagnosis.measures import Measures
+from warpwatch_diagnosis.errors import TraceError
+from warpwatch_diagnosis.measures import Measures
 
 _SHOWN = 8
 # More than any job has; bounds what a hostile trace can ask for.

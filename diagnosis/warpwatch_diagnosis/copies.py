@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from warpwatch.diagnosis.intervals import Interval, Intervals, clip, difference, total, union
-from warpwatch.diagnosis.kernels import number
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.intervals import Interval, Intervals, clip, difference, total, union
+from warpwatch_diagnosis.kernels import number
+from warpwatch_diagnosis.reader import Event
 
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "unknown"]
 HostMemory = Literal["pageable", "pinned"]

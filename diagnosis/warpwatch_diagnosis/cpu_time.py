@@ -14,11 +14,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from warpwatch.diagnosis.host_events import HostTime
-from warpwatch.diagnosis.host_patterns import reading_loops, real_operators, saving_gaps
-from warpwatch.diagnosis.intervals import Interval, Intervals, clip, difference, union
-from warpwatch.diagnosis.reader import Event, Trace
-from warpwatch.diagnosis.synchronization import Wait
+from warpwatch_diagnosis.host_events import HostTime
+from warpwatch_diagnosis.host_patterns import reading_loops, real_operators, saving_gaps
+from warpwatch_diagnosis.intervals import Interval, Intervals, clip, difference, union
+from warpwatch_diagnosis.reader import Event, Trace
+from warpwatch_diagnosis.synchronization import Wait
 
 # The CPU's counterpart of a short kernel: an eager operator costs a few µs before any arithmetic.
 DISPATCH_US = 10.0

@@ -9,17 +9,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from warpwatch.diagnosis.alignment import Alignment, align, exposed_transfer_us
-from warpwatch.diagnosis.before_after import MIN_STEP_RATIO, Comparison, compare_captures
-from warpwatch.diagnosis.completeness import check_one_capture, waits_for_missing
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.idle import CAUSES
-from warpwatch.diagnosis.intervals import difference, union
-from warpwatch.diagnosis.measures import Measures, measure
-from warpwatch.diagnosis.reader import read_trace, without_collection
-from warpwatch.diagnosis.rules import RULES
-from warpwatch.diagnosis.rules.base import Finding, percent
-from warpwatch.diagnosis.rules.communication_bound import CommunicationBound, exposed
+from warpwatch_diagnosis.alignment import Alignment, align, exposed_transfer_us
+from warpwatch_diagnosis.before_after import MIN_STEP_RATIO, Comparison, compare_captures
+from warpwatch_diagnosis.completeness import check_one_capture, waits_for_missing
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.idle import CAUSES
+from warpwatch_diagnosis.intervals import difference, union
+from warpwatch_diagnosis.measures import Measures, measure
+from warpwatch_diagnosis.reader import read_trace, without_collection
+from warpwatch_diagnosis.rules import RULES
+from warpwatch_diagnosis.rules.base import Finding, percent
+from warpwatch_diagnosis.rules.communication_bound import CommunicationBound, exposed
 
 SCHEMA = 1
 HEALTHY = "healthy"

@@ -15,9 +15,9 @@ from operator import eq, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from warpwatch.diagnosis.errors import TraceError
-from warpwatch.diagnosis.kinds import ARGUMENTS, KINDS, MEMORY_NAME, Kind
-from warpwatch.diagnosis.raw_events import (
+from warpwatch_diagnosis.errors import TraceError
+from warpwatch_diagnosis.kinds import ARGUMENTS, KINDS, MEMORY_NAME, Kind
+from warpwatch_diagnosis.raw_events import (
     ABSENT_US,
     RawArguments,
     RawEvent,

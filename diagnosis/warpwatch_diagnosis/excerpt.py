@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from warpwatch.diagnosis.events import Event
-from warpwatch.diagnosis.gpu_time import Work
-from warpwatch.diagnosis.intervals import Interval
-from warpwatch.diagnosis.kinds import Kind
-from warpwatch.diagnosis.measures import MIN_STEPS, Measures
-from warpwatch.diagnosis.reader import Trace
+from warpwatch_diagnosis.events import Event
+from warpwatch_diagnosis.gpu_time import Work
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.kinds import Kind
+from warpwatch_diagnosis.measures import MIN_STEPS, Measures
+from warpwatch_diagnosis.reader import Trace
 
 # Kinds as the profiler's categories, the most important first.
 CATEGORIES: dict[Kind, str] = {

@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
-from warpwatch.diagnosis.kernels import KernelClass
+from warpwatch_diagnosis.kernels import KernelClass
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
-from warpwatch.diagnosis.copies import kind
-from warpwatch.diagnosis.intervals import Intervals
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.copies import kind
+from warpwatch_diagnosis.intervals import Intervals
+from warpwatch_diagnosis.reader import Event
 
 Cause = Literal[
     "compile", "gc", "checkpoint", "data_loading", "allocator", "communication",

@@ -16,13 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from warpwatch.diagnosis.clocks import Size, SizeTime, size_times
-from warpwatch.diagnosis.collectives import Collective, collectives
-from warpwatch.diagnosis.copies import CopyTime, copy_times, kind
-from warpwatch.diagnosis.events import by_begin
-from warpwatch.diagnosis.host_events import HostTime
-from warpwatch.diagnosis.idle import IdleTime, idle_time
-from warpwatch.diagnosis.intervals import (
+from warpwatch_diagnosis.clocks import Size, SizeTime, size_times
+from warpwatch_diagnosis.collectives import Collective, collectives
+from warpwatch_diagnosis.copies import CopyTime, copy_times, kind
+from warpwatch_diagnosis.events import by_begin
+from warpwatch_diagnosis.host_events import HostTime
+from warpwatch_diagnosis.idle import IdleTime, idle_time
+from warpwatch_diagnosis.intervals import (
     Interval,
     Intervals,
     difference,
@@ -31,16 +31,16 @@ from warpwatch.diagnosis.intervals import (
     total,
     union,
 )
-from warpwatch.diagnosis.kernels import (
+from warpwatch_diagnosis.kernels import (
     SHORT_KERNEL_US,
     ClassTime,
     KernelTime,
     classify,
     kernel_times,
 )
-from warpwatch.diagnosis.launches import Launches, by_correlation, launches
-from warpwatch.diagnosis.reader import Event, Trace
-from warpwatch.diagnosis.synchronization import Wait
+from warpwatch_diagnosis.launches import Launches, by_correlation, launches
+from warpwatch_diagnosis.reader import Event, Trace
+from warpwatch_diagnosis.synchronization import Wait
 
 __all__ = [
     "SHORT_KERNEL_US",

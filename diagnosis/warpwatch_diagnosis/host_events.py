@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from warpwatch.diagnosis.host_patterns import compiled_spans
-from warpwatch.diagnosis.intervals import Interval, Intervals, clip, difference, total, union
-from warpwatch.diagnosis.reader import Event, Trace
+from warpwatch_diagnosis.host_patterns import compiled_spans
+from warpwatch_diagnosis.intervals import Interval, Intervals, clip, difference, total, union
+from warpwatch_diagnosis.reader import Event, Trace
 
 LOADER_PREFIX = "enumerate(DataLoader)"
 # torch >= 2.9 with record_python_gc_info and stacks: "Python GC"; with stacks a call of

@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
-from warpwatch.diagnosis.events import Event
-from warpwatch.diagnosis.intervals import Interval, Intervals, clip, union
+from warpwatch_diagnosis.events import Event
+from warpwatch_diagnosis.intervals import Interval, Intervals, clip, union
 
 # Own values. A pass of a loop that reads a value takes this long under the profiler at most; a step
 # that logs a handful of values has no loop over values.

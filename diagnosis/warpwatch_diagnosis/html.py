@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from warpwatch.diagnosis.diagnosis import HEALTHY, INCONCLUSIVE, Diagnosis
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.report import bars
-from warpwatch.diagnosis.report.parts import Capture
-from warpwatch.diagnosis.report.style import STYLE
-from warpwatch.diagnosis.report.tables import tables
-from warpwatch.diagnosis.report.timeline import timeline
-from warpwatch.diagnosis.report.words import duration, safe, sentence, verdict_title
-from warpwatch.diagnosis.rules.base import Finding, percent
+from warpwatch_diagnosis.diagnosis import HEALTHY, INCONCLUSIVE, Diagnosis
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.report import bars
+from warpwatch_diagnosis.report.parts import Capture
+from warpwatch_diagnosis.report.style import STYLE
+from warpwatch_diagnosis.report.tables import tables
+from warpwatch_diagnosis.report.timeline import timeline
+from warpwatch_diagnosis.report.words import duration, safe, sentence, verdict_title
+from warpwatch_diagnosis.rules.base import Finding, percent
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _TOLD_CHANGES = 6

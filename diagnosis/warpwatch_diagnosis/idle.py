@@ -27,12 +27,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from warpwatch.diagnosis.events import by_begin
-from warpwatch.diagnosis.gap_splitter import CAUSES, Cause, GapSplitter, HostWait, Part, Parts
-from warpwatch.diagnosis.host_events import HostTime
-from warpwatch.diagnosis.intervals import Interval, Intervals, difference, merge, total, union
-from warpwatch.diagnosis.reader import Event
-from warpwatch.diagnosis.synchronization import Wait
+from warpwatch_diagnosis.events import by_begin
+from warpwatch_diagnosis.gap_splitter import CAUSES, Cause, GapSplitter, HostWait, Part, Parts
+from warpwatch_diagnosis.host_events import HostTime
+from warpwatch_diagnosis.intervals import Interval, Intervals, difference, merge, total, union
+from warpwatch_diagnosis.reader import Event
+from warpwatch_diagnosis.synchronization import Wait
 
 __all__ = ["CAUSES", "Cause", "Gap", "IdleTime", "idle_time"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warpwatch.diagnosis.events import is_time
-from warpwatch.diagnosis.kinds import KINDS, Kind
-from warpwatch.diagnosis.reader import EVENTS, HEAD, members
+from warpwatch_diagnosis.events import is_time
+from warpwatch_diagnosis.kinds import KINDS, Kind
+from warpwatch_diagnosis.reader import EVENTS, HEAD, members
 
 # Steps beyond these are not told apart; no capture has that many.
 MAX_STEPS = 1000

@@ -16,9 +16,9 @@ from itertools import chain
 from statistics import median
 from typing import Literal, NamedTuple
 
-from warpwatch.diagnosis.events import MAX_NUMBER
-from warpwatch.diagnosis.intervals import Interval, total, union
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.events import MAX_NUMBER
+from warpwatch_diagnosis.intervals import Interval, total, union
+from warpwatch_diagnosis.reader import Event
 
 KernelClass = Literal[
     "gemm", "convolution", "attention", "normalization", "softmax", "elementwise", "reduction",

@@ -10,8 +10,8 @@ from itertools import accumulate
 from operator import itemgetter, mul, sub
 from statistics import median
 
-from warpwatch.diagnosis.intervals import Interval
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.reader import Event
 
 # Holistic Trace Analysis's limits for a slow launch call and for a late start.
 SLOW_CALL_US = 50.0

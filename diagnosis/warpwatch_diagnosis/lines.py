@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch.diagnosis.events import Event
-from warpwatch.diagnosis.intervals import Intervals, total
-from warpwatch.diagnosis.places import Instant, of_instants
+from warpwatch_diagnosis.events import Event
+from warpwatch_diagnosis.intervals import Intervals, total
+from warpwatch_diagnosis.places import Instant, of_instants
 
 # As a sampling profiler: a line that takes a tenth of the time has about twenty of these.
 SAMPLES = 200

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch.diagnosis.cpu_time import CpuTime, busiest_thread, cpu_time, reads
-from warpwatch.diagnosis.gpu_time import GpuTime, Work, gpu_time
-from warpwatch.diagnosis.host_events import LOADER_PREFIX, HostTime, host_time
-from warpwatch.diagnosis.intervals import Interval, Intervals, total, union
-from warpwatch.diagnosis.launches import by_correlation
-from warpwatch.diagnosis.lines import Line, lines
-from warpwatch.diagnosis.measures_json import details
-from warpwatch.diagnosis.memory_timeline import MemoryTimeline, memory_timelines
-from warpwatch.diagnosis.operators import Operators, operators
-from warpwatch.diagnosis.places import Instant, of_instants
-from warpwatch.diagnosis.reader import Event, Trace
-from warpwatch.diagnosis.roofline import Roofline, roofline
-from warpwatch.diagnosis.step_timeline import StepTimeline, longest_step
-from warpwatch.diagnosis.steps import StepTime, step_times
-from warpwatch.diagnosis.synchronization import Synchronization, Wait, synchronization, waits
+from warpwatch_diagnosis.cpu_time import CpuTime, busiest_thread, cpu_time, reads
+from warpwatch_diagnosis.gpu_time import GpuTime, Work, gpu_time
+from warpwatch_diagnosis.host_events import LOADER_PREFIX, HostTime, host_time
+from warpwatch_diagnosis.intervals import Interval, Intervals, total, union
+from warpwatch_diagnosis.launches import by_correlation
+from warpwatch_diagnosis.lines import Line, lines
+from warpwatch_diagnosis.measures_json import details
+from warpwatch_diagnosis.memory_timeline import MemoryTimeline, memory_timelines
+from warpwatch_diagnosis.operators import Operators, operators
+from warpwatch_diagnosis.places import Instant, of_instants
+from warpwatch_diagnosis.reader import Event, Trace
+from warpwatch_diagnosis.roofline import Roofline, roofline
+from warpwatch_diagnosis.step_timeline import StepTimeline, longest_step
+from warpwatch_diagnosis.steps import StepTime, step_times
+from warpwatch_diagnosis.synchronization import Synchronization, Wait, synchronization, waits
 
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _GPU_RATIOS = (

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.diagnosis.idle import CAUSES
+from warpwatch_diagnosis.idle import CAUSES
 
 if TYPE_CHECKING:
-    from warpwatch.diagnosis.gpu_time import GpuTime
-    from warpwatch.diagnosis.measures import Measures
+    from warpwatch_diagnosis.gpu_time import GpuTime
+    from warpwatch_diagnosis.measures import Measures
 
 # Times are in µs with ns; ratios to a hundredth of a percent.
 _TIME_DIGITS = 3

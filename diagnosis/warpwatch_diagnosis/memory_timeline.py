@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from warpwatch.diagnosis.intervals import Interval
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.reader import Event
 
 POINTS = 200
 # c10::DeviceType of what has no memory of its own.

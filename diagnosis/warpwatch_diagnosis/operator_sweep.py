@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from warpwatch.diagnosis.flops import (
+from warpwatch_diagnosis.flops import (
     CONVOLUTIONS,
     Shape,
     Work,
@@ -13,11 +13,11 @@ from warpwatch.diagnosis.flops import (
     gradient_of_convolution,
     work_of,
 )
-from warpwatch.diagnosis.intervals import Intervals, merge
-from warpwatch.diagnosis.kernels import KernelClass
-from warpwatch.diagnosis.places import Instant
-from warpwatch.diagnosis.reader import Event
-from warpwatch.diagnosis.signature import NO_SIGNATURE, Signature, signature_of
+from warpwatch_diagnosis.intervals import Intervals, merge
+from warpwatch_diagnosis.kernels import KernelClass
+from warpwatch_diagnosis.places import Instant
+from warpwatch_diagnosis.reader import Event
+from warpwatch_diagnosis.signature import NO_SIGNATURE, Signature, signature_of
 
 
 @dataclass(slots=True)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from warpwatch.diagnosis.events import by_begin
-from warpwatch.diagnosis.flops import Work
-from warpwatch.diagnosis.intervals import Interval, Intervals
-from warpwatch.diagnosis.kernels import KernelClass
-from warpwatch.diagnosis.operator_sweep import OperatorSweep, OperatorTotal
-from warpwatch.diagnosis.places import Instant
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.events import by_begin
+from warpwatch_diagnosis.flops import Work
+from warpwatch_diagnosis.intervals import Interval, Intervals
+from warpwatch_diagnosis.kernels import KernelClass
+from warpwatch_diagnosis.operator_sweep import OperatorSweep, OperatorTotal
+from warpwatch_diagnosis.places import Instant
+from warpwatch_diagnosis.reader import Event
 
 TOP = 20
 MAX_NAME = 200

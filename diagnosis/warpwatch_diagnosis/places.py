@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.reader import Event
 
 # A thread and a time in µs.
 Instant = tuple[str, float]

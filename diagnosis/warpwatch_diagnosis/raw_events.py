@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from warpwatch.diagnosis.json_stream import decode_json
-from warpwatch.diagnosis.kinds import ARGUMENTS
+from warpwatch_diagnosis.json_stream import decode_json
+from warpwatch_diagnosis.kinds import ARGUMENTS
 
 _REFUSALS = (msgspec.MsgspecError, UnicodeError, RecursionError)
 # Of a time that an element does not have.

@@ -19,11 +19,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
-from warpwatch.diagnosis.errors import TraceError
-from warpwatch.diagnosis.events import MAX_NUMBER, Collector, Event, is_bounded, is_time
-from warpwatch.diagnosis.json_stream import JsonStream, Malformed, decode_json
-from warpwatch.diagnosis.kinds import Kind
-from warpwatch.diagnosis.raw_events import decode_elements
+from warpwatch_diagnosis.errors import TraceError
+from warpwatch_diagnosis.events import MAX_NUMBER, Collector, Event, is_bounded, is_time
+from warpwatch_diagnosis.json_stream import JsonStream, Malformed, decode_json
+from warpwatch_diagnosis.kinds import Kind
+from warpwatch_diagnosis.raw_events import decode_elements
 
 __all__ = [
     "EVENTS",

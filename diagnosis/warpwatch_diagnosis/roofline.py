@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from warpwatch.diagnosis.kernels import ClassTime, KernelClass, KernelTime
-from warpwatch.diagnosis.operators import ClassWork
+from warpwatch_diagnosis.kernels import ClassTime, KernelClass, KernelTime
+from warpwatch_diagnosis.operators import ClassWork
 
 
 @dataclass(frozen=True, slots=True)

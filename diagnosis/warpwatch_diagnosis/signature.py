@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from warpwatch.diagnosis.flops import Shapes, shapes_of
-from warpwatch.diagnosis.places import of_stack
+from warpwatch_diagnosis.flops import Shapes, shapes_of
+from warpwatch_diagnosis.places import of_stack
 
 MAX_TEXT = 400
 

@@ -12,16 +12,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from warpwatch.diagnosis.diagnosis import INCONCLUSIVE, SCHEMA
-from warpwatch.diagnosis.errors import TraceError
-from warpwatch.diagnosis.stacks_file import (
-    HOLDS_GIL,
-    STOPPED,
-    Entry,
-    Place,
-    named_rank,
-    read_place,
-)
+from warpwatch_diagnosis.diagnosis import INCONCLUSIVE, SCHEMA
+from warpwatch_diagnosis.errors import TraceError
+from warpwatch_diagnosis.stacks_file import HOLDS_GIL, STOPPED, Entry, Place, named_rank, read_place
 
 # So many ranks are named one by one where none waits.
 MAX_NAMED = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from warpwatch.diagnosis.errors import TraceError
+from warpwatch_diagnosis.errors import TraceError
 
 MAX_BYTES = 16 << 20
 MAX_LINE = 2**31

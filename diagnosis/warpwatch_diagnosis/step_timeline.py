@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from warpwatch.diagnosis.copies import kind
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.host_events import HostTime
-from warpwatch.diagnosis.idle import CAUSES
-from warpwatch.diagnosis.intervals import Interval, Intervals, difference, union
-from warpwatch.diagnosis.kernels import classify
-from warpwatch.diagnosis.reader import Event
-from warpwatch.diagnosis.steps import StepTime
+from warpwatch_diagnosis.copies import kind
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.host_events import HostTime
+from warpwatch_diagnosis.idle import CAUSES
+from warpwatch_diagnosis.intervals import Interval, Intervals, difference, union
+from warpwatch_diagnosis.kernels import classify
+from warpwatch_diagnosis.reader import Event
+from warpwatch_diagnosis.steps import StepTime
 
 # Finer than a pixel of any screen: spans of one label that are closer become one.
 RESOLUTION = 2_000

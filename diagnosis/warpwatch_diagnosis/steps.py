@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.idle import CAUSES, Cause
-from warpwatch.diagnosis.intervals import Interval, Intervals, within
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.idle import CAUSES, Cause
+from warpwatch_diagnosis.intervals import Interval, Intervals, within
 
 
 @dataclass(frozen=True, slots=True)

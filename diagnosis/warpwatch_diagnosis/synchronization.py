@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from warpwatch.diagnosis.copies import kind
-from warpwatch.diagnosis.intervals import Interval
-from warpwatch.diagnosis.kernels import number
-from warpwatch.diagnosis.reader import Event
+from warpwatch_diagnosis.copies import kind
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.kernels import number
+from warpwatch_diagnosis.reader import Event
 
 Purpose = Literal["read", "copy", "wait"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from warpwatch.diagnosis.diagnosis import Diagnosis
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.report.parts import Capture, sums_us
-from warpwatch.diagnosis.report.words import PARTS, SHORT, duration, origin, printable
-from warpwatch.diagnosis.rules.base import Finding, percent
+from warpwatch_diagnosis.diagnosis import Diagnosis
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.report.parts import Capture, sums_us
+from warpwatch_diagnosis.report.words import PARTS, SHORT, duration, origin, printable
+from warpwatch_diagnosis.rules.base import Finding, percent
 
 WIDTH = 100
 MAX_RANKS = 64

@@ -17,16 +17,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
-from warpwatch.diagnosis.diagnosis import Diagnosis
-from warpwatch.diagnosis.events import Event
-from warpwatch.diagnosis.excerpt import CATEGORIES, DEVICE, excerpt, excerpt_window
-from warpwatch.diagnosis.gpu_time import Work
-from warpwatch.diagnosis.idle import CAUSES
-from warpwatch.diagnosis.intervals import Interval
-from warpwatch.diagnosis.kinds import MEMORY_NAME, Kind
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.reader import Trace, read_trace
-from warpwatch.diagnosis.report.parts import aligned_index
+from warpwatch_diagnosis.diagnosis import Diagnosis
+from warpwatch_diagnosis.events import Event
+from warpwatch_diagnosis.excerpt import CATEGORIES, DEVICE, excerpt, excerpt_window
+from warpwatch_diagnosis.gpu_time import Work
+from warpwatch_diagnosis.idle import CAUSES
+from warpwatch_diagnosis.intervals import Interval
+from warpwatch_diagnosis.kinds import MEMORY_NAME, Kind
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.reader import Trace, read_trace
+from warpwatch_diagnosis.report.parts import aligned_index
 
 # What a viewer opens in a second or two; all ranks together.
 MAX_BYTES = 64 << 20

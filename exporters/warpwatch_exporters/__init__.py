@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from warpwatch.exporters.base import Renderer, Writer
-from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.exporters.prometheus import render
+from warpwatch_exporters.base import Renderer, Writer
+from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_exporters.prometheus import render
 
 # The ways out by their section in the configuration.
 RENDERERS: Mapping[str, Renderer] = {"prometheus": render}

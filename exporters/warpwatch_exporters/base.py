@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from warpwatch.telemetry.records import Record
-from warpwatch.telemetry.state import State
+from warpwatch_telemetry.records import Record
+from warpwatch_telemetry.state import State
 
 
 class Renderer(Protocol):

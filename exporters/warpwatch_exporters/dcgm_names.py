@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from warpwatch.exporters.exposition import escape, header
-from warpwatch.exporters.series import workloads_of
-from warpwatch.telemetry.dcgm_names import DCGM_NAMES, XID_ERRORS, DcgmName
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import Device, DeviceSample
-from warpwatch.telemetry.state import State
-from warpwatch.telemetry.xids import explain
+from warpwatch_exporters.exposition import escape, header
+from warpwatch_exporters.series import workloads_of
+from warpwatch_telemetry.dcgm_names import DCGM_NAMES, XID_ERRORS, DcgmName
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.state import State
+from warpwatch_telemetry.xids import explain
 
 _LAST_XID = "device_xid_last_timestamp_seconds"
 _XID_COUNT = "device_xid_errors_total"

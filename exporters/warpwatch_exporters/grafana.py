@@ -15,10 +15,10 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from warpwatch.exporters.grafana_api import GrafanaApi, GrafanaError
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture
-from warpwatch.telemetry.state import State
+from warpwatch_exporters.grafana_api import GrafanaApi, GrafanaError
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from warpwatch.telemetry.log import decode, encode
-from warpwatch.telemetry.records import Record
+from warpwatch_telemetry.log import decode, encode
+from warpwatch_telemetry.records import Record
 
 # What is read of an existing log's end to know what it already holds.
 TAIL_BYTES = 256 * 1024

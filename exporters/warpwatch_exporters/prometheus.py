@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from warpwatch.exporters import dcgm_names
-from warpwatch.exporters.exposition import escape, header
-from warpwatch.exporters.series import Identity, Part, exported_ranks, series_of
-from warpwatch.telemetry.attribution import Workload
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.metric import IDENTITY_LABELS, Metric, SeriesKey
-from warpwatch.telemetry.state import STEP_DURATION_BOUNDS_S, RankState, State
+from warpwatch_exporters import dcgm_names
+from warpwatch_exporters.exposition import escape, header
+from warpwatch_exporters.series import Identity, Part, exported_ranks, series_of
+from warpwatch_telemetry.attribution import Workload
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric, SeriesKey
+from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, RankState, State
 
 logger = logging.getLogger(__name__)
 

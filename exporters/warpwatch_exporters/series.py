@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from warpwatch.telemetry.anomalies import KINDS
-from warpwatch.telemetry.attribution import Attribution, Workload
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import DeviceSample
-from warpwatch.telemetry.state import JobState, RankState, State
+from warpwatch_telemetry.anomalies import KINDS
+from warpwatch_telemetry.attribution import Attribution, Workload
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.state import JobState, RankState, State
 
 # More ranks than this are counted, not exported.
 MAX_RANKS = 1000

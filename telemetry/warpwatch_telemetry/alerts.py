@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.telemetry.captures import OUTCOMES
+from warpwatch_telemetry.captures import OUTCOMES
 
 CAPTURED = "captured"
 # The anomaly that the alert tells of has been captured already.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from warpwatch.telemetry.metric import Kind, SeriesKey
+from warpwatch_telemetry.metric import Kind, SeriesKey
 
 
 @dataclass(frozen=True, slots=True)

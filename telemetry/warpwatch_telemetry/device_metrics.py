@@ -6,7 +6,7 @@ that Hopper and newer devices keep by themselves.
 
 from __future__ import annotations
 
-from warpwatch.telemetry.metric import Kind, Metric
+from warpwatch_telemetry.metric import Kind, Metric
 
 # Why clocks are below their maximum: the bits of nvmlDeviceGetCurrentClocksEventReasons.
 THROTTLE_REASONS = (

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from warpwatch.daemon.config.reading import check_kind, parse_age, parse_bytes
+from warpwatch_daemon.config.reading import check_kind, parse_age, parse_bytes
 
 Bytes = Annotated[int, parse_bytes, Meta(ge=0)]
 Age = Annotated[float, parse_age, Meta(ge=0)]

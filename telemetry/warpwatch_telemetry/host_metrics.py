@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.telemetry.metric import Kind, Metric
+from warpwatch_telemetry.metric import Kind, Metric
 
 CPU_MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 PRESSURE_RESOURCES = ("cpu", "memory", "io")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.telemetry.metric import Kind, Metric
+from warpwatch_telemetry.metric import Kind, Metric
 
 
 def _rank(

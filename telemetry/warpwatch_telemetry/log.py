@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import (
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import (
     MAX_INTEGER,
     Clock,
     DeviceReading,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from warpwatch.telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey
 
 # What a signed word of 64 bits holds; no count of a rank is larger.
 MAX_INTEGER = 2**63 - 1

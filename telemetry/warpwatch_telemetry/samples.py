@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from warpwatch.telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.captures import Capture, Decision
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 # Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
 STEP_DURATION_BOUNDS_S = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.telemetry.xid import Severity, Xid
+from warpwatch_telemetry.xid import Severity, Xid
 
 _TEST = "Drain the GPU, reset it, and run `dcgmi diag -r 3`; replace it if it fails"
 _LINK = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.telemetry.xid import Xid
+from warpwatch_telemetry.xid import Xid
 
 _DEBUG = (
     "Restart the job. If it comes again on other GPUs too, look for the bug with compute-sanitizer"

@@ -20,7 +20,7 @@ from benchmarks.gpu.child import run_part
 from benchmarks.gpu.registry import BUDGET_S, TIMEOUTS_S
 from benchmarks.gpu.runner import run_one
 from benchmarks.gpu.sampling import Followed
-from tests.fakenvml.driver import CannotBuild, header_folder
+from tests.devices.fakenvml.driver import CannotBuild, header_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "benchmarks" / "gpu" / "run.sh"

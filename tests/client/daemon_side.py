@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from warpwatch.client import protocol
+from warpwatch import protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 Found = TypeVar("Found")

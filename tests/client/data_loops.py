@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-import warpwatch.client as warpwatch
+import warpwatch
 from tests.client.loop_base import backward, data, flow, loop, model
 
 # --- the DataLoader as clock, and what it tells ---------------------------------------------------
@@ -244,8 +244,8 @@ def counted(counters: Any) -> Any:
 
 @loop
 def hooks_that_an_old_dynamo_took_away() -> None:
-    from warpwatch.client.hooks import dynamo
-    from warpwatch.client.hooks import optimizer as optimizer_hook
+    from warpwatch.hooks import dynamo
+    from warpwatch.hooks import optimizer as optimizer_hook
 
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)

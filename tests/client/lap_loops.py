@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import warpwatch.client as warpwatch
+import warpwatch
 from tests.client.interrupts import interrupted
 from tests.client.loop_base import data, flow, loop, model
 from tests.client.test_cuda_steps import SimulatedCuda
-from warpwatch.client.cuda_steps import CudaSteps
-from warpwatch.client.hooks.lap import NONE, TRAINED
+from warpwatch.cuda_steps import CudaSteps
+from warpwatch.hooks.lap import NONE, TRAINED
 
 STEPS = 12
 TICK_NS = 1_000_000
@@ -42,7 +42,7 @@ def _by_ticks() -> None:
     tick = _tick().__next__
     hooks = ("hooks.backward", "hooks.dataloader", "hooks.optimizer")
     for name in ("monitor", "steps", *hooks):
-        module = sys.modules[f"warpwatch.client.{name}"]
+        module = sys.modules[f"warpwatch.{name}"]
         module.monotonic_ns = tick  # type: ignore[attr-defined]
     if "WITHOUT_LAPS" in os.environ:
         flow.lap.loader = None

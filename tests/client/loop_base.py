@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from warpwatch.client import faults, hooks
-from warpwatch.client.accounts import FIRST_PHASE
-from warpwatch.client.columns import DURATION, SAMPLES, TOKENS
+from warpwatch import faults, hooks
+from warpwatch.columns import DURATION, SAMPLES, TOKENS
+from warpwatch.phase_times import FIRST_PHASE
 
 flow = hooks.install()
 

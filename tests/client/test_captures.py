@@ -13,11 +13,11 @@ import pytest
 
 from tests.client.daemon_side import Folder, Ring, eventually, program
 from tests.client.training import event, events, files, running
-from warpwatch.client.protocol import FLAG_PROFILED
+from warpwatch.protocol import FLAG_PROFILED
 
 PLAIN = """
 import sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 monitor = warpwatch.attach(job="demo")
 period_s = float(sys.argv[1])
 while True:
@@ -29,7 +29,7 @@ import sys, time, warnings
 import torch
 # From here on: without numpy, torch itself warns while it is imported.
 warnings.simplefilter("error")
-import warpwatch.client as warpwatch
+import warpwatch
 torch.set_num_threads(1)
 monitor = warpwatch.attach(job="demo")
 period_s = float(sys.argv[1])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.daemon_side import Folder, program
 from tests.client.training import begun, capture, event, events, files, running, training
-from warpwatch.client.captures.memory import MemoryRecorder, summary
+from warpwatch.captures.memory import MemoryRecorder, summary
 
 # What torch.cuda.memory._snapshot() answers on a GPU, in the parts that are read.
 SNAPSHOT: dict[str, Any] = {

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.client.daemon_side import ROOT
-from warpwatch.client.captures.event_budget import EventBudget
-from warpwatch.client.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
-from warpwatch.client.captures.safety import unsafe_stacks as unsafe
-from warpwatch.client.commands import Command, parse
+from warpwatch.captures.event_budget import EventBudget
+from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusal
+from warpwatch.captures.safety import unsafe_stacks as unsafe
+from warpwatch.commands import Command, parse
 
 CLIENT = ROOT / "client" / "warpwatch" / "client"
 

@@ -20,7 +20,7 @@ from tests.client.training import (
     running,
     training,
 )
-from warpwatch.diagnosis.reader import read_trace
+from warpwatch_diagnosis.reader import read_trace
 
 pytestmark = pytest.mark.torch
 
@@ -153,7 +153,7 @@ def test_an_error_of_the_profiler_is_the_one_answer(trained: Training, method: s
 
 
 def test_there_is_an_end_to_the_captures_of_a_process(trained: Training) -> None:
-    limit = "import warpwatch.client.captures.safety as safety; safety.MAX_CAPTURES = "
+    limit = "import warpwatch.captures.safety as safety; safety.MAX_CAPTURES = "
     trained.run(limit + "1")
     capture(trained.folder, start=10**6, id="one-more")
     failed = event(trained.folder, "capture_failed", "one-more")

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.client.daemon_side import Ring
-from warpwatch.client import protocol
-from warpwatch.client.accounts import (
+from warpwatch import protocol
+from warpwatch.columns import spent_in_laps
+from warpwatch.phase_times import (
     END,
     FIRST_PHASE,
     LAST,
@@ -22,8 +23,7 @@ from warpwatch.client.accounts import (
     Accounts,
     Entry,
 )
-from warpwatch.client.columns import spent_in_laps
-from warpwatch.client.ring import RingWriter
+from warpwatch.ring import RingWriter
 
 PHASES = 4
 # Of a step that comes again and again; the last entry ends it, with how many samples is drawn.

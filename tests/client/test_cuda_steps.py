@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from warpwatch.client import cuda_steps, protocol
-from warpwatch.client.accounts import END, FIRST_PHASE, START
-from warpwatch.client.columns import DURATION
-from warpwatch.client.cuda_steps import CudaSteps, device_uuid
-from warpwatch.client.monitor import Monitor
-from warpwatch.client.protocol import ABSENT
-from warpwatch.client.ring import RingWriter
-from warpwatch.client.steps import StepClock
+from warpwatch import cuda_steps, protocol
+from warpwatch.columns import DURATION
+from warpwatch.cuda_steps import CudaSteps, device_uuid
+from warpwatch.monitor import Monitor
+from warpwatch.phase_times import END, FIRST_PHASE, START
+from warpwatch.protocol import ABSENT
+from warpwatch.ring import RingWriter
+from warpwatch.steps import StepClock
 
 
 class SimulatedStream(NamedTuple):

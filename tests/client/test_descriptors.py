@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tests.client.daemon_side import Folder, eventually, program
 from tests.client.training import running
-from warpwatch.client.descriptors import Descriptor
+from warpwatch.descriptors import Descriptor
 
 CLOSES_ALL = """
 import os, sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 monitor = warpwatch.attach(job="demo")
 def train(ready):
     while not ready():

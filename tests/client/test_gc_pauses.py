@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.client.daemon_side import Folder, eventually, program
-from warpwatch.client import protocol
-from warpwatch.client.gc_pauses import GcPauses
-from warpwatch.client.ring import RingWriter
-from warpwatch.client.steps import StepClock
+from warpwatch import protocol
+from warpwatch.gc_pauses import GcPauses
+from warpwatch.ring import RingWriter
+from warpwatch.steps import StepClock
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_it_can_be_switched_off(written: RingWriter) -> None:
 
 PROGRAM = """
 import gc, os, sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 monitor = warpwatch.attach()
 def ours():
     return sum("GcPauses" in repr(callback) for callback in gc.callbacks)

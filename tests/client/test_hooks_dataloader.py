@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 from tests.client.hooked import run_loops
-from warpwatch.client import faults
-from warpwatch.client.hooks.batches import measure
+from warpwatch import faults
+from warpwatch.hooks.batches import measure
 
 # Loop: step clock, steps, samples, tokens.
 LOOPS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from warpwatch.client import faults
-from warpwatch.client.hooks.flow import Flow
+from warpwatch import faults
+from warpwatch.hooks.hook_state import Flow
 
 
 @pytest.mark.parametrize("compiles_first", [True, False])

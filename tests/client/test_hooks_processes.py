@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.client.daemon_side import Folder
-from warpwatch.client.hooks import HOOKS
-from warpwatch.client.launch import BOOTSTRAP
+from warpwatch.hooks import HOOKS
+from warpwatch.launch import BOOTSTRAP
 
 pytestmark = pytest.mark.torch
 
@@ -72,7 +72,7 @@ if __name__ == "__main__":
 
 def run(folder: Folder, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "warpwatch.client", "run", "--job", "j", "--", *command],
+        [sys.executable, "-m", "warpwatch", "run", "--job", "j", "--", *command],
         env=folder.environment(**environ),
         capture_output=True,
         text=True,
@@ -96,7 +96,7 @@ def ranks(folder: Folder) -> list[tuple[int, int, str]]:
 def test_hooks_are_installed_once_and_the_flow_is_the_process_own(folder: Folder) -> None:
     code = (
         "import sys, torch\n"
-        "from warpwatch.client import hooks\n"
+        "from warpwatch import hooks\n"
         "finders = list(sys.meta_path)\n"
         "flow = hooks.install()\n"
         "print(hooks.install() is flow, sys.meta_path == finders, flow.off)"

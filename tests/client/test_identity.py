@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from warpwatch.client import identity, protocol
-from warpwatch.client.identity import describe, job_name, phase_name
+from warpwatch import identity, protocol
+from warpwatch.identity import describe, job_name, phase_name
 
 
 @pytest.mark.parametrize(

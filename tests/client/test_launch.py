@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.daemon_side import ROOT, Folder
-from warpwatch.client import launch
+from warpwatch import launch
 
 TRAIN = """
 import sys, time, torch
@@ -36,13 +36,13 @@ for (batch,) in data:
     generator.step()
     other.step()
     time.sleep(0.005)
-print("done", "warpwatch.client" in sys.modules)
+print("done", "warpwatch" in sys.modules)
 """
 
 
 def run(folder: Folder, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "warpwatch.client", "run", *arguments],
+        [sys.executable, "-m", "warpwatch", "run", *arguments],
         env=folder.environment(**environ),
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_an_unchanged_program_reports_steps_and_waiting(folder: Folder, workers:
 
 @pytest.mark.torch
 def test_the_users_own_steps_win(folder: Folder) -> None:
-    own = "import warpwatch.client as warpwatch\nmonitor = warpwatch.attach(job='own')\n"
+    own = "import warpwatch\nmonitor = warpwatch.attach(job='own')\n"
     loop = "for (batch,) in data:"
     code = TRAIN.replace(loop, f"{own}{loop}\n  with monitor.step():")
     done = run(folder, "--", sys.executable, "-c", code, "0")
@@ -114,8 +114,8 @@ def test_another_interpreter_borrows_this_copy(folder: Folder) -> None:
     code = (
         "import contextlib, sys\n"
         "with contextlib.suppress(ImportError): import torch\n"
-        "import warpwatch.client.captures\n"
-        f"print('warpwatch.client.hooks' in sys.modules, {str(ROOT / 'client')!r} in sys.path)"
+        "import warpwatch.captures\n"
+        f"print('warpwatch.hooks' in sys.modules, {str(ROOT / 'client')!r} in sys.path)"
     )
     # Isolated from the site-packages in which this copy is known.
     python = Path(sys.executable).resolve()
@@ -180,7 +180,7 @@ def test_without_a_daemon_the_kineto_back_end_sets_nothing_and_says_so(
         done = run(short_folder, *KINETO_RUN)
     assert json.loads(done.stdout) == {"WARPWATCH_JOB": "stock"}
     line = "no daemon is running here; the command runs unobserved"
-    assert done.stderr == f"python -m warpwatch.client run: {line}\n"
+    assert done.stderr == f"python -m warpwatch run: {line}\n"
 
 
 def test_a_daemon_without_the_socket_counts_as_none(short_folder: Folder) -> None:
@@ -221,4 +221,4 @@ def test_what_cannot_be_run_is_one_line_and_status_2(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch.main(arguments) == 2
-    assert capsys.readouterr().err == f"python -m warpwatch.client run: {line}\n"
+    assert capsys.readouterr().err == f"python -m warpwatch run: {line}\n"

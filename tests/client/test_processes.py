@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.client.daemon_side import Folder, Ring, eventually, program
-from warpwatch.client import protocol, rendezvous
+from warpwatch import protocol, rendezvous
 
 STEPPING = """
 import sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 monitor = warpwatch.attach(job="demo")
 steps, period_s = int(sys.argv[1]), float(sys.argv[2])
 number = 0
@@ -36,7 +36,7 @@ def wait_for_ring():
             time.sleep(0.01)
 """
 ATTACHED = (
-    "import os, sys, time\nimport warpwatch.client as warpwatch\n"
+    "import os, sys, time\nimport warpwatch\n"
     'monitor = warpwatch.attach(job="demo")\n' + WAIT_FOR_RING + "wait_for_ring()\n"
 )
 
@@ -321,7 +321,7 @@ def test_python_3_9_runs_it(folder: Folder) -> None:
 
 def test_importing_it_brings_no_torch_and_starts_nothing() -> None:
     code = (
-        "import sys, threading, warpwatch.client\n"
+        "import sys, threading, warpwatch\n"
         "print('torch' in sys.modules, threading.active_count(), sys.excepthook.__module__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)

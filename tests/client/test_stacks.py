@@ -12,7 +12,7 @@ from tests.client.daemon_side import Folder, eventually, program
 
 STEPPING = """
 import threading, time
-import warpwatch.client as warpwatch
+import warpwatch
 
 monitor = warpwatch.attach(job="stacks")
 """

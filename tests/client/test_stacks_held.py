@@ -16,7 +16,7 @@ from tests.client.daemon_side import Folder, eventually, program
 
 ATTACH = """
 import faulthandler, os, sys, threading, time
-import warpwatch.client as warpwatch
+import warpwatch
 
 monitor = warpwatch.attach(job="held")
 def step(seconds):

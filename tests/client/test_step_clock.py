@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.client.interrupts import interrupted
-from warpwatch.client import faults, protocol
-from warpwatch.client.accounts import FIRST_PHASE
-from warpwatch.client.captures.control import Captures
-from warpwatch.client.columns import DURATION, SAMPLES, TOKENS
-from warpwatch.client.monitor import Monitor
-from warpwatch.client.ring import RingWriter
-from warpwatch.client.steps import StepClock
+from warpwatch import faults, protocol
+from warpwatch.captures.control import Captures
+from warpwatch.columns import DURATION, SAMPLES, TOKENS
+from warpwatch.monitor import Monitor
+from warpwatch.phase_times import FIRST_PHASE
+from warpwatch.ring import RingWriter
+from warpwatch.steps import StepClock
 
 
 def totals_ms(monitor: Monitor, name: str) -> float:

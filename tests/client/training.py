@@ -15,7 +15,7 @@ import sys, time, warnings
 import torch
 # From here on: without numpy, torch itself warns while it is imported.
 warnings.simplefilter("error")
-import warpwatch.client as warpwatch
+import warpwatch
 torch.set_num_threads(1)
 monitor = warpwatch.attach(job="demo")
 model = torch.nn.Linear(8, 8)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import warpwatch.client as warpwatch
+import warpwatch
 from tests.client.interrupts import interrupted
 from tests.client.loop_base import SLEEP_S, backward, data, flow, loop, model
 

@@ -17,7 +17,7 @@ from typing import Any
 FILE, HOOKS = sys.argv[1:3]
 FLOW: Any = None
 if HOOKS == "early":
-    from warpwatch.client import hooks
+    from warpwatch import hooks
 
     FLOW = hooks.install(os.environ)
 
@@ -225,7 +225,7 @@ if __name__ == "__main__":
     broken()
     told = [found]
     if HOOKS == "late":
-        from warpwatch.client import hooks
+        from warpwatch import hooks
 
         FLOW, found = hooks.install(os.environ), {}
         both()

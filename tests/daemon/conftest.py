@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.sources.ranks import RanksSource
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.source import RanksSource
 
 
 @pytest.fixture

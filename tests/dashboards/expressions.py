@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import warpwatch.dashboards
+import warpwatch_dashboards
 
-FOLDER = Path(warpwatch.dashboards.__file__).parent
+FOLDER = Path(warpwatch_dashboards.__file__).parent
 NAMES = ("fleet", "node", "training-job", "warpwatch")
 EMPTY_WHEN_HEALTHY = "Empty when healthy."
 # Labels of Prometheus, of Kubernetes, of MIG: a series without one has it empty.

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fakenvml.driver import FakeDriver, build
+from tests.dashboards.monitoring.alertmanager import Alertmanager, alertmanager
+from tests.dashboards.monitoring.prometheus import Prometheus, prometheus
+from tests.devices.fakenvml.driver import FakeDriver, build
 from tests.loop.node import ROOT, LoopNode, poll
-from tests.monitoring.alertmanager import Alertmanager, alertmanager
-from tests.monitoring.prometheus import Prometheus, prometheus
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.demo.processes import free_port
 
 PROGRAM = ROOT / "tests" / "dashboards" / "training.py"
 NODES, RANKS = ("gpu-01", "gpu-02"), 4

@@ -10,7 +10,7 @@ import re
 
 import promql_parser as promql
 
-from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.catalogue import CATALOGUE
 
 # What Prometheus and the chart's monitors add to every series.
 TARGET = {"instance", "job", "cluster", "node"}

@@ -18,8 +18,8 @@ from tests.dashboards.expressions import (
     panels,
     unfolded,
 )
-from warpwatch.dashboards.__main__ import FILES
-from warpwatch.dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
+from warpwatch_dashboards.__main__ import FILES
+from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY as SAID
 
 DASHBOARDS = dashboards()
 EVERY = [
@@ -34,7 +34,7 @@ BEGIN_WITH_ONE = {("node", "instance"), ("training-job", "job")}
 
 @pytest.mark.parametrize("path", FILES)
 def test_what_is_committed_is_what_is_generated(path: str) -> None:
-    assert (FOLDER / path).read_text() == FILES[path](), "run python -m warpwatch.dashboards"
+    assert (FOLDER / path).read_text() == FILES[path](), "run python -m warpwatch_dashboards"
 
 
 def test_every_dashboard_is_generated() -> None:
@@ -43,7 +43,7 @@ def test_every_dashboard_is_generated() -> None:
 
 
 def test_the_package_can_be_found_without_what_generates_it() -> None:
-    code = "import sys, warpwatch.dashboards; print('grafana_foundation_sdk' in sys.modules)"
+    code = "import sys, warpwatch_dashboards; print('grafana_foundation_sdk' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

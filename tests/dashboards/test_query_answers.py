@@ -11,8 +11,8 @@ import yaml
 
 from tests.dashboards.conftest import Promtool
 from tests.dashboards.expressions import ALL, dashboards, expressions, substituted
-from warpwatch.dashboards.job_queries import STEPS_PER_SECOND, in_order, of_ranks, own_s
-from warpwatch.dashboards.queries import grown, of_allocations, of_workloads
+from warpwatch_dashboards.job_queries import STEPS_PER_SECOND, in_order, of_ranks, own_s
+from warpwatch_dashboards.queries import grown, of_allocations, of_workloads
 
 CHOSEN = {
     "cluster": ALL,

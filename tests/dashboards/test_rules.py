@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.dashboards.conftest import Promtool
-from warpwatch.dashboards import rule_files
+from warpwatch_dashboards import rule_files
 
 CASES = Path(__file__).parent / "rules"
 FILES = (rule_files.RECORDING, *rule_files.ALERTING)

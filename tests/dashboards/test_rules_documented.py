@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.dashboards import rule_files
-from warpwatch.telemetry.anomalies import KINDS
-from warpwatch.telemetry.captures import CAPTURE_KINDS, OUTCOMES
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.metric import PREFIX
+from warpwatch_dashboards import rule_files
+from warpwatch_telemetry.anomalies import KINDS
+from warpwatch_telemetry.captures import CAPTURE_KINDS, OUTCOMES
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.metric import PREFIX
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RUNBOOKS = DOCS / "runbooks"

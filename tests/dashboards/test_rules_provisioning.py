@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from warpwatch.dashboards import provisioning, rule_files
-from warpwatch.telemetry.anomalies import KINDS
+from warpwatch_dashboards import provisioning, rule_files
+from warpwatch_telemetry.anomalies import KINDS
 
 
 @cache

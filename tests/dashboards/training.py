@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import warpwatch.client as warpwatch
-from warpwatch.client import protocol
+import warpwatch
+from warpwatch import protocol
 
 JOB = "llama-7b"
 VOCABULARY, LENGTH, BATCH = 64, 32, 8

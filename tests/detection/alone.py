@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.detectors.streams import detection
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors import DETECTORS
+from tests.detection.streams import detection
+from warpwatch_detection.detectors import DETECTORS
+from warpwatch_detection.engine import Detection
 
 
 def alone(*kinds: str, **sections: Any) -> Detection:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tests.detectors.streams import EPOCH_S
-from warpwatch.daemon.sources.simulated_device import SimulatedDevice
-from warpwatch.daemon.sources.simulated_profiles import PROFILES
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import DeviceReading, RankSeen, Record
+from tests.detection.streams import EPOCH_S
+from warpwatch_devices.simulated.device import SimulatedDevice
+from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import DeviceReading, RankSeen, Record
 
 Metrics = Mapping[SeriesKey, float]
 # Seconds since the fault began, and the healthy values -> what is different.

@@ -6,8 +6,8 @@ import math
 import random
 from collections.abc import Callable, Iterable
 
-from tests.detectors.streams import EPOCH_S
-from warpwatch.daemon.detectors.base import Detector, Fine, Found, JobStep
+from tests.detection.streams import EPOCH_S
+from warpwatch_detection.detectors.base import Detector, Fine, Found, JobStep
 
 Extra = Callable[[int], float]
 

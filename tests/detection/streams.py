@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from warpwatch.daemon.config import Config, parse
-from warpwatch.daemon.detection import Detection
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.records import RankSeen, Record, Step
+from warpwatch_daemon.config import Config, parse
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import RankSeen, Record, Step
 
 EPOCH_S = 1_700_000_000.0
 

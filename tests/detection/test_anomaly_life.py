@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.detectors.streams import EPOCH_S
-from warpwatch.daemon.anomalies import register as register_module
-from warpwatch.daemon.anomalies import shadows as shadows_module
-from warpwatch.daemon.anomalies.places import Places, RankLife
-from warpwatch.daemon.anomalies.register import Register
-from warpwatch.daemon.config.triggers import AnomaliesConfig
-from warpwatch.daemon.detectors.base import Fine, Found
-from warpwatch.telemetry.anomalies import Anomaly
+from tests.detection.streams import EPOCH_S
+from warpwatch_daemon.config.triggers import AnomaliesConfig
+from warpwatch_detection.anomalies import register as register_module
+from warpwatch_detection.anomalies import suppressed as shadows_module
+from warpwatch_detection.anomalies.rank_devices import Places, RankLife
+from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.detectors.base import Fine, Found
+from warpwatch_telemetry.anomalies import Anomaly
 
 
 class Life:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.detectors.streams import EPOCH_S
-from tests.detectors.test_anomaly_life import Life
-from warpwatch.daemon.detectors.causes import EXPLAINED_BY, TOLD_ONCE
-from warpwatch.daemon.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
-from warpwatch.telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
+from tests.detection.streams import EPOCH_S
+from tests.detection.test_anomaly_life import Life
+from warpwatch_detection.detectors.causes import EXPLAINED_BY, TOLD_ONCE
+from warpwatch_detection.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
 
 ROWS = [
     (effect, cause)

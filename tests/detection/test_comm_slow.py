@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from tests.detectors.jobs import Steps, begun
-from warpwatch.daemon.config.detectors_steps import CommSlowConfig
-from warpwatch.daemon.detectors.comm_slow import CommSlow
+from tests.detection.jobs import Steps, begun
+from warpwatch_detection.config_steps import CommSlowConfig
+from warpwatch_detection.detectors.comm_slow import CommSlow
 
 
 def slow() -> CommSlow:

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import Extra, Job, detection, opened
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors.data_stall import DataStall
-from warpwatch.daemon.detectors.job_steps import JobSteps
+from tests.detection.alone import alone
+from tests.detection.streams import Extra, Job, detection, opened
+from warpwatch_daemon.config import Config
+from warpwatch_detection.detectors.data_stall import DataStall
+from warpwatch_detection.detectors.job_steps import JobSteps
 
 
 def test_input_that_doubles_the_step_is_a_data_stall_within_15_seconds():

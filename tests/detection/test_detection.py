@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.detectors.streams import EPOCH_S, Job, detection, opened
-from warpwatch.daemon.anomalies import snapshot
-from warpwatch.daemon.anomalies.places import DEPARTED_S, MAX_DEPARTED, Places, RankLife
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.config.detectors import DetectorsConfig
-from warpwatch.daemon.detection import MAX_JOBS, SILENT_S, anomaly_to_json
-from warpwatch.daemon.detectors import DETECTORS
-from warpwatch.daemon.detectors.base import JobStep, Timeless, is_waiting
-from warpwatch.daemon.detectors.causes import EXPLAINED_BY
-from warpwatch.daemon.detectors.devices import DEVICE_CAUSES
-from warpwatch.daemon.detectors.job_steps import JobSteps
-from warpwatch.daemon.detectors.oom import Oom
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.replay import replay
-from warpwatch.telemetry.anomalies import KINDS, Anomaly
-from warpwatch.telemetry.log import encode
-from warpwatch.telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
+from tests.detection.streams import EPOCH_S, Job, detection, opened
+from warpwatch_daemon.config import Config
+from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.rank_devices import DEPARTED_S, MAX_DEPARTED, Places, RankLife
+from warpwatch_detection.config import DetectorsConfig
+from warpwatch_detection.detectors import DETECTORS
+from warpwatch_detection.detectors.base import JobStep, Timeless, is_waiting
+from warpwatch_detection.detectors.causes import EXPLAINED_BY
+from warpwatch_detection.detectors.devices import DEVICE_CAUSES
+from warpwatch_detection.detectors.job_steps import JobSteps
+from warpwatch_detection.detectors.oom import Oom
+from warpwatch_detection.engine import MAX_JOBS, SILENT_S, anomaly_to_json
+from warpwatch_detection.replay import replay
+from warpwatch_telemetry.anomalies import KINDS, Anomaly
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.log import encode
+from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 
 
 def lines(records: Iterable[Record]) -> list[str]:
@@ -32,7 +32,7 @@ def lines(records: Iterable[Record]) -> list[str]:
 
 
 def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
-    folder = Path(__file__).parents[2] / "daemon/warpwatch/daemon/detectors"
+    folder = Path(__file__).parents[2] / "detection/warpwatch_detection/detectors"
     files = {path.stem for path in folder.rglob("*.py")}
     # Two kinds of throttling are one file.
     assert DETECTORS.keys() - files == {"thermal_throttle", "power_brake"}

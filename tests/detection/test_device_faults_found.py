@@ -8,17 +8,17 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from tests.detectors.alone import alone
-from tests.detectors.gpus import JOB, Fault, Metrics, Node, key
-from tests.detectors.streams import detection, opened
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors.base import Timeless
-from warpwatch.daemon.detectors.devices import DEVICE_CAUSES, DEVICE_DETECTORS, JOB_CAUSES
-from warpwatch.daemon.detectors.devices.watch import MAX_DEVICES
-from warpwatch.telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, JOB_KINDS, Anomaly
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import DeviceReading, Record
+from tests.detection.alone import alone
+from tests.detection.gpus import JOB, Fault, Metrics, Node, key
+from tests.detection.streams import detection, opened
+from warpwatch_daemon.config import Config
+from warpwatch_detection.detectors.base import Timeless
+from warpwatch_detection.detectors.devices import DEVICE_CAUSES, DEVICE_DETECTORS, JOB_CAUSES
+from warpwatch_detection.detectors.devices.watch import MAX_DEVICES
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, JOB_KINDS, Anomaly
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import DeviceReading, Record
 
 HOLD_S = Config().anomalies.hold_s
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.detectors.gpus import JOB, Fault, Metrics, Node, key
-from tests.detectors.streams import detection, opened
-from warpwatch.telemetry.records import DeviceReading, End, Record
+from tests.detection.gpus import JOB, Fault, Metrics, Node, key
+from tests.detection.streams import detection, opened
+from warpwatch_telemetry.records import DeviceReading, End, Record
 
 
 def hour(node: Node) -> Iterator[Record]:

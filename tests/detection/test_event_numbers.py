@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import Job, opened
-from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.telemetry.records import RankEvent, RankSeen
+from tests.detection.alone import alone
+from tests.detection.streams import Job, opened
+from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_telemetry.records import RankEvent, RankSeen
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import Job, opened
-from warpwatch.telemetry.records import RankEvent, Record
+from tests.detection.alone import alone
+from tests.detection.streams import Job, opened
+from warpwatch_telemetry.records import RankEvent, Record
 
 STEP_S = 0.2
 

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from warpwatch.daemon.detectors.guarded_median import GuardedMedian
+from warpwatch_detection.detectors.guarded_median import GuardedMedian
 
 
 @pytest.mark.parametrize("size", [5, 20])

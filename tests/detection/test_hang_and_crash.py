@@ -7,19 +7,11 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import pytest
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import Job, opened
-from warpwatch.daemon.detection import Detection
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import (
-    Clock,
-    DeviceReading,
-    End,
-    RankEvent,
-    RankSeen,
-    Record,
-    Step,
-)
+from tests.detection.alone import alone
+from tests.detection.streams import Job, opened
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
 
 
 def running(ranks: int = 2, steps: int = 200, **hang: object) -> tuple[Job, Detection]:

@@ -9,23 +9,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.detectors.jobs import Steps, begun
-from warpwatch.daemon.config.detectors_steps import (
-    ShiftConfig,
-    StepDriftConfig,
-    StepRegressionConfig,
-)
-from warpwatch.daemon.detectors.base import Verdict
-from warpwatch.daemon.detectors.level_shift import LevelShift, Shift, quantile_of, student
-from warpwatch.daemon.detectors.samples import (
-    BY_INDEX,
-    LOOKS,
-    MIN_REFERENCE,
-    REFERENCE,
-    level,
-)
-from warpwatch.daemon.detectors.step_drift import StepDrift
-from warpwatch.daemon.detectors.step_regression import StepRegression
+from tests.detection.jobs import Steps, begun
+from warpwatch_detection.config_steps import ShiftConfig, StepDriftConfig, StepRegressionConfig
+from warpwatch_detection.detectors.base import Verdict
+from warpwatch_detection.detectors.level_shift import LevelShift, Shift, quantile_of, student
+from warpwatch_detection.detectors.samples import BY_INDEX, LOOKS, MIN_REFERENCE, REFERENCE, level
+from warpwatch_detection.detectors.step_drift import StepDrift
+from warpwatch_detection.detectors.step_regression import StepRegression
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tests.detectors.streams import EPOCH_S, Job, detection, opened
-from warpwatch.daemon.detectors.job_steps import STEPS_AFTER_CAPTURE, JobSteps
-from warpwatch.telemetry.records import RankEvent, Step
+from tests.detection.streams import EPOCH_S, Job, detection, opened
+from warpwatch_detection.detectors.job_steps import STEPS_AFTER_CAPTURE, JobSteps
+from warpwatch_telemetry.records import RankEvent, Step
 
 
 def step(number: int, rank: int = 0, profiled: bool = False) -> Step:

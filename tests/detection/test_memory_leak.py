@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import EPOCH_S, opened
-from warpwatch.daemon.detectors.growth import Block, theil_sen
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
+from tests.detection.alone import alone
+from tests.detection.streams import EPOCH_S, opened
+from warpwatch_detection.detectors.growth import Block, theil_sen
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
 
 MB, GB = 1e6, 1e9
 STEP_S = 0.5

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import Job, opened
-from warpwatch.daemon.detection import Detection
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import Clock, DeviceReading, RankEvent
+from tests.detection.alone import alone
+from tests.detection.streams import Job, opened
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent
 
 GB = 10**9
 

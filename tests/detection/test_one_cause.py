@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.detectors.gpus import Metrics, Node, key
-from tests.detectors.streams import Job, detection
-from tests.detectors.test_restart import lives
-from warpwatch.telemetry.records import Record
+from tests.detection.gpus import Metrics, Node, key
+from tests.detection.streams import Job, detection
+from tests.detection.test_restart import lives
+from warpwatch_telemetry.records import Record
 
 
 def training(throttled_first_s: float) -> Iterator[Record]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import Job, opened
-from warpwatch.daemon.detection import Detection
-from warpwatch.telemetry.records import Clock, RankEvent
+from tests.detection.alone import alone
+from tests.detection.streams import Job, opened
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.records import Clock, RankEvent
 
 OUT = "CUDA out of memory. Tried to allocate 2.00 GiB"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.loop.trainings import QUICK_LEAK
-from warpwatch.daemon.config import parse
-from warpwatch.daemon.replay import Replay, read_lines
+from warpwatch_daemon.config import parse
+from warpwatch_detection.replay import Replay, read_lines
 
 LOGS = Path(__file__).with_name("logs")
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.detectors.streams import EPOCH_S, Job
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.cli import explanation, main
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.replay import LogReader, Replay, read_lines
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.log import encode
-from warpwatch.telemetry.records import End, Record
+from tests.detection.streams import EPOCH_S, Job
+from warpwatch_daemon.cli import explanation, main
+from warpwatch_daemon.config import Config
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.replay import LogReader, Replay, read_lines
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.log import encode
+from warpwatch_telemetry.records import End, Record
 
 
 def lines(records: Iterable[Record]) -> list[bytes]:

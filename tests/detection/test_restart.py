@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.detectors.streams import EPOCH_S, Job, detection, opened
-from warpwatch.daemon.anomalies import snapshot
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors import DETECTORS
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.records import Clock, RankEvent, RankSeen, Record, Step
+from tests.detection.streams import EPOCH_S, Job, detection, opened
+from warpwatch_daemon.config import Config
+from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.detectors import DETECTORS
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import Clock, RankEvent, RankSeen, Record, Step
 
 # What the rendezvous reads again of every rank.
 REWIND = 200

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.detectors.streams import Job, detection, opened
-from warpwatch.telemetry.records import RankEvent
+from tests.detection.streams import Job, detection, opened
+from warpwatch_telemetry.records import RankEvent
 
 
 @pytest.mark.parametrize(("step_s", "noise"), [(0.02, 0.3), (0.04, 0.2), (0.5, 0.01)])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.detectors.jobs import Extra, Steps, begun
-from warpwatch.daemon.config.detectors_steps import StepDriftConfig, StepRegressionConfig
-from warpwatch.daemon.detectors.step_drift import StepDrift
-from warpwatch.daemon.detectors.step_regression import StepRegression
+from tests.detection.jobs import Extra, Steps, begun
+from warpwatch_detection.config_steps import StepDriftConfig, StepRegressionConfig
+from warpwatch_detection.detectors.step_drift import StepDrift
+from warpwatch_detection.detectors.step_regression import StepRegression
 
 
 def ramp(begin: int, length: int, rise: float) -> Extra:

@@ -7,9 +7,9 @@ import random
 import msgspec
 import pytest
 
-from tests.detectors.jobs import Extra, Steps, begun
-from warpwatch.daemon.config.detectors_steps import StepSpikesConfig
-from warpwatch.daemon.detectors.step_spikes import StepSpikes
+from tests.detection.jobs import Extra, Steps, begun
+from warpwatch_detection.config_steps import StepSpikesConfig
+from warpwatch_detection.detectors.step_spikes import StepSpikes
 
 
 def spikes() -> StepSpikes:

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from tests.detectors.alone import alone
-from tests.detectors.streams import EPOCH_S, Job, detection, opened
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors.job_steps import JobSteps
-from warpwatch.daemon.detectors.straggler import Straggler
-from warpwatch.telemetry.records import Step
+from tests.detection.alone import alone
+from tests.detection.streams import EPOCH_S, Job, detection, opened
+from warpwatch_daemon.config import Config
+from warpwatch_detection.detectors.job_steps import JobSteps
+from warpwatch_detection.detectors.straggler import Straggler
+from warpwatch_telemetry.records import Step
 
 
 def test_25_ms_more_work_on_one_rank_of_two_is_a_straggler_within_15_seconds():

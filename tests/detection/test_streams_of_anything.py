@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.detectors.streams import EPOCH_S, Job
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors import build
-from warpwatch.daemon.replay import Replay
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.log import encode
-from warpwatch.telemetry.records import (
+from tests.detection.streams import EPOCH_S, Job
+from warpwatch_daemon.config import Config
+from warpwatch_detection.detectors import build
+from warpwatch_detection.engine import Detection
+from warpwatch_detection.replay import Replay
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.log import encode
+from warpwatch_telemetry.records import (
     EVENTS,
     Clock,
     DeviceReading,

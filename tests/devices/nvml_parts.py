@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.fakenvml.driver import FakeDriver
-from tests.sources.recording import wait_until
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.devices.recording import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ class PartsProcess:
     """``state``: the newest report."""
 
     def __init__(self, driver: FakeDriver, options: dict[str, Any]) -> None:
-        command = [sys.executable, "-m", "tests.sources.nvml_parts_process", json.dumps(options)]
+        command = [sys.executable, "-m", "tests.devices.nvml_parts_process", json.dumps(options)]
         environment = {**os.environ, **driver.environment}
         self.process = subprocess.Popen(
             command,

@@ -15,16 +15,16 @@ from typing import Any
 
 import pynvml
 
-from tests.sources.recording import RecordingSink
-from warpwatch.daemon.config import KernelLogConfig
-from warpwatch.daemon.nvml.events import EventWatcher
-from warpwatch.daemon.nvml.gpm import TAKE_BACK_AFTER_S, GpmWorker
-from warpwatch.daemon.nvml.library import initialise
-from warpwatch.daemon.sources.kernel_log import KernelLogSource
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.log import series_text
-from warpwatch.telemetry.metric import SeriesKey
+from tests.devices.recording import RecordingSink
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import KernelLogConfig
+from warpwatch_devices.kernel_log import KernelLogSource
+from warpwatch_devices.nvml.events import EventWatcher
+from warpwatch_devices.nvml.gpm import TAKE_BACK_AFTER_S, GpmWorker
+from warpwatch_devices.nvml.library import initialise
+from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_telemetry.log import series_text
+from warpwatch_telemetry.metric import SeriesKey
 
 STUCK_AFTER_S = 0.5
 

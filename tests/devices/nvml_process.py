@@ -14,17 +14,17 @@ import sys
 import threading
 from typing import Any
 
-from warpwatch.daemon.config import NvmlConfig
-from warpwatch.daemon.nvml.device import Companions, NvmlDevice
-from warpwatch.daemon.nvml.events import EventWatcher
-from warpwatch.daemon.nvml.library import initialise
-from warpwatch.daemon.sources.base import Surroundings
-from warpwatch.daemon.sources.nvml import NvmlSource
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.log import series_text
-from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import NvmlConfig
+from warpwatch_devices.nvml.device import Companions, NvmlDevice
+from warpwatch_devices.nvml.events import EventWatcher
+from warpwatch_devices.nvml.library import initialise
+from warpwatch_devices.nvml.source import NvmlSource
+from warpwatch_devices.source import Surroundings
+from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.log import series_text
+from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
 def as_object(sample: DeviceSample) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.fakenvml.driver import FakeDriver
+from tests.devices.fakenvml.driver import FakeDriver
 
 PROCESS = Path(__file__).with_name("nvml_process.py")
 # The fake driver reads its settings again at most that late.

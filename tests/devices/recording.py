@@ -7,8 +7,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
 class RecordingSink:

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.sources.recording import RecordingSink, wait_until
-from warpwatch.daemon.config import DcgmConfig
-from warpwatch.daemon.dcgm.bindings import FOLDERS
-from warpwatch.daemon.dcgm.values import PROFILING_ROWS
-from warpwatch.daemon.sources.base import Surroundings
-from warpwatch.daemon.sources.dcgm import DcgmSource
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.samples import Device, DeviceSample
+from tests.devices.recording import RecordingSink, wait_until
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import DcgmConfig
+from warpwatch_devices.dcgm.bindings import FOLDERS
+from warpwatch_devices.dcgm.source import DcgmSource
+from warpwatch_devices.dcgm.values import PROFILING_ROWS
+from warpwatch_devices.source import Surroundings
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 STAND_IN = Path(__file__).with_name("dcgm_stand_in")
 A, B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"

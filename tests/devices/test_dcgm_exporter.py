@@ -12,15 +12,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.sources.recording import RecordingSink, wait_until
-from warpwatch.daemon.config import DcgmExporterConfig
-from warpwatch.daemon.dcgm.exposition import Series, parse
-from warpwatch.daemon.dcgm.scrape import read
-from warpwatch.daemon.sources.base import Surroundings
-from warpwatch.daemon.sources.dcgm_exporter import DcgmExporterSource
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.samples import Device, DeviceSample
+from tests.devices.recording import RecordingSink, wait_until
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import DcgmExporterConfig
+from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
+from warpwatch_devices.dcgm.exposition import Series, parse
+from warpwatch_devices.dcgm.scrape import read
+from warpwatch_devices.source import Surroundings
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 A100 = "GPU-11111111-aaaa-bbbb-cccc-000000000000"
 OTHER = "GPU-22222222-aaaa-bbbb-cccc-000000000000"

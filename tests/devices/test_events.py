@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.fakenvml.driver import FakeDriver
-from tests.sources.nvml_parts import PartsProcess, running
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.devices.nvml_parts import PartsProcess, running
 
 DOUBLE_BIT_ECC = 0x2
 RECOVERY_ACTION = 0x8000

@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.fakenvml.driver import FakeDriver
-from tests.sources.nvml_parts import running
-from warpwatch.daemon.nvml.gpm_metrics import (
-    GpmRequest,
-    refused,
-    shares_of,
-    traffic_of,
-)
-from warpwatch.daemon.nvml.library import Meaning
-from warpwatch.telemetry.catalogue import CATALOGUE
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.devices.nvml_parts import running
+from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
+from warpwatch_devices.nvml.library import Meaning
+from warpwatch_telemetry.catalogue import CATALOGUE
 
 INTERVAL_S = 0.15
 GIB = 2**30

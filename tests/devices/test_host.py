@@ -6,17 +6,17 @@ import os
 
 import pytest
 
-from tests.sources.recording import RecordingSink, wait_until
-from warpwatch.daemon.config import HostConfig
-from warpwatch.daemon.sources.host import (
+from tests.devices.recording import RecordingSink, wait_until
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import HostConfig
+from warpwatch_devices.host import (
     HostSource,
     parse_pressure,
     read_host,
     real_interfaces,
     whole_disks,
 )
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.catalogue import CATALOGUE
 
 
 def test_everything_read_is_in_the_catalogue() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sources.recording import RecordingSink, wait_until
-from warpwatch.daemon.config import KernelLogConfig
-from warpwatch.daemon.sources.kernel_log import KernelLogSource, parse_record
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.daemon.supervisor import Supervisor
+from tests.devices.recording import RecordingSink, wait_until
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import KernelLogConfig
+from warpwatch_devices.kernel_log import KernelLogSource, parse_record
+from warpwatch_devices.xid_ledger import XidLedger
 
 GPU = "GPU-1a"
 FALLEN = "4,1201,5140900123,-;NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."  # noqa: E501

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakenvml.driver import FakeDriver
-from tests.sources.nvml_watched import Watched, uuid, watched
-from tests.sources.recording import wait_until
-from warpwatch.daemon.nvml.library import Meaning, meaning_of, name_of
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.devices.nvml_watched import Watched, uuid, watched
+from tests.devices.recording import wait_until
+from warpwatch_devices.nvml.library import Meaning, meaning_of, name_of
 
 
 def test_with_everything_on_a_gpu_costs_at_most_twelve_calls_a_round(
@@ -219,7 +219,7 @@ def test_a_library_that_was_exchanged_on_disk_is_told_from_one_that_was_not(
     mapped.write_bytes((fake_driver.library / mapped.name).read_bytes())
     program = (
         "import ctypes, pathlib, sys\n"
-        "from warpwatch.daemon.nvml.library import library_replaced\n"
+        "from warpwatch_devices.nvml.library import library_replaced\n"
         "path = pathlib.Path(sys.argv[1])\n"
         "library = ctypes.CDLL(str(path))\n"
         "before = library_replaced()\n"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakenvml.driver import FakeDriver
-from tests.sources.nvml_stepping import Stepper, stepping
-from tests.sources.nvml_watched import watched
-from tests.sources.recording import wait_until
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.devices.nvml_stepping import Stepper, stepping
+from tests.devices.nvml_watched import watched
+from tests.devices.recording import wait_until
 
 SLOW = 10
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tests.fakenvml.driver import FakeDriver
-from tests.sources.nvml_watched import Watched, watched
-from tests.sources.recording import wait_until
-from warpwatch.daemon.nvml.last_resort import LastResort
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.devices.nvml_watched import Watched, watched
+from tests.devices.recording import wait_until
+from warpwatch_devices.nvml.last_resort import LastResort
 
 BLOCKED = (
     "a stuck driver call prevents NVML from being restarted in this process; "

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakenvml.driver import FakeDriver
-from tests.sources.nvml_stepping import Stepper, stepping
-from warpwatch.daemon.nvml.batch import GrowthRate
-from warpwatch.daemon.nvml.fields import fast_fields
-from warpwatch.daemon.nvml.pcie_bytes import PATIENCE_ROUNDS, PcieBytes
-from warpwatch.daemon.nvml.processes import ProcessUse
-from warpwatch.daemon.nvml.samples import BUSY_SECONDS, Integral, SampledIntegral, busy_samples
-from warpwatch.daemon.nvml.tiers import RARE_S, SLOW_S, SLOWER_S, Values, rounds_of
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.devices.nvml_stepping import Stepper, stepping
+from warpwatch_devices.nvml.batch import GrowthRate
+from warpwatch_devices.nvml.fields import fast_fields
+from warpwatch_devices.nvml.pcie_bytes import PATIENCE_ROUNDS, PcieBytes
+from warpwatch_devices.nvml.processes import ProcessUse
+from warpwatch_devices.nvml.samples import BUSY_SECONDS, Integral, SampledIntegral, busy_samples
+from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, SLOWER_S, Values, rounds_of
 
 # A driver that has every field where nvml.h has it now.
 VERSION = "580.105.08"

@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.sources.recording import RecordingSink, wait_until
-from warpwatch.daemon.config import ProcessesConfig
-from warpwatch.daemon.sources.base import Surroundings
-from warpwatch.daemon.sources.process_tree import (
+from tests.devices.recording import RecordingSink, wait_until
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import ProcessesConfig
+from warpwatch_devices.process_tree import (
     Process,
     ProcessTree,
     descendants,
     parse_stat,
     read_process,
 )
-from warpwatch.daemon.sources.processes import (
+from warpwatch_devices.processes import (
     MAX_PROCESSES,
     ProcessesSource,
     ProcessUsage,
     gpu_processes,
     io_wait_is_accounted,
 )
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.samples import Device, DeviceProcess, DeviceSample
+from warpwatch_devices.source import Surroundings
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
 
 # Two children that compute; a line on its input ends and awaits the first of them.
 PARENT = """

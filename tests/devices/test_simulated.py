@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from tests.sources.recording import RecordingSink, wait_until
-from warpwatch.daemon.config import SimulatedConfig
-from warpwatch.daemon.sources.simulated import SimulatedSource, simulated_uuid
-from warpwatch.daemon.sources.simulated_device import SimulatedDevice
-from warpwatch.daemon.sources.simulated_profiles import PROFILES
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import DeviceSample
+from tests.devices.recording import RecordingSink, wait_until
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import SimulatedConfig
+from warpwatch_devices.simulated.device import SimulatedDevice
+from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_devices.simulated.source import SimulatedSource, simulated_uuid
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample
 
 # What the exporter derives from the sample itself, not from its values.
 OF_THE_SAMPLE = {

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from warpwatch.daemon.sources.xid_ledger import XidLedger, normalised_address
+from warpwatch_devices.xid_ledger import XidLedger, normalised_address
 
 GPU = "GPU-1a"
 ADDRESS = "00000000:1A:00.0"

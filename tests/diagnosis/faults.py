@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.diagnosis.generator import Machine
 from tests.diagnosis.workloads import PAGEABLE, PINNED, Fault, Job, Model, simulate
-from warpwatch.diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import diagnose
 
 WORLD = 8
 

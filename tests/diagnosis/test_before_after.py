@@ -11,8 +11,8 @@ import pytest
 from tests.diagnosis.faults import job
 from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
-from warpwatch.diagnosis.before_after import Comparison
-from warpwatch.diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.before_after import Comparison
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 
 
 def busy_trace(

@@ -1,4 +1,4 @@
-"""``python -m warpwatch.diagnosis``: what it prints, and how it exits."""
+"""``python -m warpwatch_diagnosis``: what it prints, and how it exits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.traces import cpu_rank
-from warpwatch.diagnosis.__main__ import main
+from warpwatch_diagnosis.__main__ import main
 
 
 def test_a_healthy_trace_exits_0_and_says_so_first(
@@ -122,7 +122,7 @@ def test_against_a_baseline_the_text_says_what_changed(
 
 def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path: Path) -> None:
     path = cpu_rank(3, loading_us=6000).write(tmp_path / "a.json")
-    command = [sys.executable, "-m", "warpwatch.diagnosis", str(path)]
+    command = [sys.executable, "-m", "warpwatch_diagnosis", str(path)]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, timeout=60, env=environment)
     assert done.returncode == 1
@@ -130,15 +130,15 @@ def test_a_terminal_without_unicode_gets_the_text_all_the_same(tmp_path: Path) -
 
 
 def test_the_module_runs_as_a_process_and_its_help_has_an_example() -> None:
-    command = [sys.executable, "-m", "warpwatch.diagnosis", "--help"]
+    command = [sys.executable, "-m", "warpwatch_diagnosis", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0
-    assert "example: python -m warpwatch.diagnosis rank0.pt.trace.json.gz" in done.stdout
+    assert "example: python -m warpwatch_diagnosis rank0.pt.trace.json.gz" in done.stdout
 
 
 def run_into(output: int, path: Path) -> tuple[int, str]:
     """Exit status and what the command says about an output that takes nothing."""
-    command = [sys.executable, "-m", "warpwatch.diagnosis", str(path), "--json"]
+    command = [sys.executable, "-m", "warpwatch_diagnosis", str(path), "--json"]
     done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
     return done.returncode, done.stderr.decode()
 
@@ -148,7 +148,7 @@ def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path) -> Non
     path = cpu_rank(0).write(tmp_path / "a.json")
     with Path("/dev/full").open("wb") as full:
         status, said = run_into(full.fileno(), path)
-    assert (status, said) == (2, "python -m warpwatch.diagnosis: output: No space left on device\n")
+    assert (status, said) == (2, "python -m warpwatch_diagnosis: output: No space left on device\n")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_too_little_memory_is_told_in_one_line(tmp_path: Path) -> None:
     )
     limited = (
         "import resource, sys\n"
-        "from warpwatch.diagnosis.__main__ import main\n"
+        "from warpwatch_diagnosis.__main__ import main\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20),) * 2)\n"
         "sys.exit(main(sys.argv[1:]))"
@@ -178,4 +178,4 @@ def test_too_little_memory_is_told_in_one_line(tmp_path: Path) -> None:
         [sys.executable, "-c", limited, str(path)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "python -m warpwatch.diagnosis: out of memory; capture fewer steps\n"
+    assert done.stderr == "python -m warpwatch_diagnosis: out of memory; capture fewer steps\n"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tests.diagnosis.timeline import Timeline
 from tests.diagnosis.traces import TraceFile
-from warpwatch.diagnosis.diagnosis import conclude, diagnose
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.intervals import total
-from warpwatch.diagnosis.measures import measure
+from warpwatch_diagnosis.diagnosis import conclude, diagnose
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.intervals import total
+from warpwatch_diagnosis.measures import measure
 
 GEMM = {"Input Dims": [[8192, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"] * 2}
 

@@ -11,16 +11,9 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.faults import JOBS, job
-from tests.diagnosis.generator import (
-    COMPUTE,
-    QUEUE_LIMIT,
-    Machine,
-    Program,
-    Rank,
-    run,
-)
+from tests.diagnosis.generator import COMPUTE, QUEUE_LIMIT, Machine, Program, Rank, run
 from tests.diagnosis.workloads import simulate
-from warpwatch.diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import diagnose
 
 SEEDS = range(2)
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.timeline import MAIN, Timeline
 from tests.diagnosis.traces import LOADER
-from warpwatch.diagnosis.idle import CAUSES, IdleTime
-from warpwatch.diagnosis.intervals import intersection, total, union
-from warpwatch.diagnosis.measures import measure
-from warpwatch.diagnosis.reader import Kind
+from warpwatch_diagnosis.idle import CAUSES, IdleTime
+from warpwatch_diagnosis.intervals import intersection, total, union
+from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.reader import Kind
 
 
 def idle(timeline: Timeline) -> IdleTime:

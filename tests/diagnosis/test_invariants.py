@@ -12,10 +12,10 @@ import pytest
 
 from tests.diagnosis.faults import job
 from tests.diagnosis.workloads import simulate
-from warpwatch.diagnosis.idle import CAUSES
-from warpwatch.diagnosis.intervals import total, union
-from warpwatch.diagnosis.measures import Measures, measure
-from warpwatch.diagnosis.reader import Event, Trace, read_trace
+from warpwatch_diagnosis.idle import CAUSES
+from warpwatch_diagnosis.intervals import total, union
+from warpwatch_diagnosis.measures import Measures, measure
+from warpwatch_diagnosis.reader import Event, Trace, read_trace
 
 EVALUATION = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 FIXTURES = Path(__file__).parent / "fixtures"

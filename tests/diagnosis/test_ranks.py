@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.traces import STEP_US, TraceFile
-from warpwatch.diagnosis.alignment import align
-from warpwatch.diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.alignment import align
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 
 RANKS = 4
 MB = 1 << 20

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.diagnosis.diagnosis import diagnose
-from warpwatch.diagnosis.rules.base import Finding
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.rules.base import Finding
 
 FIXTURES = Path(__file__).with_name("fixtures")
 MODELS = ("perceptron", "convolutional", "transformer")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from warpwatch.diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.diagnosis import diagnose
 
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 TOLERANCE = 0.02

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
-from warpwatch.diagnosis import rules
-from warpwatch.diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis import rules
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 
 
 def diagnosed(tmp_path: Path, *ranks: TraceFile) -> Diagnosis:

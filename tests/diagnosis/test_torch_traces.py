@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warpwatch.daemon.sources.simulated_device import SimulatedDevice
-from warpwatch.daemon.sources.simulated_profiles import PROFILES
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.attribution import Attribution, ProcessOwner, Workload
-from warpwatch.telemetry.captures import Capture, CaptureRequest
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
-from warpwatch.telemetry.state import Histogram, JobState, RankState, State
+from warpwatch_devices.simulated.device import SimulatedDevice
+from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.state import Histogram, JobState, RankState, State
 
 TIME = 1_700_000_000.0
 

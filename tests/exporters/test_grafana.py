@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stand_in
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon import grafana as daemon_grafana
-from warpwatch.daemon.hub import Hub
-from warpwatch.exporters.grafana import Annotations, GrafanaAnnotations
-from warpwatch.exporters.grafana_api import GrafanaApi
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture, CaptureRequest
-from warpwatch.telemetry.state import State
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.agent import grafana as daemon_grafana
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
+from warpwatch_exporters.grafana_api import GrafanaApi
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.state import State
 
 NOW = 1_790_000_000.0
 SLOW = Anomaly(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.exporters.jsonl import TAIL_BYTES, JsonlWriter
-from warpwatch.telemetry.records import Clock, DeviceReading, End, RankSeen, Record, Step
+from warpwatch_exporters.jsonl import TAIL_BYTES, JsonlWriter
+from warpwatch_telemetry.records import Clock, DeviceReading, End, RankSeen, Record, Step
 
 RECORDS: list[Record] = [
     RankSeen(10.0, "llama", 0, 2, "GPU-a"),
@@ -97,8 +97,8 @@ def test_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
-from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.telemetry.records import Clock
+from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_telemetry.records import Clock
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = JsonlWriter(Path({str(log)!r}))
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))

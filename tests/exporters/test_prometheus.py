@@ -13,12 +13,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from tests.exporters.states import TIME, full_state, rank
-from warpwatch.exporters import prometheus
-from warpwatch.exporters.prometheus import Options, render
-from warpwatch.telemetry.attribution import Attribution, ProcessOwner, Workload
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.samples import Device, DeviceSample
-from warpwatch.telemetry.state import State
+from warpwatch_exporters import prometheus
+from warpwatch_exporters.prometheus import Options, render
+from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.state import State
 
 Golden = Callable[[str, bytes], None]
 

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.attribution.kubernetes_node import KubernetesNode
-from tests.sources.recording import wait_until
+from tests.devices.attribution.kubernetes_node import KubernetesNode
+from tests.devices.recording import wait_until
 
 NAMESPACE = "monitoring"
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.helm import chart, schemas
-from warpwatch.client._version import __version__
+from warpwatch._version import __version__
 
 
 def test_the_charts_application_is_this_version() -> None:

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tests.helm import chart
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.cli import main
-from warpwatch.daemon.config import Config
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.cli import main
+from warpwatch_daemon.config import Config
 
 DAEMON_SETS = [name for name in chart.SCENARIOS if not name.startswith("sidecar")]
 

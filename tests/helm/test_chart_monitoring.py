@@ -12,7 +12,7 @@ import yaml
 
 from tests.helm import chart
 
-DASHBOARDS = chart.ROOT / "dashboards/warpwatch/dashboards"
+DASHBOARDS = chart.ROOT / "dashboards/warpwatch_dashboards"
 
 
 def committed_groups() -> list[chart.Object]:

@@ -12,7 +12,7 @@ import yaml
 
 from tests.helm import chart, schemas
 from tests.helm.trainings import mounts_of, pod_of
-from warpwatch.client._version import __version__
+from warpwatch._version import __version__
 
 FOLDER = chart.ROOT / "examples"
 MANIFESTS = sorted(

@@ -39,7 +39,7 @@ def test_the_shim_is_loaded_from_where_it_was_copied(helm4: Path, training: Path
     (container,) = pod_of(helm4, training)["containers"]
     assert chart.environment(container) == {
         "WARPWATCH": "1",
-        "PYTHONPATH": "/opt/warpwatch-shim/warpwatch/client/bootstrap",
+        "PYTHONPATH": "/opt/warpwatch-shim/warpwatch/bootstrap",
     }
     fields = {
         each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]

@@ -2,7 +2,8 @@
 
 Runs where WARPWATCH_TEST_KUBELET names a folder with kube-apiserver, kube-controller-manager,
 kube-scheduler and kubelet of Kubernetes 1.20; also needed is what tests/image and
-tests/attribution/test_real_kubelet.py need. Takes some minutes, in which the machine is a node.
+tests/devices/attribution/test_real_kubelet.py need. Takes some minutes, in which the machine is
+a node.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.attribution.device_plugin import DevicePlugin
-from tests.attribution.node_traces import KUBELET_FOLDER
+from tests.devices.attribution.device_plugin import DevicePlugin
+from tests.devices.attribution.node_traces import KUBELET_FOLDER
+from tests.devices.recording import wait_until
 from tests.helm import chart
 from tests.helm.cluster import NAMESPACE, Client, Cluster
 from tests.image import containers
-from tests.sources.recording import wait_until
-from warpwatch.daemon.sources.simulated import simulated_uuid
+from warpwatch_devices.simulated.source import simulated_uuid
 
 # Read here: every test runs without the variables of the project.
 BINARIES = os.environ.get("WARPWATCH_TEST_KUBELET", "")

@@ -143,7 +143,7 @@ def test_a_capture_is_stored_and_its_diagnosis_lacks_memory(start: Start, folder
 
 def start_torch(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     program = (
-        "import time, torch, warpwatch.client as w; m = w.attach(job='train')\n"
+        "import time, torch, warpwatch as w; m = w.attach(job='train')\n"
         "while True:\n"
         " with m.step(): torch.ones(64, 64) @ torch.ones(64, 64); time.sleep(0.02)\n"
     )
@@ -263,6 +263,6 @@ def test_an_init_container_brings_the_shim(start: Start, folder: Path) -> None:
     container = start(*options, arguments=("shim", "/opt/warpwatch-shim"))
     assert container.wait() == 0, container.log()
     bootstrap = folder / "warpwatch/client/bootstrap"
-    assert container.log().strip() == "/opt/warpwatch-shim/warpwatch/client/bootstrap"
+    assert container.log().strip() == "/opt/warpwatch-shim/warpwatch/bootstrap"
     assert (bootstrap / "sitecustomize.py").is_file()
     assert os.stat(bootstrap).st_mode & 0o555 == 0o555

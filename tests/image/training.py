@@ -3,7 +3,7 @@
 import os
 import time
 
-import warpwatch.client as warpwatch
+import warpwatch
 
 monitor = warpwatch.attach(job=os.environ["JOB"])
 # The daemon opens the folder to all users of the pod when it first sees it.

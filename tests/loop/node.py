@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import yaml
 
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.demo.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +56,7 @@ class LoopNode:
     # --- daemon ---
 
     def start_daemon(self, *, wait: bool = True, **environment: str) -> subprocess.Popen[bytes]:
-        arguments = ["-m", "warpwatch.daemon", "daemon", "--config", str(self.config)]
+        arguments = ["-m", "warpwatch_daemon", "daemon", "--config", str(self.config)]
         self.daemon = self.start("daemon", arguments, environment)
         if wait:
             poll(lambda: self.http.get("/healthz").status_code == 200, 30, self.log("daemon"))

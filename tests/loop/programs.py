@@ -5,7 +5,7 @@
 SEEDED = """
 import hashlib, json, sys, time
 import torch
-import warpwatch.client as warpwatch
+import warpwatch
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -37,7 +37,7 @@ print(json.dumps({"losses": digest.hexdigest(), "steps": steps, "dearest_ms": de
 # One rank that only steps; ends after its number of steps, or never.
 STEPPING = """
 import sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 
 steps, period_s = int(sys.argv[1]), float(sys.argv[2])
 monitor = warpwatch.attach(job="stepping")
@@ -51,8 +51,8 @@ while number != steps:
 # The same, as another user: everything is imported before root's rights are given up.
 STEPPING_AS = """
 import os, sys, time
-import warpwatch.client as warpwatch
-from warpwatch.client import link
+import warpwatch
+from warpwatch import link
 import encodings.ascii, encodings.idna
 
 os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))

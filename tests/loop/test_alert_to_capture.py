@@ -18,16 +18,16 @@ import pynvml
 import pytest
 import yaml
 
-import warpwatch.dashboards
+import warpwatch_dashboards
 from tests.dashboards.expressions import OPTIONAL_LABELS, Expression, dashboards, expressions
 from tests.dashboards.fleet import DRIVER_NODE, Fleet, fleet
 from tests.loop.node import poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.demo.processes import free_port
 
 pytestmark = pytest.mark.torch
 
-RULES = Path(warpwatch.dashboards.__file__).parent / "rules"
+RULES = Path(warpwatch_dashboards.__file__).parent / "rules"
 TOKEN = "only-alertmanager-and-the-daemon-know-it"
 ALERT, WAIT = "WarpwatchStraggler", "2s"
 LOST_GPU, BROKEN_GPU = 2, 1

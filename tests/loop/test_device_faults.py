@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.devices.node import device_node, devices, wait_all_up
-from tests.fakenvml.driver import FakeDriver
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.loop.devices.node import device_node, devices, wait_all_up
 from tests.loop.node import LoopNode, poll
 from tests.loop.programs import STEPPING
-from warpwatch.daemon.config.detectors import DetectorsConfig
-from warpwatch.telemetry.anomalies import DEVICE_KINDS
+from warpwatch_detection.config import DetectorsConfig
+from warpwatch_telemetry.anomalies import DEVICE_KINDS
 
 # The defaults want minutes of evidence; here a second is long.
 QUICK: dict[str, dict[str, Any]] = {

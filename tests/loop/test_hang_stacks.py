@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from warpwatch.daemon.captures.stacks import py_spy
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.captures.stacks import py_spy
+from warpwatch_daemon.demo.processes import free_port
 
 # Hangs at its 30th step until it is killed; a second thread sits in a place of its own.
 HANGING = """
 import ctypes, sys, threading, time
-import warpwatch.client as warpwatch
+import warpwatch
 
 def rest():
     time.sleep(1000)
@@ -43,7 +43,7 @@ with monitor.step():
 REDUCING = """
 import os, sys, threading, time
 import torch, torch.distributed as dist
-import warpwatch.client as warpwatch
+import warpwatch
 
 def rest():
     time.sleep(1000)

@@ -43,7 +43,7 @@ def node() -> Iterator[LoopNode]:
 def start(
     node: LoopNode, rank: int, *, world_size: int = 1, code: str = STOCK
 ) -> subprocess.Popen[bytes]:
-    arguments = ["-m", "warpwatch.client", "run", "--backend", "kineto", "--job", "stock", "--"]
+    arguments = ["-m", "warpwatch", "run", "--backend", "kineto", "--job", "stock", "--"]
     environment = {
         "WARPWATCH_DIR": str(node.run_dir),
         "RANK": str(rank),
@@ -161,6 +161,6 @@ def test_without_a_daemon_nothing_is_set(node: LoopNode) -> None:
     assert start(node, 0, code=code).wait(30) == 0
     said = node.log("stock0").splitlines()
     assert said == [
-        "python -m warpwatch.client run: no daemon is running here; the command runs unobserved",
+        "python -m warpwatch run: no daemon is running here; the command runs unobserved",
         str([name for name in sorted(os.environ) if "KINETO" in name]),
     ]

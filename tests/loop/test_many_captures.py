@@ -32,7 +32,7 @@ PROGRAM = """
 import os, sys, time
 import torch
 import torch.distributed as dist
-import warpwatch.client as warpwatch
+import warpwatch
 
 torch.set_num_threads(1)
 meet, place = sys.argv[1:]

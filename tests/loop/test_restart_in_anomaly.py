@@ -15,7 +15,7 @@ from tests.loop.programs import STEPPING
 # Waits for input in every step while the file of its argument exists.
 STALLING = """
 import os, sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 
 monitor = warpwatch.attach(job="stalling")
 while True:

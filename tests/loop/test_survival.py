@@ -17,7 +17,7 @@ import pytest
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import SEEDED, STEPPING, STEPPING_AS
 
-DEMO = "from warpwatch.daemon.demo.training import main; raise SystemExit(main())"
+DEMO = "from warpwatch_daemon.demo.training import main; raise SystemExit(main())"
 KILLS = 20
 SEEDED_RANK = {"training_job": "seeded", "rank": "1"}
 

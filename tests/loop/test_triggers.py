@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
-from warpwatch.daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.config.triggers import TriggersConfig
 
 pytestmark = pytest.mark.torch
 
@@ -18,7 +18,7 @@ PROGRAM = """
 import os, sys, time
 import torch
 import torch.distributed as dist
-import warpwatch.client as warpwatch
+import warpwatch
 
 torch.set_num_threads(1)
 place, slow = sys.argv[1:]

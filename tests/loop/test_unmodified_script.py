@@ -47,7 +47,7 @@ def test_an_unmodified_script_is_the_same_and_its_steps_and_phases_are_seen(
             "WARPWATCH_INBOX": str(tmp_path / "inbox"),
             "WARPWATCH_ATTACH_INTERVAL_S": "0.05",
         }
-        command = [sys.executable, "-m", "warpwatch.client", "run", "--job", "plain", "--"]
+        command = [sys.executable, "-m", "warpwatch", "run", "--job", "plain", "--"]
         assert run(command, tmp_path / "observed", **environ) == plain
         # The workers are no ranks.
         (path,) = (node.run_dir / "ranks").glob("*.ring")

@@ -35,7 +35,7 @@ class Job:
         self.folder = node.folder / name
         self.folder.mkdir()
         self.go_wrong({})
-        command = ["-m", "warpwatch.client", "run", "--job", name, "--"]
+        command = ["-m", "warpwatch", "run", "--job", name, "--"]
         command += [sys.executable, str(PROGRAM), str(self.folder)]
         self.processes: list[subprocess.Popen[bytes]] = [
             node.start(f"{name}/rank{rank}", command, node.rank_environment(rank, RANKS))

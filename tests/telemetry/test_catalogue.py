@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.telemetry.catalogue import CATALOGUE, markdown
-from warpwatch.telemetry.dcgm_names import DCGM_NAMES
-from warpwatch.telemetry.metric import IDENTITY_LABELS, Metric
+from warpwatch_telemetry.catalogue import CATALOGUE, markdown
+from warpwatch_telemetry.dcgm_names import DCGM_NAMES
+from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric
 
 # The names that others build on.
 PROMISED = re.findall(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from warpwatch.telemetry.xid import BLAMES, SEVERITIES
-from warpwatch.telemetry.xid_hardware import HARDWARE_XIDS
-from warpwatch.telemetry.xid_software import SOFTWARE_XIDS
-from warpwatch.telemetry.xids import COUNTED_FROM_START, XIDS, explain, markdown
+from warpwatch_telemetry.xid import BLAMES, SEVERITIES
+from warpwatch_telemetry.xid_hardware import HARDWARE_XIDS
+from warpwatch_telemetry.xid_software import SOFTWARE_XIDS
+from warpwatch_telemetry.xids import COUNTED_FROM_START, XIDS, explain, markdown
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "xids.md"
 
@@ -64,5 +64,5 @@ def test_counters_begin_at_0_only_for_trouble_with_the_hardware():
 
 
 def test_the_document_is_up_to_date():
-    expected = "python -m warpwatch.telemetry.xids > docs/xids.md"
+    expected = "python -m warpwatch_telemetry.xids > docs/xids.md"
     assert DOCUMENT.read_text(encoding="utf-8") == markdown(), f"run {expected}"

@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-# Where the modules of warpwatch.client.hooks.HOOKS are: before these there is nothing to hook.
+# Where the modules of warpwatch.hooks.HOOKS are: before these there is nothing to hook.
 LIBRARIES = (
     "accelerate",
     "deepspeed",
@@ -36,7 +36,7 @@ class _FirstImport:
             _install()
         except Exception:
             # The program comes first: without the shim it runs as ever.
-            sys.modules.pop("warpwatch.client.hooks", None)
+            sys.modules.pop("warpwatch.hooks", None)
         # The import under way goes by the finders that it began with.
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
@@ -48,13 +48,13 @@ class _FirstImport:
 
 def _install() -> None:
     try:
-        hooks = importlib.import_module("warpwatch.client.hooks")
+        hooks = importlib.import_module("warpwatch.hooks")
     except ImportError:
         # Another interpreter than the one that launched: lend it this copy, and nothing else.
         root = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
         sys.path.append(root)
         try:
-            hooks = importlib.import_module("warpwatch.client.hooks")
+            hooks = importlib.import_module("warpwatch.hooks")
         finally:
             sys.path.remove(root)
     hooks.install()

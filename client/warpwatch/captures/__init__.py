@@ -8,6 +8,6 @@
 - event_budget: how many events a recorded step is expected to hold
 """
 
-from warpwatch.client.captures.control import Captures
+from warpwatch.captures.control import Captures
 
 __all__ = ["Captures"]

@@ -14,18 +14,18 @@ from queue import SimpleQueue
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
-from warpwatch.client import commands, faults, inbox
-from warpwatch.client.captures import program_profiler, safety
-from warpwatch.client.captures.event_budget import EventBudget
-from warpwatch.client.captures.memory import MemoryRecorder
-from warpwatch.client.captures.nsys import NsysRecorder
-from warpwatch.client.captures.session import Recorder, Session
-from warpwatch.client.captures.torch_profiler import TorchRecorder
-from warpwatch.client.commands import Command
-from warpwatch.client.protocol import FLAG_PROFILED
+from warpwatch import commands, faults, inbox
+from warpwatch.captures import program_profiler, safety
+from warpwatch.captures.event_budget import EventBudget
+from warpwatch.captures.memory import MemoryRecorder
+from warpwatch.captures.nsys import NsysRecorder
+from warpwatch.captures.session import Recorder, Session
+from warpwatch.captures.torch_profiler import TorchRecorder
+from warpwatch.commands import Command
+from warpwatch.protocol import FLAG_PROFILED
 
 if TYPE_CHECKING:
-    from warpwatch.client.ring import RingWriter
+    from warpwatch.ring import RingWriter
 
 # Reads of a command file whose checksum is wrong before its sequence number is given up.
 MAX_TORN_READS = 100

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from warpwatch.client import inbox
+from warpwatch import inbox
 
 # Bounds what is kept: an entry takes up to some KB.
 MAX_ENTRIES = 100_000

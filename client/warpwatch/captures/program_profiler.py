@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
-from warpwatch.client import faults
+from warpwatch import faults
 
 MODULE = "torch.autograd.profiler"
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from warpwatch.client.captures import program_profiler
-from warpwatch.client.commands import Command
+from warpwatch.captures import program_profiler
+from warpwatch.commands import Command
 
 # Each session leaves memory behind in the process (pytorch#193348: 318 MiB after 1,000).
 MAX_CAPTURES = 50

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from threading import get_native_id
 from typing import TYPE_CHECKING, Any, Protocol
 
-from warpwatch.client import faults
-from warpwatch.client.captures.event_budget import operators
-from warpwatch.client.commands import Command
-from warpwatch.client.protocol import RECORD_MAX_PAYLOAD
+from warpwatch import faults
+from warpwatch.captures.event_budget import operators
+from warpwatch.commands import Command
+from warpwatch.protocol import RECORD_MAX_PAYLOAD
 
 if TYPE_CHECKING:
-    from warpwatch.client.ring import RingWriter
+    from warpwatch.ring import RingWriter
 
 # A recording may take twice what is expected, and at least this long; an evaluation or a
 # checkpoint inside it takes longer.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from warpwatch.client import inbox
-from warpwatch.client.captures.program_profiler import ours
+from warpwatch import inbox
+from warpwatch.captures.program_profiler import ours
 
 SUFFIX = ".pt.trace.json.gz"
 # More than any capture of some steps has; 30 bytes each.

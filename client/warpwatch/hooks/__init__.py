@@ -14,7 +14,7 @@ from functools import partial
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
-from warpwatch.client.hooks import (
+from warpwatch.hooks import (
     backward,
     checkpoint,
     dataloader,
@@ -25,8 +25,8 @@ from warpwatch.client.hooks import (
     optimizer,
     profiler,
 )
-from warpwatch.client.hooks.flow import Flow
-from warpwatch.client.hooks.watcher import Watcher
+from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.watcher import Watcher
 
 
 class Install(Protocol):

@@ -11,9 +11,9 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client.columns import CALLED, RETURNED
-from warpwatch.client.hooks.flow import Flow
-from warpwatch.client.hooks.lap import FETCHED, IN_BACKWARD, TRAINED
+from warpwatch.columns import CALLED, RETURNED
+from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.lap import FETCHED, IN_BACKWARD, TRAINED
 
 MODULE = "torch"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from warpwatch.client import faults
+from warpwatch import faults
 
 # A batch of a batch of a batch, and the items of each that are looked at.
 MAX_DEPTH = 4

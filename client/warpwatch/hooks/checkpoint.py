@@ -9,7 +9,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client.hooks.flow import Flow
+from warpwatch.hooks.hook_state import Flow
 
 MODULE = "torch"
 DISTRIBUTED_PACKAGE = "torch.distributed.checkpoint"

@@ -15,14 +15,14 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client import faults
-from warpwatch.client.accounts import LEAVE, OTHER
-from warpwatch.client.columns import ASKED, GIVEN, SAMPLES, TOKENS
-from warpwatch.client.hooks.batches import measure
-from warpwatch.client.hooks.flow import Flow
-from warpwatch.client.hooks.lap import BEGUN, FETCHED, FETCHING
-from warpwatch.client.monitor import Phase
-from warpwatch.client.steps import StepClock
+from warpwatch import faults
+from warpwatch.columns import ASKED, GIVEN, SAMPLES, TOKENS
+from warpwatch.hooks.batches import measure
+from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.lap import BEGUN, FETCHED, FETCHING
+from warpwatch.monitor import Phase
+from warpwatch.phase_times import LEAVE, OTHER
+from warpwatch.steps import StepClock
 
 SOURCE = "dataloader"
 MODULE = "torch.utils.data.dataloader"

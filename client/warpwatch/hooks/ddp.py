@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client import faults
-from warpwatch.client.accounts import OTHER
-from warpwatch.client.hooks.flow import Flow
+from warpwatch import faults
+from warpwatch.hooks.hook_state import Flow
+from warpwatch.phase_times import OTHER
 
 MODULE = "torch.nn.parallel.distributed"
 PHASE = "comm"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from warpwatch.client.hooks.flow import Flow
+from warpwatch.hooks.hook_state import Flow
 
 MODULE = "torch.distributed.distributed_c10d"
 FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"

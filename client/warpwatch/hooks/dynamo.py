@@ -12,11 +12,11 @@ from functools import wraps
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from warpwatch.client.hooks.flow import Flow
-from warpwatch.client.hooks.optimizer import OptimizerHooks, hooks_of
+from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.optimizer import OptimizerHooks, hooks_of
 
 MODULE = "torch._dynamo.eval_frame"
-_OURS = "warpwatch.client."
+_OURS = "warpwatch."
 
 
 def install(module: ModuleType, flow: Flow) -> None:

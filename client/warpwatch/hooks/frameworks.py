@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client import faults
-from warpwatch.client.hooks.flow import Flow
+from warpwatch import faults
+from warpwatch.hooks.hook_state import Flow
 
 TRANSFORMERS = "transformers.trainer"
 LIGHTNING = "lightning.pytorch.trainer.trainer"
@@ -75,7 +75,7 @@ def install_deepspeed(module: ModuleType, flow: Flow) -> None:
 
 def _callback_class(integration: str) -> Any:
     """Imported only now: its base class is the framework's."""
-    module = importlib.import_module(f"warpwatch.client.integrations.{integration}")
+    module = importlib.import_module(f"warpwatch.integrations.{integration}")
     return module.WarpwatchCallback
 
 

@@ -19,13 +19,13 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client import faults
-from warpwatch.client.accounts import LEAVE, OTHER
-from warpwatch.client.attach import attach
-from warpwatch.client.hooks.compiling import has_compiled, is_compiling_of
-from warpwatch.client.hooks.lap import IN_BACKWARD, NONE, Lap
-from warpwatch.client.monitor import Monitor, Phase
-from warpwatch.client.steps import StepClock
+from warpwatch import faults
+from warpwatch.attach import attach
+from warpwatch.hooks.compiling import has_compiled, is_compiling_of
+from warpwatch.hooks.lap import IN_BACKWARD, NONE, Lap
+from warpwatch.monitor import Monitor, Phase
+from warpwatch.phase_times import LEAVE, OTHER
+from warpwatch.steps import StepClock
 
 # Who may begin a step at the first backward: nobody yet, or those who see no more than that.
 _AUTOMATIC = ("", "optimizer", "dataloader")

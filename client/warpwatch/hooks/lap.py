@@ -14,15 +14,15 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from warpwatch.client.accounts import SWITCH, Entry
-from warpwatch.client.columns import ASKED, LAP_LENGTH
-from warpwatch.client.monitor import Monitor
-from warpwatch.client.steps import StepClock
+from warpwatch.columns import ASKED, LAP_LENGTH
+from warpwatch.monitor import Monitor
+from warpwatch.phase_times import SWITCH, Entry
+from warpwatch.steps import StepClock
 
 if TYPE_CHECKING:
-    from warpwatch.client.hooks.dataloader import LoaderHook
-    from warpwatch.client.hooks.flow import Flow
-    from warpwatch.client.hooks.optimizer import OptimizerHooks
+    from warpwatch.hooks.dataloader import LoaderHook
+    from warpwatch.hooks.hook_state import Flow
+    from warpwatch.hooks.optimizer import OptimizerHooks
 
 # How far the running lap has come; NONE: no laps are run.
 NONE, BEGUN, FETCHING, FETCHED, IN_BACKWARD, TRAINED, UPDATING = range(7)

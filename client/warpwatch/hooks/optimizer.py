@@ -15,13 +15,13 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client import faults
-from warpwatch.client.accounts import OTHER
-from warpwatch.client.columns import ENDED, UPDATED
-from warpwatch.client.hooks.flow import Flow
-from warpwatch.client.hooks.lap import BEGUN, TRAINED, UPDATING
-from warpwatch.client.monitor import Monitor, Phase
-from warpwatch.client.steps import StepClock
+from warpwatch import faults
+from warpwatch.columns import ENDED, UPDATED
+from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.lap import BEGUN, TRAINED, UPDATING
+from warpwatch.monitor import Monitor, Phase
+from warpwatch.phase_times import OTHER
+from warpwatch.steps import StepClock
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"

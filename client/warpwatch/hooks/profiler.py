@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from warpwatch.client.captures import program_profiler
-from warpwatch.client.hooks.flow import Flow
+from warpwatch.captures import program_profiler
+from warpwatch.hooks.hook_state import Flow
 
 MODULE = program_profiler.MODULE
 

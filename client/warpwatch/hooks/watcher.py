@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from warpwatch.client import faults
+from warpwatch import faults
 
 
 class Watcher:

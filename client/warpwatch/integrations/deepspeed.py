@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.client import hooks
+from warpwatch import hooks
 
 
 def watch() -> None:

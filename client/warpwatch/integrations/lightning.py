@@ -6,8 +6,8 @@ import importlib
 import sys
 from typing import Any
 
-from warpwatch.client import hooks
-from warpwatch.client.faults import guarded
+from warpwatch import hooks
+from warpwatch.faults import guarded
 
 SOURCE = "lightning"
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from warpwatch.client import hooks
-from warpwatch.client.faults import guarded
+from warpwatch import hooks
+from warpwatch.faults import guarded
 
 SOURCE = "transformers"
 

@@ -9,42 +9,42 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from warpwatch.client import rendezvous
-from warpwatch.client._version import __version__
-from warpwatch.daemon import grafana
-from warpwatch.daemon.alerts.desk import AlertDesk, Answer
-from warpwatch.daemon.alerts.webhook import Alert
-from warpwatch.daemon.anomalies.archive import Archive
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.captures.kineto.origin import origin_of
-from warpwatch.daemon.captures.kineto.processes import Processes
-from warpwatch.daemon.captures.kineto.server import PAUSE_S, KinetoServer
-from warpwatch.daemon.captures.kineto.session import KinetoBackend
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.daemon.errors import UsageError, WarpwatchError
-from warpwatch.daemon.http.server import Server
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.load import RankLoad
-from warpwatch.daemon.open_files import allow_enough
-from warpwatch.daemon.pipeline import Pipeline
-from warpwatch.daemon.reloading import Reloading
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder, resolve
-from warpwatch.daemon.sources import enabled_sources
-from warpwatch.daemon.sources.base import Surroundings
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.daemon.sources.simulated import simulated_uuid
-from warpwatch.daemon.supervisor import Loop, Supervisor
-from warpwatch.daemon.triggers.decisions import Triggers
-from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.exporters.prometheus import Options
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch.telemetry.captures import COUNTER_KINDS, Capture, CaptureRequest
-from warpwatch.telemetry.state import State
+from warpwatch import rendezvous
+from warpwatch._version import __version__
+from warpwatch_daemon.agent import grafana
+from warpwatch_daemon.agent.open_files import allow_enough
+from warpwatch_daemon.agent.pipeline import Pipeline
+from warpwatch_daemon.agent.reloading import Reloading
+from warpwatch_daemon.agent.sources import enabled_sources
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_daemon.captures.alerts.alert_requests import AlertDesk, Answer
+from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.kineto.origin import origin_of
+from warpwatch_daemon.captures.kineto.processes import Processes
+from warpwatch_daemon.captures.kineto.server import PAUSE_S, KinetoServer
+from warpwatch_daemon.captures.kineto.session import KinetoBackend
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.captures.triggers.decisions import Triggers
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.http.server import Server
+from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
+from warpwatch_daemon.ranks.load import RankLoad
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.engine import Detection
+from warpwatch_devices.simulated.source import simulated_uuid
+from warpwatch_devices.source import Surroundings
+from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_exporters.prometheus import Options
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.captures import COUNTER_KINDS, Capture, CaptureRequest
+from warpwatch_telemetry.errors import UsageError, WarpwatchError
+from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
 

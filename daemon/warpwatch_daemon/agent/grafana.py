@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.hub import Hub
-from warpwatch.exporters.base import Follower
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_exporters.base import Follower
 
 
 def follower(config: Config, node: str, hub: Hub) -> Follower | None:
@@ -12,7 +12,7 @@ def follower(config: Config, node: str, hub: Hub) -> Follower | None:
     wanted = config.exporters.grafana
     if wanted.url is None:
         return None
-    from warpwatch.exporters import grafana, grafana_api
+    from warpwatch_exporters import grafana, grafana_api
 
     for result in grafana.RESULTS:
         # There from the start, so that an increase can be seen.

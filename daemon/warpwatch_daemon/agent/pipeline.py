@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec
 
-from warpwatch.daemon.anomalies.archive import Archive
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.daemon.triggers.decisions import Triggers
-from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.records import Clock, Record
-from warpwatch.telemetry.samples import SourceHealth
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.triggers.decisions import Triggers
+from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.engine import Detection
+from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import Clock, Record
+from warpwatch_telemetry.samples import SourceHealth
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.hub import Hub
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
 

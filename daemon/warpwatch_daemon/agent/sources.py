@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.sources.base import Source, Surroundings
+from warpwatch_daemon.config import Config
+from warpwatch_devices.source import Source, Surroundings
 
 
 def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:
@@ -27,24 +27,24 @@ def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:
 def _devices(config: Config, surroundings: Surroundings) -> Iterator[Source]:
     sources = config.sources
     if sources.nvml.enabled:
-        from warpwatch.daemon.sources.kernel_log import KernelLogSource
-        from warpwatch.daemon.sources.nvml import NvmlSource
-        from warpwatch.daemon.sources.xid_ledger import XidLedger
+        from warpwatch_devices.kernel_log import KernelLogSource
+        from warpwatch_devices.nvml.source import NvmlSource
+        from warpwatch_devices.xid_ledger import XidLedger
 
         ledger = XidLedger()
         yield NvmlSource(sources.nvml, surroundings, ledger)
         if sources.kernel_log.enabled:
             yield KernelLogSource(sources.kernel_log, ledger)
     if sources.simulated.enabled:
-        from warpwatch.daemon.sources.simulated import SimulatedSource
+        from warpwatch_devices.simulated.source import SimulatedSource
 
         yield SimulatedSource(sources.simulated, surroundings.load_of)
     if sources.dcgm.enabled:
-        from warpwatch.daemon.sources.dcgm import DcgmSource
+        from warpwatch_devices.dcgm.source import DcgmSource
 
         yield DcgmSource(sources.dcgm, surroundings)
     if sources.dcgm_exporter.url is not None:
-        from warpwatch.daemon.sources.dcgm_exporter import DcgmExporterSource
+        from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
 
         yield DcgmExporterSource(sources.dcgm_exporter, surroundings)
 
@@ -52,14 +52,14 @@ def _devices(config: Config, surroundings: Surroundings) -> Iterator[Source]:
 def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
     sources = config.sources
     if sources.host.enabled:
-        from warpwatch.daemon.sources.host import HostSource
+        from warpwatch_devices.host import HostSource
 
         yield HostSource(sources.host)
     if sources.processes.enabled:
-        from warpwatch.daemon.sources.processes import ProcessesSource
+        from warpwatch_devices.processes import ProcessesSource
 
         yield ProcessesSource(sources.processes, surroundings)
     if config.attribution.kubelet_socket != "off" or config.attribution.slurm != "off":
-        from warpwatch.daemon.attribution.source import AttributionSource
+        from warpwatch_devices.attribution.source import AttributionSource
 
         yield AttributionSource(config.attribution, surroundings)

@@ -1,6 +1,6 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch.daemon.captures.child LIMIT_BYTES KIND FOLDER MISSING BASELINE FILE…``,
+Run as ``python -m warpwatch_daemon.captures.child LIMIT_BYTES KIND FOLDER MISSING BASELINE FILE…``,
 where MISSING is JSON, the ranks without a file and why, and BASELINE a JSON list of paths: writes
 ``diagnosis.json`` and, of traces, ``report.html`` into the folder.
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from warpwatch.daemon.captures.memory import cgroups, host_available, room
+from warpwatch_daemon.captures.memory import cgroups, host_available, room
 
 # A diagnosis that has less than this is not begun.
 MIN_MEMORY_BYTES = 192 << 20
@@ -89,10 +89,10 @@ def main(arguments: Sequence[str]) -> int:
 def _diagnose_here(
     kind: str, folder: Path, paths: list[Path], missing: dict[int, str], baseline: list[str]
 ) -> int:
-    from warpwatch.diagnosis.diagnosis import diagnose as diagnose_traces
-    from warpwatch.diagnosis.errors import TraceError
-    from warpwatch.diagnosis.html import render_html
-    from warpwatch.diagnosis.stacks import diagnose_stacks
+    from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
+    from warpwatch_diagnosis.errors import TraceError
+    from warpwatch_diagnosis.html import render_html
+    from warpwatch_diagnosis.stacks import diagnose_stacks
 
     try:
         if kind == "stacks":

@@ -11,18 +11,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warpwatch.daemon.captures.cost import AFTER_STEPS, Baselines, StepCost
-from warpwatch.daemon.captures.finisher import Finisher
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.captures.register import Register
-from warpwatch.daemon.captures.session import Backend, Session
-from warpwatch.daemon.captures.shim_backend import ShimBackend
-from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.captures import STEP_KINDS, Capture, CaptureRequest
-from warpwatch.telemetry.records import End, RankEvent, Record, Step
+from warpwatch_daemon.captures.cost import AFTER_STEPS, Baselines, StepCost
+from warpwatch_daemon.captures.finisher import Finisher
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.register import Register
+from warpwatch_daemon.captures.session import Backend, Session
+from warpwatch_daemon.captures.shim_backend import ShimBackend
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 
-from warpwatch.telemetry.captures import Residual
-from warpwatch.telemetry.records import Step
+from warpwatch_telemetry.captures import Residual
+from warpwatch_telemetry.records import Step
 
 BASELINE_STEPS = 30
 AFTER_STEPS = 20

@@ -15,14 +15,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from warpwatch.daemon.captures import child, verification
-from warpwatch.daemon.captures.cost import StepCost
-from warpwatch.daemon.captures.register import Register
-from warpwatch.daemon.captures.session import Session
-from warpwatch.daemon.captures.store import read_diagnosis
-from warpwatch.daemon.captures.verification import UNREADABLE, Verdict
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.captures import Capture, RankCapture
+from warpwatch_daemon.captures import child, verification
+from warpwatch_daemon.captures.cost import StepCost
+from warpwatch_daemon.captures.register import Register
+from warpwatch_daemon.captures.session import Session
+from warpwatch_daemon.captures.store import read_diagnosis
+from warpwatch_daemon.captures.verification import UNREADABLE, Verdict
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import Capture, RankCapture
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch.daemon.config.triggers import TriggersConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.triggers import quiet_hours
-from warpwatch.telemetry.captures import CaptureRequest
+from warpwatch_daemon.config import quiet_hours
+from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_telemetry.captures import CaptureRequest
+from warpwatch_telemetry.errors import Refused
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

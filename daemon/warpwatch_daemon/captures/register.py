@@ -8,9 +8,9 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.captures import INTERRUPTED, Capture, CaptureRequest
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import INTERRUPTED, Capture, CaptureRequest
 
 logger = logging.getLogger(__name__)
 

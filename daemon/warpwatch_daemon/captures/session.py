@@ -21,9 +21,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from warpwatch.daemon.captures.verification import Expectation
-from warpwatch.telemetry.captures import Capture, CaptureKind, RankCapture
-from warpwatch.telemetry.records import End, RankEvent
+from warpwatch_daemon.captures.verification import Expectation
+from warpwatch_telemetry.captures import Capture, CaptureKind, RankCapture
+from warpwatch_telemetry.records import End, RankEvent
 
 
 class Session(Protocol):

@@ -11,20 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from warpwatch.client.protocol import MAX_ARM_TIMEOUT_S
-from warpwatch.daemon.captures.stacks import outside
-from warpwatch.daemon.captures.verification import Expectation
-from warpwatch.daemon.config.triggers import TriggersConfig
-from warpwatch.daemon.rendezvous import inbox
-from warpwatch.daemon.rendezvous.place import Place
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.telemetry.captures import (
-    RANK_ENDS,
-    STEP_KINDS,
-    Capture,
-    RankCapture,
-)
-from warpwatch.telemetry.records import End, RankEvent
+from warpwatch.protocol import MAX_ARM_TIMEOUT_S
+from warpwatch_daemon.captures.stacks import outside
+from warpwatch_daemon.captures.verification import Expectation
+from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.ranks import inbox
+from warpwatch_daemon.ranks.place import Place
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_telemetry.captures import RANK_ENDS, STEP_KINDS, Capture, RankCapture
+from warpwatch_telemetry.records import End, RankEvent
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.captures.shim import ShimSession, Target
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.captures import CAPTURE_KINDS, Capture, CaptureKind
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.shim import ShimSession, Target
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_telemetry.captures import CAPTURE_KINDS, Capture, CaptureKind
+from warpwatch_telemetry.errors import Refused
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from urllib.parse import unquote, urlparse
 
 import msgspec
 
-from warpwatch.client.rendezvous import take_lock
-from warpwatch.daemon.config import StoreConfig
-from warpwatch.daemon.errors import UsageError
-from warpwatch.telemetry.captures import Capture
+from warpwatch.rendezvous import take_lock
+from warpwatch_daemon.config import StoreConfig
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Does a trace hold what was asked for? Read in a process of its own, which keeps nothing of it.
 
-Run as ``python -m warpwatch.daemon.captures.verification FILE EXPECTATION``, where EXPECTATION is
+Run as ``python -m warpwatch_daemon.captures.verification FILE EXPECTATION``, where EXPECTATION is
 JSON: writes JSON, ``[events, problems]``.
 """
 
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from warpwatch.diagnosis.errors import TraceError
-from warpwatch.diagnosis.inventory import Inventory, take_inventory
+from warpwatch_diagnosis.errors import TraceError
+from warpwatch_diagnosis.inventory import Inventory, take_inventory
 
 # Of each file, that one costs the others nothing.
 TIMEOUT_S = 180.0

@@ -11,8 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from warpwatch.client._version import __version__
-from warpwatch.daemon.errors import WarpwatchError
+from warpwatch._version import __version__
+from warpwatch_telemetry.errors import WarpwatchError
 
 COMMANDS = {
     "daemon": "watch this node: sample, detect, capture, serve",
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if name not in COMMANDS:
         return _without_command(name, arguments)
-    module = importlib.import_module(f"warpwatch.daemon.cli.{name}")
+    module = importlib.import_module(f"warpwatch_daemon.cli.{name}")
     try:
         return int(module.main(rest))
     except WarpwatchError as error:

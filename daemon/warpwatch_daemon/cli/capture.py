@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.errors import Refused, UsageError, WarpwatchError
-from warpwatch.telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.cli import parsing
+from warpwatch_telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
+from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
 POLL_S = 0.5
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.errors import UsageError
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.cli import parsing
+from warpwatch_telemetry.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.errors import UsageError
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.cli import parsing
+from warpwatch_telemetry.errors import UsageError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -37,8 +37,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(path: Path | None, watched: bool) -> None:
-    from warpwatch.daemon.app import Daemon
-    from warpwatch.daemon.config_watch import WATCH_INTERVAL_S, ConfigWatch
+    from warpwatch_daemon.agent.app import Daemon
+    from warpwatch_daemon.agent.config_watch import WATCH_INTERVAL_S, ConfigWatch
 
     if not watched:
         Daemon(configuration.load(path), path).run()

@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.demo.faults import FAULTS, Fault
-from warpwatch.daemon.demo.processes import Processes
-from warpwatch.daemon.demo.story import Ending, Say, Story
-from warpwatch.daemon.errors import WarpwatchError
+from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.demo.faults import FAULTS, Fault
+from warpwatch_daemon.demo.processes import Processes
+from warpwatch_daemon.demo.story import Ending, Say, Story
+from warpwatch_telemetry.errors import WarpwatchError
 
 
 def main(argv: Sequence[str]) -> int:

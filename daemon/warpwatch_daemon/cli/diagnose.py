@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis import __main__ as diagnosis
+from warpwatch_diagnosis import __main__ as diagnosis
 
 
 def main(argv: Sequence[str]) -> int:

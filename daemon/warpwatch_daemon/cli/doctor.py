@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from warpwatch.client._version import __version__
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.api_client import DEFAULT_URL
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.doctor import survey, text
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.facts import Survey
-from warpwatch.daemon.doctor.machine import Machine
-from warpwatch.daemon.doctor.registry import examine
+from warpwatch._version import __version__
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.api_client import DEFAULT_URL
+from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.doctor import survey, text
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.registry import examine
 
 _NARROWEST, _WIDEST = 60, 120
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.telemetry.anomalies import Anomaly
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_telemetry.anomalies import Anomaly
 
 WIDTH = 100
 _WHERE_WIDTH = 22

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from warpwatch.daemon.cli import parsing
-from warpwatch.telemetry.catalogue import CATALOGUE
+from warpwatch_daemon.cli import parsing
+from warpwatch_telemetry.catalogue import CATALOGUE
 
 
 def main(argv: Sequence[str]) -> int:

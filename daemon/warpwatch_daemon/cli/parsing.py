@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from warpwatch.daemon.api_client import ApiClient
+    from warpwatch_daemon.api_client import ApiClient
 
 
 def parser(name: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -39,7 +39,7 @@ def add_config(command: argparse.ArgumentParser) -> None:
 
 
 def add_daemon(command: argparse.ArgumentParser) -> None:
-    from warpwatch.daemon.api_client import DEFAULT_URL
+    from warpwatch_daemon.api_client import DEFAULT_URL
 
     default = os.environ.get("WARPWATCH_URL", DEFAULT_URL)
     command.add_argument(
@@ -71,7 +71,7 @@ def add_daemon(command: argparse.ArgumentParser) -> None:
 
 
 def api(arguments: argparse.Namespace) -> ApiClient:
-    from warpwatch.daemon.api_client import ApiClient
+    from warpwatch_daemon.api_client import ApiClient
 
     return ApiClient(
         arguments.url,

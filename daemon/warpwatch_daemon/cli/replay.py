@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.cli import explanation, parsing
-from warpwatch.daemon.config.reading import parse_value
-from warpwatch.daemon.detection import anomaly_to_json
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.replay import Replay, read_lines
-from warpwatch.telemetry.anomalies import KINDS, Anomaly
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.cli import explanation, parsing
+from warpwatch_daemon.config.reading import parse_value
+from warpwatch_detection.engine import anomaly_to_json
+from warpwatch_detection.replay import Replay, read_lines
+from warpwatch_telemetry.anomalies import KINDS, Anomaly
+from warpwatch_telemetry.errors import UsageError
 
 # Of a kind and a job: whether it is shown.
 Shown = Callable[[str, str | None], bool]

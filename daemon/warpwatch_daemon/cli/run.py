@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.client import launch
+from warpwatch import launch
 
 
 def main(argv: Sequence[str]) -> int:

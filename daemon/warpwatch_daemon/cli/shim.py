@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.errors import UsageError
+from warpwatch_daemon.cli import parsing
+from warpwatch_telemetry.errors import UsageError
 
-PACKAGE = "warpwatch.client"
+PACKAGE = "warpwatch"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from warpwatch.daemon.cli import parsing
-from warpwatch.daemon.http.page.quantities import rate, seconds
+from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.http.page.quantities import rate, seconds
 
 PARTS = ("devices", "jobs", "ranks", "anomalies", "captures")
 

@@ -14,9 +14,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from warpwatch.daemon.config.conversion import NotConvertibleError, convert
-from warpwatch.daemon.config.detectors import DetectorsConfig
-from warpwatch.daemon.config.fields import (
+from warpwatch_daemon.config.conversion import NotConvertibleError, convert
+from warpwatch_daemon.config.reading import check_listen, overlay, read_yaml
+from warpwatch_daemon.config.triggers import AnomaliesConfig, TriggersConfig
+from warpwatch_detection.config import DetectorsConfig
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.fields import (
     Age,
     AtLeastOne,
     Bytes,
@@ -25,9 +28,6 @@ from warpwatch.daemon.config.fields import (
     Positive,
     Section,
 )
-from warpwatch.daemon.config.reading import check_listen, overlay, read_yaml
-from warpwatch.daemon.config.triggers import AnomaliesConfig, TriggersConfig
-from warpwatch.daemon.errors import UsageError
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+")]
 

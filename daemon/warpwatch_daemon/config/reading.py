@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from warpwatch.daemon.config.conversion import nearest
-from warpwatch.daemon.errors import UsageError
-from warpwatch.telemetry.anomalies import KINDS
+from warpwatch_daemon.config.conversion import nearest
+from warpwatch_telemetry.anomalies import KINDS
+from warpwatch_telemetry.errors import UsageError
 
 ENV_PREFIX = "WARPWATCH_"
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from warpwatch.daemon.config.fields import (
+from warpwatch_daemon.config import quiet_hours
+from warpwatch_telemetry.fields import (
     Age,
     AnomalyKind,
     AtLeastOne,
@@ -17,7 +18,6 @@ from warpwatch.daemon.config.fields import (
     Section,
     Timeout,
 )
-from warpwatch.daemon.triggers import quiet_hours
 
 Option = Literal["stacks", "shapes", "memory"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.demo.faults import NONE, Switch
-from warpwatch.daemon.errors import UsageError, WarpwatchError
-from warpwatch.daemon.sources.simulated import simulated_uuid
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.demo.faults import NONE, Switch
+from warpwatch_devices.simulated.source import simulated_uuid
+from warpwatch_telemetry.errors import UsageError, WarpwatchError
 
 DEVICES = 8
 RANKS = 2
@@ -65,7 +65,7 @@ class Processes:
         check_free(self.listen)
         config = self.work / "warpwatch.yaml"
         config.write_text(yaml.safe_dump(self._config()))
-        self._daemon = self._start(["warpwatch.daemon", "daemon", "--config", str(config)], {})
+        self._daemon = self._start(["warpwatch_daemon", "daemon", "--config", str(config)], {})
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._daemon.poll() is not None:
@@ -122,7 +122,7 @@ class Processes:
                 "WARPWATCH_DEMO_STOP": str(self.work / "stop"),
                 "WARPWATCH_DEMO_RENDEZVOUS": str(meeting),
             }
-            self._ranks.append(self._start(["warpwatch.daemon.demo.training"], environment, rank))
+            self._ranks.append(self._start(["warpwatch_daemon.demo.training"], environment, rank))
 
     def stop_training(self) -> None:
         self.switch.set(NONE)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from warpwatch.daemon.demo.faults import NONE, Fault
-from warpwatch.daemon.demo.processes import JOB, RANKS, Processes
-from warpwatch.daemon.errors import WarpwatchError
+from warpwatch_daemon.demo.faults import NONE, Fault
+from warpwatch_daemon.demo.processes import JOB, RANKS, Processes
+from warpwatch_telemetry.errors import WarpwatchError
 
 # What every rank trains before the fault comes: warm-up, and a baseline of ten seconds.
 BASELINE_STEPS = 100

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-import warpwatch.client as warpwatch
-from warpwatch.daemon.demo.faults import CULPRIT, Switch, python_work
+import warpwatch
+from warpwatch_daemon.demo.faults import CULPRIT, Switch, python_work
 
 BATCH = 16
 FEATURES = 512

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from warpwatch.client import rendezvous
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.captures.store import store_path
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.errors import WarpwatchError
-from warpwatch.daemon.rendezvous.folder import resolve
+from warpwatch import rendezvous
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.captures.store import store_path
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.ranks.folder import resolve
+from warpwatch_telemetry.errors import WarpwatchError
 
 _LEAST_FREE_BYTES = 200 << 20
 

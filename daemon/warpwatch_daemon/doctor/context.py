@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.facts import Survey
-from warpwatch.daemon.doctor.machine import Machine
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)

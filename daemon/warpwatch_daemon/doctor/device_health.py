@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pynvml
 
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.facts import DeviceFacts
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.facts import DeviceFacts
 
 _RESET = "end its processes, then `sudo nvidia-smi --gpu-reset -i {gpus}`"
 # NVML_GPU_RECOVERY_ACTION_*: what the driver itself asks for.

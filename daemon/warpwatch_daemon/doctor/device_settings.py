@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch.daemon.doctor.check import Check, gpu_set
-from warpwatch.daemon.doctor.facts import DeviceFacts, Modes, Survey
-from warpwatch.daemon.doctor.machine import CAP_SYS_ADMIN, Machine
+from warpwatch_daemon.doctor.check import Check, gpu_set
+from warpwatch_daemon.doctor.facts import DeviceFacts, Modes, Survey
+from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN, Machine
 
 _DESKTOP_NAMES = ("GeForce", "RTX", "Quadro", "TITAN", "NVS", "T400", "T600", "T1000")
 _OFFERS = {

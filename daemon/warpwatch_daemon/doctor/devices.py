@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pynvml
 
-from warpwatch.daemon.doctor import device_health, device_settings, placement
-from warpwatch.daemon.doctor.check import Check, merged
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch.daemon.doctor.machine import Machine, sysfs_bus_id
+from warpwatch_daemon.doctor import device_health, device_settings, placement
+from warpwatch_daemon.doctor.check import Check, merged
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
 Rule = Callable[[DeviceFacts], Check | None]
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.facts import Survey
-from warpwatch.daemon.doctor.machine import Machine
-from warpwatch.daemon.doctor.survey import signal_name
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.survey import signal_name
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
 _UNIFIED_MEMORY = "/dev/nvidia-uvm"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import pynvml
 
-from warpwatch.daemon.nvml.library import Meaning, meaning_of
+from warpwatch_devices.nvml.library import Meaning, meaning_of
 
 
 class Modes(NamedTuple):

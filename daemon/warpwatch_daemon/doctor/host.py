@@ -6,9 +6,9 @@ import os
 import resource
 from collections.abc import Iterator
 
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.machine import Machine
 
 # What containers get by default, and what eight ranks with data loaders can use up.
 _SHM_DEFAULT_BYTES = 64 << 20

@@ -1,4 +1,4 @@
-"""Asking NVML, in a process that may be given up: `python -m warpwatch.daemon.doctor.interview`.
+"""Asking NVML, in a process that may be given up: `python -m warpwatch_daemon.doctor.interview`.
 
 Every answer is one line of JSON on stdout as soon as it is there:
 ``{"device": 3, "question": "name", "code": 0, "value": "NVIDIA H100"}``.
@@ -15,8 +15,8 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.doctor.questions import QUESTIONS
-from warpwatch.daemon.nvml import library
+from warpwatch_daemon.doctor.questions import QUESTIONS
+from warpwatch_devices.nvml import library
 
 # pynvml writes NVML_P2P_CAPS_INDEX_READ as a tuple.
 _P2P_READ = 0

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.machine import Machine
-from warpwatch.daemon.doctor.placement import addresses
-from warpwatch.daemon.sources.kernel_log import READ_BYTES, parse_record
-from warpwatch.telemetry.xids import explain
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.placement import addresses
+from warpwatch_devices.kernel_log import READ_BYTES, parse_record
+from warpwatch_telemetry.xids import explain
 
 # An older error of a GPU that works again is history.
 RECENT_S = 24 * 3600.0

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.facts import Survey
-from warpwatch.daemon.doctor.machine import Machine
-from warpwatch.daemon.doctor.nccl_variables import NAMES, VARIABLES, Surroundings, Variable
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.nccl_variables import NAMES, VARIABLES, Surroundings, Variable
 
 _CONFIGURATION = "/etc/nccl.conf"
 # The inode of the first PID namespace (PROC_PID_INIT_INO): only there are NVML's PIDs ours.

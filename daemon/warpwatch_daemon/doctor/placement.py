@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from warpwatch.daemon.doctor.facts import Survey
-from warpwatch.daemon.doctor.machine import Machine, sysfs_bus_id
+from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
 
 def told(survey: Survey) -> dict[int, str]:

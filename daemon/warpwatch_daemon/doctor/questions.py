@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml import library
+from warpwatch_devices.nvml import library
 
 Question = Callable[[Any], Any]
 

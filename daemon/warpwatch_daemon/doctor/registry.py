@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warpwatch.daemon.doctor import (
+from warpwatch_daemon.doctor import (
     agent,
     devices,
     driver,
@@ -14,8 +14,8 @@ from warpwatch.daemon.doctor import (
     schedulers,
     topology,
 )
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context, Group
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context, Group
 
 GROUPS: dict[str, Group] = {
     "agent": agent.checks,

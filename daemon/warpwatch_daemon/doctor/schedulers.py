@@ -9,9 +9,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.machine import Machine
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.machine import Machine
 
 _KUBELET = "/var/lib/kubelet"
 _SOCKET = f"{_KUBELET}/pod-resources/kubelet.sock"

@@ -17,16 +17,16 @@ from typing import IO, Any
 
 import msgspec
 
-from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch.daemon.doctor.questions import QUESTIONS
-from warpwatch.daemon.errors import WarpwatchError
+from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.questions import QUESTIONS
+from warpwatch_telemetry.errors import WarpwatchError
 
 DEFAULT_PATIENCE_S = 10.0
 # For a child that was killed or has said its last.
 _GOODBYE_S = 2.0
 # How NVML writes numbers that it does not have (NVML_VALUE_NOT_AVAILABLE).
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)
-_MODULE = "warpwatch.daemon.doctor.interview"
+_MODULE = "warpwatch_daemon.doctor.interview"
 
 
 def ask_driver(patience_s: float = DEFAULT_PATIENCE_S) -> Survey:

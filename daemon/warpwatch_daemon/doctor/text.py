@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from warpwatch.daemon.doctor.check import Check
+from warpwatch_daemon.doctor.check import Check
 
 _MARKS = {True: "ok  ", False: "BAD ", None: "note"}
 _LONGEST_NAME = 16

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch.daemon.doctor.check import Check, gpu_set, merged
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch.daemon.doctor.machine import Machine, sysfs_bus_id
+from warpwatch_daemon.doctor.check import Check, gpu_set, merged
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
 # NVML_TOPOLOGY_* in words, beside the abbreviation of `nvidia-smi topo -m`.
 _PATHS = {

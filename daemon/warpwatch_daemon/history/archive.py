@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch.daemon.anomalies import snapshot
-from warpwatch.daemon.anomalies.context import AFTER_S, Context, joined
-from warpwatch.daemon.anomalies.register import MAX_HISTORY
-from warpwatch.daemon.anomalies.store import HistoryStore
-from warpwatch.daemon.config.triggers import AnomaliesConfig
-from warpwatch.daemon.detection import Detection
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch.telemetry.records import Record
+from warpwatch_daemon.config.triggers import AnomaliesConfig
+from warpwatch_daemon.history.context import AFTER_S, Context, joined
+from warpwatch_daemon.history.store import HistoryStore
+from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.register import MAX_HISTORY
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.records import Record
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from warpwatch.daemon.anomalies.tracks import INTERVAL_S, DeviceTrack, StepTrack
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
-from warpwatch.telemetry.records import DeviceReading, Record, Step
+from warpwatch_daemon.history.rollups import INTERVAL_S, DeviceTrack, StepTrack
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.records import DeviceReading, Record, Step
 
 BEFORE_S = 600.0
 AFTER_S = 300.0

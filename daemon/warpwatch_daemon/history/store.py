@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.http.answers import ApiError
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http.answers import ApiError
+from warpwatch_telemetry.errors import UsageError
 
 _HOST = re.compile(r"(\[[^\]]+\]|[^:]+)(?::\d+)?")
 

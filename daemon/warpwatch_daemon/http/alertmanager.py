@@ -12,16 +12,16 @@ from anyio import CapacityLimiter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch.daemon.alerts.desk import Answer, NotReadyError
-from warpwatch.daemon.alerts.peers import FORWARDED_HEADER, Peers, failed
-from warpwatch.daemon.alerts.webhook import Alert, NotAWebhookError, decode, plain
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.http.access import Access
-from warpwatch.daemon.http.answers import ApiError, json_answer
-from warpwatch.daemon.http.backend import Backend
-from warpwatch.daemon.http.bodies import json_body
-from warpwatch.daemon.http.forwarding import Forwarding, Places
-from warpwatch.telemetry.alerts import NO_RANK, PEER_FAILED
+from warpwatch_daemon.captures.alerts.alert_requests import Answer, NotReadyError
+from warpwatch_daemon.captures.alerts.peers import FORWARDED_HEADER, Peers, failed
+from warpwatch_daemon.captures.alerts.webhook import Alert, NotAWebhookError, decode, plain
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.answers import ApiError, json_answer
+from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.bodies import json_body
+from warpwatch_daemon.http.forwarding import Forwarding, Places
+from warpwatch_telemetry.alerts import NO_RANK, PEER_FAILED
 
 # Webhooks that are being answered: each may hold a body in memory.
 MAX_AT_ONCE = 16

@@ -11,14 +11,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch.daemon.config.conversion import NotConvertibleError, convert
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.http import documents
-from warpwatch.daemon.http.access import Access
-from warpwatch.daemon.http.answers import ApiError, json_answer
-from warpwatch.daemon.http.backend import Backend
-from warpwatch.daemon.http.bodies import json_body
-from warpwatch.telemetry.captures import Capture, CaptureKind, CaptureRequest
+from warpwatch_daemon.config.conversion import NotConvertibleError, convert
+from warpwatch_daemon.http import documents
+from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.answers import ApiError, json_answer
+from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.bodies import json_body
+from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest
+from warpwatch_telemetry.errors import Refused
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
 _REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}

@@ -9,20 +9,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.http.access import Access
-from warpwatch.daemon.http.alertmanager import AlertWebhook
-from warpwatch.daemon.http.answers import ApiError, json_answer
-from warpwatch.daemon.http.api import Api
-from warpwatch.daemon.http.backend import Backend
-from warpwatch.daemon.http.basic_auth import BasicAuth
-from warpwatch.daemon.http.capture_files import CaptureFiles
-from warpwatch.daemon.http.guard import Admission, Guard
-from warpwatch.daemon.http.limits import PeerLimit
-from warpwatch.daemon.http.metrics import MetricsPages
-from warpwatch.daemon.http.openapi import openapi
-from warpwatch.daemon.http.page.endpoint import PageEndpoint
-from warpwatch.daemon.http.scrapes import Scrapes
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.alertmanager import AlertWebhook
+from warpwatch_daemon.http.answers import ApiError, json_answer
+from warpwatch_daemon.http.api import Api
+from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.basic_auth import BasicAuth
+from warpwatch_daemon.http.capture_files import CaptureFiles
+from warpwatch_daemon.http.guard import Admission, Guard
+from warpwatch_daemon.http.limits import PeerLimit
+from warpwatch_daemon.http.metrics import MetricsPages
+from warpwatch_daemon.http.openapi import openapi
+from warpwatch_daemon.http.page.endpoint import PageEndpoint
+from warpwatch_daemon.http.scrapes import Scrapes
 
 _REASONS = {404: "not_found", 405: "method_not_allowed"}
 

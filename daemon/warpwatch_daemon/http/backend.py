@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from warpwatch.daemon.alerts.desk import Answer
-from warpwatch.daemon.alerts.webhook import Alert
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.exporters.prometheus import Options
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch.telemetry.captures import Capture, CaptureRequest
-from warpwatch.telemetry.state import State
+from warpwatch_daemon.captures.alerts.alert_requests import Answer
+from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_exporters.prometheus import Options
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.state import State
 
 
 class Backend(Protocol):

@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Mapping
 from types import ModuleType
 
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.http.answers import ApiError
+from warpwatch_daemon.http.answers import ApiError
+from warpwatch_telemetry.errors import UsageError
 
 # bcrypt itself looks at no more.
 MAX_PASSWORD_BYTES = 72

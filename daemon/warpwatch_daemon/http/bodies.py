@@ -6,8 +6,8 @@ import asyncio
 
 from starlette.requests import ClientDisconnect, Request
 
-from warpwatch.daemon.http.answers import ApiError
-from warpwatch.daemon.http.guard import MAX_BODY_BYTES, too_large
+from warpwatch_daemon.http.answers import ApiError
+from warpwatch_daemon.http.guard import MAX_BODY_BYTES, too_large
 
 BODY_TIMEOUT_S = 10.0
 

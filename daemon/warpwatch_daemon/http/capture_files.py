@@ -11,9 +11,9 @@ import re
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from warpwatch.daemon.http.access import Access
-from warpwatch.daemon.http.answers import ApiError
-from warpwatch.daemon.http.backend import Backend
+from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.answers import ApiError
+from warpwatch_daemon.http.backend import Backend
 
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")

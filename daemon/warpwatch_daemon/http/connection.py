@@ -7,7 +7,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from warpwatch.daemon.http.scrapes import Scrape, Scrapes
+from warpwatch_daemon.http.scrapes import Scrape, Scrapes
 
 # A new connection that did not send the head of a request by then is closed.
 HEAD_TIMEOUT_S = 10.0

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture, Decision
-from warpwatch.telemetry.log import series_text
-from warpwatch.telemetry.samples import DeviceSample
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.log import series_text
+from warpwatch_telemetry.samples import DeviceSample
 
 Document = dict[str, Any]
 

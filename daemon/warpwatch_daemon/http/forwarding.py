@@ -11,10 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 import anyio.to_thread
 from anyio import CapacityLimiter
 
-from warpwatch.daemon.alerts.desk import MAX_ALERTS, MAX_REMEMBERED, REMEMBER_S, Answer
-from warpwatch.daemon.alerts.peers import PeerError, Peers, failed
-from warpwatch.daemon.alerts.webhook import Alert, is_address, is_name
-from warpwatch.telemetry.alerts import PEER_FAILED
+from warpwatch_daemon.captures.alerts.alert_requests import (
+    MAX_ALERTS,
+    MAX_REMEMBERED,
+    REMEMBER_S,
+    Answer,
+)
+from warpwatch_daemon.captures.alerts.peers import PeerError, Peers, failed
+from warpwatch_daemon.captures.alerts.webhook import Alert, is_address, is_name
+from warpwatch_telemetry.alerts import PEER_FAILED
 
 # Together less than the ten seconds that Alertmanager gives a notification at least.
 RESOLVE_TIMEOUT_S = 2.0

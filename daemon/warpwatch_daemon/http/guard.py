@@ -11,11 +11,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warpwatch.daemon.alerts.peers import PATH as WEBHOOK
-from warpwatch.daemon.http.access import Access
-from warpwatch.daemon.http.answers import ApiError
-from warpwatch.daemon.http.basic_auth import BasicAuth
-from warpwatch.daemon.http.limits import PeerLimit
+from warpwatch_daemon.captures.alerts.peers import PATH as WEBHOOK
+from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.answers import ApiError
+from warpwatch_daemon.http.basic_auth import BasicAuth
+from warpwatch_daemon.http.limits import PeerLimit
 
 logger = logging.getLogger(__name__)
 

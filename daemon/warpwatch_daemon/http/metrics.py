@@ -17,9 +17,9 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch.daemon.http.backend import Backend
-from warpwatch.daemon.http.guard import SECURITY_HEADERS
-from warpwatch.exporters.prometheus import OPENMETRICS_TYPE, TEXT_TYPE, render
+from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.guard import SECURITY_HEADERS
+from warpwatch_exporters.prometheus import OPENMETRICS_TYPE, TEXT_TYPE, render
 
 _OPENMETRICS = "application/openmetrics-text"
 # Of the versions of OpenMetrics, what is written satisfies these; no version means any.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from warpwatch.telemetry.alerts import ALERT_OUTCOMES
-from warpwatch.telemetry.anomalies import KINDS
-from warpwatch.telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
+from warpwatch_telemetry.alerts import ALERT_OUTCOMES
+from warpwatch_telemetry.anomalies import KINDS
+from warpwatch_telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
 
 Schema = dict[str, Any]
 

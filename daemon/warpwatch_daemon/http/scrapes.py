@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
-from warpwatch.daemon.http.guard import Admission
-from warpwatch.daemon.http.metrics import Format, MetricsPages
+from warpwatch_daemon.http.guard import Admission
+from warpwatch_daemon.http.metrics import Format, MetricsPages
 
 # Of a request that is remembered with its connection; Prometheus sends about 300.
 MAX_REQUEST_BYTES = 4096

@@ -16,16 +16,16 @@ from typing import Any
 
 import uvicorn
 
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.http import certificate, web_config
-from warpwatch.daemon.http.access import is_loopback
-from warpwatch.daemon.http.app import create_app
-from warpwatch.daemon.http.backend import Backend
-from warpwatch.daemon.http.basic_auth import BasicAuth
-from warpwatch.daemon.http.connection import KEEP_ALIVE_S, Connection
-from warpwatch.daemon.http.scrapes import Scrapes
-from warpwatch.daemon.http.web_config import Tls, WebConfig
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http import certificate, web_config
+from warpwatch_daemon.http.access import is_loopback
+from warpwatch_daemon.http.app import create_app
+from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.basic_auth import BasicAuth
+from warpwatch_daemon.http.connection import KEEP_ALIVE_S, Connection
+from warpwatch_daemon.http.scrapes import Scrapes
+from warpwatch_daemon.http.web_config import Tls, WebConfig
+from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
 

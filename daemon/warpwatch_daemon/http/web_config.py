@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from warpwatch.daemon.config.conversion import NotConvertibleError, convert
-from warpwatch.daemon.errors import UsageError
+from warpwatch_daemon.config.conversion import NotConvertibleError, convert
+from warpwatch_telemetry.errors import UsageError
 
 _CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,

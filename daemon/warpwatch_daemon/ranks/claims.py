@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from warpwatch.client.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
+from warpwatch.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
 
 MAX_TEXT = 128
 MAX_WORLD_SIZE = 1 << 20

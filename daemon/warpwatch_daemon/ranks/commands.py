@@ -7,13 +7,8 @@ import itertools
 import os
 from typing import Any
 
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous.directory import (
-    Directory,
-    check_regular,
-    open_checked,
-    open_own,
-)
+from warpwatch import protocol
+from warpwatch_daemon.ranks.directory import Directory, check_regular, open_checked, open_own
 
 SUFFIX = ".cmd"
 MAX_SEQUENCE = (1 << 64) - 1

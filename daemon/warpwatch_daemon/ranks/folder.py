@@ -7,11 +7,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from warpwatch.client import rendezvous
-from warpwatch.daemon.config import RendezvousConfig
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.rendezvous import lock
-from warpwatch.daemon.rendezvous.directory import OWNED, STICKY, Directory
+from warpwatch import rendezvous
+from warpwatch_daemon.config import RendezvousConfig
+from warpwatch_daemon.ranks import lock
+from warpwatch_daemon.ranks.directory import OWNED, STICKY, Directory
+from warpwatch_telemetry.errors import UsageError
 
 
 def resolve(config: RendezvousConfig, environ: Mapping[str, str], uid: int) -> tuple[Path, Path]:

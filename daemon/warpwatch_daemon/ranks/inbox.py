@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from warpwatch.daemon.errors import WarpwatchError
-from warpwatch.daemon.rendezvous.directory import Directory, open_checked
+from warpwatch_daemon.ranks.directory import Directory, open_checked
+from warpwatch_telemetry.errors import WarpwatchError
 
 # What a kind of capture brings, by the end of its name.
 SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.pickle"}

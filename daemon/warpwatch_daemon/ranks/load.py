@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.state import RankState
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.state import RankState
 
 # A rank that finished no step for this long does not load its device.
 IDLE_AFTER_S = 3.0

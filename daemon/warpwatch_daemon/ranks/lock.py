@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from warpwatch.client import rendezvous
-from warpwatch.client.protocol import PROTOCOL_VERSION
-from warpwatch.daemon.errors import WarpwatchError
-from warpwatch.daemon.rendezvous import claims
-from warpwatch.daemon.rendezvous.directory import open_own
+from warpwatch import rendezvous
+from warpwatch.protocol import PROTOCOL_VERSION
+from warpwatch_daemon.ranks import claims
+from warpwatch_daemon.ranks.directory import open_own
+from warpwatch_telemetry.errors import WarpwatchError
 
 
 class AlreadyHeld(WarpwatchError):

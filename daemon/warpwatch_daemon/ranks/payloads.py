@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous.claims import MAX_DURATION_S
-from warpwatch.telemetry.records import Step
+from warpwatch import protocol
+from warpwatch_daemon.ranks.claims import MAX_DURATION_S
+from warpwatch_telemetry.records import Step
 
 # Of processes whose shim knew one word less.
 _MEMORY_MIN_BYTES = 5 * 8

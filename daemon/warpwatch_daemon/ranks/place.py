@@ -9,10 +9,10 @@ import os
 import stat
 from pathlib import Path
 
-from warpwatch.client import rendezvous
-from warpwatch.daemon.rendezvous import commands, lock
-from warpwatch.daemon.rendezvous.commands import CommandFiles
-from warpwatch.daemon.rendezvous.directory import (
+from warpwatch import rendezvous
+from warpwatch_daemon.ranks import commands, lock
+from warpwatch_daemon.ranks.commands import CommandFiles
+from warpwatch_daemon.ranks.directory import (
     OWNED,
     STICKY,
     Directory,
@@ -21,7 +21,7 @@ from warpwatch.daemon.rendezvous.directory import (
     open_checked,
     set_mode,
 )
-from warpwatch.daemon.rendezvous.table import MAX_FILES_PER_POD, RingTable
+from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
 
 RING = ".ring"
 # What the daemon makes in a pod's folder: each folder's mode, and which files in it are no loss

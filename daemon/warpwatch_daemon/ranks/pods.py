@@ -16,12 +16,12 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from warpwatch.client import rendezvous
-from warpwatch.daemon.rendezvous import inbox
-from warpwatch.daemon.rendezvous.directory import PRIVATE, Directory, make
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.rendezvous.place import PodPlace
-from warpwatch.daemon.rendezvous.table import OpenRing, RingCount, RingTable
+from warpwatch import rendezvous
+from warpwatch_daemon.ranks import inbox
+from warpwatch_daemon.ranks.directory import PRIVATE, Directory, make
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.place import PodPlace
+from warpwatch_daemon.ranks.table import OpenRing, RingCount, RingTable
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from warpwatch.daemon.sources.process_tree import Process, descendants
+from warpwatch_devices.process_tree import Process, descendants
 
 # How often a process is looked at: a hang is told within 30 s of its last sign of life.
 INTERVAL_S = 2.0

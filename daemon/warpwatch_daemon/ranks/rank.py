@@ -6,15 +6,15 @@ import bisect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous import claims, payloads
-from warpwatch.daemon.rendezvous.process import OomKills
-from warpwatch.daemon.rendezvous.recent import RecentSteps
-from warpwatch.daemon.rendezvous.ring import RingNews
-from warpwatch.daemon.rendezvous.silence import Silence
-from warpwatch.daemon.rendezvous.table import OpenRing
-from warpwatch.telemetry.records import End, RankEvent, Record, Step
-from warpwatch.telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, RankState
+from warpwatch import protocol
+from warpwatch_daemon.ranks import claims, payloads
+from warpwatch_daemon.ranks.process import OomKills
+from warpwatch_daemon.ranks.recent import RecentSteps
+from warpwatch_daemon.ranks.ring import RingNews
+from warpwatch_daemon.ranks.silence import Silence
+from warpwatch_daemon.ranks.table import OpenRing
+from warpwatch_telemetry.records import End, RankEvent, Record, Step
+from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, RankState
 
 # Where locks cannot be seen (another kernel) a heartbeat that stands still this long is a death.
 FOREIGN_DEAD_AFTER_S = 30.0

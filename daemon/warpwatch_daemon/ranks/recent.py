@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from warpwatch.telemetry.records import Step
+from warpwatch_telemetry.records import Step
 
 RECENT_STEPS = 120
 # Of which the throughput is taken: few, so that it follows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from warpwatch.client import protocol, rendezvous
+from warpwatch import protocol, rendezvous
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from warpwatch.daemon.rendezvous.rank import Rank
+from warpwatch_daemon.ranks.rank import Rank
 
 logger = logging.getLogger(__name__)
 

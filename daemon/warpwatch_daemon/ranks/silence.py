@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warpwatch.client.protocol import Identity
+from warpwatch.protocol import Identity
 
 STOPPED = "stopped"
 HOLDS_GIL = "holds the GIL"

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from warpwatch.client.protocol import ProtocolError
-from warpwatch.daemon.rendezvous import inbox, place, process, saved
-from warpwatch.daemon.rendezvous.directory import Directory
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.rendezvous.place import Place
-from warpwatch.daemon.rendezvous.pods import Pods
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.daemon.rendezvous.table import SCAN_INTERVAL_S, OpenRing, RingCount, RingTable
-from warpwatch.daemon.sources.process_tree import ProcessTree
-from warpwatch.telemetry.records import End, RankEvent, RankSeen, Record
-from warpwatch.telemetry.state import RankState
+from warpwatch.protocol import ProtocolError
+from warpwatch_daemon.ranks import inbox, place, process, saved
+from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.place import Place
+from warpwatch_daemon.ranks.pods import Pods
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.table import SCAN_INTERVAL_S, OpenRing, RingCount, RingTable
+from warpwatch_devices.process_tree import ProcessTree
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record
+from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
 

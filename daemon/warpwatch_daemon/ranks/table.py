@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous import claims
-from warpwatch.daemon.rendezvous.directory import Directory, open_checked
-from warpwatch.daemon.rendezvous.ring import RingReader
+from warpwatch import protocol
+from warpwatch_daemon.ranks import claims
+from warpwatch_daemon.ranks.directory import Directory, open_checked
+from warpwatch_daemon.ranks.ring import RingReader
 
 logger = logging.getLogger(__name__)
 

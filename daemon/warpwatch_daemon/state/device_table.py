@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.metric import DEVICE_PRECEDENCE, SeriesKey
-from warpwatch.telemetry.samples import DeviceSample
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.metric import DEVICE_PRECEDENCE, SeriesKey
+from warpwatch_telemetry.samples import DeviceSample
 
 # A device that its first source finds in such a state has nothing to tell through another one,
 # whose values are old ones.

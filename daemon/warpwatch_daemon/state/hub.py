@@ -8,16 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from warpwatch.client._version import __version__
-from warpwatch.daemon.device_table import DeviceTable
-from warpwatch.daemon.job_energy import JobEnergy
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.captures import Capture, Decision
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import DeviceReading, Record
-from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
-from warpwatch.telemetry.state import JobState, RankState, State
+from warpwatch._version import __version__
+from warpwatch_daemon.state.device_table import DeviceTable
+from warpwatch_daemon.state.job_energy import JobEnergy
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import DeviceReading, Record
+from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.state import JobState, RankState, State
 
 
 class Hub:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import DeviceSample
-from warpwatch.telemetry.state import RankState
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.state import RankState
 
 ENERGY: SeriesKey = ("device_energy_joules_total", ())
 MIG_MODE: SeriesKey = ("device_mig_mode", ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.telemetry.anomalies import Anomaly, Severity
+from warpwatch_telemetry.anomalies import Anomaly, Severity
 
 # What an anomaly is about: kind, job, device. Several ranks of one cause are one anomaly.
 Key = tuple[str, str | None, str | None]

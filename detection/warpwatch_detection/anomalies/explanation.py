@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from warpwatch.daemon.anomalies.episodes import Episode, Key
-from warpwatch.daemon.anomalies.places import Places
-from warpwatch.daemon.detectors.causes import EXPLAINED_BY
-from warpwatch.daemon.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
-from warpwatch.telemetry.anomalies import Anomaly, Severity
-from warpwatch.telemetry.xid import SEVERITIES
-from warpwatch.telemetry.xids import explain
+from warpwatch_detection.anomalies.episodes import Episode, Key
+from warpwatch_detection.anomalies.rank_devices import Places
+from warpwatch_detection.detectors.causes import EXPLAINED_BY
+from warpwatch_detection.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
+from warpwatch_telemetry.anomalies import Anomaly, Severity
+from warpwatch_telemetry.xid import SEVERITIES
+from warpwatch_telemetry.xids import explain
 
 # All ranks wait for the one whose device fails.
 _STOPPED = frozenset({"hang", "crash"})

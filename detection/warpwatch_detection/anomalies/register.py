@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from warpwatch.daemon.anomalies.episodes import EndedKey, Episode, Key, RegisterState
-from warpwatch.daemon.anomalies.explanation import cause_of
-from warpwatch.daemon.anomalies.places import Places
-from warpwatch.daemon.anomalies.shadows import Shadows
-from warpwatch.daemon.config.triggers import AnomaliesConfig
-from warpwatch.daemon.detectors.base import NEVER, Fine, Found, Verdict
-from warpwatch.telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Severity
-from warpwatch.telemetry.xid import SEVERITIES
+from warpwatch_daemon.config.triggers import AnomaliesConfig
+from warpwatch_detection.anomalies.episodes import EndedKey, Episode, Key, RegisterState
+from warpwatch_detection.anomalies.explanation import cause_of
+from warpwatch_detection.anomalies.rank_devices import Places
+from warpwatch_detection.anomalies.suppressed import Shadows
+from warpwatch_detection.detectors.base import NEVER, Fine, Found, Verdict
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Severity
+from warpwatch_telemetry.xid import SEVERITIES
 
 MAX_ACTIVE = 1000
 MAX_ENDED = 1000

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from warpwatch.daemon.anomalies.places import RankLife
-from warpwatch.telemetry.records import RankSeen, Record, Step
+from warpwatch_detection.anomalies.rank_devices import RankLife
+from warpwatch_telemetry.records import RankSeen, Record, Step
 
 # Rings are read at once and the living heartbeat every second: who has not shown up is gone.
 CONFIRM_S = 10.0

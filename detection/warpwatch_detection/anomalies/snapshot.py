@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from warpwatch.client._version import __version__
+from warpwatch._version import __version__
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from warpwatch.daemon.anomalies.episodes import Key, Shadow
-from warpwatch.daemon.detectors.base import Found
-from warpwatch.daemon.detectors.causes import TOLD_ONCE
-from warpwatch.telemetry.anomalies import EVENT_KINDS, Anomaly
+from warpwatch_detection.anomalies.episodes import Key, Shadow
+from warpwatch_detection.detectors.base import Found
+from warpwatch_detection.detectors.causes import TOLD_ONCE
+from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly
 
 MAX_SHADOWS = 1000
 # A cause's own blocks may calm down before those of its shadow: what is found so often after the

@@ -18,21 +18,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors.base import Detector
-from warpwatch.daemon.detectors.comm_slow import CommSlow
-from warpwatch.daemon.detectors.crash import Crash
-from warpwatch.daemon.detectors.data_stall import DataStall
-from warpwatch.daemon.detectors.devices import DEVICE_DETECTORS
-from warpwatch.daemon.detectors.gc_pause import GcPause
-from warpwatch.daemon.detectors.hang import Hang
-from warpwatch.daemon.detectors.memory_leak import MemoryLeak
-from warpwatch.daemon.detectors.memory_pressure import MemoryPressure
-from warpwatch.daemon.detectors.oom import Oom
-from warpwatch.daemon.detectors.step_drift import StepDrift
-from warpwatch.daemon.detectors.step_regression import StepRegression
-from warpwatch.daemon.detectors.step_spikes import StepSpikes
-from warpwatch.daemon.detectors.straggler import Straggler
+from warpwatch_daemon.config import Config
+from warpwatch_detection.detectors.base import Detector
+from warpwatch_detection.detectors.comm_slow import CommSlow
+from warpwatch_detection.detectors.crash import Crash
+from warpwatch_detection.detectors.data_stall import DataStall
+from warpwatch_detection.detectors.devices import DEVICE_DETECTORS
+from warpwatch_detection.detectors.gc_pause import GcPause
+from warpwatch_detection.detectors.hang import Hang
+from warpwatch_detection.detectors.memory_leak import MemoryLeak
+from warpwatch_detection.detectors.memory_pressure import MemoryPressure
+from warpwatch_detection.detectors.oom import Oom
+from warpwatch_detection.detectors.step_drift import StepDrift
+from warpwatch_detection.detectors.step_regression import StepRegression
+from warpwatch_detection.detectors.step_spikes import StepSpikes
+from warpwatch_detection.detectors.straggler import Straggler
 
 # In the order in which they judge a record: a cause comes before what it explains.
 DETECTORS: dict[str, Callable[[Config], Detector]] = {

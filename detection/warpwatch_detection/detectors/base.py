@@ -9,8 +9,8 @@ from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_
 
 import msgspec
 
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import Record, Step
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import Record, Step
 
 # The deadline of a detector that waits for nothing.
 NEVER = float("inf")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.telemetry.records import RankEvent
+from warpwatch_telemetry.records import RankEvent
 
 BEGIN_EVENTS = frozenset({"capture_armed", "capture_started"})
 END_EVENTS = frozenset(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from warpwatch.daemon.config.detectors_steps import CommSlowConfig
-from warpwatch.daemon.detectors.base import Found, JobStep
-from warpwatch.daemon.detectors.episode import Episode
-from warpwatch.daemon.detectors.level_shift import Shift
-from warpwatch.daemon.detectors.samples import REFERENCE, level
-from warpwatch.daemon.detectors.shift_detector import ShiftDetector, ShiftJob
+from warpwatch_detection.config_steps import CommSlowConfig
+from warpwatch_detection.detectors.base import Found, JobStep
+from warpwatch_detection.detectors.episode import Episode
+from warpwatch_detection.detectors.level_shift import Shift
+from warpwatch_detection.detectors.samples import REFERENCE, level
+from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
 
 
 class CommSlow(ShiftDetector[CommSlowConfig]):

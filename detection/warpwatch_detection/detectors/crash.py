@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from warpwatch.daemon.config.detectors_life import CrashConfig
-from warpwatch.daemon.detectors.deaths import DeathDetector
+from warpwatch_detection.config_life import CrashConfig
+from warpwatch_detection.detectors.deaths import DeathDetector
 
 
 class Crash(DeathDetector):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_ranks import DataStallConfig
-from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch.daemon.detectors.frozen_baseline import FrozenBaseline
+from warpwatch_detection.config_ranks import DataStallConfig
+from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
+from warpwatch_detection.detectors.frozen_baseline import FrozenBaseline
 
 # A block ends at this many steps whatever time it spans.
 MAX_BLOCK_STEPS = 200

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch.daemon.detectors.base import NEVER, Found, Observation, Reading
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import End, RankEvent, RankSeen, Step
+from warpwatch_detection.detectors.base import NEVER, Found, Observation, Reading
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
 MAX_DETAIL = 160
 MAX_JOBS = 256

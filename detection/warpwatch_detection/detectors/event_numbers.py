@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch.telemetry.records import RankEvent
+from warpwatch_telemetry.records import RankEvent
 
 # Far above every count and duration, and far below where arithmetic with floats ends.
 MAX_NUMBER = 1e30

@@ -10,21 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch.daemon.config.detectors_ranks import GcPauseConfig
-from warpwatch.daemon.detectors import peers
-from warpwatch.daemon.detectors.base import (
-    Fine,
-    Found,
-    JobStep,
-    PerJob,
-    Reading,
-    Verdict,
-)
-from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.daemon.detectors.regular_pauses import RegularPauses
-from warpwatch.daemon.detectors.told_pauses import ToldPauses
-from warpwatch.daemon.detectors.work_scaling import WorkScaling
-from warpwatch.telemetry.records import RankEvent
+from warpwatch_detection.config_ranks import GcPauseConfig
+from warpwatch_detection.detectors import peers
+from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
+from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_detection.detectors.regular_pauses import RegularPauses
+from warpwatch_detection.detectors.reported_pauses import ToldPauses
+from warpwatch_detection.detectors.work_scaling import WorkScaling
+from warpwatch_telemetry.records import RankEvent
 
 # Weight of a new step in the job's usual step time.
 STEP_WEIGHT = 0.02

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from warpwatch.daemon.config.detectors_life import MemoryLeakConfig
-from warpwatch.daemon.detectors.level import SIGMA_PER_MAD, median
+from warpwatch_detection.config_life import MemoryLeakConfig
+from warpwatch_detection.detectors.level import SIGMA_PER_MAD, median
 
 # Short blocks in one long block.
 LONG_BLOCK = 16

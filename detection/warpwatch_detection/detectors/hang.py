@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_life import HangConfig
-from warpwatch.daemon.detectors.at_rest import DeviceSigns, read_device
-from warpwatch.daemon.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
-from warpwatch.daemon.detectors.capture_windows import CaptureWindows
-from warpwatch.daemon.detectors.level import median
-from warpwatch.daemon.detectors.pulse import RECENT_STEPS, JobPulse
-from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
+from warpwatch_detection.config_life import HangConfig
+from warpwatch_detection.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
+from warpwatch_detection.detectors.capture_windows import CaptureWindows
+from warpwatch_detection.detectors.idleness import DeviceSigns, read_device
+from warpwatch_detection.detectors.level import median
+from warpwatch_detection.detectors.step_progress import RECENT_STEPS, JobPulse
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 # Survivors that wait for a dead rank have the crash's cause, not one of their own.
 CRASH_QUIET_S = 600.0

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_life import HangConfig
-from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.telemetry.records import DeviceReading, RankEvent
+from warpwatch_detection.config_life import HangConfig
+from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_telemetry.records import DeviceReading, RankEvent
 
 # Older signs say nothing of now.
 STALE_S = 10.0

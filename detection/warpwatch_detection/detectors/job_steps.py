@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.detectors.base import JobStep
-from warpwatch.daemon.detectors.capture_windows import CaptureWindows
-from warpwatch.telemetry.records import End, RankEvent, Record, Step
+from warpwatch_detection.detectors.base import JobStep
+from warpwatch_detection.detectors.capture_windows import CaptureWindows
+from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 # Steps that may wait for a rank; after that they are judged without it.
 MAX_PENDING = 64

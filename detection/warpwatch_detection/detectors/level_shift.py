@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist
 
-from warpwatch.daemon.config.detectors_steps import ShiftConfig
-from warpwatch.daemon.detectors.samples import (
+from warpwatch_detection.config_steps import ShiftConfig
+from warpwatch_detection.detectors.samples import (
     BY_INDEX,
     REFERENCE,
     WINDOWS,

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_life import MemoryLeakConfig
-from warpwatch.daemon.detectors.base import (
-    Fine,
-    Found,
-    Observation,
-    Reading,
-    Timeless,
-    Verdict,
-)
-from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.daemon.detectors.growth import Growth, Trend
-from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
+from warpwatch_detection.config_life import MemoryLeakConfig
+from warpwatch_detection.detectors.base import Fine, Found, Observation, Reading, Timeless, Verdict
+from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_detection.detectors.growth import Growth, Trend
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _FREE = ("device_memory_free_bytes", ())
 _MAX_NAMED = 8

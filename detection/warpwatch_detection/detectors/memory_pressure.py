@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_life import MemoryPressureConfig
-from warpwatch.daemon.detectors.base import (
-    NEVER,
-    Fine,
-    Found,
-    Observation,
-    Reading,
-    Verdict,
-)
-from warpwatch.daemon.detectors.event_numbers import detail_number
-from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
+from warpwatch_detection.config_life import MemoryPressureConfig
+from warpwatch_detection.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
+from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _USED = ("device_memory_used_bytes", ())
 _TOTAL = ("device_memory_total_bytes", ())

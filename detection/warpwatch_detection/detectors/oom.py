@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from warpwatch.daemon.config.detectors_life import OomConfig
-from warpwatch.daemon.detectors.deaths import DeathDetector
+from warpwatch_detection.config_life import OomConfig
+from warpwatch_detection.detectors.deaths import DeathDetector
 
 
 class Oom(DeathDetector):

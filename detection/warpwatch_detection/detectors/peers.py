@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from warpwatch.daemon.detectors.base import JobStep
-from warpwatch.daemon.detectors.work_scaling import WorkScaling, is_telling
+from warpwatch_detection.detectors.base import JobStep
+from warpwatch_detection.detectors.work_scaling import WorkScaling, is_telling
 
 # Ranks that hardly compute are not compared: below this share of the step all are alike.
 LEAST_SHARE = 0.01

@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_ranks import StragglerConfig
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.frozen_baseline import FrozenBaseline
-from warpwatch.daemon.detectors.guarded_median import GuardedMedian, Middle
-from warpwatch.daemon.detectors.peers import Comparison, group_by_level, lone_outlier
-from warpwatch.daemon.detectors.sliding_median import median_of_ordered
-from warpwatch.daemon.detectors.work_scaling import WorkScaling
+from warpwatch_detection.config_ranks import StragglerConfig
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.frozen_baseline import FrozenBaseline
+from warpwatch_detection.detectors.guarded_median import GuardedMedian, Middle
+from warpwatch_detection.detectors.peers import Comparison, group_by_level, lone_outlier
+from warpwatch_detection.detectors.sliding_median import median_of_ordered
+from warpwatch_detection.detectors.work_scaling import WorkScaling
 
 # Times of ranks are not known better than this, as a log ratio.
 MIN_SPREAD = 0.004

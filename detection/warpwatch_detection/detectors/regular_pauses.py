@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_ranks import GcPauseConfig
+from warpwatch_detection.config_ranks import GcPauseConfig
 
 # Log ratios of single steps are not known better than this.
 MIN_SCALE = 0.005

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from warpwatch.daemon.config.detectors_ranks import GcPauseConfig
+from warpwatch_detection.config_ranks import GcPauseConfig
 
 # Decayed to less than this, the pauses are past.
 LEAST_COUNT = 0.3

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from warpwatch.daemon.config.detectors_steps import ShiftConfig
-from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch.daemon.detectors.episode import CLOSING_SAMPLES, Episode
-from warpwatch.daemon.detectors.level_shift import LevelShift, Shift
-from warpwatch.daemon.detectors.step_signal import StepSignal
+from warpwatch_detection.config_steps import ShiftConfig
+from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
+from warpwatch_detection.detectors.episode import CLOSING_SAMPLES, Episode
+from warpwatch_detection.detectors.level_shift import LevelShift, Shift
+from warpwatch_detection.detectors.step_signal import StepSignal
 
 C = TypeVar("C", bound=ShiftConfig)
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_steps import ShiftConfig, StepDriftConfig
-from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch.daemon.detectors.episode import Episode
-from warpwatch.daemon.detectors.level_shift import LevelShift
-from warpwatch.daemon.detectors.samples import level
-from warpwatch.daemon.detectors.step_signal import StepSignal, add_common
+from warpwatch_detection.config_steps import ShiftConfig, StepDriftConfig
+from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
+from warpwatch_detection.detectors.episode import Episode
+from warpwatch_detection.detectors.level_shift import LevelShift
+from warpwatch_detection.detectors.samples import level
+from warpwatch_detection.detectors.step_signal import StepSignal, add_common
 
 # Samples of a block; all that follows is counted in blocks.
 BLOCK = 20

@@ -8,10 +8,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.detectors.at_rest import JobSigns
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.level import median
-from warpwatch.telemetry.records import Step
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.idleness import JobSigns
+from warpwatch_detection.detectors.level import median
+from warpwatch_telemetry.records import Step
 
 # Steps whose median is the job's step time now.
 RECENT_STEPS = 64

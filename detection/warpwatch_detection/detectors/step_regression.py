@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from warpwatch.daemon.config.detectors_steps import StepRegressionConfig
-from warpwatch.daemon.detectors.base import Found, JobStep
-from warpwatch.daemon.detectors.episode import Episode
-from warpwatch.daemon.detectors.level_shift import Shift
-from warpwatch.daemon.detectors.shift_detector import ShiftDetector, ShiftJob
-from warpwatch.daemon.detectors.step_signal import add_common
+from warpwatch_detection.config_steps import StepRegressionConfig
+from warpwatch_detection.detectors.base import Found, JobStep
+from warpwatch_detection.detectors.episode import Episode
+from warpwatch_detection.detectors.level_shift import Shift
+from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
+from warpwatch_detection.detectors.step_signal import add_common
 
 
 class StepRegression(ShiftDetector[StepRegressionConfig]):

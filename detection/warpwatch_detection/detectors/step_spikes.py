@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_steps import StepSpikesConfig
-from warpwatch.daemon.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch.daemon.detectors.step_work import StepWork
+from warpwatch_detection.config_steps import StepSpikesConfig
+from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
+from warpwatch_detection.detectors.step_work import StepWork
 
 # Steps around the newest that say what is normal; looked at every few steps.
 WINDOW = 40

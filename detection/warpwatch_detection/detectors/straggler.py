@@ -12,20 +12,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_ranks import StragglerConfig
-from warpwatch.daemon.detectors import peers
-from warpwatch.daemon.detectors.base import (
-    NEVER,
-    Fine,
-    Found,
-    JobStep,
-    PerJob,
-    Reading,
-    Verdict,
-)
-from warpwatch.daemon.detectors.guarded_median import Middle
-from warpwatch.daemon.detectors.rank_levels import JobLevels, RankLevel, error_of
-from warpwatch.daemon.detectors.sliding_median import median_of_ordered
+from warpwatch_detection.config_ranks import StragglerConfig
+from warpwatch_detection.detectors import peers
+from warpwatch_detection.detectors.base import NEVER, Fine, Found, JobStep, PerJob, Reading, Verdict
+from warpwatch_detection.detectors.guarded_median import Middle
+from warpwatch_detection.detectors.rank_levels import JobLevels, RankLevel, error_of
+from warpwatch_detection.detectors.sliding_median import median_of_ordered
 
 # However far above the limit a level is, it is held for at least this part of ``hold_s``.
 MAX_HASTE = 4.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from warpwatch.daemon.attribution.device_ids import (
+from warpwatch_devices.attribution.device_ids import (
     DeviceReference,
     parse_cdi_name,
     parse_device_id,
     parse_driver_name,
 )
-from warpwatch.telemetry.attribution import Workload
+from warpwatch_telemetry.attribution import Workload
 
 # NVIDIA's driver for dynamic resource allocation.
 GPU_DRIVER = "gpu.nvidia.com"

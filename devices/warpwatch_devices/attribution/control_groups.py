@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from warpwatch.telemetry.attribution import ProcessOwner
+from warpwatch_telemetry.attribution import ProcessOwner
 
 _PROC = Path("/proc")
 # More hierarchies and deeper paths than any kernel has.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from warpwatch.daemon.attribution.control_groups import read_owner
-from warpwatch.daemon.attribution.origin import Reading
-from warpwatch.daemon.pid_namespace import sees_host_processes
-from warpwatch.telemetry.attribution import Attribution, ProcessOwner
-from warpwatch.telemetry.samples import DeviceSample
+from warpwatch_devices.attribution.control_groups import read_owner
+from warpwatch_devices.attribution.origin import Reading
+from warpwatch_devices.pid_namespace import sees_host_processes
+from warpwatch_telemetry.attribution import Attribution, ProcessOwner
+from warpwatch_telemetry.samples import DeviceSample
 
 # A GPU has some ten processes at most; what is beyond this is not looked at.
 MAX_PROCESSES = 1024

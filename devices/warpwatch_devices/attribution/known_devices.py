@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from warpwatch.daemon.attribution.device_ids import DeviceReference
-from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch_devices.attribution.device_ids import DeviceReference
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 
 class KnownDevices:

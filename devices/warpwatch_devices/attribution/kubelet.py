@@ -8,14 +8,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warpwatch.daemon.attribution.allocations import allocations_of
-from warpwatch.daemon.attribution.known_devices import KnownDevices
-from warpwatch.daemon.attribution.origin import OriginError, Reading
-from warpwatch.telemetry.attribution import Attribution, Workload
-from warpwatch.telemetry.samples import DeviceSample
+from warpwatch_devices.attribution.allocations import allocations_of
+from warpwatch_devices.attribution.known_devices import KnownDevices
+from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_telemetry.attribution import Attribution, Workload
+from warpwatch_telemetry.samples import DeviceSample
 
 if TYPE_CHECKING:
-    from warpwatch.daemon.attribution.podresources_client import PodResourcesClient
+    from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
 DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEADLINE_S = 10.0
@@ -47,7 +47,7 @@ class KubeletOrigin:
             return Reading()
         if self._client is None:
             # Here and not above: this imports gRPC.
-            from warpwatch.daemon.attribution.podresources_client import PodResourcesClient
+            from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
             self._client = PodResourcesClient(self._socket, self._deadline_s)
         allocations, refused = allocations_of(self._client.list())

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.samples import DeviceSample
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.samples import DeviceSample
 
 
 class OriginError(Exception):

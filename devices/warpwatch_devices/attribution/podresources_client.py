@@ -13,10 +13,10 @@ from typing import Any
 
 import grpc
 
-from warpwatch.daemon.attribution import podresources_pb2
-from warpwatch.daemon.attribution.allocations import ListedDevice
-from warpwatch.daemon.attribution.origin import OriginError
-from warpwatch.telemetry.attribution import Workload
+from warpwatch_devices.attribution import podresources_pb2
+from warpwatch_devices.attribution.allocations import ListedDevice
+from warpwatch_devices.attribution.origin import OriginError
+from warpwatch_telemetry.attribution import Workload
 
 # What the kubelet itself allows for this call.
 MAX_ANSWER_BYTES = 16 * 2**20

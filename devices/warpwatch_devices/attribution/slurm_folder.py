@@ -16,9 +16,9 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from warpwatch.daemon.attribution.origin import OriginError, Reading
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 MAX_FILE_BYTES = 4096
 MAX_JOBS = 64

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from warpwatch.daemon.attribution.device_processes import DeviceProcessesOrigin
-from warpwatch.daemon.attribution.kubelet import KubeletOrigin
-from warpwatch.daemon.attribution.origin import Origin, OriginError, Reading
-from warpwatch.daemon.attribution.slurm_folder import SlurmFolderOrigin
-from warpwatch.daemon.config import AttributionConfig
-from warpwatch.daemon.sources.base import Sink, Surroundings
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.samples import DeviceSample, SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import AttributionConfig
+from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
+from warpwatch_devices.attribution.kubelet import KubeletOrigin
+from warpwatch_devices.attribution.origin import Origin, OriginError, Reading
+from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
+from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 

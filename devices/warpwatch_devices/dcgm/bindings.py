@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from warpwatch.telemetry.samples import Device
+from warpwatch_telemetry.samples import Device
 
 # Where the packages of DCGM 4 and of DCGM 2 and 3 put the bindings.
 FOLDERS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch_devices.source import Sink
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 _DCGM_SOURCES = frozenset({"dcgm", "dcgm_exporter"})
 

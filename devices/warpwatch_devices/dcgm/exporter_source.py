@@ -21,12 +21,12 @@ from email.message import Message
 from typing import IO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from warpwatch.daemon.config import DcgmExporterConfig
-from warpwatch.daemon.dcgm.devices import PublishedDevices, device_of
-from warpwatch.daemon.dcgm.scrape import Scrape, read
-from warpwatch.daemon.sources.base import Sink, Surroundings
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.samples import DeviceSample, SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import DcgmExporterConfig
+from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
+from warpwatch_devices.dcgm.scrape import Scrape, read
+from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 

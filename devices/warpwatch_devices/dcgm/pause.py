@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from warpwatch.daemon.dcgm.bindings import DcgmRefused, HostEngine
+from warpwatch_devices.dcgm.bindings import DcgmRefused, HostEngine
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.dcgm.exposition import Series, parse
-from warpwatch.daemon.dcgm.values import INSTANCE_ROWS, ROWS, in_our_unit
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import Device
+from warpwatch_devices.dcgm.exposition import Series, parse
+from warpwatch_devices.dcgm.values import INSTANCE_ROWS, ROWS, in_our_unit
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Device
 
 MAX_DEVICES = 1024
 

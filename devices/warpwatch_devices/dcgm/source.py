@@ -10,8 +10,9 @@ import logging
 import threading
 import time
 
-from warpwatch.daemon.config import DcgmConfig
-from warpwatch.daemon.dcgm.bindings import (
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_daemon.config import DcgmConfig
+from warpwatch_devices.dcgm.bindings import (
     DcgmRefused,
     DcgmUnavailable,
     Entity,
@@ -19,13 +20,12 @@ from warpwatch.daemon.dcgm.bindings import (
     Reading,
     load,
 )
-from warpwatch.daemon.dcgm.devices import PublishedDevices, device_of
-from warpwatch.daemon.dcgm.pause import MAX_PAUSE_S, ProfilingPause
-from warpwatch.daemon.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
-from warpwatch.daemon.sources.base import Sink, Surroundings
-from warpwatch.daemon.supervisor import Loop, Supervisor
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import DeviceSample, SourceHealth
+from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
+from warpwatch_devices.dcgm.pause import MAX_PAUSE_S, ProfilingPause
+from warpwatch_devices.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
+from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 

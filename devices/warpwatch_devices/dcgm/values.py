@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.dcgm_names import DCGM_NAMES, DcgmName
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.dcgm_names import DCGM_NAMES, DcgmName
 
 # What measures a ratio may overshoot a little; what is beyond is no ratio.
 MAX_RATIO = 1.05

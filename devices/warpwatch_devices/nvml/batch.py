@@ -14,9 +14,9 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.fields import Field
-from warpwatch.daemon.nvml.library import Meaning, function, meaning_of
-from warpwatch.daemon.nvml.tiers import Reader, Values
+from warpwatch_devices.nvml.fields import Field
+from warpwatch_devices.nvml.library import Meaning, function, meaning_of
+from warpwatch_devices.nvml.tiers import Reader, Values
 
 # nvmlFieldValue_t: fieldId, scopeId, timestamp (µs), latencyUsec, valueType, nvmlReturn, value.
 _ANSWER = struct.Struct("=IIqqIIQ")

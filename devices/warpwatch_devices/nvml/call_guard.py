@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from warpwatch.daemon.nvml.costs import CallCosts
+from warpwatch_devices.nvml.costs import CallCosts
 
 
 class CallAbandoned(Exception):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of, name_of
+from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of, name_of
 
 T = TypeVar("T")
 

@@ -9,30 +9,30 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.batch import FieldBatch, Parts
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.events import EventWatcher
-from warpwatch.daemon.nvml.facts import count_fans, identify, read_facts
-from warpwatch.daemon.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
-from warpwatch.daemon.nvml.gpm import GpmWorker
-from warpwatch.daemon.nvml.library import DeviceGone, LibraryGone, judge, reason_of
-from warpwatch.daemon.nvml.mig import MigDevices
-from warpwatch.daemon.nvml.occupancy import Occupancy
-from warpwatch.daemon.nvml.pcie_bytes import PCIE_BYTES, PcieBytes
-from warpwatch.daemon.nvml.readers import (
+from warpwatch_devices.nvml.batch import FieldBatch, Parts
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.events import EventWatcher
+from warpwatch_devices.nvml.facts import count_fans, identify, read_facts
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
+from warpwatch_devices.nvml.gpm import GpmWorker
+from warpwatch_devices.nvml.library import DeviceGone, LibraryGone, judge, reason_of
+from warpwatch_devices.nvml.mig import MigDevices
+from warpwatch_devices.nvml.occupancy import Occupancy
+from warpwatch_devices.nvml.pcie_bytes import PCIE_BYTES, PcieBytes
+from warpwatch_devices.nvml.readers import (
     MIG_MODE,
     UTILIZATION,
     fast_readers,
     slow_readers,
     static_readers,
 )
-from warpwatch.daemon.nvml.samples import BUSY_SECONDS, Integral
-from warpwatch.daemon.nvml.substitutes import field_substitutes, supports
-from warpwatch.daemon.nvml.tiers import RARE_S, SLOW_S, Schedule, Values
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch_devices.nvml.samples import BUSY_SECONDS, Integral
+from warpwatch_devices.nvml.substitutes import field_substitutes, supports
+from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule, Values
+from warpwatch_devices.source import Sink
+from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 logger = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.call_guard import CallAbandoned, CallGuard, address_of
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.event_devices import FIRST_RETRY_S, EventDevice, Renewals
-from warpwatch.daemon.nvml.event_types import HEALTH_EVENTS, WANTED, XID
-from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard, address_of
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.event_devices import FIRST_RETRY_S, EventDevice, Renewals
+from warpwatch_devices.nvml.event_types import HEALTH_EVENTS, WANTED, XID
+from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
+from warpwatch_devices.source import Sink
+from warpwatch_devices.xid_ledger import XidLedger
 
 logger = logging.getLogger(__name__)
 

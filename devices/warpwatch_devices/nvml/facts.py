@@ -7,8 +7,8 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.library import judge
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.library import judge
 
 _ARCHITECTURES = {
     pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",

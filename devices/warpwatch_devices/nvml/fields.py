@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import pynvml
 
-from warpwatch.telemetry.device_metrics import VIOLATION_POLICIES
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.reliability_metrics import ECC_LOCATIONS, PCIE_ERRORS
+from warpwatch_telemetry.device_metrics import VIOLATION_POLICIES
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.reliability_metrics import ECC_LOCATIONS, PCIE_ERRORS
 
 # As scopeId: the sum over all links.
 ALL_LINKS = 0xFFFFFFFF

@@ -10,17 +10,17 @@ import logging
 import threading
 import time
 
-from warpwatch.daemon.config import NvmlConfig
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.device import Companions, NvmlDevice
-from warpwatch.daemon.nvml.events import EventWatcher
-from warpwatch.daemon.nvml.generation_sink import GenerationSink
-from warpwatch.daemon.nvml.gpm import GpmWorker
-from warpwatch.daemon.nvml.library import LibraryGone
-from warpwatch.daemon.nvml.scanner import Inventory, Scanner, Search
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_daemon.config import NvmlConfig
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.device import Companions, NvmlDevice
+from warpwatch_devices.nvml.events import EventWatcher
+from warpwatch_devices.nvml.generation_sink import GenerationSink
+from warpwatch_devices.nvml.gpm import GpmWorker
+from warpwatch_devices.nvml.library import LibraryGone
+from warpwatch_devices.nvml.scanner import Inventory, Scanner, Search
+from warpwatch_devices.source import Sink
+from warpwatch_devices.xid_ledger import XidLedger
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import threading
 
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.telemetry.attribution import Attribution
-from warpwatch.telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_devices.source import Sink
+from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
 class GenerationSink:

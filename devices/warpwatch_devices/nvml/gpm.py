@@ -16,17 +16,12 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.call_guard import CallAbandoned, CallGuard, address_of
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.gpm_devices import GivenUp, GpmDevice, Values
-from warpwatch.daemon.nvml.gpm_metrics import (
-    GpmRequest,
-    refused,
-    shares_of,
-    traffic_of,
-)
-from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
-from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard, address_of
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.gpm_devices import GivenUp, GpmDevice, Values
+from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
+from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch.daemon.nvml.call_guard import CallGuard
-from warpwatch.daemon.nvml.gpm_metrics import GpmRequest
-from warpwatch.telemetry.metric import SeriesKey
+from warpwatch_devices.nvml.call_guard import CallGuard
+from warpwatch_devices.nvml.gpm_metrics import GpmRequest
+from warpwatch_telemetry.metric import SeriesKey
 
 Values = dict[SeriesKey, float]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.library import Meaning, meaning_of
-from warpwatch.telemetry.metric import SeriesKey
+from warpwatch_devices.nvml.library import Meaning, meaning_of
+from warpwatch_telemetry.metric import SeriesKey
 
 # Shares above 1 by no more than this are rounding; what lies further out is no share at all.
 ROUNDING_RATIO = 0.01

@@ -14,14 +14,14 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.gpm import GpmWorker
-from warpwatch.daemon.nvml.library import code_of, judge
-from warpwatch.daemon.nvml.occupancy import Occupancy, Place
-from warpwatch.daemon.nvml.readers import read_memory
-from warpwatch.daemon.nvml.tiers import SLOW_S, Values, rounds_of
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.gpm import GpmWorker
+from warpwatch_devices.nvml.library import code_of, judge
+from warpwatch_devices.nvml.occupancy import Occupancy, Place
+from warpwatch_devices.nvml.readers import read_memory
+from warpwatch_devices.nvml.tiers import SLOW_S, Values, rounds_of
+from warpwatch_devices.source import Sink
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 MEMORY_PERIOD_S = 2.0
 _NEVER = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.library import Meaning, judge
-from warpwatch.daemon.nvml.processes import (
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.library import Meaning, judge
+from warpwatch_devices.nvml.processes import (
     COMPUTE,
     GRAPHICS,
     MPS,
@@ -19,8 +19,8 @@ from warpwatch.daemon.nvml.processes import (
     ProcessUse,
     describe,
 )
-from warpwatch.daemon.nvml.tiers import SLOW_S, rounds_of
-from warpwatch.telemetry.samples import DeviceProcess
+from warpwatch_devices.nvml.tiers import SLOW_S, rounds_of
+from warpwatch_telemetry.samples import DeviceProcess
 
 _PERIOD_S = 2.0
 _FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)

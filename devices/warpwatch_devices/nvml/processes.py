@@ -15,11 +15,11 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.buffer import Buffer
-from warpwatch.daemon.nvml.library import function
-from warpwatch.daemon.nvml.samples import NewestSample
-from warpwatch.daemon.pid_namespace import sees_host_processes
-from warpwatch.telemetry.samples import DeviceProcess
+from warpwatch_devices.nvml.buffer import Buffer
+from warpwatch_devices.nvml.library import function
+from warpwatch_devices.nvml.samples import NewestSample
+from warpwatch_devices.pid_namespace import sees_host_processes
+from warpwatch_telemetry.samples import DeviceProcess
 
 # nvmlProcessInfo_v2_t: pid, usedGpuMemory, gpuInstanceId, computeInstanceId.
 _PROCESS = struct.Struct("=I4xQII")

@@ -11,19 +11,12 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.library import Meaning, code_of, meaning_of
-from warpwatch.daemon.nvml.samples import Integral, busy_samples
-from warpwatch.daemon.nvml.tiers import (
-    ONCE,
-    RARE_S,
-    SLOW_S,
-    SLOWER_S,
-    Reader,
-    Values,
-)
-from warpwatch.telemetry.device_metrics import THROTTLE_REASONS
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.reliability_metrics import REMAP_AVAILABILITIES
+from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
+from warpwatch_devices.nvml.samples import Integral, busy_samples
+from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, Reader, Values
+from warpwatch_telemetry.device_metrics import THROTTLE_REASONS
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.reliability_metrics import REMAP_AVAILABILITIES
 
 _MHZ = 1_000_000
 _HEAT_S = 2.0

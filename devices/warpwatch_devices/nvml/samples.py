@@ -15,10 +15,10 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.buffer import Buffer
-from warpwatch.daemon.nvml.library import function
-from warpwatch.daemon.nvml.tiers import Values
-from warpwatch.telemetry.metric import SeriesKey
+from warpwatch_devices.nvml.buffer import Buffer
+from warpwatch_devices.nvml.library import function
+from warpwatch_devices.nvml.tiers import Values
+from warpwatch_telemetry.metric import SeriesKey
 
 # nvmlSample_t: timeStamp (µs, the CPU's clock), value; samples of all types used here are integers.
 _SAMPLE = struct.Struct("=QQ")

@@ -14,10 +14,10 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.call_guard import CallAbandoned, CallGuard
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.library import LibraryGone, Meaning, code_of, meaning_of
-from warpwatch.daemon.supervisor import Loop, Supervisor
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.library import LibraryGone, Meaning, code_of, meaning_of
 
 READER = "scan"
 MAX_REPLACEMENTS = 8

@@ -9,21 +9,21 @@ from __future__ import annotations
 import logging
 import time
 
-from warpwatch.daemon.config import NvmlConfig
-from warpwatch.daemon.nvml.device import PROBE_INTERVAL_S
-from warpwatch.daemon.nvml.generation import Generation
-from warpwatch.daemon.nvml.last_resort import LastResort
-from warpwatch.daemon.nvml.library import (
+from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_daemon.config import NvmlConfig
+from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
+from warpwatch_devices.nvml.generation import Generation
+from warpwatch_devices.nvml.last_resort import LastResort
+from warpwatch_devices.nvml.library import (
     NvmlUnavailable,
     VersionMismatch,
     count_devices,
     initialise,
     shut_down,
 )
-from warpwatch.daemon.sources.base import Sink, Surroundings
-from warpwatch.daemon.sources.xid_ledger import XidLedger
-from warpwatch.daemon.supervisor import Loop, Supervisor
-from warpwatch.telemetry.samples import Device, DeviceSample, SourceHealth
+from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_devices.xid_ledger import XidLedger
+from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 

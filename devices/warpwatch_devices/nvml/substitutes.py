@@ -7,10 +7,10 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.batch import FieldBatch
-from warpwatch.daemon.nvml.readers import Read, key_of, value_of
-from warpwatch.daemon.nvml.samples import Integral, energy_samples
-from warpwatch.daemon.nvml.tiers import RARE_S, SLOWER_S, Reader, Values
+from warpwatch_devices.nvml.batch import FieldBatch
+from warpwatch_devices.nvml.readers import Read, key_of, value_of
+from warpwatch_devices.nvml.samples import Integral, energy_samples
+from warpwatch_devices.nvml.tiers import RARE_S, SLOWER_S, Reader, Values
 
 
 def field_substitutes(energy: Integral) -> Iterable[Reader]:

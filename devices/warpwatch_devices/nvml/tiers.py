@@ -17,8 +17,8 @@ from typing import Any
 
 import pynvml
 
-from warpwatch.daemon.nvml.costs import CallCosts
-from warpwatch.daemon.nvml.library import (
+from warpwatch_devices.nvml.costs import CallCosts
+from warpwatch_devices.nvml.library import (
     DeviceGone,
     Meaning,
     code_of,
@@ -26,7 +26,7 @@ from warpwatch.daemon.nvml.library import (
     meaning_of,
     reason_of,
 )
-from warpwatch.telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey
 
 logger = logging.getLogger(__name__)
 

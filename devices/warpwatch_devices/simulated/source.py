@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from warpwatch.daemon.config import SimulatedConfig
-from warpwatch.daemon.sources.base import Sink
-from warpwatch.daemon.sources.simulated_device import SimulatedDevice, simulated_uuid
-from warpwatch.daemon.sources.simulated_profiles import PROFILES
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.attribution import Attribution, Workload
-from warpwatch.telemetry.samples import SourceHealth
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import SimulatedConfig
+from warpwatch_devices.simulated.device import SimulatedDevice, simulated_uuid
+from warpwatch_devices.simulated.profiles import PROFILES
+from warpwatch_devices.source import Sink
+from warpwatch_telemetry.attribution import Attribution, Workload
+from warpwatch_telemetry.samples import SourceHealth
 
 __all__ = ["SimulatedSource", "simulated_uuid"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.report.drawing import Mark, legend, row
-from warpwatch.diagnosis.report.parts import Capture, Parts, steps_us, sums_us
-from warpwatch.diagnosis.report.words import PARTS, duration, origin, safe
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.report.drawing import Mark, legend, row
+from warpwatch_diagnosis.report.parts import Capture, Parts, steps_us, sums_us
+from warpwatch_diagnosis.report.words import PARTS, duration, origin, safe
 
 # More than any capture of the daemon holds, and still to be overlooked.
 MAX_STEPS = 24

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from warpwatch.diagnosis.report.words import LANES, duration, safe
+from warpwatch_diagnosis.report.words import LANES, duration, safe
 
 # In units of the drawing, which the page stretches to its width.
 WIDTH = 1_000.0

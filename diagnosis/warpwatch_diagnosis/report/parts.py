@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warpwatch.diagnosis.alignment import Alignment
-from warpwatch.diagnosis.diagnosis import Diagnosis
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.idle import CAUSES
-from warpwatch.diagnosis.intervals import (
+from warpwatch_diagnosis.alignment import Alignment
+from warpwatch_diagnosis.diagnosis import Diagnosis
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.idle import CAUSES
+from warpwatch_diagnosis.intervals import (
     Interval,
     Intervals,
     clip,
@@ -17,8 +17,8 @@ from warpwatch.diagnosis.intervals import (
     total,
     union,
 )
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.report.words import PARTS
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.report.words import PARTS
 
 Parts = Mapping[str, Intervals]
 

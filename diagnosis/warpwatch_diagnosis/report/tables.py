@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from warpwatch.diagnosis.before_after import Comparison
-from warpwatch.diagnosis.diagnosis import Diagnosis
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.operators import OperatorTime
-from warpwatch.diagnosis.report.words import duration, safe, size
+from warpwatch_diagnosis.before_after import Comparison
+from warpwatch_diagnosis.diagnosis import Diagnosis
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.operators import OperatorTime
+from warpwatch_diagnosis.report.words import duration, safe, size
 
 # Names of templates grow to thousands of characters; the file must stay small.
 _MAX_NAME = 160

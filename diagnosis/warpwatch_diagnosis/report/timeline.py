@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.diagnosis import Diagnosis
-from warpwatch.diagnosis.intervals import within
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.report.drawing import (
-    MAX_RECTANGLES,
-    Mark,
-    axis,
-    legend,
-    row,
-    shares,
-    thin,
-)
-from warpwatch.diagnosis.report.parts import Capture, Parts, aligned_index, clipped
-from warpwatch.diagnosis.report.words import LANES, duration, safe, stream_label
-from warpwatch.diagnosis.step_timeline import Lane, StepTimeline
-from warpwatch.diagnosis.steps import StepTime
+from warpwatch_diagnosis.diagnosis import Diagnosis
+from warpwatch_diagnosis.intervals import within
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, Mark, axis, legend, row, shares, thin
+from warpwatch_diagnosis.report.parts import Capture, Parts, aligned_index, clipped
+from warpwatch_diagnosis.report.words import LANES, duration, safe, stream_label
+from warpwatch_diagnosis.step_timeline import Lane, StepTimeline
+from warpwatch_diagnosis.steps import StepTime
 
 MAX_RANKS = 32
 _TOLD = 3

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from warpwatch.diagnosis.rules.allocator_thrash import AllocatorThrash
-from warpwatch.diagnosis.rules.base import Rule
-from warpwatch.diagnosis.rules.checkpoint import Checkpoint
-from warpwatch.diagnosis.rules.communication_bound import CommunicationBound
-from warpwatch.diagnosis.rules.data_loading import DataLoading
-from warpwatch.diagnosis.rules.gc_pause import GcPause
-from warpwatch.diagnosis.rules.host_bound import HostBound
-from warpwatch.diagnosis.rules.launch_bound import LaunchBound
-from warpwatch.diagnosis.rules.memory_bound import MemoryBound
-from warpwatch.diagnosis.rules.recompilation import Recompilation
-from warpwatch.diagnosis.rules.straggler import Straggler
-from warpwatch.diagnosis.rules.sync_bound import SyncBound
-from warpwatch.diagnosis.rules.transfer_bound import TransferBound
+from warpwatch_diagnosis.rules.allocator_thrash import AllocatorThrash
+from warpwatch_diagnosis.rules.base import Rule
+from warpwatch_diagnosis.rules.checkpoint import Checkpoint
+from warpwatch_diagnosis.rules.communication_bound import CommunicationBound
+from warpwatch_diagnosis.rules.data_loading import DataLoading
+from warpwatch_diagnosis.rules.gc_pause import GcPause
+from warpwatch_diagnosis.rules.host_bound import HostBound
+from warpwatch_diagnosis.rules.launch_bound import LaunchBound
+from warpwatch_diagnosis.rules.memory_bound import MemoryBound
+from warpwatch_diagnosis.rules.recompilation import Recompilation
+from warpwatch_diagnosis.rules.straggler import Straggler
+from warpwatch_diagnosis.rules.sync_bound import SyncBound
+from warpwatch_diagnosis.rules.transfer_bound import TransferBound
 
 RULES: tuple[Rule, ...] = (
     AllocatorThrash(),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.intervals import Intervals, total, within
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import Finding, idle, milliseconds, percent, times, worst_gaps
+from warpwatch_diagnosis.intervals import Intervals, total, within
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, percent, times, worst_gaps
 
 # Of the step that the device idles under the calls, as for other idle time (TensorBoard plugin).
 MIN_SHARE = 0.05

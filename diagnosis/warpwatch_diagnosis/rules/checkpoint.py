@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.intervals import Intervals, clip, total, union
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules import host_bound
-from warpwatch.diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
+from warpwatch_diagnosis.intervals import Intervals, clip, total, union
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules import host_bound
+from warpwatch_diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
 
 # Of the captured steps (own value, that of copies). Saving seldom costs the job less than that.
 MIN_SHARE = 0.05

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.alignment import Alignment, align, exposed_transfer_us
-from warpwatch.diagnosis.intervals import Intervals, total, union
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import Finding, idle, milliseconds, once, percent, times
+from warpwatch_diagnosis.alignment import Alignment, align, exposed_transfer_us
+from warpwatch_diagnosis.intervals import Intervals, total, union
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, once, percent, times
 
 # PyTorch's TensorBoard plugin warns above 10 % of the step.
 MIN_EXPOSED_SHARE = 0.10

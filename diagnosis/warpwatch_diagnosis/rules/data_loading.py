@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.intervals import Intervals, difference, total
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
+from warpwatch_diagnosis.intervals import Intervals, difference, total
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
 
 # PyTorch's TensorBoard plugin warns above 5 % of the step; with a GPU only its idle time counts.
 MIN_IDLE_SHARE = 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.intervals import Intervals, total
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
+from warpwatch_diagnosis.intervals import Intervals, total
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
 
 # Reference values of this project: more than this of the step, or, where other ranks wait for it,
 # any pause this long. Unsynchronised collections are a known cause of slow jobs of many ranks

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.cpu_time import CpuTime
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.intervals import Intervals, difference, intersection, total, union
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import (
+from warpwatch_diagnosis.cpu_time import CpuTime
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.intervals import Intervals, difference, intersection, total, union
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules.base import (
     Finding,
     idle,
     in_lines,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from warpwatch.diagnosis.gpu_time import SHORT_KERNEL_US, GpuTime
-from warpwatch.diagnosis.intervals import total
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules import host_bound
-from warpwatch.diagnosis.rules.base import Finding, idle, milliseconds, percent, short
+from warpwatch_diagnosis.gpu_time import SHORT_KERNEL_US, GpuTime
+from warpwatch_diagnosis.intervals import total
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules import host_bound
+from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, percent, short
 
 # More than half of the kernels short (TraceLens's 10 µs), idle time as for host_bound.
 MIN_SHORT_SHARE = 0.50

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.gpu_time import GpuTime
-from warpwatch.diagnosis.intervals import total
-from warpwatch.diagnosis.kernels import ClassTime, KernelClass
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.roofline import ClassRoofline
-from warpwatch.diagnosis.rules.base import Finding, milliseconds, percent, short, times
+from warpwatch_diagnosis.gpu_time import GpuTime
+from warpwatch_diagnosis.intervals import total
+from warpwatch_diagnosis.kernels import ClassTime, KernelClass
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.roofline import ClassRoofline
+from warpwatch_diagnosis.rules.base import Finding, milliseconds, percent, short, times
 
 # Of the compute, what must be memory-bound kernels (reference value of this project).
 MIN_SHARE_OF_COMPUTE = 0.50

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.intervals import Intervals, total
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import (
+from warpwatch_diagnosis.intervals import Intervals, total
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules.base import (
     Finding,
     idle,
     milliseconds,
@@ -19,8 +19,8 @@ from warpwatch.diagnosis.rules.base import (
     times,
     worst_gaps,
 )
-from warpwatch.diagnosis.rules.host_bound import reading
-from warpwatch.diagnosis.synchronization import SynchronizingCall
+from warpwatch_diagnosis.rules.host_bound import reading
+from warpwatch_diagnosis.synchronization import SynchronizingCall
 
 # Idle time after synchronizing calls (reference value of this project).
 MIN_SHARE = 0.05

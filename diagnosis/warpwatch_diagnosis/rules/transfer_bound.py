@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch.diagnosis.copies import CopyTime
-from warpwatch.diagnosis.intervals import Intervals, difference, total, union
-from warpwatch.diagnosis.measures import Measures
-from warpwatch.diagnosis.rules.base import Finding, idle, milliseconds, percent, times
+from warpwatch_diagnosis.copies import CopyTime
+from warpwatch_diagnosis.intervals import Intervals, difference, total, union
+from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, percent, times
 
 # TraceLens flags exposed copies above this share of the step.
 MIN_SHARE = 0.05

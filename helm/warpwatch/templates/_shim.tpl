@@ -40,7 +40,7 @@ init container, and the pod's label warpwatch/sidecar: "true", by which the PodM
   value: "1"
 # Replaces the image's own PYTHONPATH, if it has one.
 - name: PYTHONPATH
-  value: /opt/warpwatch-shim/warpwatch/client/bootstrap
+  value: /opt/warpwatch-shim/warpwatch/bootstrap
 - name: WARPWATCH_POD_UID
   valueFrom:
     fieldRef:

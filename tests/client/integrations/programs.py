@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.client.daemon_side import ROOT, Folder, Ring, eventually
 
-RUN = ("-m", "warpwatch.client", "run", "--", sys.executable)
+RUN = ("-m", "warpwatch", "run", "--", sys.executable)
 # The program stays until its standard input is closed, so that the helper thread can tell all.
 # It runs once for each argument.
 STAY = """

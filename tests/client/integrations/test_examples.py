@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.client.daemon_side import ROOT, Folder, Ring
-from tests.integrations.programs import report
+from tests.client.integrations.programs import report
 
 
 class Expected(NamedTuple):

@@ -15,7 +15,7 @@ from tests.client.daemon_side import ROOT, Folder
 PREAMBLE = """
 import copy, gc, json, pickle, tempfile, torch
 from torch.utils.data import DataLoader, TensorDataset
-from warpwatch.client import faults, hooks
+from warpwatch import faults, hooks
 
 def counted():
     clock = hooks.install().monitor.clock
@@ -26,7 +26,7 @@ told = []
 
 LIGHTNING = """
 from lightning.pytorch import LightningModule, Trainer
-from warpwatch.client.integrations.lightning import WarpwatchCallback
+from warpwatch.integrations.lightning import WarpwatchCallback
 
 class TwoOptimizers(LightningModule):
     automatic_optimization = False
@@ -66,7 +66,7 @@ told.append(callback.state_dict())
 
 TRANSFORMERS = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-from warpwatch.client.integrations.transformers import WarpwatchCallback
+from warpwatch.integrations.transformers import WarpwatchCallback
 
 class Fails(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
@@ -108,7 +108,7 @@ told.append(counted()[:3])
 ACCELERATE = """
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
-from warpwatch.client.integrations.accelerate import watch
+from warpwatch.integrations.accelerate import watch
 
 watch()
 accelerator = Accelerator(cpu=True)
@@ -136,7 +136,7 @@ told.append(counted())
 
 DEEPSPEED = """
 import deepspeed
-from warpwatch.client.integrations.deepspeed import watch
+from warpwatch.integrations.deepspeed import watch
 
 watch()
 model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Linear(64, 1))

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.capture_node import CaptureNode
-from warpwatch.daemon.anomalies.archive import Archive
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detection import Detection
-from warpwatch.daemon.detectors.oom import Oom
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.pipeline import Pipeline
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.daemon.triggers.decisions import Triggers
-from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.records import Record
+from tests.daemon.captures.capture_node import CaptureNode
+from warpwatch_daemon.agent.pipeline import Pipeline
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.triggers.decisions import Triggers
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.detectors.oom import Oom
+from warpwatch_detection.engine import Detection
+from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import Record
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_readings_are_of_every_detector(node):
 
 
 def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path, monkeypatch):
-    monkeypatch.setattr("warpwatch.daemon.pipeline.LOG_SILENCE_S", 0)
+    monkeypatch.setattr("warpwatch_daemon.agent.pipeline.LOG_SILENCE_S", 0)
     path = tmp_path / "telemetry.jsonl"
     stream = pipeline(node, Hub(10.0), JsonlWriter(path))
     node.rings[0].step()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.daemon.cli import main
-from warpwatch.daemon.config_watch import ConfigWatch
+from warpwatch_daemon.agent.config_watch import ConfigWatch
+from warpwatch_daemon.cli import main
 
 
 def publish(folder: Path, version: str, content: str) -> None:

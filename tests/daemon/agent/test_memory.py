@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warpwatch.daemon.captures.memory import RESERVE_BYTES, UNLIMITED, cgroups, host_available, room
+from warpwatch_daemon.captures.memory import RESERVE_BYTES, UNLIMITED, cgroups, host_available, room
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from warpwatch.daemon.supervisor import Supervisor
+from warpwatch_daemon.agent.supervisor import Supervisor
 
 
 @pytest.fixture

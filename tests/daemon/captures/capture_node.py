@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.captures.session import Backend
-from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.config import StoreConfig
-from warpwatch.daemon.config.triggers import TriggersConfig
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.captures import Capture, CaptureRequest
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.session import Backend
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.config import StoreConfig
+from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 
 MANUAL = CaptureRequest(job="train", kind="torch", trigger="manual", steps=3)
 AUTOMATIC = CaptureRequest(

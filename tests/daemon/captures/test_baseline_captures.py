@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import MANUAL, CaptureNode
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.config.triggers import BaselineConfig, TriggersConfig
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.triggers.baseline import BaselineCaptures
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture, Residual
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.triggers.baseline import BaselineCaptures
+from warpwatch_daemon.config.triggers import BaselineConfig, TriggersConfig
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, Residual
 
 EARLY = BaselineConfig(after_steps=3, after_s=60.0)
 LEAK = Anomaly("a1", 0.0, "memory_leak", "warning", "grows", job="train", rank=1)

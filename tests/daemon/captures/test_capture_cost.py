@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import MANUAL, CaptureNode
-from tests.daemon.ring_files import RingFile
-from warpwatch.daemon.captures.cost import Baselines, StepCost, rank_sum_z
-from warpwatch.daemon.captures.register import Register
-from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.config import StoreConfig
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.captures import Capture, Residual
-from warpwatch.telemetry.records import Step
-from warpwatch.telemetry.state import RankState
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch_daemon.captures.cost import Baselines, StepCost, rank_sum_z
+from warpwatch_daemon.captures.register import Register
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.config import StoreConfig
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import Capture, Residual
+from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.state import RankState
 
 BEFORE_S = (0.1, 0.11, 0.09) * 7
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import MANUAL, CaptureNode
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.app import Daemon
-from warpwatch.daemon.captures.verification import Expectation
-from warpwatch.daemon.config import parse
-from warpwatch.daemon.dcgm.pause import ProfilingPause
-from warpwatch.daemon.errors import Refused
-from warpwatch.telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture
-from warpwatch.telemetry.records import End, RankEvent
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.agent.app import Daemon
+from warpwatch_daemon.captures.verification import Expectation
+from warpwatch_daemon.config import parse
+from warpwatch_devices.dcgm.pause import ProfilingPause
+from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.records import End, RankEvent
 
 STACKS = CaptureRequest("train", "stacks", "anomaly", anomaly_id="a1", anomaly_kind="hang")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import MANUAL, CaptureNode, trace
-from warpwatch.daemon.captures import verification
-from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.captures.verification import Expectation, Verdict, verify
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode, trace
+from warpwatch_daemon.captures import verification
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.captures.verification import Expectation, Verdict, verify
 
 ASKED = Expectation(rank=0, first_step=3, last_step=5)
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 3100, "dur": 90}

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
-from warpwatch.client import protocol
-from warpwatch.daemon.app import Daemon
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.captures.store import Store
-from warpwatch.daemon.config import StoreConfig, parse
-from warpwatch.daemon.config.triggers import TriggersConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.captures import Capture, CaptureRequest
+from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
+from warpwatch import protocol
+from warpwatch_daemon.agent.app import Daemon
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.config import StoreConfig, parse
+from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.errors import Refused
 
 
 @pytest.fixture
@@ -367,8 +367,8 @@ def test_retention_by_age_removes_even_the_newest(tmp_path: Path) -> None:
 def test_a_second_daemon_on_the_store_is_refused(tmp_path: Path) -> None:
     config = StoreConfig(url=tmp_path.as_uri())
     code = (
-        "import sys; from warpwatch.daemon.captures.store import Store\n"
-        "from warpwatch.daemon.config import StoreConfig\n"
+        "import sys; from warpwatch_daemon.captures.store import Store\n"
+        "from warpwatch_daemon.config import StoreConfig\n"
         "Store(StoreConfig(url=sys.argv[1]))"
     )
     first = Store(config)

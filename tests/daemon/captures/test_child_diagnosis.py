@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.diagnosis.traces import cpu_rank
-from warpwatch.daemon.captures import child
+from warpwatch_daemon.captures import child
 
 
 def written(folder: Path, world_size: int) -> list[str]:

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from tests.client.daemon_side import Folder, eventually, program
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.captures.stacks import faulthandler_text, held, outside, py_spy
-from warpwatch.daemon.captures.stacks.outside import NoStacks, Silent
-from warpwatch.daemon.rendezvous import silence
-from warpwatch.daemon.rendezvous.directory import Directory
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.daemon.rendezvous.table import RingTable
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.captures.stacks import faulthandler_text, held, outside, py_spy
+from warpwatch_daemon.captures.stacks.outside import NoStacks, Silent
+from warpwatch_daemon.ranks import silence
+from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.table import RingTable
 
 HEAD = json.dumps({"rank": 3, "job": "j", "main": 16, "threads": {"16": "MainThread"}}).encode()
 DUMP = b"""Timeout (0:00:15)!
@@ -39,7 +39,7 @@ Thread 0x0000000000000010 (most recent call first):
 NAME = "held.job-r3-0123.stacks.fifo"
 HOLDING = """
 import ctypes, threading, time
-import warpwatch.client as warpwatch
+import warpwatch
 
 def hold():
     ctypes.PyDLL(None).sleep(1000)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from warpwatch.daemon.captures.kineto import origin
-from warpwatch.daemon.captures.kineto.origin import UNKNOWN, Origin, describe
-from warpwatch.daemon.captures.kineto.processes import Processes, Sender
-from warpwatch.daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
+from warpwatch_daemon.captures.kineto import origin
+from warpwatch_daemon.captures.kineto.origin import UNKNOWN, Origin, describe
+from warpwatch_daemon.captures.kineto.processes import Processes, Sender
+from warpwatch_daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
 
 CONFIG = TraceConfig("/inbox/a.json", start_time=1000.0, window_s=1.0)
 

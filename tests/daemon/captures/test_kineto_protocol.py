@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from warpwatch.daemon.captures.kineto import protocol
-from warpwatch.daemon.captures.kineto.protocol import MessageError, Poll, Registration, TraceConfig
+from warpwatch_daemon.captures.kineto import protocol
+from warpwatch_daemon.captures.kineto.protocol import MessageError, Poll, Registration, TraceConfig
 
 # A poll of PyTorch 2.13: wants 3, six PIDs, no job.
 POLL = bytes.fromhex(

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.daemon.captures.kineto import protocol
-from warpwatch.daemon.captures.kineto.origin import Origin
-from warpwatch.daemon.captures.kineto.processes import Processes, Sender
-from warpwatch.daemon.captures.kineto.protocol import TraceConfig
-from warpwatch.daemon.captures.kineto.server import MAX_FOLDER_BYTES, KinetoServer
+from warpwatch_daemon.captures.kineto import protocol
+from warpwatch_daemon.captures.kineto.origin import Origin
+from warpwatch_daemon.captures.kineto.processes import Processes, Sender
+from warpwatch_daemon.captures.kineto.protocol import TraceConfig
+from warpwatch_daemon.captures.kineto.server import MAX_FOLDER_BYTES, KinetoServer
 
 UUID = "537fcb41-df4d-4443-b4a9-3570061ca5de"
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from warpwatch.daemon.captures.kineto.origin import UNKNOWN, Origin
-from warpwatch.daemon.captures.kineto.processes import Processes, Sender
-from warpwatch.daemon.captures.kineto.protocol import Poll
-from warpwatch.daemon.captures.kineto.session import KinetoBackend, KinetoSession
-from warpwatch.daemon.captures.kineto.trace_file import TraceFile
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.config.triggers import TriggersConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.rendezvous.inbox import InboxError
-from warpwatch.telemetry.captures import Capture, CaptureRequest
-from warpwatch.telemetry.state import JobState
+from warpwatch_daemon.captures.kineto.origin import UNKNOWN, Origin
+from warpwatch_daemon.captures.kineto.processes import Processes, Sender
+from warpwatch_daemon.captures.kineto.protocol import Poll
+from warpwatch_daemon.captures.kineto.session import KinetoBackend, KinetoSession
+from warpwatch_daemon.captures.kineto.trace_file import TraceFile
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.ranks.inbox import InboxError
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.state import JobState
 
 UID = os.getuid()
 TRACE = b'{"traceEvents": [], "traceName": "x" }'

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import AUTOMATIC, MANUAL, CaptureNode
-from warpwatch.daemon.captures.policy import DAY_S, HOUR_S, MAX_DISK_AGE_S, Policy
-from warpwatch.daemon.config.triggers import BaselineConfig, TriggersConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.triggers import quiet_hours
-from warpwatch.telemetry.captures import CaptureRequest
+from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, CaptureNode
+from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, MAX_DISK_AGE_S, Policy
+from warpwatch_daemon.config import quiet_hours
+from warpwatch_daemon.config.triggers import BaselineConfig, TriggersConfig
+from warpwatch_telemetry.captures import CaptureRequest
+from warpwatch_telemetry.errors import Refused
 
 # 2026-09-21 23:30:00 UTC.
 LATE_S = 1790033400.0

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.capture_node import MANUAL, CaptureNode
-from warpwatch.daemon.captures.policy import Policy
-from warpwatch.daemon.config.fields import AnomalyKind
-from warpwatch.daemon.config.triggers import RecipeConfig, TriggersConfig
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.triggers.decisions import Triggers
-from warpwatch.daemon.triggers.recipes import healthy_peer
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture, Decision
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.triggers.decisions import Triggers
+from warpwatch_daemon.captures.triggers.recipes import healthy_peer
+from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.fields import AnomalyKind
 
 # Their times count from the node's start.
 STRAGGLER = Anomaly(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.daemon.cli import COMMANDS, main
-from warpwatch.daemon.demo.processes import free_port
-from warpwatch.exporters.jsonl import JsonlWriter
-from warpwatch.telemetry.records import RankSeen, Record, Step
+from warpwatch_daemon.cli import COMMANDS, main
+from warpwatch_daemon.demo.processes import free_port
+from warpwatch_exporters.jsonl import JsonlWriter
+from warpwatch_telemetry.records import RankSeen, Record, Step
 
 NOBODY = f"http://127.0.0.1:{free_port()}"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.daemon.cli import main
+from warpwatch_daemon.cli import main
 
 
 def test_the_copy_is_loaded_by_the_path_that_is_printed(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.errors import UsageError
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.config import Config
+from warpwatch_telemetry.errors import UsageError
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
 
 def load(tmp_path: Path, text: str, **environ: str) -> Config:

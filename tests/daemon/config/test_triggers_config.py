@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.config.triggers import RecipeConfig, TriggersConfig
-from warpwatch.daemon.errors import UsageError
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_telemetry.errors import UsageError
 
 
 def read(**triggers: Any) -> TriggersConfig:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakenvml.driver import CannotBuild, FakeDriver, build
-from warpwatch.daemon.api_client import ApiClient
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch.daemon.doctor.machine import Machine
+from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.config import Config
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.machine import Machine
 
 MakeDriver = Callable[..., FakeDriver]
 MakeContext = Callable[..., Context]

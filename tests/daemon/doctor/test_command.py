@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from tests.doctor.conftest import MakeDriver
-from warpwatch.daemon.cli import main
-from warpwatch.daemon.doctor import text
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.registry import GROUPS
+from tests.daemon.doctor.conftest import MakeDriver
+from warpwatch_daemon.cli import main
+from warpwatch_daemon.doctor import text
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.registry import GROUPS
 
 NOBODY = "http://127.0.0.1:9"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.conftest import MakeContext, surveyed
-from warpwatch.daemon.config import Config, NvmlConfig, SourcesConfig
-from warpwatch.daemon.doctor import devices, driver
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.context import Context
-from warpwatch.daemon.doctor.facts import DeviceFacts, Memory, Survey
-from warpwatch.daemon.doctor.machine import CAP_SYS_ADMIN
+from tests.daemon.doctor.conftest import MakeContext, surveyed
+from warpwatch_daemon.config import Config, NvmlConfig, SourcesConfig
+from warpwatch_daemon.doctor import devices, driver
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.facts import DeviceFacts, Memory, Survey
+from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN
 
 OPEN_MODULE = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.doctor.conftest import MakeContext, surveyed
-from warpwatch.daemon.doctor import device_health, device_settings, devices, topology
-from warpwatch.daemon.doctor.check import Check, gpu_set, merged
-from warpwatch.daemon.doctor.facts import (
+from tests.daemon.doctor.conftest import MakeContext, surveyed
+from warpwatch_daemon.doctor import device_health, device_settings, devices, topology
+from warpwatch_daemon.doctor.check import Check, gpu_set, merged
+from warpwatch_daemon.doctor.facts import (
     DeviceFacts,
     Fabric,
     Memory,

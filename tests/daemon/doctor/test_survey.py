@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.conftest import MakeContext, MakeDriver
-from warpwatch.daemon.doctor import devices, topology
-from warpwatch.daemon.doctor import driver as driver_checks
-from warpwatch.daemon.doctor.check import Check
-from warpwatch.daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch.daemon.doctor.questions import QUESTIONS
-from warpwatch.daemon.doctor.survey import ask_driver
+from tests.daemon.doctor.conftest import MakeContext, MakeDriver
+from warpwatch_daemon.doctor import devices, topology
+from warpwatch_daemon.doctor import driver as driver_checks
+from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.questions import QUESTIONS
+from warpwatch_daemon.doctor.survey import ask_driver
 
 # Where nothing answers, and where healthy GPUs of a busy machine must not be taken for stuck.
 SHORT_S, LONG_S = 1.0, 3.0

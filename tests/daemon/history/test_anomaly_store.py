@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from warpwatch.daemon.anomalies import snapshot
-from warpwatch.daemon.anomalies.archive import Archive
-from warpwatch.daemon.anomalies.context import Context, joined
-from warpwatch.daemon.anomalies.snapshot import Part
-from warpwatch.daemon.anomalies.store import ASIDE, FILE, HistoryStore
-from warpwatch.daemon.anomalies.tracks import MAX_PHASES, MAX_POINTS
-from warpwatch.daemon.config import Config, parse
-from warpwatch.daemon.detection import Detection
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import Clock, DeviceReading, RankEvent, Step
+from warpwatch_daemon.config import Config, parse
+from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.history.context import Context, joined
+from warpwatch_daemon.history.rollups import MAX_PHASES, MAX_POINTS
+from warpwatch_daemon.history.store import ASIDE, FILE, HistoryStore
+from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.snapshot import Part
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Step
 
 NOW = 1_700_000_000.0
 HANG = Anomaly("a1", NOW, "hang", "critical", "no step for 140 s", job="llama", rank=1)
@@ -144,7 +144,7 @@ def test_a_broken_file_that_cannot_be_moved_aside_costs_the_history_alone(tmp_pa
 def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("warpwatch.daemon.anomalies.store.BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("warpwatch_daemon.history.store.BUSY_TIMEOUT_S", 0.01)
     node = Node(tmp_path)
     node.archive.write()
     HistoryStore(tmp_path, 10, 1e9, node.failures.append).write([(OVER, None)], NOW)
@@ -162,7 +162,7 @@ def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
 
 
 def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("warpwatch.daemon.anomalies.archive.MAX_QUEUED", 3)
+    monkeypatch.setattr("warpwatch_daemon.history.archive.MAX_QUEUED", 3)
     node = Node(tmp_path / "missing")
     for number in range(10):
         node.archive.changed(replace(OVER, id=str(number)))

@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 
-from tests.daemon.capture_node import CaptureNode
-from tests.http.conftest import MemoryBackend
-from warpwatch.daemon.alerts.desk import AlertDesk, Answer
-from warpwatch.daemon.alerts.webhook import Alert
-from warpwatch.telemetry.captures import Capture
-from warpwatch.telemetry.state import State
+from tests.daemon.captures.capture_node import CaptureNode
+from tests.daemon.http.conftest import MemoryBackend
+from warpwatch_daemon.captures.alerts.alert_requests import AlertDesk, Answer
+from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.state import State
 
 BEGAN = "2026-11-21T20:00:00.123Z"
 WEBHOOK = "/api/v1/alertmanager"

@@ -14,19 +14,19 @@ from typing import Any
 import httpx
 import pytest
 
-from warpwatch.daemon.alerts.desk import Answer
-from warpwatch.daemon.alerts.webhook import Alert
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.http.server import Server
-from warpwatch.exporters.prometheus import Options
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
-from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import Device, DeviceSample, SourceHealth
-from warpwatch.telemetry.state import Histogram, JobState, RankState, State
+from warpwatch_daemon.captures.alerts.alert_requests import Answer
+from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http.server import Server
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_exporters.prometheus import Options
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
+from warpwatch_telemetry.state import Histogram, JobState, RankState, State
 
 NOW = 1_790_000_000.0
 

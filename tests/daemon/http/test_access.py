@@ -7,11 +7,11 @@ import os
 import httpx
 import pytest
 
-from warpwatch.daemon.cli import main
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.http.access import is_loopback
-from warpwatch.daemon.http.server import Server
+from warpwatch_daemon.cli import main
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http.access import is_loopback
+from warpwatch_daemon.http.server import Server
+from warpwatch_telemetry.errors import UsageError
 
 ASK = {"job": "llama-7b"}
 REPORT = "/api/v1/captures/20260921T141959-3f9a1c/report.html"

@@ -11,13 +11,13 @@ import httpx
 import msgspec
 import pytest
 
-from tests.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
-from tests.http.conftest import servers
-from warpwatch.daemon.alerts.desk import MAX_ALERTS, AlertDesk
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.alerts import ALERT_OUTCOMES
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Decision
+from tests.daemon.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
+from tests.daemon.http.conftest import servers
+from warpwatch_daemon.captures.alerts.alert_requests import MAX_ALERTS, AlertDesk
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.alerts import ALERT_OUTCOMES
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Decision
 
 JSON = {"Content-Type": "application/json"}
 

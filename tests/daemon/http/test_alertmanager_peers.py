@@ -10,13 +10,13 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from tests.http.alert_node import WEBHOOK, AlertNode, alert, notification, send
-from tests.http.conftest import MemoryBackend, servers
-from warpwatch.daemon import config as configuration
-from warpwatch.daemon.alerts.peers import Peers
-from warpwatch.daemon.alerts.webhook import Alert, host_of
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.http.forwarding import Forwarding, Places
+from tests.daemon.http.alert_node import WEBHOOK, AlertNode, alert, notification, send
+from tests.daemon.http.conftest import MemoryBackend, servers
+from warpwatch_daemon import config as configuration
+from warpwatch_daemon.captures.alerts.peers import Peers
+from warpwatch_daemon.captures.alerts.webhook import Alert, host_of
+from warpwatch_daemon.http.forwarding import Forwarding, Places
+from warpwatch_telemetry.errors import UsageError
 
 # Every address of 127.0.0.0/8 is this machine.
 HERE, THERE, ELSEWHERE = "127.0.0.1", "127.0.0.2", "127.0.0.3"

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.http.conftest import ENDED, NOW, STRAGGLER, around_straggler
-from warpwatch.daemon.anomalies.episodes import Shadow
-from warpwatch.daemon.detectors.base import Reading
-from warpwatch.daemon.http.page.findings import MAX_DRAWN
-from warpwatch.daemon.http.page.minutes import plots
-from warpwatch.telemetry.anomalies import AnomalyContext, ContextSeries
+from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, around_straggler
+from warpwatch_daemon.http.page.findings import MAX_DRAWN
+from warpwatch_daemon.http.page.minutes import plots
+from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.detectors.base import Reading
+from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 
 
 def test_an_anomaly_comes_with_the_minutes_around_it(client):

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.http.app import create_app
-from warpwatch.daemon.http.metrics import accepts_gzip, wants_openmetrics
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http.app import create_app
+from warpwatch_daemon.http.metrics import accepts_gzip, wants_openmetrics
+from warpwatch_telemetry.errors import Refused
 
 CAPTURE_ID = "20260921T141959-3f9a1c"
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from warpwatch.daemon.cli import main
+from warpwatch_daemon.cli import main
 
 NAME = "warpwatch-peers.monitoring.svc"
 

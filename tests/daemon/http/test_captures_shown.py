@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from warpwatch.daemon.cli.capture import describe, main
-from warpwatch.daemon.http import documents
-from warpwatch.daemon.http.page.captures import residual
-from warpwatch.telemetry.captures import Capture, RankCapture, Residual
+from warpwatch_daemon.cli.capture import describe, main
+from warpwatch_daemon.http import documents
+from warpwatch_daemon.http.page.captures import residual
+from warpwatch_telemetry.captures import Capture, RankCapture, Residual
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.http.conftest import Serve
-from warpwatch.daemon.http import certificate
+from tests.daemon.http.conftest import Serve
+from warpwatch_daemon.http import certificate
 
 NOW = datetime.now(UTC)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warpwatch.telemetry.captures import Decision
+from warpwatch_telemetry.captures import Decision
 
 COOLDOWN = Decision(1.5, "a7", "refused_cooldown", "llama-7b was captured for this 20 s ago <b>")
 

@@ -9,10 +9,10 @@ import time
 import httpx
 import pytest
 
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.http import connection as connection_module
-from warpwatch.daemon.http.app import create_app
-from warpwatch.daemon.http.limits import PeerLimit
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http import connection as connection_module
+from warpwatch_daemon.http.app import create_app
+from warpwatch_daemon.http.limits import PeerLimit
 
 
 def test_a_peer_has_a_burst_and_then_its_rate():

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from warpwatch.daemon.http.page.captures import outcome, price
-from warpwatch.daemon.http.page.charts import ceiling_s, phase_shares, step_chart
-from warpwatch.daemon.http.page.quantities import ago, gibibytes, rate, seconds, text
-from warpwatch.daemon.http.page.verdict import verdict
-from warpwatch.telemetry.attribution import Attribution, Workload
-from warpwatch.telemetry.captures import Capture, CaptureRequest, RankCapture
-from warpwatch.telemetry.samples import SourceHealth
-from warpwatch.telemetry.state import State
-from warpwatch.telemetry.xids import explain
+from warpwatch_daemon.http.page.captures import outcome, price
+from warpwatch_daemon.http.page.charts import ceiling_s, phase_shares, step_chart
+from warpwatch_daemon.http.page.quantities import ago, gibibytes, rate, seconds, text
+from warpwatch_daemon.http.page.verdict import verdict
+from warpwatch_telemetry.attribution import Attribution, Workload
+from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
+from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.state import State
+from warpwatch_telemetry.xids import explain
 
 HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.http.conftest import MemoryBackend
-from warpwatch.daemon.cli import capture, status
-from warpwatch.telemetry.state import JobState
+from tests.daemon.http.conftest import MemoryBackend
+from warpwatch_daemon.cli import capture, status
+from warpwatch_telemetry.state import JobState
 
 
 def one_rank(backend: MemoryBackend, **changes: object) -> None:

@@ -13,8 +13,8 @@ import bcrypt
 import httpx
 import pytest
 
-from warpwatch.daemon.http.metrics import Format, MetricsPages
-from warpwatch.daemon.http.scrapes import Scrapes
+from warpwatch_daemon.http.metrics import Format, MetricsPages
+from warpwatch_daemon.http.scrapes import Scrapes
 
 PLAIN = Format(openmetrics=False, gzip=False)
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -129,7 +129,7 @@ def test_two_scrapes_that_come_together_are_two_however_often_they_come(serve, b
 
 
 def test_who_scrapes_on_is_not_taken_for_silent(serve, monkeypatch):
-    monkeypatch.setattr("warpwatch.daemon.http.connection.HEAD_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("warpwatch_daemon.http.connection.HEAD_TIMEOUT_S", 1.0)
     with connect(serve()) as connection:
         answers = Answers(connection)
         for _ in range(20):
@@ -174,7 +174,7 @@ def test_a_repeated_scrape_needs_the_password_that_the_first_had(serve, tmp_path
 
 
 def test_a_fault_is_told_on_a_kept_connection_too(serve, backend, monkeypatch):
-    monkeypatch.setattr("warpwatch.daemon.http.metrics.MAX_AGE_S", -1.0)
+    monkeypatch.setattr("warpwatch_daemon.http.metrics.MAX_AGE_S", -1.0)
     with connect(serve()) as connection:
         answers = Answers(connection)
         connection.sendall(REQUEST)

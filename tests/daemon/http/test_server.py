@@ -12,10 +12,10 @@ import bcrypt
 import httpx
 import pytest
 
-from warpwatch.daemon.config import HttpConfig
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.http import web_config
-from warpwatch.daemon.http.server import Server
+from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.http import web_config
+from warpwatch_daemon.http.server import Server
+from warpwatch_telemetry.errors import UsageError
 
 
 def make_certificate(folder: Path, name: str) -> None:

@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.records import Record
-from warpwatch.telemetry.state import RankState
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_telemetry.records import Record
+from warpwatch_telemetry.state import RankState
 
 A = "0b9f7a52-6f0c-4c35-9e0a-1d2c3b4a5f60"
 B = "7d1e8c44-1b2a-4f5e-8c9d-0a1b2c3d4e5f"
@@ -20,7 +20,7 @@ STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"
 
 _FIND = """
 import os, sys
-from warpwatch.client.link import find_daemon
+from warpwatch.link import find_daemon
 print(find_daemon({"WARPWATCH_DIR": sys.argv[1]}, os.getuid()) is not None)
 """
 

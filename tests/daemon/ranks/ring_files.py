@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from warpwatch.client import protocol
-from warpwatch.daemon.sources.ranks import boot_id
+from warpwatch import protocol
+from warpwatch_daemon.ranks.source import boot_id
 
 _HOLD = """
 import fcntl, os, sys

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.rendezvous.table import MAX_RINGS_PER_OWNER
-from warpwatch.daemon.sources.ranks import RanksSource
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.ranks.table import MAX_RINGS_PER_OWNER
 
 NAME = "train-r0-0123456789abcdef.ring"
 

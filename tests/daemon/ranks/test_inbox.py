@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch.daemon.rendezvous import inbox
-from warpwatch.daemon.rendezvous.directory import Directory
-from warpwatch.daemon.rendezvous.inbox import InboxError
+from warpwatch_daemon.ranks import inbox
+from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.inbox import InboxError
 
 DEPTH = 1100
 

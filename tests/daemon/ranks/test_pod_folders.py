@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.pod_node import STATIC, A, B, PodNode, finds_daemon
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous import pods, table
-from warpwatch.telemetry.records import Step
+from tests.daemon.ranks.pod_node import STATIC, A, B, PodNode, finds_daemon
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.ranks import pods, table
+from warpwatch_telemetry.records import Step
 
 # The mounts are there before the container's user is: descriptors stand for them.
 _AS_USER = """
 import os, sys
-from warpwatch.client.link import find_daemon
+from warpwatch.link import find_daemon
 folder, inbox = (os.open(path, os.O_RDONLY) for path in sys.argv[1:])
 os.setgroups([]), os.setgid(1234), os.setuid(1234)
 try:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.pod_node import A, B, C, PodNode, finds_daemon
-from tests.daemon.ring_files import RingFile
-from warpwatch.daemon.rendezvous import pods
+from tests.daemon.ranks.pod_node import A, B, C, PodNode, finds_daemon
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch_daemon.ranks import pods
 
 DAY_S = 24 * 3600.0
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.pod_node import A, B, C, PodNode
-from tests.daemon.ring_files import RingFile
-from warpwatch.daemon.rendezvous import inbox, pods
-from warpwatch.daemon.rendezvous.directory import Directory
-from warpwatch.daemon.rendezvous.place import PodPlace
-from warpwatch.daemon.rendezvous.table import MAX_FILES_PER_POD, RingTable
+from tests.daemon.ranks.pod_node import A, B, C, PodNode
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch_daemon.ranks import inbox, pods
+from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.place import PodPlace
+from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
 
 NAME = "train-r0-0123456789abcdef"
 

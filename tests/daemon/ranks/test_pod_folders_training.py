@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.pod_node import A, B
+from tests.daemon.ranks.pod_node import A, B
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import SEEDED, STEPPING
-from warpwatch.daemon.open_files import ENOUGH
+from warpwatch_daemon.agent.open_files import ENOUGH
 
 # What a container runtime does with the two mounts of the pod's specification, and its own PIDs.
 _MOUNT = """

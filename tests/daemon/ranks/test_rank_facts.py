@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.rendezvous.recent import RecentSteps
-from warpwatch.daemon.rendezvous.saved import FILE
-from warpwatch.daemon.rendezvous.silence import silent_reason
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.records import RankEvent, Record, Step
-from warpwatch.telemetry.state import RankState
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.recent import RecentSteps
+from warpwatch_daemon.ranks.saved import FILE
+from warpwatch_daemon.ranks.silence import silent_reason
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_telemetry.records import RankEvent, Record, Step
+from warpwatch_telemetry.state import RankState
 
 # A training process: takes a step, then does what its argument says.
 _TRAINING = """
 import ctypes, glob, os, signal, sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 monitor = warpwatch.attach(job="silent")
 while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
     with monitor.step():

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.rendezvous.process import OomKills, memory_groups, oom_kills, reading
-from warpwatch.daemon.sources.process_tree import Process, read_process
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.records import RankEvent
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.process import OomKills, memory_groups, oom_kills, reading
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_devices.process_tree import Process, read_process
+from warpwatch_telemetry.records import RankEvent
 
 # A training process that takes a step and then works until it is told to stop.
 _TRAINING = """
 import glob, os, sys, time
-import warpwatch.client as warpwatch
+import warpwatch
 monitor = warpwatch.attach(job="seen")
 while not glob.glob(os.environ["WARPWATCH_DIR"] + "/ranks/*.ring"):
     with monitor.step():

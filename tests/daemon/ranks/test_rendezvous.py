@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.ring_files import RingFile
-from warpwatch.client import protocol
-from warpwatch.daemon.errors import UsageError
-from warpwatch.daemon.rendezvous import saved
-from warpwatch.daemon.rendezvous.folder import RendezvousFolder
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.records import End, RankEvent, RankSeen, Step
+from tests.daemon.ranks.ring_files import RingFile
+from warpwatch import protocol
+from warpwatch_daemon.ranks import saved
+from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
 
 def test_a_rank_is_seen_with_its_steps_and_totals(
@@ -257,7 +257,7 @@ def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(
 def test_a_second_daemon_on_the_folder_is_refused(folder: RendezvousFolder) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from warpwatch.daemon.rendezvous.folder import RendezvousFolder\n"
+        "from warpwatch_daemon.ranks.folder import RendezvousFolder\n"
         "RendezvousFolder(Path(sys.argv[1]), Path(sys.argv[2]), '9')"
     )
     arguments = [sys.executable, "-c", code, str(folder.path), str(folder.inbox)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from warpwatch.daemon.device_table import DeviceTable
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import Device, DeviceSample
+from warpwatch_daemon.state.device_table import DeviceTable
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import Device, DeviceSample
 
 GPU = Device("GPU-1", 0, "H100")
 POWER: SeriesKey = ("device_power_watts", ())

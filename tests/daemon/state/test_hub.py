@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.records import DeviceReading
-from warpwatch.telemetry.samples import Device, DeviceSample, HostSample
-from warpwatch.telemetry.state import JobState, RankState
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.records import DeviceReading
+from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
+from warpwatch_telemetry.state import JobState, RankState
 
 GPU = Device("GPU-1", 0, "H100")
 ENERGY = ("device_energy_joules_total", ())

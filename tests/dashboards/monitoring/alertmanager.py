@@ -12,8 +12,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.monitoring.prometheus import served
-from warpwatch.daemon.demo.processes import free_port
+from tests.dashboards.monitoring.prometheus import served
+from warpwatch_daemon.demo.processes import free_port
 
 
 class Alertmanager:

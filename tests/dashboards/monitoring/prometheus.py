@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.loop.node import poll
-from warpwatch.daemon.demo.processes import free_port
+from warpwatch_daemon.demo.processes import free_port
 
 
 class Prometheus:

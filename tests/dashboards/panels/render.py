@@ -17,7 +17,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page
 
 from tests.dashboards.expressions import ALL, TIMES, substituted, unfolded
-from tests.monitoring.prometheus import Prometheus
+from tests.dashboards.monitoring.prometheus import Prometheus
 
 VERSION = "13.2.2"
 PARTS = ("data", "ui", "runtime", "schema", "e2e-selectors", "i18n")

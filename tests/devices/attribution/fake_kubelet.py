@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from warpwatch.daemon.attribution import podresources_pb2 as pb
+from warpwatch_devices.attribution import podresources_pb2 as pb
 
 
 class FakeKubelet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warpwatch.telemetry.samples import Device, DeviceProcess, DeviceSample
+from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample
 
 GPU_0 = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
 GPU_1 = "GPU-11111111-aaaa-bbbb-cccc-111111111111"

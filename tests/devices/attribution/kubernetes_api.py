@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from tests.attribution.pause_image import IMAGE
+from tests.devices.attribution.pause_image import IMAGE
 
 _CORE = "/api/v1"
 

@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.attribution.kubernetes_api import KubernetesApi
-from tests.attribution.node_traces import KUBELET_FOLDER, traces_removed
-from tests.attribution.pause_image import IMAGE, write_pause_image
-from tests.sources.recording import wait_until
+from tests.devices.attribution.kubernetes_api import KubernetesApi
+from tests.devices.attribution.node_traces import KUBELET_FOLDER, traces_removed
+from tests.devices.attribution.pause_image import IMAGE, write_pause_image
+from tests.devices.recording import wait_until
 
 NODE = "warpwatch-test"
 _SERVER = "https://127.0.0.1:16443"

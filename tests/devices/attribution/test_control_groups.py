@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warpwatch.daemon.attribution.control_groups import (
-    owner_of,
-    read_owner,
-)
+from warpwatch_devices.attribution.control_groups import owner_of, read_owner
 
 UID = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
 UNDERSCORED = UID.replace("-", "_")

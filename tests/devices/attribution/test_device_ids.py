@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.attribution.gpus import GPU_0, MIG_7
-from warpwatch.daemon.attribution.device_ids import (
+from tests.devices.attribution.gpus import GPU_0, MIG_7
+from warpwatch_devices.attribution.device_ids import (
     DeviceReference,
     parse_cdi_name,
     parse_device_id,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from tests.attribution.gpus import GPU_0, GPU_1, sample
-from warpwatch.daemon.attribution.control_groups import owner_of
-from warpwatch.daemon.attribution.device_processes import DeviceProcessesOrigin
-from warpwatch.daemon.attribution.origin import Reading
-from warpwatch.telemetry.attribution import ProcessOwner
+from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
+from warpwatch_devices.attribution.control_groups import owner_of
+from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
+from warpwatch_devices.attribution.origin import Reading
+from warpwatch_telemetry.attribution import ProcessOwner
 
 POD = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
 CGROUPS = {

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node, sample
-from warpwatch.daemon.attribution.device_ids import (
+from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node, sample
+from warpwatch_devices.attribution.device_ids import (
     DeviceReference,
     parse_cdi_name,
     parse_device_id,
     parse_driver_name,
 )
-from warpwatch.daemon.attribution.known_devices import KnownDevices
+from warpwatch_devices.attribution.known_devices import KnownDevices
 
 DEVICES = KnownDevices(node())
 

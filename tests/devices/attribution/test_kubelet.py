@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.attribution.fake_kubelet import FakeKubelet, add_pod, pods
-from tests.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node
-from warpwatch.daemon.attribution import podresources_client
-from warpwatch.daemon.attribution import podresources_pb2 as pb
-from warpwatch.daemon.attribution.kubelet import MAX_HOLDERS, MAX_REFUSED, KubeletOrigin
-from warpwatch.daemon.attribution.origin import OriginError, Reading
-from warpwatch.telemetry.attribution import Workload
+from tests.devices.attribution.fake_kubelet import FakeKubelet, add_pod, pods
+from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node
+from warpwatch_devices.attribution import podresources_client
+from warpwatch_devices.attribution import podresources_pb2 as pb
+from warpwatch_devices.attribution.kubelet import MAX_HOLDERS, MAX_REFUSED, KubeletOrigin
+from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_telemetry.attribution import Workload
 
 
 @pytest.fixture
@@ -278,8 +278,8 @@ def test_fields_of_newer_kubelets_are_skipped(kubelet: FakeKubelet, origin: Kube
 def test_grpc_is_not_imported_without_a_kubelet(socket: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from warpwatch.daemon.attribution.source import AttributionSource\n"
-        "from warpwatch.daemon.attribution.kubelet import KubeletOrigin\n"
+        "from warpwatch_devices.attribution.source import AttributionSource\n"
+        "from warpwatch_devices.attribution.kubelet import KubeletOrigin\n"
         "KubeletOrigin(Path(sys.argv[1])).read((), 0.0)\n"
         "print({name.partition('.')[0] for name in sys.modules} & {'grpc', 'google'})"
     )
@@ -291,9 +291,9 @@ def test_grpc_is_not_imported_without_a_kubelet(socket: Path) -> None:
 def test_the_generated_file_is_that_of_the_proto_file(tmp_path: Path) -> None:
     pytest.importorskip("grpc_tools")
     package = Path(podresources_client.__file__).parent
-    root = package.parents[2]
+    root = package.parents[1]
     proto = package / "podresources.proto"
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(root)]
     subprocess.run([*command, f"--python_out={tmp_path}", str(proto)], check=True)
-    generated = tmp_path / "warpwatch/daemon/attribution/podresources_pb2.py"
+    generated = tmp_path / "warpwatch_devices/attribution/podresources_pb2.py"
     assert generated.read_text() == (package / "podresources_pb2.py").read_text()

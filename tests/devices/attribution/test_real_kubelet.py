@@ -20,18 +20,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.attribution.device_plugin import DevicePlugin
-from tests.attribution.gpus import GPU_0, GPU_1, sample
-from tests.attribution.kubernetes_node import KubernetesNode
-from tests.attribution.node_traces import KUBELET_FOLDER
-from tests.sources.recording import wait_until
-from warpwatch.daemon.attribution.source import AttributionSource
-from warpwatch.daemon.config import AttributionConfig
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.sources.base import Surroundings
-from warpwatch.daemon.supervisor import Supervisor
-from warpwatch.telemetry.attribution import Attribution, ProcessOwner, Workload
-from warpwatch.telemetry.samples import DeviceSample, SourceHealth
+from tests.devices.attribution.device_plugin import DevicePlugin
+from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
+from tests.devices.attribution.kubernetes_node import KubernetesNode
+from tests.devices.attribution.node_traces import KUBELET_FOLDER
+from tests.devices.recording import wait_until
+from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.config import AttributionConfig
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_devices.attribution.source import AttributionSource
+from warpwatch_devices.source import Surroundings
+from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
+from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 # Read here: every test runs without the variables of the project.
 BINARIES = os.environ.get("WARPWATCH_TEST_KUBELET", "")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.attribution.gpus import GPU_0, GPU_1, MIG_7, node
-from warpwatch.daemon.attribution.origin import OriginError, Reading
-from warpwatch.daemon.attribution.slurm_folder import SlurmFolderOrigin
+from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_7, node
+from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 
 
 def read(folder: Path) -> Reading:

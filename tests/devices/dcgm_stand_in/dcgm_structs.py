@@ -1,6 +1,6 @@
 """The names of dcgm_structs that are used, with DCGM's values: a stand-in, not DCGM's own code."""
 
-from tests.sources.dcgm_stand_in.host_engine import DCGMError
+from tests.devices.dcgm_stand_in.host_engine import DCGMError
 
 __all__ = ["DCGMError"]
 

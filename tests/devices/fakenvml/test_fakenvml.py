@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakenvml.driver import FakeDriver, build, function_names
+from tests.devices.fakenvml.driver import FakeDriver, build, function_names
 
 CLIENT = Path(__file__).with_name("client.py")
 ALL_ONES = 2**64 - 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.fakenvml.driver import FakeDriver
+from tests.devices.fakenvml.driver import FakeDriver
 from tests.loop.node import LoopNode, poll
 
 INTERVAL_S = 0.1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.node import device_node, wait_all_up
-from tests.fakenvml.driver import FakeDriver
+from tests.dashboards.monitoring.prometheus import Prometheus, prometheus
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.loop.devices.node import device_node, wait_all_up
 from tests.loop.node import poll
-from tests.monitoring.prometheus import Prometheus, prometheus
 
 # The metrics of the dashboard's panels; it selects by the labels instance and gpu.
 METRICS = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.devices.node import device_node, devices, reasons, wait_all_up
-from tests.fakenvml.driver import LIBRARY, FakeDriver
+from tests.devices.fakenvml.driver import LIBRARY, FakeDriver
+from tests.loop.devices.node import device_node, devices, reasons, wait_all_up
 from tests.loop.node import poll
 
 # What is known of a device without asking it.

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.node import (
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.loop.devices.node import (
     INTERVAL_S,
     device_node,
     devices,
@@ -15,7 +16,6 @@ from tests.devices.node import (
     wait_all_up,
     watch,
 )
-from tests.fakenvml.driver import FakeDriver
 from tests.loop.node import poll
 
 XID_ERRORS = "warpwatch_device_xid_errors_total"

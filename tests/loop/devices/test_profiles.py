@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.devices.node import device_node, devices, wait_all_up
-from tests.fakenvml.driver import FakeDriver
+from tests.devices.fakenvml.driver import FakeDriver
+from tests.loop.devices.node import device_node, devices, wait_all_up
 from tests.loop.node import poll
-from warpwatch.telemetry.catalogue import CATALOGUE
-from warpwatch.telemetry.dcgm_names import DCGM_NAMES
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.dcgm_names import DCGM_NAMES
 
 Golden = Callable[[str, bytes], None]
 
 PROFILES = ("v100", "a100", "a100-mig", "h100", "b200", "rtx4090", "t4")
 # Gauges that move with time; counters do anyway.
 MOVING = re.compile(r"bytes_per_second|timestamp_seconds")
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from warpwatch.daemon.alerts.requests import request_for
-from warpwatch.daemon.alerts.targets import Here, Settled, Target, here, targets_of
-from warpwatch.daemon.alerts.webhook import Alert
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.telemetry.alerts import (
+from warpwatch_daemon.captures.alerts.requests import request_for
+from warpwatch_daemon.captures.alerts.targets import Here, Settled, Target, here, targets_of
+from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.alerts import (
     ALREADY_CAPTURED,
     CAPTURED,
     DUPLICATE,
@@ -23,8 +22,9 @@ from warpwatch.telemetry.alerts import (
     RESOLVED,
     TOO_MANY,
 )
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.state import State
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.state import State
 
 # Firing alerts of one webhook that are looked at, beside those captured before: a node has a few,
 # and Alertmanager's own ``max_alerts`` can cut beforehand.

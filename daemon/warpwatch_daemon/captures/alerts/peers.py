@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from warpwatch.daemon.alerts.desk import MAX_DETAIL_CHARS, Answer
-from warpwatch.daemon.alerts.webhook import Alert, encode, plain
-from warpwatch.telemetry.alerts import FORWARDED, PEER_FAILED
+from warpwatch_daemon.captures.alerts.alert_requests import MAX_DETAIL_CHARS, Answer
+from warpwatch_daemon.captures.alerts.webhook import Alert, encode, plain
+from warpwatch_telemetry.alerts import FORWARDED, PEER_FAILED
 
 if TYPE_CHECKING:
     import http.client

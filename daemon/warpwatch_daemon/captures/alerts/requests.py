@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from warpwatch.daemon.alerts.targets import Settled, Target
-from warpwatch.daemon.alerts.webhook import Alert
-from warpwatch.daemon.config.triggers import RecipeConfig
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.daemon.triggers.recipes import healthy_peer
-from warpwatch.telemetry.alerts import NO_RECIPE
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import CaptureRequest
+from warpwatch_daemon.captures.alerts.targets import Settled, Target
+from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.captures.triggers.recipes import healthy_peer
+from warpwatch_daemon.config.triggers import RecipeConfig
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_telemetry.alerts import NO_RECIPE
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import CaptureRequest
 
 Recipes = Mapping[str, RecipeConfig | None]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from warpwatch.daemon.alerts.webhook import host_of
-from warpwatch.telemetry.alerts import BAD_LABELS, IGNORED, NO_RANK
-from warpwatch.telemetry.anomalies import KINDS
-from warpwatch.telemetry.captures import CaptureKind
-from warpwatch.telemetry.state import State
+from warpwatch_daemon.captures.alerts.webhook import host_of
+from warpwatch_telemetry.alerts import BAD_LABELS, IGNORED, NO_RANK
+from warpwatch_telemetry.anomalies import KINDS
+from warpwatch_telemetry.captures import CaptureKind
+from warpwatch_telemetry.state import State
 
 # What the label ``capture`` may say. Nsight Systems has to run around the program beforehand.
 CAPTURES: Mapping[str, CaptureKind] = {"torch": "torch", "stacks": "stacks", "memory": "memory"}

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warpwatch.client import identity
-from warpwatch.daemon.rendezvous.claims import MAX_WORLD_SIZE, clean
+from warpwatch import identity
+from warpwatch_daemon.ranks.claims import MAX_WORLD_SIZE, clean
 
 MAX_READ_BYTES = 1 << 20
 MAX_DESCRIPTORS = 4096

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from warpwatch.daemon.captures.kineto.origin import UNKNOWN, Origin
-from warpwatch.daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
+from warpwatch_daemon.captures.kineto.origin import UNKNOWN, Origin
+from warpwatch_daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
 
 MAX_PROCESSES = 1024
 MAX_PROCESSES_PER_OWNER = 64

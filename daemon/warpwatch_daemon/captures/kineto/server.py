@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from warpwatch.client import rendezvous
-from warpwatch.daemon.captures.kineto import protocol
-from warpwatch.daemon.captures.kineto.processes import Processes, Sender
+from warpwatch import rendezvous
+from warpwatch_daemon.captures.kineto import protocol
+from warpwatch_daemon.captures.kineto.processes import Processes, Sender
 
 # What libkineto binds in the same folder, with a UUID behind it.
 CLIENT_PREFIX = "dynoconfigclient"

@@ -10,18 +10,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from warpwatch.daemon.captures.kineto.processes import LEAD_S, Order, Process, Processes
-from warpwatch.daemon.captures.kineto.protocol import TraceConfig
-from warpwatch.daemon.captures.kineto.trace_file import TraceFile
-from warpwatch.daemon.captures.policy import EXPECTED_BYTES, Policy
-from warpwatch.daemon.captures.verification import Expectation
-from warpwatch.daemon.config.triggers import TriggersConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.rendezvous import inbox
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.telemetry.captures import RANK_ENDS, Capture, CaptureKind, RankCapture
-from warpwatch.telemetry.records import End, RankEvent
-from warpwatch.telemetry.state import JobState
+from warpwatch_daemon.captures.kineto.processes import LEAD_S, Order, Process, Processes
+from warpwatch_daemon.captures.kineto.protocol import TraceConfig
+from warpwatch_daemon.captures.kineto.trace_file import TraceFile
+from warpwatch_daemon.captures.policy import EXPECTED_BYTES, Policy
+from warpwatch_daemon.captures.verification import Expectation
+from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.ranks import inbox
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_telemetry.captures import RANK_ENDS, Capture, CaptureKind, RankCapture
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.records import End, RankEvent
+from warpwatch_telemetry.state import JobState
 
 # Without step times a number of steps means nothing.
 DEFAULT_WINDOW_S = 1.0

@@ -12,8 +12,8 @@ import shutil
 import stat
 from pathlib import Path
 
-from warpwatch.daemon.rendezvous import inbox
-from warpwatch.daemon.rendezvous.directory import Directory
+from warpwatch_daemon.ranks import inbox
+from warpwatch_daemon.ranks.directory import Directory
 
 # The size must stand still for so long; less than what a report of one flush takes is a guess.
 STILL_S = 0.3

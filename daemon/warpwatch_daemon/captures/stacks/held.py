@@ -15,9 +15,9 @@ import time
 from functools import partial
 from typing import Any
 
-from warpwatch.daemon.captures.stacks import faulthandler_text
-from warpwatch.daemon.rendezvous import claims
-from warpwatch.daemon.rendezvous.directory import Directory, open_checked
+from warpwatch_daemon.captures.stacks import faulthandler_text
+from warpwatch_daemon.ranks import claims
+from warpwatch_daemon.ranks.directory import Directory, open_checked
 
 MAX_BYTES = 4 << 20
 SUFFIX = ".stacks.fifo"

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warpwatch.client import protocol
-from warpwatch.daemon.captures.stacks import held, py_spy
-from warpwatch.daemon.errors import WarpwatchError
-from warpwatch.daemon.rendezvous import silence
-from warpwatch.daemon.rendezvous.directory import Directory
-from warpwatch.daemon.rendezvous.rank import Rank
+from warpwatch import protocol
+from warpwatch_daemon.captures.stacks import held, py_spy
+from warpwatch_daemon.ranks import silence
+from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_telemetry.errors import WarpwatchError
 
 # A rank without a heartbeat is given this long to answer by itself.
 ANSWER_S = 3.0

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from warpwatch.daemon.errors import WarpwatchError
-from warpwatch.daemon.rendezvous import claims
+from warpwatch_daemon.ranks import claims
+from warpwatch_telemetry.errors import WarpwatchError
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 16 << 20

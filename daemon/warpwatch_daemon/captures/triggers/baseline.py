@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.config.triggers import BaselineConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.hub import Hub
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture, CaptureRequest
-from warpwatch.telemetry.state import RankState
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.config.triggers import BaselineConfig
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
 

@@ -6,16 +6,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch.daemon.captures.coordinator import Coordinator
-from warpwatch.daemon.config.triggers import RecipeConfig, TriggersConfig
-from warpwatch.daemon.errors import Refused
-from warpwatch.daemon.hub import Hub
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.daemon.sources.ranks import RanksSource
-from warpwatch.daemon.triggers.baseline import BaselineCaptures
-from warpwatch.daemon.triggers.recipes import request_for
-from warpwatch.telemetry.anomalies import EVENT_KINDS, WHOLE_JOB_KINDS, Anomaly
-from warpwatch.telemetry.captures import (
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.triggers.baseline import BaselineCaptures
+from warpwatch_daemon.captures.triggers.recipes import request_for
+from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.anomalies import EVENT_KINDS, WHOLE_JOB_KINDS, Anomaly
+from warpwatch_telemetry.captures import (
     CAPTURED,
     INTERRUPTED,
     NO_RECIPE,
@@ -23,6 +22,7 @@ from warpwatch.telemetry.captures import (
     Capture,
     Decision,
 )
+from warpwatch_telemetry.errors import Refused
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from warpwatch.daemon.config.triggers import RecipeConfig
-from warpwatch.daemon.rendezvous.rank import Rank
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import Capture, CaptureRequest
+from warpwatch_daemon.config.triggers import RecipeConfig
+from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 
 # A capture of the same kind that long ago was of another problem.
 REPEAT_S = 86400.0

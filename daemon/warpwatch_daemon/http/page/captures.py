@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from warpwatch.daemon.http.page.quantities import (
+from warpwatch_daemon.http.page.quantities import (
     NO_VALUE,
     ago,
     percent,
@@ -17,8 +17,8 @@ from warpwatch.daemon.http.page.quantities import (
     text,
     timestamp,
 )
-from warpwatch.telemetry.captures import Capture, Residual
-from warpwatch.telemetry.state import State
+from warpwatch_telemetry.captures import Capture, Residual
+from warpwatch_telemetry.state import State
 
 MAX_CAPTURES = 20
 MAX_FILES = 16

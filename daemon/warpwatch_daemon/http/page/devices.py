@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch.daemon.http.page.quantities import (
-    NO_VALUE,
-    ago,
-    gibibytes,
-    percent,
-    sentence,
-    text,
-)
-from warpwatch.telemetry.attribution import Workload
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.samples import DeviceSample
-from warpwatch.telemetry.state import State
-from warpwatch.telemetry.xids import explain
+from warpwatch_daemon.http.page.quantities import NO_VALUE, ago, gibibytes, percent, sentence, text
+from warpwatch_telemetry.attribution import Workload
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.state import State
+from warpwatch_telemetry.xids import explain
 
 MAX_DEVICES = 64
 MAX_XIDS = 3

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch.daemon.http.access import Access
-from warpwatch.daemon.http.backend import Backend
-from warpwatch.daemon.http.page import minutes
-from warpwatch.daemon.http.page.captures import capture_views
-from warpwatch.daemon.http.page.charts import HEIGHT, WIDTH
-from warpwatch.daemon.http.page.devices import MAX_DEVICES, device_views
-from warpwatch.daemon.http.page.findings import finding_views
-from warpwatch.daemon.http.page.jobs import MAX_JOBS, job_views
-from warpwatch.daemon.http.page.quantities import seconds, text
-from warpwatch.daemon.http.page.verdict import verdict
-from warpwatch.telemetry.state import State
+from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.page import minutes
+from warpwatch_daemon.http.page.captures import capture_views
+from warpwatch_daemon.http.page.charts import HEIGHT, WIDTH
+from warpwatch_daemon.http.page.devices import MAX_DEVICES, device_views
+from warpwatch_daemon.http.page.findings import finding_views
+from warpwatch_daemon.http.page.jobs import MAX_JOBS, job_views
+from warpwatch_daemon.http.page.quantities import seconds, text
+from warpwatch_daemon.http.page.verdict import verdict
+from warpwatch_telemetry.state import State
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warpwatch.daemon.http.page.captures import FileLink, capture_view
-from warpwatch.daemon.http.page.minutes import PlotView, plots
-from warpwatch.daemon.http.page.quantities import ago, plural, seconds, sentence, text, timestamp
-from warpwatch.daemon.http.page.verdict import worst_first
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.captures import CAPTURED, NO_RECIPE, WAITING
-from warpwatch.telemetry.state import State
+from warpwatch_daemon.http.page.captures import FileLink, capture_view
+from warpwatch_daemon.http.page.minutes import PlotView, plots
+from warpwatch_daemon.http.page.quantities import ago, plural, seconds, sentence, text, timestamp
+from warpwatch_daemon.http.page.verdict import worst_first
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, WAITING
+from warpwatch_telemetry.state import State
 
 MAX_ACTIVE = 30
 MAX_ENDED = 5

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch.daemon.http.page.charts import (
+from warpwatch_daemon.http.page.charts import (
     PhaseShare,
     StepChart,
     ceiling_s,
@@ -14,7 +14,7 @@ from warpwatch.daemon.http.page.charts import (
     phases_label,
     step_chart,
 )
-from warpwatch.daemon.http.page.quantities import (
+from warpwatch_daemon.http.page.quantities import (
     NO_VALUE,
     joules,
     percent,
@@ -23,7 +23,7 @@ from warpwatch.daemon.http.page.quantities import (
     seconds,
     text,
 )
-from warpwatch.telemetry.state import JobState, RankState, State
+from warpwatch_telemetry.state import JobState, RankState, State
 
 MAX_JOBS = 20
 MAX_RANKS = 32

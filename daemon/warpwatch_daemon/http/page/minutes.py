@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from warpwatch.daemon.http.page.quantities import gibibytes, percent, rate, seconds
-from warpwatch.telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_daemon.http.page.quantities import gibibytes, percent, rate, seconds
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 
 WIDTH = 240
 HEIGHT = 48

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from warpwatch.daemon.http.page.quantities import plural, text
-from warpwatch.telemetry.anomalies import Anomaly
-from warpwatch.telemetry.samples import DeviceSample
-from warpwatch.telemetry.state import RankState, State
+from warpwatch_daemon.http.page.quantities import plural, text
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.samples import DeviceSample
+from warpwatch_telemetry.state import RankState, State
 
 Level = Literal["well", "idle", "info", "warning", "critical"]
 

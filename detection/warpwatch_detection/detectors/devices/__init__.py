@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from warpwatch.daemon.config import Config
-from warpwatch.daemon.detectors.base import Detector
-from warpwatch.daemon.detectors.devices.clock_drop import ClockDrop
-from warpwatch.daemon.detectors.devices.device_idle import DeviceIdle
-from warpwatch.daemon.detectors.devices.device_lost import DeviceLost
-from warpwatch.daemon.detectors.devices.device_stuck import DeviceStuck
-from warpwatch.daemon.detectors.devices.ecc_uncorrectable import EccUncorrectable
-from warpwatch.daemon.detectors.devices.nvlink_error import NvlinkError
-from warpwatch.daemon.detectors.devices.overheating import Overheating
-from warpwatch.daemon.detectors.devices.pcie_degraded import PcieDegraded
-from warpwatch.daemon.detectors.devices.row_remap import RowRemap
-from warpwatch.daemon.detectors.devices.throttle import PowerBrake, ThermalThrottle
-from warpwatch.daemon.detectors.devices.xid import XidErrors
+from warpwatch_daemon.config import Config
+from warpwatch_detection.detectors.base import Detector
+from warpwatch_detection.detectors.devices.clock_drop import ClockDrop
+from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
+from warpwatch_detection.detectors.devices.device_lost import DeviceLost
+from warpwatch_detection.detectors.devices.device_stuck import DeviceStuck
+from warpwatch_detection.detectors.devices.ecc_uncorrectable import EccUncorrectable
+from warpwatch_detection.detectors.devices.nvlink_error import NvlinkError
+from warpwatch_detection.detectors.devices.overheating import Overheating
+from warpwatch_detection.detectors.devices.pcie_degraded import PcieDegraded
+from warpwatch_detection.detectors.devices.row_remap import RowRemap
+from warpwatch_detection.detectors.devices.throttle import PowerBrake, ThermalThrottle
+from warpwatch_detection.detectors.devices.xid import XidErrors
 
 # In the order in which they judge a reading: a cause comes before what it explains.
 DEVICE_DETECTORS: Mapping[str, Callable[[Config], Detector]] = {

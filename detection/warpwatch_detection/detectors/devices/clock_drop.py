@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import ClockDropConfig
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.devices.course import Symptom
-from warpwatch.daemon.detectors.devices.series import Metrics, series, utilization
-from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch.telemetry.device_metrics import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import ClockDropConfig
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import Symptom
+from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_telemetry.device_metrics import THROTTLE_REASONS, TIMED_THROTTLE_REASONS
+from warpwatch_telemetry.records import DeviceReading
 
 CLOCK = series("clock_hertz", "sm")
 ACTIVE = tuple(series("throttle_active", reason) for reason in THROTTLE_REASONS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import DeviceIdleConfig
-from warpwatch.daemon.detectors.base import NEVER, Observation, Verdict
-from warpwatch.daemon.detectors.devices.course import Symptom
-from warpwatch.daemon.detectors.devices.series import series, utilization
-from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import DeviceReading, End, RankEvent, RankSeen
+from warpwatch_detection.config_devices import DeviceIdleConfig
+from warpwatch_detection.detectors.base import NEVER, Observation, Verdict
+from warpwatch_detection.detectors.devices.hysteresis import Symptom
+from warpwatch_detection.detectors.devices.series import series, utilization
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen
 
 MEMORY_USED, MEMORY_TOTAL = series("memory_used_bytes"), series("memory_total_bytes")
 BUSY_SECONDS = series("busy_seconds_total")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import DeviceLostConfig
-from warpwatch.daemon.detectors.base import NEVER, Fine, Observation, Verdict
-from warpwatch.daemon.detectors.devices.course import Symptom
-from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched, remembered
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import DeviceLostConfig
+from warpwatch_detection.detectors.base import NEVER, Fine, Observation, Verdict
+from warpwatch_detection.detectors.devices.hysteresis import Symptom
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched, remembered
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import DeviceReading
 
 SILENT = "silent"
 # The driver's own word for it, as the sources publish it.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import DeviceStuckConfig
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.devices.course import Symptom
-from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import DeviceStuckConfig
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import Symptom
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import DeviceReading
 
 # As the watchdog of the source publishes it.
 STUCK = "stuck"

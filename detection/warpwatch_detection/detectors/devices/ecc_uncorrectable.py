@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import EccUncorrectableConfig
-from warpwatch.daemon.detectors.base import NEVER, Found, Reading
-from warpwatch.daemon.detectors.devices.series import series
-from warpwatch.daemon.detectors.devices.watch import DeviceEvents, Watched
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import EccUncorrectableConfig
+from warpwatch_detection.detectors.base import NEVER, Found, Reading
+from warpwatch_detection.detectors.devices.series import series
+from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
+from warpwatch_telemetry.records import DeviceReading
 
 SINCE_LOADED = series("ecc_errors_total", "uncorrected")
 OF_LIFE = series("ecc_aggregate_errors_total", "uncorrected")

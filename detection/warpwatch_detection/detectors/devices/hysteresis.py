@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.detectors.base import NEVER
+from warpwatch_detection.detectors.base import NEVER
 
 # A pause between two judgements is no evidence that something lasted: at least this long, and
 # three times the pause before.

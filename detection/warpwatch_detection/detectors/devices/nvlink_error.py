@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import NvlinkErrorConfig
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.devices.course import Course, Growth, Symptom
-from warpwatch.daemon.detectors.devices.series import Metrics, series
-from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import NvlinkErrorConfig
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import Course, Growth, Symptom
+from warpwatch_detection.detectors.devices.series import Metrics, series
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import DeviceReading
 
 # Any of these is told; the others are normal in small numbers.
 GRAVE = {kind: series("nvlink_errors_total", kind) for kind in ("replay", "recovery")}

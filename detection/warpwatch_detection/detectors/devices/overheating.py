@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import OverheatingConfig
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.devices.course import Symptom
-from warpwatch.daemon.detectors.devices.series import Metrics, series
-from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import OverheatingConfig
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import Symptom
+from warpwatch_detection.detectors.devices.series import Metrics, series
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_telemetry.records import DeviceReading
 
 # Temperature and the threshold for it.
 SENSORS = {

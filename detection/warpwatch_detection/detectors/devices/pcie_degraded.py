@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import PcieDegradedConfig
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.devices.course import Course, Growth, Symptom
-from warpwatch.daemon.detectors.devices.series import Metrics, series, utilization
-from warpwatch.daemon.detectors.devices.watch import STALE_S, DeviceWatch, Watched
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import PcieDegradedConfig
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import Course, Growth, Symptom
+from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
+from warpwatch_detection.detectors.devices.watch import STALE_S, DeviceWatch, Watched
+from warpwatch_telemetry.records import DeviceReading
 
 GENERATION, GENERATION_MAX = series("pcie_link_generation"), series("pcie_link_generation_max")
 WIDTH, WIDTH_MAX = series("pcie_link_width_lanes"), series("pcie_link_width_max_lanes")

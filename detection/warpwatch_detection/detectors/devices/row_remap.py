@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import RowRemapConfig
-from warpwatch.daemon.detectors.base import NEVER, Found, Reading
-from warpwatch.daemon.detectors.devices.series import Metrics, series
-from warpwatch.daemon.detectors.devices.watch import DeviceEvents, Watched
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import RowRemapConfig
+from warpwatch_detection.detectors.base import NEVER, Found, Reading
+from warpwatch_detection.detectors.devices.series import Metrics, series
+from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import DeviceReading
 
 FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")
 # Before Ampere: pages are retired instead.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warpwatch.telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey
 
 Metrics = Mapping[SeriesKey, float]
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from warpwatch.daemon.config.detectors_devices import ThrottleConfig
-from warpwatch.daemon.detectors.base import NEVER
-from warpwatch.daemon.detectors.devices.course import Growth, Symptom
-from warpwatch.daemon.detectors.devices.series import Metrics, series
-from warpwatch.daemon.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.metric import SeriesKey
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.config_devices import ThrottleConfig
+from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import Growth, Symptom
+from warpwatch_detection.detectors.devices.series import Metrics, series
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import DeviceReading
 
 TEMPERATURE = series("temperature_celsius", "gpu")
 CLOCK, CLOCK_MAX = series("clock_hertz", "sm"), series("clock_max_hertz", "sm")

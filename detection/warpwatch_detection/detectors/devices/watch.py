@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from warpwatch.daemon.detectors.base import (
+from warpwatch_detection.detectors.base import (
     NEVER,
     Fine,
     Found,
@@ -16,9 +16,9 @@ from warpwatch.daemon.detectors.base import (
     Timeless,
     Verdict,
 )
-from warpwatch.daemon.detectors.devices.course import Course, Symptom
-from warpwatch.telemetry.anomalies import Severity
-from warpwatch.telemetry.records import DeviceReading
+from warpwatch_detection.detectors.devices.hysteresis import Course, Symptom
+from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.records import DeviceReading
 
 # Devices that are remembered; MIG devices get a new UUID whenever they are made.
 MAX_DEVICES = 256

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch.daemon.config.detectors_devices import XidConfig
-from warpwatch.daemon.detectors.base import NEVER, Found, Reading
-from warpwatch.daemon.detectors.devices.series import Metrics, series
-from warpwatch.daemon.detectors.devices.watch import DeviceEvents, Watched
-from warpwatch.telemetry.records import DeviceReading
-from warpwatch.telemetry.xid import SEVERITIES, Xid
-from warpwatch.telemetry.xids import explain
+from warpwatch_detection.config_devices import XidConfig
+from warpwatch_detection.detectors.base import NEVER, Found, Reading
+from warpwatch_detection.detectors.devices.series import Metrics, series
+from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
+from warpwatch_telemetry.records import DeviceReading
+from warpwatch_telemetry.xid import SEVERITIES, Xid
+from warpwatch_telemetry.xids import explain
 
 COUNTS = "device_xid_errors_total"
 # How many numbers of one device are counted, and named in one sentence.

@@ -1,0 +1,1 @@
+"""What outlives a restart: anomalies with the minutes around them, in SQLite."""
