@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from warpwatch_daemon.config import Config, parse
+from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.replay import LogReader, Replay, read_lines
@@ -83,13 +83,13 @@ def whole_stream(ranks: int, count: int) -> Iterator[Record]:
         yield step
 
 
-def config(*kinds: str) -> Config:
+def config(*kinds: str) -> DetectionConfig:
     """The defaults, with no other detectors than these."""
     off = {kind: {"enabled": False} for kind in DETECTORS if kind not in kinds}
-    return parse({"detectors": off}, "benchmark")
+    return DetectionConfig.model_validate(off)
 
 
-def feed(settings: Config, records: Iterable[Record]) -> Detection:
+def feed(settings: DetectionConfig, records: Iterable[Record]) -> Detection:
     engine = Detection(settings)
     for record in records:
         engine.feed(record)
@@ -112,7 +112,7 @@ def measure_feed(ranks: int, count: int, turns: int) -> dict[str, float]:
     records = list(steps(ranks, count))
     variants: dict[str, Callable[[], object]] = {
         "no_detectors_us": lambda: feed(config(), records),
-        "all_us": lambda: feed(Config(), records),
+        "all_us": lambda: feed(DetectionConfig(), records),
     }
     taken = in_turns(variants, turns)
     times = {name: seconds / len(records) * 1e6 for name, seconds in taken.items()}
@@ -140,7 +140,7 @@ def measure_device_readings(count: int, turns: int) -> dict[str, float]:
     readings = list(device_readings(RANKS[0], count))
     variants: dict[str, Callable[[], object]] = {
         "no_detectors_us": lambda: feed(config(), readings),
-        "all_us": lambda: feed(Config(), readings),
+        "all_us": lambda: feed(DetectionConfig(), readings),
     }
     taken = in_turns(variants, turns)
     return {name: round(seconds / len(readings) * 1e6, 2) for name, seconds in taken.items()}
@@ -148,9 +148,9 @@ def measure_device_readings(count: int, turns: int) -> dict[str, float]:
 
 def measure_memory(ranks: int, count: int) -> dict[str, int]:
     """What stays allocated after ``count`` steps; the records themselves come and go."""
-    feed(Config(), whole_stream(1, 50))
+    feed(DetectionConfig(), whole_stream(1, 50))
     sizes = {}
-    for name, settings in (("no_detectors", config()), ("all", Config())):
+    for name, settings in (("no_detectors", config()), ("all", DetectionConfig())):
         gc.collect()
         tracemalloc.start()
         engine = feed(settings, whole_stream(ranks, count))
@@ -170,7 +170,7 @@ def measure_replay(count: int, turns: int) -> dict[str, float]:
         variants: dict[str, Callable[[], object]] = {
             "decode": lambda: drain(LogReader().records(read_lines(log))),
             "no_detectors": lambda: drain(Replay(config()).run(read_lines(log))),
-            "all": lambda: drain(Replay(Config()).run(read_lines(log))),
+            "all": lambda: drain(Replay().run(read_lines(log))),
         }
         taken = in_turns(variants, turns)
     return {f"{name}_per_s": round(RANKS[0] * count / seconds) for name, seconds in taken.items()}

@@ -1,25 +1,35 @@
-"""The rules that keep the namespace package and the layering whole."""
+"""The house: packages on floors, plain imports that point downwards only, and no circle."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MAY_IMPORT = {
-    "client": {"client"},
-    "telemetry": {"telemetry"},
-    "diagnosis": {"diagnosis"},
-    "exporters": {"exporters", "telemetry"},
-    "dashboards": {"dashboards", "telemetry"},
-    "daemon": {"client", "daemon", "dashboards", "diagnosis", "exporters", "telemetry"},
+# What a package may import of the others; all of them may import themselves.
+MAY_IMPORT: dict[str, set[str]] = {
+    "warpwatch": set(),
+    "warpwatch_telemetry": set(),
+    "warpwatch_diagnosis": set(),
+    "warpwatch_devices": {"warpwatch_telemetry"},
+    "warpwatch_detection": {"warpwatch_telemetry"},
+    "warpwatch_exporters": {"warpwatch_telemetry"},
+    "warpwatch_dashboards": {"warpwatch_telemetry"},
+    "warpwatch_daemon": {
+        "warpwatch",
+        "warpwatch_telemetry",
+        "warpwatch_diagnosis",
+        "warpwatch_devices",
+        "warpwatch_detection",
+        "warpwatch_exporters",
+        "warpwatch_dashboards",
+    },
 }
 # Of the client the daemon needs the protocol, and the launcher for its `run` command.
 CLIENT_FOR_DAEMON = {
@@ -30,85 +40,174 @@ CLIENT_FOR_DAEMON = {
     "warpwatch.rendezvous",
 }
 # The demo's training program is a user of the shim.
-SHIM_USERS = {ROOT / "daemon/warpwatch_daemon/demo/training.py"}
+SHIM_USER = "warpwatch_daemon.demo.training"
+
+Graph = dict[str, set[str]]
 
 
-def imported_modules(path: Path) -> Iterator[str]:
+def folder(package: str) -> Path:
+    """``warpwatch_daemon`` lies in daemon/, the client's package in client/."""
+    return ROOT / (package.partition("_")[2] or "client")
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its name; a package is its __init__.py."""
+    found = {}
+    for package in MAY_IMPORT:
+        for path in (folder(package) / package).rglob("*.py"):
+            name = ".".join(path.relative_to(folder(package)).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imported(path: Path, known: Iterable[str]) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
-            found = [name for name in submodules if is_module(name)]
-            yield from found or [node.module]
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
 
 
-def is_module(name: str) -> bool:
-    top, *rest = name.split(".")
-    if top != "warpwatch" or len(rest) < 2:
-        return False
-    path = ROOT / rest[0] / Path(*name.split("."))
-    return path.with_suffix(".py").is_file() or path.is_dir()
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """Which of our modules imports which, wherever in the file the import stands."""
+    known = modules()
+    return {
+        name: {other for other in imported(path, known) if other in known and other != name}
+        for name, path in known.items()
+    }
 
 
-def test_every_part_is_packaged() -> None:
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """One circle of the graph, as the names on it; empty if there is none."""
+    done: set[str] = set()
+    for start in sorted(graph):
+        trail: list[tuple[str, Iterator[str]]] = [(start, iter(sorted(graph[start])))]
+        on_trail = [start]
+        while trail and start not in done:
+            name, rest = trail[-1]
+            following = next((other for other in rest if other not in done), None)
+            if following is None:
+                done.add(name)
+                trail.pop()
+                on_trail.pop()
+            elif following in on_trail:
+                return [*on_trail[on_trail.index(following) :], following]
+            else:
+                trail.append((following, iter(sorted(graph[following]))))
+                on_trail.append(following)
+    return []
+
+
+def between_folders(graph: Graph, inside: str) -> Graph:
+    """The arrows between what lies directly in the package ``inside``: modules and packages.
+
+    A package's own face (its __init__.py) belongs to the package.
+    """
+    depth = inside.count(".") + 2
+    rooms: Graph = {}
+    for name, others in graph.items():
+        room = ".".join(name.split(".")[:depth])
+        if not name.startswith(f"{inside}."):
+            continue
+        inner = {".".join(other.split(".")[:depth]) for other in others if other != inside}
+        rooms.setdefault(room, set()).update(
+            other for other in inner if other.startswith(f"{inside}.") and other != room
+        )
+    return {room: others & rooms.keys() for room, others in rooms.items()}
+
+
+def test_a_circle_is_seen() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_an_arrow_back_up_between_folders_is_seen() -> None:
+    graph: Graph = {"p.low.a": {"p.high.b"}, "p.high.b": set(), "p.high.c": {"p.low.a"}}
+    assert circle(graph) == []
+    assert circle(between_folders(graph, "p")) == ["p.high", "p.low", "p.high"]
+
+
+def test_every_package_is_in_a_wheel() -> None:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
-    found = ROOT.glob("*/warpwatch/*/__init__.py")
-    # The chart's link to the dashboards is none.
-    parts = {path.parts[-4] for path in found if not path.parent.is_symlink()}
-    assert parts == set(MAY_IMPORT)
-    assert set(wheel["dev-mode-dirs"]) == parts
-    assert {Path(package).parts[0] for package in wheel["packages"]} == parts - {"client"}
+    packages = {f"{folder(package).name}/{package}" for package in MAY_IMPORT}
+    assert set(wheel["dev-mode-dirs"]) == {Path(package).parts[0] for package in packages}
+    assert set(wheel["packages"]) == packages - {"client/warpwatch"}
+    found = {
+        path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("*/warpwatch*/py.typed")
+    }
+    # The chart's link to the dashboards leads to none.
+    assert found == packages
 
 
-@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
-def test_namespace_has_no_init(part: str) -> None:
-    assert not (ROOT / part / "warpwatch" / "__init__.py").exists()
+def test_every_folder_with_code_is_an_ordinary_package() -> None:
+    # sitecustomize is found by its folder on the path, not as a module of ours.
+    folders = {path.parent for path in modules().values() if path.parent.name != "bootstrap"}
+    assert [path for path in folders if not (path / "__init__.py").exists()] == []
 
 
-@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
-def test_imports_point_downwards(part: str) -> None:
-    for path in (ROOT / part).rglob("*.py"):
-        for module in imported_modules(path):
-            if not module.startswith("warpwatch."):
-                continue
-            assert module.split(".")[1] in MAY_IMPORT[part], f"{path}: {module}"
-            if part == "daemon" and module.startswith("warpwatch"):
-                assert module in CLIENT_FOR_DAEMON or path in SHIM_USERS, f"{path}: {module}"
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_between_packages_point_downwards(package: str, graph: Graph) -> None:
+    for name, others in graph.items():
+        if name.split(".")[0] != package:
+            continue
+        tops = {other.split(".")[0] for other in others} - {package}
+        assert tops <= MAY_IMPORT[package], name
 
 
-@pytest.mark.parametrize("part", ["client", "diagnosis"])
-def test_imports_the_standard_library_only(part: str) -> None:
-    for path in (ROOT / part).rglob("*.py"):
-        tree = ast.parse(path.read_text())
+def test_of_the_client_the_daemon_imports_the_protocol_only(graph: Graph) -> None:
+    for name, others in graph.items():
+        if name.startswith("warpwatch_daemon") and name != SHIM_USER:
+            shim = {other for other in others if other.split(".")[0] == "warpwatch"}
+            assert shim <= CLIENT_FOR_DAEMON, name
+
+
+def test_no_modules_import_each_other_in_a_circle(graph: Graph) -> None:
+    assert circle(graph) == []
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_inside_of_a_package_point_downwards(package: str, graph: Graph) -> None:
+    inner = [name for name in graph if any(other.startswith(f"{name}.") for other in graph)]
+    for name in inner:
+        if name.split(".")[0] == package:
+            assert circle(between_folders(graph, name)) == [], name
+
+
+def test_no_test_module_imports_another() -> None:
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        names = {name for name in imported(path, ()) if name.startswith("tests.")}
+        assert not any(".test_" in name for name in names), path
+
+
+@pytest.mark.parametrize("package", ["warpwatch", "warpwatch_diagnosis"])
+def test_only_the_standard_library_is_imported_at_the_top(package: str) -> None:
+    for path in (folder(package) / package).rglob("*.py"):
         # The shim may use torch inside functions: only where the program has it already.
-        tops = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        names = {name for node in tops for name in imported_by(node)}
-        foreign = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+        nodes = [
+            n
+            for n in ast.parse(path.read_text()).body
+            if isinstance(n, ast.Import | ast.ImportFrom)
+        ]
+        names = {name.split(".")[0] for node in nodes for name in imported_by(node)}
         # A diagnosis decodes hundreds of megabytes of JSON, in one place.
-        known = {"warpwatch", "msgspec"} if path.name == "raw_events.py" else {"warpwatch"}
-        assert {name.split(".")[0] for name in foreign} <= known, f"{path}: {foreign}"
+        known = {package, "msgspec"} if path.name == "raw_events.py" else {package}
+        assert names - sys.stdlib_module_names <= known, path
 
 
-def imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [node.module or ""]
+def imported_at_the_top(path: Path) -> Iterator[str]:
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
 
 
 def test_the_daemon_does_not_import_what_only_others_need() -> None:
-    heavy = {"torch", "numpy", "jinja2", "prometheus_client", "grpc"}
+    heavy = {"torch", "numpy", "jinja2", "grpc", "grafana_foundation_sdk"}
     code = "import sys, warpwatch_daemon.agent.app; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert heavy & set(done.stdout.split()) == set()
-
-
-def test_every_module_can_be_found_by_its_path() -> None:
-    for part in MAY_IMPORT:
-        for path in (ROOT / part / "warpwatch").rglob("*.py"):
-            module = ".".join(path.relative_to(ROOT / part).with_suffix("").parts)
-            module = module.removesuffix(".__init__")
-            # Found by name only: importing every module would import torch.
-            spec = importlib.util.find_spec(module.rsplit(".", 1)[0])
-            assert spec is not None, module

@@ -1,4 +1,4 @@
-"""`detectors`: one section a kind, every default of detection."""
+"""The sections `detection` (one a kind) and `anomalies`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from warpwatch_detection.config_steps import (
     StepRegressionConfig,
     StepSpikesConfig,
 )
-from warpwatch_telemetry.fields import Section
+from warpwatch_telemetry.sections import Age, NotNegative, Section
 
 
-class DetectorsConfig(Section, frozen=True, kw_only=True):
+class DetectionConfig(Section):
     """One section a kind."""
 
     step_regression: StepRegressionConfig = StepRegressionConfig()
@@ -59,3 +59,17 @@ class DetectorsConfig(Section, frozen=True, kw_only=True):
     pcie_degraded: PcieDegradedConfig = PcieDegradedConfig()
     nvlink_error: NvlinkErrorConfig = NvlinkErrorConfig()
     device_idle: DeviceIdleConfig = DeviceIdleConfig()
+
+
+class AnomaliesConfig(Section):
+    """How long an anomaly lives.
+
+    ``hold_s``: how long an event (crash, oom, xid, …) stays active after its last one; long enough
+    that a page in the night still finds it. ``reopen_s``: what comes back so soon after its end is
+    the same anomaly; twice a usual scrape and alert interval of 60 s. ``max_age``: of the stored
+    anomalies; a month, for comparing with.
+    """
+
+    hold_s: NotNegative = 600.0
+    reopen_s: NotNegative = 120.0
+    max_age: Age = 30 * 86400.0

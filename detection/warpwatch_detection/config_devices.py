@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from pydantic import Field
 
-from warpwatch_telemetry.fields import (
+from warpwatch_telemetry.sections import (
+    REAL,
     AtLeastOne,
     DetectorConfig,
     NotNegative,
@@ -19,7 +20,7 @@ from warpwatch_telemetry.fields import (
 )
 
 
-class DeviceLostConfig(DetectorConfig, frozen=True, kw_only=True):
+class DeviceLostConfig(DetectorConfig):
     """``hold_s``: the driver says that it is gone; two readings, as one may be a mistake.
 
     ``unreadable_s``, ``silent_s``: it cannot be read without a known reason, or gives no reading,
@@ -35,13 +36,13 @@ class DeviceLostConfig(DetectorConfig, frozen=True, kw_only=True):
     clear_s: NotNegative = 5.0
 
 
-class DeviceStuckConfig(DetectorConfig, frozen=True, kw_only=True):
+class DeviceStuckConfig(DetectorConfig):
     """The watchdog has waited ``sources.nvml.stuck_after_s`` before it says so: told at once."""
 
     clear_s: NotNegative = 5.0
 
 
-class XidConfig(DetectorConfig, frozen=True, kw_only=True):
+class XidConfig(DetectorConfig):
     """``min_severity``: XIDs of severity info, as of a program that was killed, need nobody.
 
     ``ignored``: numbers that are never told.
@@ -51,27 +52,27 @@ class XidConfig(DetectorConfig, frozen=True, kw_only=True):
     ignored: tuple[int, ...] = ()
 
 
-class EccUncorrectableConfig(DetectorConfig, frozen=True, kw_only=True):
+class EccUncorrectableConfig(DetectorConfig):
     """Any new error is told: data was lost."""
 
 
-class RowRemapConfig(DetectorConfig, frozen=True, kw_only=True):
+class RowRemapConfig(DetectorConfig):
     """A remapping that waits for a reset, has failed, or took place is told."""
 
 
-class ThrottleConfig(DetectorConfig, frozen=True, kw_only=True):
+class ThrottleConfig(DetectorConfig):
     """A share of ``window_s`` in which clocks were held down.
 
     A tenth of half a minute: what costs a job some per cent, and no single short peak. It is over
     when the share has been below half of that for ``clear_s``.
     """
 
-    window_s: Annotated[float, Meta(ge=1, le=3600)] = 30.0
+    window_s: Annotated[float, Field(ge=1, le=3600), REAL] = 30.0
     min_share: PositiveShare = 0.10
     clear_s: NotNegative = 30.0
 
 
-class OverheatingConfig(DetectorConfig, frozen=True, kw_only=True):
+class OverheatingConfig(DetectorConfig):
     """Within ``margin_celsius`` of the temperature at which the device slows down.
 
     Healthy GPUs under full load keep 10 °C and more. It is over ``release_celsius`` further down.
@@ -83,22 +84,22 @@ class OverheatingConfig(DetectorConfig, frozen=True, kw_only=True):
     clear_s: NotNegative = 30.0
 
 
-class ClockDropConfig(DetectorConfig, frozen=True, kw_only=True):
+class ClockDropConfig(DetectorConfig):
     """The SM clock under load against what this device has had; means of ``block_s`` seconds.
 
     ``min_drop``: load moves the clock of a healthy GPU by 5 to 10 %. ``min_utilization``: below it
     the driver lowers clocks by itself. Known from ``ready_blocks`` on.
     """
 
-    min_drop: Annotated[float, Meta(gt=0, lt=1)] = 0.15
+    min_drop: Annotated[float, Field(gt=0, lt=1), REAL] = 0.15
     min_utilization: PositiveShare = 0.5
-    block_s: Annotated[float, Meta(ge=1, le=600)] = 20.0
+    block_s: Annotated[float, Field(ge=1, le=600), REAL] = 20.0
     ready_blocks: AtLeastOne = 4
     hold_s: NotNegative = 40.0
     clear_s: NotNegative = 20.0
 
 
-class PcieDegradedConfig(DetectorConfig, frozen=True, kw_only=True):
+class PcieDegradedConfig(DetectorConfig):
     """A link below its maximum during ``hold_s`` of load: it is read every 30 s, and an idle one
     saves power by its generation. ``replays_per_minute``: the most that NVIDIA finds normal
     (DCGM's health check)."""
@@ -109,7 +110,7 @@ class PcieDegradedConfig(DetectorConfig, frozen=True, kw_only=True):
     clear_s: NotNegative = 30.0
 
 
-class NvlinkErrorConfig(DetectorConfig, frozen=True, kw_only=True):
+class NvlinkErrorConfig(DetectorConfig):
     """DCGM's health check: any replay or recovery, CRC errors from 100 a second on.
 
     ``quiet_s``: how long no further one may come for it to be over. ``down_s``: how long a link
@@ -117,12 +118,12 @@ class NvlinkErrorConfig(DetectorConfig, frozen=True, kw_only=True):
     """
 
     crc_per_second: Positive = 100.0
-    quiet_s: Annotated[float, Meta(ge=1, le=86400)] = 600.0
+    quiet_s: Annotated[float, Field(ge=1, le=86400), REAL] = 600.0
     down_s: NotNegative = 10.0
     clear_s: NotNegative = 10.0
 
 
-class DeviceIdleConfig(DetectorConfig, frozen=True, kw_only=True):
+class DeviceIdleConfig(DetectorConfig):
     """In use and idle for ``after_s``: longer than checkpoints and evaluations on the CPU take.
 
     ``max_utilization``: what a desktop or a monitor causes. ``min_memory_share``: more than the

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from pydantic import Field
 
-from warpwatch_telemetry.fields import (
+from warpwatch_telemetry.sections import (
+    REAL,
+    WHOLE,
     AtLeastOne,
     Count,
     DetectorConfig,
@@ -17,7 +19,7 @@ from warpwatch_telemetry.fields import (
 )
 
 
-class MemoryLeakConfig(DetectorConfig, frozen=True, kw_only=True):
+class MemoryLeakConfig(DetectorConfig):
     """Growth over ``window_blocks`` medians of ``block_steps`` steps, in every part of them.
 
     warmup_steps: allocator and caches fill in the first steps. block_steps, window_blocks: a
@@ -31,8 +33,8 @@ class MemoryLeakConfig(DetectorConfig, frozen=True, kw_only=True):
     """
 
     warmup_steps: Count = 20
-    block_steps: Annotated[int, Meta(ge=1, le=1000)] = 25
-    window_blocks: Annotated[int, Meta(ge=12, le=48)] = 24
+    block_steps: Annotated[int, Field(ge=1, le=1000), WHOLE] = 25
+    window_blocks: Annotated[int, Field(ge=12, le=48), WHOLE] = 24
     min_steps: AtLeastOne = 500
     min_s: NotNegative = 30.0
     min_growth_bytes: NotNegative = 64e6
@@ -44,7 +46,7 @@ class MemoryLeakConfig(DetectorConfig, frozen=True, kw_only=True):
     critical_s: NotNegative = 7200.0
 
 
-class MemoryPressureConfig(DetectorConfig, frozen=True, kw_only=True):
+class MemoryPressureConfig(DetectorConfig):
     """Allocation retries, a device or a host that is nearly full for ``hold_s``.
 
     device_share: of the device's memory in use, if the allocator has not kept more than
@@ -64,13 +66,13 @@ class MemoryPressureConfig(DetectorConfig, frozen=True, kw_only=True):
     warmup_steps: Count = 20
 
 
-class OomConfig(DetectorConfig, frozen=True, kw_only=True):
+class OomConfig(DetectorConfig):
     """``grace_s``: how long deaths are gathered before the first is named; as for `crash`."""
 
     grace_s: NotNegative = 5.0
 
 
-class HangConfig(DetectorConfig, frozen=True, kw_only=True):
+class HangConfig(DetectorConfig):
     """No step for the longest of ``timeout_s``, ``median_steps`` steps and ``gap_factor`` gaps.
 
     timeout_s: a first checkpoint may take two minutes. median_steps: of slow steps nearly thirty.
@@ -87,7 +89,7 @@ class HangConfig(DetectorConfig, frozen=True, kw_only=True):
 
     timeout_s: Positive = 140.0
     median_steps: Positive = 28.0
-    gap_factor: Annotated[float, Meta(ge=1)] = 1.15
+    gap_factor: Annotated[float, Field(ge=1), REAL] = 1.15
     warmup_steps: Count = 5
     warmup_timeout_s: NotNegative = 600.0
     stopped_after_s: Positive = 10.0
@@ -98,7 +100,7 @@ class HangConfig(DetectorConfig, frozen=True, kw_only=True):
     spin_power_ratio: Share = 0.6
 
 
-class CrashConfig(DetectorConfig, frozen=True, kw_only=True):
+class CrashConfig(DetectorConfig):
     """``grace_s``: how long others must live on for a death to be a crash of one rank."""
 
     grace_s: NotNegative = 5.0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from pydantic import Field
 
-from warpwatch_telemetry.fields import (
+from warpwatch_telemetry.sections import (
+    REAL,
+    WHOLE,
     AtLeastOne,
     Count,
     DetectorConfig,
@@ -16,11 +18,11 @@ from warpwatch_telemetry.fields import (
     Share,
 )
 
-Blocks = Annotated[int, Meta(ge=2, le=100)]
-Ratio = Annotated[float, Meta(gt=1)]
+Blocks = Annotated[int, Field(ge=2, le=100), WHOLE]
+Ratio = Annotated[float, Field(gt=1), REAL]
 
 
-class StragglerConfig(DetectorConfig, frozen=True, kw_only=True):
+class StragglerConfig(DetectorConfig):
     """Ratio of a rank's compute to its peers' median, against the rank's own ratio in health.
 
     warmup_steps: compilation and first batches; the slow first steps of MLPerf runs are 5.
@@ -38,7 +40,7 @@ class StragglerConfig(DetectorConfig, frozen=True, kw_only=True):
 
     warmup_steps: Count = 20
     tick_s: NotNegative = 0.1
-    window_ticks: Annotated[int, Meta(ge=5, le=200)] = 20
+    window_ticks: Annotated[int, Field(ge=5, le=200), WHOLE] = 20
     baseline_blocks: Blocks = 20
     ready_blocks: Blocks = 5
     min_ratio: Ratio = 1.10
@@ -53,7 +55,7 @@ class StragglerConfig(DetectorConfig, frozen=True, kw_only=True):
     stage_ratio: Ratio = 1.10
 
 
-class DataStallConfig(DetectorConfig, frozen=True, kw_only=True):
+class DataStallConfig(DetectorConfig):
     """Share of the time spent in ``data_wait``; a wait counts as one step at most.
 
     warmup_steps: loaders fill their queues. block_steps, block_s: a block lasts both.
@@ -65,8 +67,8 @@ class DataStallConfig(DetectorConfig, frozen=True, kw_only=True):
     """
 
     warmup_steps: Count = 20
-    block_steps: Annotated[int, Meta(ge=3, le=100)] = 10
-    block_s: Annotated[float, Meta(ge=0, le=60)] = 1.0
+    block_steps: Annotated[int, Field(ge=3, le=100), WHOLE] = 10
+    block_s: Annotated[float, Field(ge=0, le=60), REAL] = 1.0
     baseline_blocks: Blocks = 40
     ready_blocks: Blocks = 5
     short_blocks: Blocks = 3
@@ -78,7 +80,7 @@ class DataStallConfig(DetectorConfig, frozen=True, kw_only=True):
     start_share: PositiveShare = 0.25
 
 
-class GcPauseConfig(DetectorConfig, frozen=True, kw_only=True):
+class GcPauseConfig(DetectorConfig):
     """Pauses of the garbage collector: told by the shim, or seen as a rank's regular slow steps.
 
     warmup_steps: imports and compilation collect much. min_share: of the time, told pauses; 1 %
@@ -93,9 +95,9 @@ class GcPauseConfig(DetectorConfig, frozen=True, kw_only=True):
     min_share: PositiveShare = 0.01
     window_s: Positive = 60.0
     window_steps: AtLeastOne = 150
-    min_pauses: Annotated[int, Meta(ge=3, le=20)] = 4
+    min_pauses: Annotated[int, Field(ge=3, le=20), WHOLE] = 4
     min_ratio: Ratio = 1.08
     noise_factor: Positive = 6.0
-    min_period_steps: Annotated[int, Meta(ge=2)] = 5
-    max_period_steps: Annotated[int, Meta(ge=10, le=1000)] = 80
+    min_period_steps: Annotated[int, Field(ge=2), WHOLE] = 5
+    max_period_steps: Annotated[int, Field(ge=10, le=1000), WHOLE] = 80
     max_pause_s: Positive = 5.0

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from pydantic import Field
 
-from warpwatch_telemetry.fields import AtLeastOne, Count, DetectorConfig, NotNegative, PositiveShare
+from warpwatch_telemetry.sections import (
+    REAL,
+    AtLeastOne,
+    Count,
+    DetectorConfig,
+    NotNegative,
+    PositiveShare,
+)
 
-Effect = Annotated[float, Meta(gt=0, le=10)]
+Effect = Annotated[float, Field(gt=0, le=10), REAL]
 
 
-class StepSignalConfig(DetectorConfig, frozen=True, kw_only=True):
+class StepSignalConfig(DetectorConfig):
     """What is left out of a job's steps before they are judged.
 
     warmup_steps: 20, enough for compilation and the first allocations of a plain loop.
@@ -25,7 +32,7 @@ class StepSignalConfig(DetectorConfig, frozen=True, kw_only=True):
     sample_s: NotNegative = 0.1
 
 
-class RiseConfig(StepSignalConfig, frozen=True, kw_only=True):
+class RiseConfig(StepSignalConfig):
     """A level that rose for good.
 
     alarm_rate: false alarms a step and window that normal noise may raise.
@@ -33,12 +40,12 @@ class RiseConfig(StepSignalConfig, frozen=True, kw_only=True):
     is as long as an operator may take to look.
     """
 
-    alarm_rate: Annotated[float, Meta(gt=0, lt=1e-3)] = 4e-6
+    alarm_rate: Annotated[float, Field(gt=0, lt=1e-3), REAL] = 4e-6
     accept_after_s: NotNegative = 600.0
     accept_samples: AtLeastOne = 300
 
 
-class ShiftConfig(RiseConfig, frozen=True, kw_only=True):
+class ShiftConfig(RiseConfig):
     """A lasting level shift, sought in windows of several lengths at once.
 
     min_effect: 3 %, about the least that is worth a look; noise may demand more.
@@ -51,14 +58,14 @@ class ShiftConfig(RiseConfig, frozen=True, kw_only=True):
     min_effect: Effect = 0.03
     cost_steps: NotNegative = 0.65
     block_s: NotNegative = 1.0
-    peak_factor: Annotated[float, Meta(ge=1)] = 1.1
+    peak_factor: Annotated[float, Field(ge=1), REAL] = 1.1
 
 
-class StepRegressionConfig(ShiftConfig, frozen=True, kw_only=True):
+class StepRegressionConfig(ShiftConfig):
     """Rises of the job's common time, relative to it."""
 
 
-class CommSlowConfig(ShiftConfig, frozen=True, kw_only=True):
+class CommSlowConfig(ShiftConfig):
     """Rises of communication, in shares of the step.
 
     min_rise: of communication itself: 20 %, since a network that others use too wanders by 10 %.
@@ -71,7 +78,7 @@ class CommSlowConfig(ShiftConfig, frozen=True, kw_only=True):
     max_compute: PositiveShare = 0.5
 
 
-class StepDriftConfig(RiseConfig, frozen=True, kw_only=True):
+class StepDriftConfig(RiseConfig):
     """A rise too slow for a level shift.
 
     min_effect: 6 % against the level 400 samples ago, more than jobs settle by in that time.
@@ -82,7 +89,7 @@ class StepDriftConfig(RiseConfig, frozen=True, kw_only=True):
     anchor_effect: Effect = 0.10
 
 
-class StepSpikesConfig(StepSignalConfig, frozen=True, kw_only=True):
+class StepSpikesConfig(StepSignalConfig):
     """Slow steps among normal ones, too many of them.
 
     min_spike, min_spike_s: what makes a step slow: 15 % and 20 ms, beyond what scheduling of the
@@ -95,6 +102,6 @@ class StepSpikesConfig(StepSignalConfig, frozen=True, kw_only=True):
 
     min_spike: Effect = 0.15
     min_spike_s: NotNegative = 0.02
-    noise_factor: Annotated[float, Meta(gt=0)] = 3.5
+    noise_factor: Annotated[float, Field(gt=0), REAL] = 3.5
     alarm_share: PositiveShare = 0.1
-    evidence: Annotated[float, Meta(gt=0)] = 10.0
+    evidence: Annotated[float, Field(gt=0), REAL] = 10.0

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors import build
 from warpwatch_detection.detectors.base import (
     NEVER,
@@ -36,8 +36,10 @@ class Panel:
     known. failures: observations that a detector could not take, by its kind.
     """
 
-    def __init__(self, config: Config, register: Register) -> None:
-        self.detectors = build(config)
+    def __init__(
+        self, kinds: DetectionConfig, anomalies: AnomaliesConfig, register: Register
+    ) -> None:
+        self.detectors = build(kinds, anomalies)
         self.failures: Counter[str] = Counter()
         self.due_time = -NEVER
         self._register = register

@@ -9,12 +9,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.episodes import RegisterState, Shadow
 from warpwatch_detection.anomalies.rank_devices import Places, RankLife
 from warpwatch_detection.anomalies.register import Register
 from warpwatch_detection.anomalies.resumption import Resumption
 from warpwatch_detection.anomalies.snapshot import ENGINE, Part
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector_runner import Panel
 from warpwatch_detection.detectors.base import NEVER, Reading
 from warpwatch_detection.detectors.job_steps import JobSteps
@@ -45,15 +45,20 @@ class EngineState:
 class Detection:
     """``feed`` every record in order of time. Not thread-safe: one owner feeds and reads."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.job_steps = JobSteps(config.triggers.capture_timeout_s)
+    def __init__(
+        self,
+        kinds: DetectionConfig | None = None,
+        anomalies: AnomaliesConfig | None = None,
+    ) -> None:
+        kinds, anomalies = kinds or DetectionConfig(), anomalies or AnomaliesConfig()
+        self._kinds = kinds
+        self.job_steps = JobSteps()
         self._gathered = GatheredSteps()
         # What changed while nobody was there to be told.
         self._untold: list[Anomaly] = []
         self._places = Places()
-        self._register = Register(config.anomalies, lambda: self._places)
-        self._panel = Panel(config, self._register)
+        self._register = Register(anomalies, lambda: self._places)
+        self._panel = Panel(kinds, anomalies, self._register)
         self._time = -NEVER
         self._resumption: Resumption | None = None
         self.jobs_forgotten = 0
@@ -285,11 +290,12 @@ class Detection:
     def parts(self) -> dict[str, Part]:
         """All that remembers something, the engine first; detectors by their kind."""
         self._show_steps(self._untold)
-        sections = self.config.detectors
         return {
             ENGINE: Part(self, versioned=False),
             "job_steps": Part(self.job_steps),
-            **{one.kind: Part(one, getattr(sections, one.kind)) for one in self._panel.detectors},
+            **{
+                one.kind: Part(one, getattr(self._kinds, one.kind)) for one in self._panel.detectors
+            },
         }
 
     @property

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
-from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors.base import Reading
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
@@ -165,10 +165,15 @@ class Replay:
     anomalies: all of them by id, as they were last; with their end_time if they are over.
     """
 
-    def __init__(self, config: Config, explain: bool = False) -> None:
+    def __init__(
+        self,
+        kinds: DetectionConfig | None = None,
+        anomalies: AnomaliesConfig | None = None,
+        explain: bool = False,
+    ) -> None:
         self.anomalies: dict[str, Anomaly] = {}
         self._explain = explain
-        self._engine = Detection(config)
+        self._engine = Detection(kinds, anomalies)
         self._reader = LogReader()
         self._readings: dict[tuple[str, str | None, int | None, str | None], Reading] = {}
         self._suppressed: dict[tuple[str, str | None, str], Shadow] = {}
@@ -233,8 +238,3 @@ def _is_reached(record: Record, until: float) -> bool:
     if until >= FIRST_TIME_S:
         return record.time >= until
     return isinstance(record, Step) and record.step >= until
-
-
-def replay(lines: Iterable[str | bytes], config: Config) -> Iterator[Anomaly]:
-    """Every anomaly as it is raised, once; see ``Replay.run``."""
-    return Replay(config).run(lines)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import HostConfig
+from warpwatch_devices.config import HostConfig
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink
 from warpwatch_telemetry.host_metrics import CPU_MODES, PRESSURE_RESOURCES
 from warpwatch_telemetry.metric import SeriesKey

@@ -17,8 +17,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import KernelLogConfig
+from warpwatch_devices.config import KernelLogConfig
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_telemetry.samples import SourceHealth

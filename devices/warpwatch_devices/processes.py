@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import ProcessesConfig
+from warpwatch_devices.config import ProcessesConfig
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.pid_namespace import sees_host_processes
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants
 from warpwatch_devices.source import Sink, Surroundings

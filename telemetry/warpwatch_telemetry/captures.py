@@ -41,6 +41,10 @@ OUTCOMES = (
     "refused_over",
 )
 
+# How long a rank may take to hand over its file before it is left out: five steps of a slow job
+# and the compression of a large trace.
+CAPTURE_TIMEOUT_S = 120.0
+
 # How the detail of a capture, or of one rank of it, begins that something came in between.
 INTERRUPTED = "interrupted: "
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from warpwatch_daemon.config import Config, parse
+from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import RankSeen, Record, Step
@@ -62,8 +62,8 @@ class Job:
 
 
 def detection(**sections: Any) -> Detection:
-    """The engine with the defaults and what ``sections`` (of ``detectors``) change."""
-    return Detection(parse({"detectors": sections}, "test") if sections else Config())
+    """The engine with the defaults and what ``sections`` (of ``detection``) change."""
+    return Detection(DetectionConfig.model_validate(sections))
 
 
 def opened(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:

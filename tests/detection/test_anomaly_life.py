@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_daemon.config.triggers import AnomaliesConfig
 from warpwatch_detection.anomalies import register as register_module
 from warpwatch_detection.anomalies import suppressed as shadows_module
 from warpwatch_detection.anomalies.rank_devices import Places, RankLife
 from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detectors.base import Fine, Found
 from warpwatch_telemetry.anomalies import Anomaly
 

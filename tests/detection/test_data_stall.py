@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.detection.alone import alone
 from tests.detection.streams import Extra, Job, detection, opened
-from warpwatch_daemon.config import Config
+from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors.data_stall import DataStall
 from warpwatch_detection.detectors.job_steps import JobSteps
 
@@ -119,7 +119,7 @@ def test_steps_without_phases_wait_for_nothing():
 
 
 def test_what_it_remembers_outlives_a_restart_in_the_middle():
-    job, config, joined = Job(ranks=4), Config().detectors.data_stall, JobSteps(60.0)
+    job, config, joined = Job(ranks=4), DetectionConfig().data_stall, JobSteps()
     records = [*job.steps(400), *job.steps(300, wait=lambda _, r: 0.03 if r == 1 else 0.0)]
     steps = [step for record in records for step in joined.observe(record)]
     whole, first, second = DataStall(config), DataStall(config), DataStall(config)
@@ -134,7 +134,7 @@ def test_what_it_remembers_outlives_a_restart_in_the_middle():
 
 
 def test_readings_say_what_was_seen_and_how_near_it_came():
-    detector, joined = DataStall(Config().detectors.data_stall), JobSteps(60.0)
+    detector, joined = DataStall(DetectionConfig().data_stall), JobSteps()
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     for record in job.steps(30):
         for step in joined.observe(record):

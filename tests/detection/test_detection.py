@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.detection.streams import EPOCH_S, Job, detection, opened
-from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.rank_devices import DEPARTED_S, MAX_DEPARTED, Places, RankLife
-from warpwatch_detection.config import DetectorsConfig
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.detectors.base import JobStep, Timeless, is_waiting
 from warpwatch_detection.detectors.causes import EXPLAINED_BY
@@ -20,7 +19,7 @@ from warpwatch_detection.detectors.devices import DEVICE_CAUSES
 from warpwatch_detection.detectors.job_steps import JobSteps
 from warpwatch_detection.detectors.oom import Oom
 from warpwatch_detection.engine import MAX_JOBS, SILENT_S, anomaly_to_json
-from warpwatch_detection.replay import replay
+from warpwatch_detection.replay import Replay
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.log import encode
@@ -36,9 +35,11 @@ def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
     files = {path.stem for path in folder.rglob("*.py")}
     # Two kinds of throttling are one file.
     assert DETECTORS.keys() - files == {"thermal_throttle", "power_brake"}
-    assert set(DetectorsConfig.__struct_fields__) == DETECTORS.keys()
+    assert set(DetectionConfig.model_fields) == DETECTORS.keys()
     assert DETECTORS.keys() <= set(KINDS)
-    assert [make(Config()).kind for make in DETECTORS.values()] == list(DETECTORS)
+    assert [make(DetectionConfig(), AnomaliesConfig()).kind for make in DETECTORS.values()] == list(
+        DETECTORS
+    )
 
 
 def test_a_cause_judges_before_what_it_explains():
@@ -147,7 +148,7 @@ def test_a_detector_without_a_deadline_waits_for_nothing_and_blinds_no_other(mon
 
 @pytest.mark.parametrize("kind", DETECTORS)
 def test_a_detector_waits_or_is_timeless(kind):
-    detector = DETECTORS[kind](Config())
+    detector = DETECTORS[kind](DetectionConfig(), AnomaliesConfig())
     assert is_waiting(detector) != isinstance(detector, Timeless)
 
 
@@ -216,7 +217,7 @@ def ranks_step(rank: int, step: int, **phases: float) -> Step:
 
 
 def test_steps_of_ranks_that_arrive_in_batches_are_joined():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, ranks_step(0, 0), ranks_step(1, 0))
     batch = [ranks_step(0, n, comm=0.5) for n in (1, 2, 3)]
     batch += [ranks_step(1, n, comm=0.1, data_wait=0.2) for n in (1, 2, 3)]
@@ -229,28 +230,28 @@ def test_steps_of_ranks_that_arrive_in_batches_are_joined():
 
 
 def test_a_lost_record_costs_one_step_and_a_repeated_one_nothing():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, ranks_step(0, 0), ranks_step(1, 0))
     rest = [ranks_step(0, 1), ranks_step(0, 2), ranks_step(1, 2), ranks_step(1, 2)]
     assert [step.step for step in joined(steps, *rest, ranks_step(0, 1))] == [2]
 
 
 def test_a_silent_rank_holds_up_at_most_64_steps():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, ranks_step(0, 0), ranks_step(1, 0))
     found = joined(steps, *[ranks_step(0, n) for n in range(1, 101)])
     assert [step.step for step in found] == list(range(1, 37))
 
 
 def test_a_rank_that_died_is_waited_for_no_longer():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, ranks_step(0, 0), ranks_step(1, 0))
     died = RankEvent(EPOCH_S + 1, "llama", 1, "died")
     assert [step.step for step in joined(steps, died, ranks_step(0, 1))] == [1]
 
 
 def test_a_restart_counts_its_warm_up_anew():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, *[ranks_step(0, n) for n in range(10)])
     assert [step.index for step in joined(steps, ranks_step(0, 0), ranks_step(0, 1))] == [0, 1]
 
@@ -261,7 +262,7 @@ def died(rank: int) -> RankEvent:
 
 @pytest.mark.parametrize("first", [0, 4000])
 def test_ranks_that_are_replaced_one_after_the_other_are_joined_again(first: int) -> None:
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, *[ranks_step(rank, n) for n in range(4900, 5001) for rank in (0, 1)])
     # The first has a successor before the second is seen to be gone.
     swap: list[Record] = [died(0), ranks_step(0, first), ranks_step(0, first + 1), died(1)]
@@ -274,7 +275,7 @@ def test_ranks_that_are_replaced_one_after_the_other_are_joined_again(first: int
 
 
 def test_late_records_of_a_rank_that_left_are_no_restart():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, *[ranks_step(rank, n) for n in range(100) for rank in (0, 1)])
     late: list[Record] = [died(1), ranks_step(1, 98), ranks_step(1, 99), died(1)]
     assert joined(steps, *late) == []
@@ -282,14 +283,14 @@ def test_late_records_of_a_rank_that_left_are_no_restart():
 
 
 def test_a_rank_that_is_read_late_for_the_first_time_is_no_restart():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, *[ranks_step(0, n) for n in range(200)])
     assert joined(steps, *[ranks_step(1, n) for n in range(200)]) == []
     assert [s.index for s in joined(steps, ranks_step(0, 200), ranks_step(1, 200))] == [200]
 
 
 def test_a_capture_and_twenty_steps_after_it_are_left_out():
-    steps = JobSteps(120)
+    steps = JobSteps()
     joined(steps, ranks_step(0, 0))
     begin = RankEvent(EPOCH_S, "llama", 0, "capture_armed")
     end = RankEvent(EPOCH_S + 3, "llama", 0, "capture_finished")
@@ -302,7 +303,7 @@ def test_replay_says_what_the_engine_says_once_an_anomaly():
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     records = [*job.seen(), *job.steps(500)]
     records += job.steps(300, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
-    found = list(replay(lines(records), Config()))
+    found = list(Replay().run(lines(records)))
     assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
 
 
@@ -310,7 +311,7 @@ def test_bad_lines_are_left_out_and_told_in_one_line(capsys):
     job = Job(ranks=1)
     bad: list[str | bytes] = ["{torn", '{"type":"strange","time":1}\n', b"\xff\xfe\n", "\n"]
     log = [*lines(job.steps(5)), *bad]
-    assert list(replay(log, Config())) == []
+    assert list(Replay().run(log)) == []
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("warpwatch: 3 bad lines (not JSON 2, type 1), the first is line 6: ")
@@ -319,7 +320,7 @@ def test_bad_lines_are_left_out_and_told_in_one_line(capsys):
 @pytest.mark.parametrize("log", [[], ["hello\n"] * 10, ["[1]\n"], ["{}\n"] * 1000, [b"\x00\x01\n"]])
 def test_a_file_that_is_no_telemetry_log_is_a_usage_error(log):
     with pytest.raises(UsageError, match="no telemetry log"):
-        list(replay(log, Config()))
+        list(Replay().run(log))
 
 
 def test_replay_gives_up_on_an_endless_strange_file():
@@ -328,7 +329,7 @@ def test_replay_gives_up_on_an_endless_strange_file():
             yield "noise\n"
 
     with pytest.raises(UsageError, match="100 bad lines"):
-        list(replay(endless(), Config()))
+        list(Replay().run(endless()))
 
 
 def test_the_json_form_has_the_keys_of_the_design():

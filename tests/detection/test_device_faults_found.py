@@ -11,7 +11,8 @@ import pytest
 from tests.detection.alone import alone
 from tests.detection.gpus import JOB, Fault, Metrics, Node, key
 from tests.detection.streams import detection, opened
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config.sections import Config
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors.base import Timeless
 from warpwatch_detection.detectors.devices import DEVICE_CAUSES, DEVICE_DETECTORS, JOB_CAUSES
 from warpwatch_detection.detectors.devices.watch import MAX_DEVICES
@@ -303,11 +304,11 @@ def test_errors_that_are_counted_after_the_driver_was_loaded_anew_are_news() -> 
 
 
 def test_a_detector_that_is_restored_knows_its_devices_and_goes_on() -> None:
-    node, config = Node(), Config()
+    node, config = Node(), (DetectionConfig(), AnomaliesConfig())
     for reading in (records := list(node.readings(200, slow_link))):
         assert reading.up
     for make in DEVICE_DETECTORS.values():
-        whole, first, second = make(config), make(config), make(config)
+        whole, first, second = make(*config), make(*config), make(*config)
         told = [verdict for record in records for verdict in whole.observe(record)]
         half = [verdict for record in records[:250] for verdict in first.observe(record)]
         state = msgspec.msgpack.encode(first.state)
@@ -323,7 +324,7 @@ def test_whatever_devices_tell_is_judged_and_remembered() -> None:
     chance, node = random.Random(7), Node()
     names = [*next(node.readings(1)).metrics, key("xid_errors_total", "x"), key("strange")]
     reasons = ("lost", "stuck", "driver", "no_permission", "reset_required", "")
-    detectors = [make(Config()) for make in DEVICE_DETECTORS.values()]
+    detectors = [make(DetectionConfig(), AnomaliesConfig()) for make in DEVICE_DETECTORS.values()]
     for _ in range(1500):
         node.time += chance.choice((0.0, 0.5, 1.0, 1.0, 30.0, 700.0, -5.0))
         told = {n: chance.choice((0, 1, 2, 0.3, 1e9, -1.0)) for n in names if chance.random() < 0.7}
@@ -344,9 +345,9 @@ def test_whatever_devices_tell_is_judged_and_remembered() -> None:
 
 def test_every_kind_has_a_detector_and_says_how_it_sees_every_device() -> None:
     assert set(DEVICE_DETECTORS) == set(DEVICE_KINDS)
-    node, config = Node(), Config()
+    node, config = Node(), (DetectionConfig(), AnomaliesConfig())
     for kind, make in DEVICE_DETECTORS.items():
-        detector = make(config)
+        detector = make(*config)
         assert detector.kind == kind
         for record in node.readings(1):
             detector.observe(DeviceReading(record.time, record.device, {}, up=False, reason=""))

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.loop.trainings import QUICK_LEAK
-from warpwatch_daemon.config import parse
+from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.replay import Replay, read_lines
 
 LOGS = Path(__file__).with_name("logs")
 
 
 def told(log: str, **detectors: Any) -> list[tuple[str, int | None]]:
-    replay = Replay(parse({"detectors": detectors}, "this test"))
+    replay = Replay(DetectionConfig.model_validate(detectors))
     return [(anomaly.kind, anomaly.rank) for anomaly in replay.run(read_lines(LOGS / log))]
 
 

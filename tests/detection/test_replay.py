@@ -13,7 +13,6 @@ import pytest
 
 from tests.detection.streams import EPOCH_S, Job
 from warpwatch_daemon.cli import explanation, main
-from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies.episodes import Shadow
 from warpwatch_detection.detectors.base import Reading
 from warpwatch_detection.replay import LogReader, Replay, read_lines
@@ -127,13 +126,13 @@ def test_a_last_line_that_lacks_only_its_end_is_a_record() -> None:
 
 def test_a_replay_stops_before_a_step_or_a_time() -> None:
     log = lines(slow_rank())
-    assert [a.kind for a in Replay(Config()).run(log)] == ["straggler"]
-    assert list(Replay(Config()).run(log, until=500)) == []
-    assert list(Replay(Config()).run(log, until=EPOCH_S + 100)) == []
+    assert [a.kind for a in Replay().run(log)] == ["straggler"]
+    assert list(Replay().run(log, until=500)) == []
+    assert list(Replay().run(log, until=EPOCH_S + 100)) == []
 
 
 def test_what_a_replay_found_is_kept_with_its_end() -> None:
-    replay = Replay(Config())
+    replay = Replay()
     (found,) = list(replay.run(lines(slow_rank())))
     assert replay.anomalies[found.id].end_time is not None
     assert found.end_time is None
@@ -142,7 +141,7 @@ def test_what_a_replay_found_is_kept_with_its_end() -> None:
 def test_readings_of_an_ended_job_are_those_at_its_end(
     slow_log: Path,
 ) -> None:
-    replay = Replay(Config(), explain=True)
+    replay = Replay(explain=True)
     list(replay.run(read_lines(slow_log)))
     found = {kind: reading for kind, reading in replay.readings() if reading.answer == "found"}
     assert found.keys() == {"straggler"}
@@ -205,7 +204,7 @@ def test_what_a_cause_explains_is_told_as_suppressed() -> None:
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     records = [*job.steps(500), *job.steps(100, wait=lambda *_: 0.3)]
     records += job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2)
-    replay = Replay(Config(), explain=True)
+    replay = Replay(explain=True)
     assert [anomaly.kind for anomaly in replay.run(lines(records))] == ["data_stall"]
     told = {(shadow.kind, shadow.cause) for shadow in replay.suppressed()}
     assert ("step_regression", "data_stall") in told

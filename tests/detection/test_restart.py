@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from tests.detection.streams import EPOCH_S, Job, detection, opened
-from warpwatch_daemon.config import Config
 from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.config import DetectionConfig
+from warpwatch_detection.config_life import HangConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
@@ -142,7 +143,7 @@ def test_the_daemons_absence_is_no_silence_of_the_ranks():
 
 
 def test_ranks_that_are_silent_from_the_restart_on_hang_after_the_usual_time():
-    timeout_s = Config().detectors.hang.timeout_s
+    timeout_s = DetectionConfig().hang.timeout_s
     job, engine = Job(ranks=2), detection()
     fed = [*job.seen(), *job.steps(500)]
     opened(engine, fed)
@@ -201,11 +202,9 @@ def test_without_the_engines_part_nothing_is_given_back():
 
 
 def test_the_digest_follows_the_form_of_the_state_and_the_configuration():
-    parts = Detection(Config()).parts()
+    parts = Detection().parts()
     hang = parts["hang"]
-    other = dataclasses.replace(
-        hang, config=msgspec.structs.replace(Config().detectors.hang, timeout_s=99)
-    )
+    other = dataclasses.replace(hang, config=HangConfig(timeout_s=99))
     assert snapshot.digest(other) != snapshot.digest(hang)
     remembered: type = type(parts["engine"].owner.state)
     assert "RankLife" in snapshot.form(remembered)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.detection.alone import alone
 from tests.detection.streams import EPOCH_S, Job, detection, opened
-from warpwatch_daemon.config import Config
+from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors.job_steps import JobSteps
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_telemetry.records import Step
@@ -268,8 +268,8 @@ def test_steps_that_lack_a_rank_are_judged_without_it():
 
 
 def test_what_it_remembers_outlives_a_restart_in_the_middle():
-    job, config = Job(ranks=4, step_s=0.5, noise=0.02), Config().detectors.straggler
-    joined = JobSteps(60.0)
+    job, config = Job(ranks=4, step_s=0.5, noise=0.02), DetectionConfig().straggler
+    joined = JobSteps()
     seen = [s for record in job.steps(300) for s in joined.observe(record)]
     slow = job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0)
     later = [s for record in slow for s in joined.observe(record)]
@@ -286,8 +286,8 @@ def test_what_it_remembers_outlives_a_restart_in_the_middle():
 
 
 def test_readings_say_what_was_seen_and_how_near_it_came():
-    detector = Straggler(Config().detectors.straggler)
-    joined, job = JobSteps(60.0), Job(ranks=4, step_s=0.5, noise=0.02)
+    detector = Straggler(DetectionConfig().straggler)
+    joined, job = JobSteps(), Job(ranks=4, step_s=0.5, noise=0.02)
     for record in job.steps(60):
         for step in joined.observe(record):
             detector.observe(step)
@@ -302,8 +302,8 @@ def test_readings_say_what_was_seen_and_how_near_it_came():
 
 
 def test_a_job_with_one_rank_has_nothing_to_compare_with():
-    detector = Straggler(Config().detectors.straggler)
-    joined = JobSteps(60.0)
+    detector = Straggler(DetectionConfig().straggler)
+    joined = JobSteps()
     for record in Job(ranks=1).steps(300):
         for step in joined.observe(record):
             assert not detector.observe(step)

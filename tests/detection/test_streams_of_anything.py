@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.detection.streams import EPOCH_S, Job
-from warpwatch_daemon.config import Config
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors import build
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.replay import Replay
@@ -131,7 +131,7 @@ def restart(engine: Detection) -> None:
 @BOUNDED
 @given(STREAMS)
 def test_nothing_that_is_fed_makes_a_detector_fail(pieces: list[Any]) -> None:
-    engine = Detection(Config())
+    engine = Detection()
     for anomaly in fed(engine, stream(pieces)):
         assert anomaly.summary
         assert "\n" not in anomaly.summary
@@ -150,7 +150,7 @@ def test_a_restart_in_the_middle_changes_nothing_that_follows(
     pieces: list[Any], before: int
 ) -> None:
     records = list(stream(pieces))
-    steady, restarted = Detection(Config()), Detection(Config())
+    steady, restarted = Detection(), Detection()
     fed(steady, records[:before])
     fed(restarted, records[:before])
     restart(restarted)
@@ -158,7 +158,7 @@ def test_a_restart_in_the_middle_changes_nothing_that_follows(
 
 
 def test_every_state_can_be_saved_before_anything_was_seen() -> None:
-    for detector in build(Config()):
+    for detector in build(DetectionConfig(), AnomaliesConfig()):
         saved = msgspec.msgpack.encode(detector.state)
         assert msgspec.msgpack.decode(saved, type=type(detector.state)) == detector.state
 
@@ -178,9 +178,9 @@ def test_a_replay_says_what_the_engine_says(pieces: list[Any]) -> None:
     if not records:
         return
     log = [json.dumps(encode(record)) + "\n" for record in records]
-    replay = Replay(Config())
+    replay = Replay()
     raised = list(replay.run(log))
-    engine = Detection(Config())
+    engine = Detection()
     changes = fed(engine, records)
     assert repr(list(replay.anomalies.values())) == repr(list({a.id: a for a in changes}.values()))
     opened: dict[str, Anomaly] = {}
@@ -203,7 +203,7 @@ def test_the_order_of_ranks_within_a_time_means_nothing() -> None:
         together = list(same_time)
         shuffle(together)
         mixed += together
-    first, second = Detection(Config()), Detection(Config())
+    first, second = Detection(), Detection()
     assert mixed != records
     told = [summary(anomaly) for anomaly in fed(first, records)]
     assert ("straggler", 2) in {(kind, rank) for kind, rank, *_ in told}

@@ -17,7 +17,7 @@ import pynvml
 
 from tests.devices.recording import RecordingSink
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import KernelLogConfig
+from warpwatch_devices.config import KernelLogConfig
 from warpwatch_devices.kernel_log import KernelLogSource
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.gpm import TAKE_BACK_AFTER_S, GpmWorker

@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import NvmlConfig
+from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import Companions, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.library import initialise

@@ -13,7 +13,7 @@ import pytest
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import DcgmConfig
+from warpwatch_devices.config import DcgmConfig
 from warpwatch_devices.dcgm.bindings import FOLDERS
 from warpwatch_devices.dcgm.source import DcgmSource
 from warpwatch_devices.dcgm.values import PROFILING_ROWS

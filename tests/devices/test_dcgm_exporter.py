@@ -14,7 +14,7 @@ import pytest
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import DcgmExporterConfig
+from warpwatch_devices.config import DcgmExporterConfig
 from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
 from warpwatch_devices.dcgm.exposition import Series, parse
 from warpwatch_devices.dcgm.scrape import read

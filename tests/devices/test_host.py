@@ -8,7 +8,7 @@ import pytest
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import HostConfig
+from warpwatch_devices.config import HostConfig
 from warpwatch_devices.host import (
     HostSource,
     parse_pressure,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import KernelLogConfig
+from warpwatch_devices.config import KernelLogConfig
 from warpwatch_devices.kernel_log import KernelLogSource, parse_record
 from warpwatch_devices.xid_ledger import XidLedger
 

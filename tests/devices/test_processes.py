@@ -12,7 +12,7 @@ import pytest
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import ProcessesConfig
+from warpwatch_devices.config import ProcessesConfig
 from warpwatch_devices.process_tree import (
     Process,
     ProcessTree,

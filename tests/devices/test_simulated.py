@@ -9,7 +9,7 @@ import pytest
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import SimulatedConfig
+from warpwatch_devices.config import SimulatedConfig
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_devices.simulated.source import SimulatedSource, simulated_uuid

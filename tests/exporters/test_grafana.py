@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stand_in
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.agent import grafana as daemon_grafana
+from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
 from warpwatch_exporters.grafana_api import GrafanaApi
@@ -316,7 +317,7 @@ def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
             "exporters": {"grafana": {"url": grafana.url + "/", "token_file": str(token)}},
         }
         hub = Hub(10.0)
-        config = configuration.parse(tree, "the test")
+        config = loading.parse(tree, "the test")
         follower = daemon_grafana.follower(config, "gpu-17", hub)
         assert follower is not None
         follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
@@ -343,7 +344,7 @@ def test_the_authority_of_grafanas_certificate_may_be_ones_own(
         section = {"url": grafana.url, "token_file": str(token)}
         if trusted:
             section["ca_file"] = str(tmp_path / "grafana.crt")
-        config = configuration.parse({"exporters": {"grafana": section}}, "the test")
+        config = loading.parse({"exporters": {"grafana": section}}, "the test")
         follower = daemon_grafana.follower(config, "gpu-17", Hub(10.0))
         assert follower is not None
         follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
@@ -352,4 +353,4 @@ def test_the_authority_of_grafanas_certificate_may_be_ones_own(
 
 
 def test_it_is_off_by_default() -> None:
-    assert daemon_grafana.follower(configuration.Config(), "gpu-17", Hub(10.0)) is None
+    assert daemon_grafana.follower(Config(), "gpu-17", Hub(10.0)) is None

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from tests.helm import chart
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
 
 DAEMON_SETS = [name for name in chart.SCENARIOS if not name.startswith("sidecar")]
 
@@ -27,7 +27,7 @@ def loaded(objects: tuple[chart.Object, ...], folder: Path) -> Config:
     data = config_maps(objects).get("warpwatch", {"warpwatch.yaml": "{}"})
     file = folder / "warpwatch.yaml"
     file.write_text(data["warpwatch.yaml"])
-    return configuration.load(file, chart.environment(container))
+    return loading.load(file, chart.environment(container))
 
 
 @pytest.mark.parametrize("name", chart.SCENARIOS)
@@ -112,7 +112,7 @@ def test_a_pod_of_ipv6_listens_on_its_address(helm4: Path) -> None:
         name: value.replace("10.0.0.1", "fd00:10:1::7")
         for name, value in chart.environment(container).items()
     }
-    assert configuration.load(None, variables).http.listen == "fd00:10:1::7:9400"
+    assert loading.load(None, variables).http.listen == "fd00:10:1::7:9400"
 
 
 def checksum(helm: Path, *values: str) -> str:

@@ -9,7 +9,7 @@ from tests.devices.fakenvml.driver import FakeDriver
 from tests.loop.devices.node import device_node, devices, wait_all_up
 from tests.loop.node import LoopNode, poll
 from tests.loop.programs import STEPPING
-from warpwatch_detection.config import DetectorsConfig
+from warpwatch_detection.config import DetectionConfig
 from warpwatch_telemetry.anomalies import DEVICE_KINDS
 
 # The defaults want minutes of evidence; here a second is long.
@@ -25,9 +25,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "device_idle": {"after_s": 2, "clear_s": 0.5},
 }
 JOB_KINDS_OFF = {
-    kind: {"enabled": False}
-    for kind in DetectorsConfig.__struct_fields__
-    if kind not in DEVICE_KINDS
+    kind: {"enabled": False} for kind in DetectionConfig.model_fields if kind not in DEVICE_KINDS
 }
 # The kinds in the order of the GPUs that suffer from them.
 SUFFERS = (

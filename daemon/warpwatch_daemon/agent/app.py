@@ -27,7 +27,7 @@ from warpwatch_daemon.captures.kineto.session import KinetoBackend
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.triggers.decisions import Triggers
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
@@ -48,6 +48,8 @@ from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
 
+# How often the rings are read: a step is known within a fifth of a second.
+POLL_INTERVAL_S = 0.2
 # How often the pipeline looks while a capture runs: a rank answers within a step.
 HURRY_INTERVAL_S = 0.02
 RETENTION_INTERVAL_S = 60.0
@@ -79,7 +81,7 @@ class Daemon:
         self.store = Store(config.store)
         self.ranks = RanksSource(
             self.folder,
-            config.detectors.hang.stopped_after_s,
+            config.detection.hang.stopped_after_s,
             lambda reason: self.hub.count("rendezvous_rejected_total", reason),
         )
         self.policy = Policy(config.triggers, self.store.path)
@@ -93,7 +95,7 @@ class Daemon:
         node = environ.get("NODE_NAME") or socket.gethostname()
         self.alerts = AlertDesk(self.coordinator, self.ranks, self.hub, node)
         self._grafana = grafana.follower(config, node, self.hub)
-        detection = Detection(config)
+        detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
             self.store.path,
             config.anomalies,
@@ -177,9 +179,7 @@ class Daemon:
 
     def _start(self) -> None:
         every = self.supervisor.every
-        self._pipeline_loop = every(
-            "pipeline", self._config.rendezvous.poll_interval_s, self.pipeline.step
-        )
+        self._pipeline_loop = every("pipeline", POLL_INTERVAL_S, self.pipeline.step)
         self._finisher_loops = (
             every("captures", FINISH_INTERVAL_S, self.coordinator.finish),
             every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_stacks),
@@ -222,8 +222,7 @@ class Daemon:
         loop = self._pipeline_loop
         if loop is None:
             return
-        calm_s = self._config.rendezvous.poll_interval_s
-        interval_s = HURRY_INTERVAL_S if busy else calm_s
+        interval_s = HURRY_INTERVAL_S if busy else POLL_INTERVAL_S
         if loop.interval_s != interval_s:
             loop.interval_s = interval_s
             if busy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_exporters.base import Follower
 

@@ -6,11 +6,9 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.errors import UsageError
 
@@ -48,7 +46,7 @@ class Reloading:
             return
         self._asked = False
         try:
-            new = configuration.load(self._path, self._environ)
+            new = loading.load(self._path, self._environ)
         except UsageError as error:
             self._hub.count("config_reloads_total", "failed")
             logger.error("the configuration stays as it was: %s", error)
@@ -59,9 +57,9 @@ class Reloading:
 
     def _swap(self, new: Config) -> None:
         old = self._config
-        changed = [n for n in Config.__struct_fields__ if getattr(new, n) != getattr(old, n)]
+        changed = [n for n in Config.model_fields if getattr(new, n) != getattr(old, n)]
         fixed = [name for name in changed if name not in RELOADABLE]
         if fixed:
             logger.warning("changes of %s need a restart", ", ".join(fixed))
         self._policy.config = new.triggers
-        self._config = msgspec.structs.replace(old, triggers=new.triggers)
+        self._config = old.model_copy(update={"triggers": new.triggers})

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config.sections import Config
 from warpwatch_devices.source import Source, Surroundings
 
 

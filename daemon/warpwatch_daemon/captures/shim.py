@@ -18,7 +18,13 @@ from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.place import Place
 from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_telemetry.captures import RANK_ENDS, STEP_KINDS, Capture, RankCapture
+from warpwatch_telemetry.captures import (
+    CAPTURE_TIMEOUT_S,
+    RANK_ENDS,
+    STEP_KINDS,
+    Capture,
+    RankCapture,
+)
 from warpwatch_telemetry.records import End, RankEvent
 
 logger = logging.getLogger(__name__)
@@ -203,7 +209,7 @@ class ShimSession:
         since = self._asked_at if self._recording_at is None else self._recording_at
         # The recorded steps take their time, and twice that under the profiler.
         steps_s = min(2 * (self._steps + 1) * self._step_s(max), MAX_RECORDING_S)
-        over = at - since >= max(self._config.capture_timeout_s, steps_s)
+        over = at - since >= max(CAPTURE_TIMEOUT_S, steps_s)
         return f"no file within {at - since:.0f} s of recording" if over else ""
 
     # --- what they leave ---

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlparse
 import msgspec
 
 from warpwatch.rendezvous import take_lock
-from warpwatch_daemon.config import StoreConfig
+from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
 

@@ -1,4 +1,4 @@
-"""`warpwatch config`: check a file, or show what would be in force."""
+"""`warpwatch config`: check a file, show what would be in force, or print the schema."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
 from warpwatch_telemetry.errors import UsageError
 
 
 def main(argv: Sequence[str]) -> int:
     command = parsing.parser(
         "config",
-        "check FILE: exit 1 and one line when the file is wrong.\n"
-        "show [FILE]: the configuration in force, with the environment on top.",
+        "check FILE: exit 1 and a line for each mistake when the file is wrong.\n"
+        "show [FILE]: the configuration in force, with the environment on top.\n"
+        "schema: JSON Schema of the file, for editors.",
         "warpwatch config check /etc/warpwatch/warpwatch.yaml",
     )
-    command.add_argument("action", choices=["check", "show"])
+    command.add_argument("action", choices=["check", "show", "schema"])
     command.add_argument("file", nargs="?", type=Path)
     parsing.add_json(command)
     arguments = command.parse_args(argv)
     if arguments.action == "check":
         return _check(arguments.file, arguments.json)
+    if arguments.action == "schema":
+        print(json.dumps(schema(), indent=1))
+        return 0
     named = os.environ.get("WARPWATCH_CONFIG")
     file = arguments.file or (Path(named) if named else None)
-    tree = configuration.as_tree(configuration.load(file))
+    tree = loading.as_tree(loading.load(file))
     print(json.dumps(tree, indent=1) if arguments.json else yaml.safe_dump(tree, sort_keys=False))
     return 0
 
@@ -40,9 +46,16 @@ def _check(file: Path | None, as_json: bool) -> int:
     if not file.exists():
         raise UsageError(f"{file}: there is no such file")
     try:
-        configuration.load(file)
+        loading.load(file)
     except UsageError as error:
-        print(json.dumps({"valid": False, "error": str(error)}) if as_json else str(error))
+        lines = error.lines if isinstance(error, loading.ConfigError) else [str(error)]
+        print(json.dumps({"valid": False, "errors": lines}) if as_json else "\n".join(lines))
         return 1
     print(json.dumps({"valid": True}) if as_json else f"{file}: valid")
     return 0
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the configuration file."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **Config.model_json_schema()}

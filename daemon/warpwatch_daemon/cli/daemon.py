@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.config import loading
 from warpwatch_telemetry.errors import UsageError
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -41,12 +41,12 @@ def run(path: Path | None, watched: bool) -> None:
     from warpwatch_daemon.agent.config_watch import WATCH_INTERVAL_S, ConfigWatch
 
     if not watched:
-        Daemon(configuration.load(path), path).run()
+        Daemon(loading.load(path), path).run()
         return
     if path is None:
         raise UsageError("--watch-config needs --config FILE")
     watch = ConfigWatch(path)
-    daemon = Daemon(configuration.load(path), path)
+    daemon = Daemon(loading.load(path), path)
 
     def look() -> None:
         if watch.changed():

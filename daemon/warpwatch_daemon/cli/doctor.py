@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from warpwatch._version import __version__
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.api_client import DEFAULT_URL
 from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.config import loading
 from warpwatch_daemon.doctor import survey, text
 from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import Survey
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         help="how long a call of the driver may take before it is stuck (default %(default)g)",
     )
     arguments = command.parse_args(argv)
-    config = configuration.load(arguments.config)
+    config = loading.load(arguments.config)
     if arguments.url == DEFAULT_URL:
         arguments.url = f"http://{config.http.listen}"
     told = Survey(arguments.patience, asked=False)

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.cli import explanation, parsing
-from warpwatch_daemon.config.reading import parse_value
+from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.loading import parse_value
+from warpwatch_daemon.config.sections import Config
 from warpwatch_detection.engine import anomaly_to_json
 from warpwatch_detection.replay import Replay, read_lines
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
@@ -27,7 +28,8 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     shown = _filter(arguments.job, arguments.kind)
-    replay = Replay(_configured(arguments.config, arguments.settings), arguments.explain)
+    config = _configured(arguments.config, arguments.settings)
+    replay = Replay(config.detection, config.anomalies, arguments.explain)
     found = 0
     for anomaly in replay.run(read_lines(arguments.log), arguments.at):
         if shown(anomaly.kind, anomaly.job):
@@ -44,7 +46,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "replay",
         "Run the detectors over a telemetry log (the jsonl exporter's file, or that packed by\n"
         "gzip) in event time. Exit 1 when anomalies were found.",
-        "warpwatch replay run.jsonl --explain --set detectors.straggler.min_ratio=1.3",
+        "warpwatch replay run.jsonl --explain --set detection.straggler.min_ratio=1.3",
     )
     command.add_argument("log", type=Path, help="a telemetry log; - for standard input")
     command.add_argument(
@@ -53,7 +55,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         default=[],
         metavar="KEY=VALUE",
         dest="settings",
-        help="a configuration key, such as detectors.hang.timeout_s=60",
+        help="a configuration key, such as detection.hang.timeout_s=60",
     )
     command.add_argument(
         "--explain",
@@ -102,8 +104,8 @@ def _line(anomaly: Anomaly, as_json: bool) -> str:
     return f"{anomaly.time:.3f} {anomaly.severity} {anomaly.kind} {where}: {anomaly.summary}"
 
 
-def _configured(path: Path | None, settings: list[str]) -> configuration.Config:
-    tree = configuration.as_tree(configuration.load(path))
+def _configured(path: Path | None, settings: list[str]) -> Config:
+    tree = loading.as_tree(loading.load(path))
     for setting in settings:
         key, separator, text = setting.partition("=")
         if not separator:
@@ -115,4 +117,4 @@ def _configured(path: Path | None, settings: list[str]) -> configuration.Config:
             if not isinstance(node, dict):
                 raise UsageError(f"--set {key}: {parent} is no section")
         node[leaf] = parse_value(text)
-    return configuration.parse(tree, "--set")
+    return loading.parse(tree, "--set")

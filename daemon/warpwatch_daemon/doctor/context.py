@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine

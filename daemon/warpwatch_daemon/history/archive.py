@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch_daemon.config.triggers import AnomaliesConfig
+from warpwatch._version import __version__
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.register import MAX_HISTORY
+from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.records import Record
@@ -64,7 +65,7 @@ class Archive:
         wake: Callable[[], None],
     ) -> None:
         self._state_path = folder / snapshot.FILE
-        self._store = HistoryStore(folder, config.max_history, config.max_age, fail)
+        self._store = HistoryStore(folder, config.max_age, fail)
         self._detection = detection
         self._fail = fail
         self._wake = wake
@@ -89,7 +90,7 @@ class Archive:
         detection = self._detection
         saved = snapshot.load(self._state_path)
         if saved is not None:
-            anew = snapshot.give_back(saved, detection.parts())
+            anew = snapshot.give_back(saved, detection.parts(), __version__)
             if anew:
                 logger.info("detectors that learn anew: %s", ", ".join(sorted(anew)))
             if snapshot.ENGINE not in anew:
@@ -185,7 +186,7 @@ class Archive:
         self._wake()
 
     def _take_snapshot(self, at: float) -> None:
-        body = snapshot.take(self._detection.parts())
+        body = snapshot.take(self._detection.parts(), __version__)
         with self._lock:
             self._body = body
         took_s = time.monotonic() - at

@@ -44,12 +44,19 @@ PRAGMA user_version = {SCHEMA};
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
+# About 5 kB each.
+MAX_ROWS = 10_000
+
 
 class HistoryStore:
     """``fail`` is told what could not be done: read or write. Safe for several threads."""
 
     def __init__(
-        self, folder: Path, max_rows: int, max_age_s: float, fail: Callable[[str], None]
+        self,
+        folder: Path,
+        max_age_s: float,
+        fail: Callable[[str], None],
+        max_rows: int = MAX_ROWS,
     ) -> None:
         self._path = folder / FILE
         self._aside = folder / ASIDE

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_telemetry.errors import UsageError
 

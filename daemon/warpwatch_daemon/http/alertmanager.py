@@ -15,7 +15,7 @@ from starlette.responses import Response
 from warpwatch_daemon.captures.alerts.alert_requests import Answer, NotReadyError
 from warpwatch_daemon.captures.alerts.peers import FORWARDED_HEADER, Peers, failed
 from warpwatch_daemon.captures.alerts.webhook import Alert, NotAWebhookError, decode, plain
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.backend import Backend

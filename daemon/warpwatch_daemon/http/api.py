@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch_daemon.config.conversion import NotConvertibleError, convert
+from warpwatch_daemon.config.mistakes import mistakes
 from warpwatch_daemon.http import documents
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.answers import ApiError, json_answer
@@ -25,19 +24,21 @@ _REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503
 _CONFLICT = 409
 
 
-Rank = Annotated[int, Meta(ge=0, lt=2**31)]
+Rank = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class CaptureBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CaptureBody(BaseModel):
     """The body of ``POST /api/v1/captures``."""
 
-    job: Annotated[str, Meta(min_length=1, max_length=512)]
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    job: Annotated[str, Field(min_length=1, max_length=512)]
     kind: CaptureKind = "torch"
-    ranks: Annotated[list[Rank], Meta(min_length=1, max_length=1024)] | None = None
-    steps: Annotated[int, Meta(ge=1, le=100)] = 5
+    ranks: Annotated[list[Rank], Field(min_length=1, max_length=1024)] | None = None
+    steps: Annotated[int, Field(ge=1, le=100)] = 5
     options: tuple[Literal["stacks", "shapes", "memory"], ...] = ()
     backend: Literal["shim", "kineto"] | None = None
-    reason: Annotated[str, Meta(max_length=500)] = ""
+    reason: Annotated[str, Field(max_length=500)] = ""
 
 
 class Api:
@@ -182,16 +183,16 @@ def _boolean(name: str, text: str | None) -> bool | None:
 async def _capture_body(request: Request) -> CaptureBody:
     content = await json_body(request)
     try:
-        body = convert(msgspec.json.decode(content), CaptureBody, strict=True)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        body = CaptureBody.model_validate_json(content)
+    except ValidationError as error:
         raise ApiError(400, "bad_request", _explain(error)) from error
     if body.options and body.kind != "torch":
         raise ApiError(400, "bad_request", f"options: kind torch has them, {body.kind} has none")
     return body
 
 
-def _explain(error: Exception) -> str:
-    if not isinstance(error, NotConvertibleError):
+def _explain(error: ValidationError) -> str:
+    first = mistakes(error, CaptureBody)[0]
+    if first.kind == "json_invalid":
         return "the body is no JSON"
-    first = error.mistakes[0]
     return f"{first.path[:50]}: {first.text}" if first.path else first.text

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.alertmanager import AlertWebhook
 from warpwatch_daemon.http.answers import ApiError, json_answer

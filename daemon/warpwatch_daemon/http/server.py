@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate, web_config
 from warpwatch_daemon.http.access import is_loopback
 from warpwatch_daemon.http.app import create_app

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import msgspec
 import yaml
+from pydantic import BeforeValidator, Field, ValidationError
 
-from warpwatch_daemon.config.conversion import NotConvertibleError, convert
+from warpwatch_daemon.config.mistakes import mistakes
 from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.sections import Section
 
 _CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
@@ -35,11 +36,11 @@ def _none_if_empty(client_auth_type: Any) -> Any:
 
 ClientAuth = Annotated[
     Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"],
-    _none_if_empty,
+    BeforeValidator(_none_if_empty),
 ]
 
 
-class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TlsServerConfig(Section):
     cert_file: Path
     key_file: Path
     client_ca_file: Path | None = None
@@ -48,9 +49,9 @@ class TlsServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_version: TlsVersion = "TLS13"
 
 
-class WebConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class WebConfig(Section):
     tls_server_config: TlsServerConfig | None = None
-    basic_auth_users: dict[str, str] = {}
+    basic_auth_users: dict[str, str] = Field(default_factory=dict)
 
 
 def load(path: Path) -> WebConfig:
@@ -64,14 +65,13 @@ def load(path: Path) -> WebConfig:
             error
         )
     try:
-        config = convert({} if tree is None else tree, WebConfig)
-    except NotConvertibleError as error:
+        config = WebConfig.model_validate({} if tree is None else tree)
+    except ValidationError as error:
         raise UsageError(f"http.web_config {path}: {_explain(error)}") from error
     if config.tls_server_config is None:
         return config
-    return msgspec.structs.replace(
-        config, tls_server_config=_absolute(config.tls_server_config, path.parent)
-    )
+    tls = _absolute(config.tls_server_config, path.parent)
+    return config.model_copy(update={"tls_server_config": tls})
 
 
 @dataclass
@@ -129,14 +129,13 @@ def _check_client_auth(config: TlsServerConfig) -> None:
 def _absolute(config: TlsServerConfig, folder: Path) -> TlsServerConfig:
     names = ("cert_file", "key_file", "client_ca_file")
     paths = {name: getattr(config, name) for name in names}
-    return msgspec.structs.replace(
-        config, **{name: folder / path for name, path in paths.items() if path is not None}
-    )
+    absolute = {name: folder / path for name, path in paths.items() if path is not None}
+    return config.model_copy(update=absolute)
 
 
-def _explain(error: NotConvertibleError) -> str:
+def _explain(error: ValidationError) -> str:
     """Without the value, which may be a password."""
-    first = error.mistakes[0]
-    if first.unknown_key:
+    first = mistakes(error, WebConfig)[0]
+    if first.kind == "extra_forbidden":
         return f"{first.path}: not supported"
-    return f"{first.path}: {first.text}" if first.path else first.text
+    return first.without_value()

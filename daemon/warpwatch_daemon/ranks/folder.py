@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from warpwatch import rendezvous
-from warpwatch_daemon.config import RendezvousConfig
+from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import lock
 from warpwatch_daemon.ranks.directory import OWNED, STICKY, Directory
 from warpwatch_telemetry.errors import UsageError

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from warpwatch_daemon.config.triggers import AnomaliesConfig
 from warpwatch_detection.anomalies.episodes import EndedKey, Episode, Key, RegisterState
 from warpwatch_detection.anomalies.explanation import cause_of
 from warpwatch_detection.anomalies.rank_devices import Places
 from warpwatch_detection.anomalies.suppressed import Shadows
+from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detectors.base import NEVER, Fine, Found, Verdict
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Severity
 from warpwatch_telemetry.xid import SEVERITIES

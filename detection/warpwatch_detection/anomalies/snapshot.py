@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from warpwatch._version import __version__
+from warpwatch_telemetry.sections import Section
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Part:
     """Who remembers, and the configuration by which; None where none bears on its memory."""
 
     owner: Remembers
-    config: msgspec.Struct | None = None
+    config: Section | None = None
     versioned: bool = True
 
 
@@ -54,13 +54,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     parts: dict[str, SavedPart]
 
 
-def take(parts: dict[str, Part]) -> bytes:
-    """The snapshot of all parts; one whose state is none to be saved is passed over."""
+def take(parts: dict[str, Part], version: str = "") -> bytes:
+    """The snapshot of all parts by a program of ``version``; what cannot be saved is left out."""
     saved = {}
     for name, part in parts.items():
         try:
             state = msgspec.Raw(msgspec.msgpack.encode(part.owner.state))
-            saved[name] = SavedPart(digest(part), state)
+            saved[name] = SavedPart(digest(part, version), state)
         except Exception as error:
             _complain(name, str(error))
     return msgspec.msgpack.encode(Snapshot(saved))
@@ -72,7 +72,7 @@ def _complain(name: str, why: str) -> None:
     logger.error("the memory of %s cannot be saved: %s", name, why)
 
 
-def give_back(snapshot: Snapshot, parts: dict[str, Part]) -> set[str]:
+def give_back(snapshot: Snapshot, parts: dict[str, Part], version: str = "") -> set[str]:
     """Set the state of every part that fits; the names of those that begin anew.
 
     Without the engine's, which knows what has been read already, the others mean nothing.
@@ -84,7 +84,7 @@ def give_back(snapshot: Snapshot, parts: dict[str, Part]) -> set[str]:
             continue
         saved = snapshot.parts.get(name)
         try:
-            if saved is None or saved.digest != digest(part):
+            if saved is None or saved.digest != digest(part, version):
                 anew.add(name)
                 continue
             form_of = type(part.owner.state)
@@ -95,12 +95,11 @@ def give_back(snapshot: Snapshot, parts: dict[str, Part]) -> set[str]:
     return anew
 
 
-def digest(part: Part) -> str:
+def digest(part: Part, version: str = "") -> str:
     """Changes with whatever makes a saved state meaningless."""
-    config = b"" if part.config is None else msgspec.json.encode(part.config, enc_hook=str)
-    version = __version__ if part.versioned else ""
+    config = b"" if part.config is None else part.config.model_dump_json().encode()
     kind: type = type(part.owner.state)
-    text = f"{version}\n{form(kind)}\n".encode() + config
+    text = f"{version if part.versioned else ''}\n{form(kind)}\n".encode() + config
     return hashlib.sha256(text).hexdigest()[:16]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from warpwatch_daemon.config import Config
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors.base import Detector
 from warpwatch_detection.detectors.comm_slow import CommSlow
 from warpwatch_detection.detectors.crash import Crash
@@ -35,25 +35,25 @@ from warpwatch_detection.detectors.step_spikes import StepSpikes
 from warpwatch_detection.detectors.straggler import Straggler
 
 # In the order in which they judge a record: a cause comes before what it explains.
-DETECTORS: dict[str, Callable[[Config], Detector]] = {
+DETECTORS: dict[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
     **DEVICE_DETECTORS,
-    "oom": lambda config: Oom(config.detectors.oom),
-    "crash": lambda config: Crash(config.detectors.crash),
-    "memory_leak": lambda config: MemoryLeak(config.detectors.memory_leak),
-    "memory_pressure": lambda config: MemoryPressure(config.detectors.memory_pressure),
-    "hang": lambda config: Hang(config.detectors.hang, config.triggers.capture_timeout_s),
-    "data_stall": lambda config: DataStall(config.detectors.data_stall),
-    "gc_pause": lambda config: GcPause(config.detectors.gc_pause),
-    "straggler": lambda config: Straggler(config.detectors.straggler),
-    "step_spikes": lambda config: StepSpikes(config.detectors.step_spikes),
-    "comm_slow": lambda config: CommSlow(config.detectors.comm_slow),
-    "step_regression": lambda config: StepRegression(config.detectors.step_regression),
-    "step_drift": lambda config: StepDrift(config.detectors.step_drift),
+    "oom": lambda kinds, _: Oom(kinds.oom),
+    "crash": lambda kinds, _: Crash(kinds.crash),
+    "memory_leak": lambda kinds, _: MemoryLeak(kinds.memory_leak),
+    "memory_pressure": lambda kinds, _: MemoryPressure(kinds.memory_pressure),
+    "hang": lambda kinds, _: Hang(kinds.hang),
+    "data_stall": lambda kinds, _: DataStall(kinds.data_stall),
+    "gc_pause": lambda kinds, _: GcPause(kinds.gc_pause),
+    "straggler": lambda kinds, _: Straggler(kinds.straggler),
+    "step_spikes": lambda kinds, _: StepSpikes(kinds.step_spikes),
+    "comm_slow": lambda kinds, _: CommSlow(kinds.comm_slow),
+    "step_regression": lambda kinds, _: StepRegression(kinds.step_regression),
+    "step_drift": lambda kinds, _: StepDrift(kinds.step_drift),
 }
 
 
-def build(config: Config) -> list[Detector]:
+def build(kinds: DetectionConfig, anomalies: AnomaliesConfig) -> list[Detector]:
     """The enabled detectors."""
     return [
-        make(config) for kind, make in DETECTORS.items() if getattr(config.detectors, kind).enabled
+        make(kinds, anomalies) for kind, make in DETECTORS.items() if getattr(kinds, kind).enabled
     ]

@@ -14,6 +14,7 @@ from warpwatch_detection.detectors.capture_windows import CaptureWindows
 from warpwatch_detection.detectors.idleness import DeviceSigns, read_device
 from warpwatch_detection.detectors.level import median
 from warpwatch_detection.detectors.step_progress import RECENT_STEPS, JobPulse
+from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 # Survivors that wait for a dead rank have the crash's cause, not one of their own.
@@ -38,9 +39,8 @@ class Hang:
     kind = "hang"
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
-    def __init__(self, config: HangConfig, capture_timeout_s: float) -> None:
+    def __init__(self, config: HangConfig) -> None:
         self._config = config
-        self._capture_timeout_s = capture_timeout_s
         self.state = HangState()
 
     @property
@@ -110,7 +110,7 @@ class Hang:
 
     @property
     def _captures(self) -> CaptureWindows:
-        return CaptureWindows(self._capture_timeout_s, self.state.captures)
+        return CaptureWindows(CAPTURE_TIMEOUT_S, self.state.captures)
 
     def _capture_end(self, job: str, now: float) -> float | None:
         """When the job's captures are given up at the latest; most often there is none."""

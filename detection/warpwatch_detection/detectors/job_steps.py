@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.detectors.base import JobStep
 from warpwatch_detection.detectors.capture_windows import CaptureWindows
+from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 # Steps that may wait for a rank; after that they are judged without it.
@@ -53,8 +54,7 @@ class JobStepsState:
 class JobSteps:
     """Records in, finished steps of whole jobs out. Memory: MAX_PENDING steps a rank."""
 
-    def __init__(self, capture_timeout_s: float) -> None:
-        self._capture_timeout_s = capture_timeout_s
+    def __init__(self) -> None:
         self.state = JobStepsState()
 
     @property
@@ -65,7 +65,7 @@ class JobSteps:
     def state(self, state: JobStepsState) -> None:
         self._state = state
         self._jobs = state.jobs
-        self._captures = CaptureWindows(self._capture_timeout_s, state.capturing)
+        self._captures = CaptureWindows(CAPTURE_TIMEOUT_S, state.capturing)
 
     def observe(self, record: Record) -> Sequence[JobStep]:
         if type(record) is Step:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import AttributionConfig
 from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
 from warpwatch_devices.attribution.origin import Origin, OriginError, Reading
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
+from warpwatch_devices.config import AttributionConfig
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink, Surroundings
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 

@@ -21,10 +21,10 @@ from email.message import Message
 from typing import IO
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import DcgmExporterConfig
+from warpwatch_devices.config import DcgmExporterConfig
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
 from warpwatch_devices.dcgm.scrape import Scrape, read
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink, Surroundings
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 

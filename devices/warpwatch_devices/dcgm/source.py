@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
-from warpwatch_daemon.config import DcgmConfig
+from warpwatch_devices.config import DcgmConfig
 from warpwatch_devices.dcgm.bindings import (
     DcgmRefused,
     DcgmUnavailable,
@@ -23,6 +22,7 @@ from warpwatch_devices.dcgm.bindings import (
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
 from warpwatch_devices.dcgm.pause import MAX_PAUSE_S, ProfilingPause
 from warpwatch_devices.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
+from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.source import Sink, Surroundings
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth

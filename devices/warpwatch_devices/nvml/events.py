@@ -16,7 +16,7 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard, address_of
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.event_devices import FIRST_RETRY_S, EventDevice, Renewals

@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
-from warpwatch_daemon.config import NvmlConfig
+from warpwatch_devices.config import NvmlConfig
+from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.device import Companions, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher

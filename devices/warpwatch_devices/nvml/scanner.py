@@ -14,7 +14,7 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.library import LibraryGone, Meaning, code_of, meaning_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import time
 
-from warpwatch_daemon.agent.supervisor import Loop, Supervisor
-from warpwatch_daemon.config import NvmlConfig
+from warpwatch_devices.config import NvmlConfig
+from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
 from warpwatch_devices.nvml.generation import Generation
 from warpwatch_devices.nvml.last_resort import LastResort

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import SimulatedConfig
+from warpwatch_devices.config import SimulatedConfig
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.simulated.device import SimulatedDevice, simulated_uuid
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_devices.source import Sink

@@ -14,7 +14,7 @@ from tests.daemon.captures.capture_node import CaptureNode
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.triggers.decisions import Triggers
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> Iterator[CaptureNode]:
 def pipeline(node: CaptureNode, hub: Hub, log: JsonlWriter | None = None) -> Pipeline:
     """A daemon's stream over the node's files, as a daemon's start makes it."""
     config = Config()
-    detection = Detection(config)
+    detection = Detection(config.detection, config.anomalies)
     archive = Archive(node.store.path, config.anomalies, detection, lambda what: None, lambda: None)
     triggers = Triggers(node.coordinator, node.source, hub)
     return Pipeline(hub, node.source, detection, node.coordinator, triggers, archive, log)

@@ -17,7 +17,7 @@ from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.session import Backend
 from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config import StoreConfig
+from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.source import RanksSource

@@ -15,7 +15,7 @@ from tests.daemon.ranks.ring_files import RingFile
 from warpwatch_daemon.captures.cost import Baselines, StepCost, rank_sum_z
 from warpwatch_daemon.captures.register import Register
 from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config import StoreConfig
+from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, Residual
 from warpwatch_telemetry.records import Step

@@ -17,7 +17,7 @@ from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.captures.verification import Expectation
-from warpwatch_daemon.config import parse
+from warpwatch_daemon.config.loading import parse
 from warpwatch_devices.dcgm.pause import ProfilingPause
 from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused

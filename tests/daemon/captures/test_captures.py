@@ -19,7 +19,8 @@ from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.config import StoreConfig, parse
+from warpwatch_daemon.config.loading import parse
+from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, CaptureRequest

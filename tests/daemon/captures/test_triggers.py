@@ -19,7 +19,7 @@ from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Decision
-from warpwatch_telemetry.fields import AnomalyKind
+from warpwatch_telemetry.sections import AnomalyKind
 
 # Their times count from the node's start.
 STRAGGLER = Anomaly(

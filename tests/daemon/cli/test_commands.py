@@ -129,7 +129,7 @@ def test_replay_finds_in_a_log_what_the_daemon_would_have_found(
     anomaly = json.loads(line)
     assert (anomaly["kind"], anomaly["job"]) == ("step_regression", "train")
     assert 300 <= anomaly["step"] <= 330
-    switched_off = "detectors.step_regression.enabled=false"
+    switched_off = "detection.step_regression.enabled=false"
     assert main(["replay", str(tmp_path / "slow"), "--set", switched_off]) == 0
 
 

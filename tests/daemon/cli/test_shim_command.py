@@ -17,7 +17,7 @@ def test_the_copy_is_loaded_by_the_path_that_is_printed(
 ) -> None:
     assert main(["shim", str(tmp_path)]) == 0
     path = capsys.readouterr().out.strip()
-    assert path == str(tmp_path / "warpwatch/client/bootstrap")
+    assert path == str(tmp_path / "warpwatch/bootstrap")
     environment = {**os.environ, "PYTHONPATH": path, "WARPWATCH": "1"}
     code = "import sitecustomize; print(sitecustomize.__file__)"
     # -S -s: nothing that is installed here is seen, so the copy alone must do.
@@ -39,5 +39,5 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     (tmp_path / "warpwatch").write_text("no folder")
     assert main(["shim", str(tmp_path)]) == 2
     err = capsys.readouterr().err
-    assert err.startswith(f"warpwatch shim: cannot copy the shim to {tmp_path}/warpwatch/client: ")
+    assert err.startswith(f"warpwatch shim: cannot copy the shim to {tmp_path}/warpwatch: ")
     assert err.count("\n") == 1

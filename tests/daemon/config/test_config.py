@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from warpwatch_daemon import config as configuration
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config import loading
+from warpwatch_daemon.config.sections import Config
 from warpwatch_telemetry.errors import UsageError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -17,11 +17,11 @@ DOCS = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 def load(tmp_path: Path, text: str, **environ: str) -> Config:
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    return configuration.load(path, environ)
+    return loading.load(path, environ)
 
 
 def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
-    assert load(tmp_path, "") == configuration.load(None, {}) == Config()
+    assert load(tmp_path, "") == loading.load(None, {}) == Config()
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,24 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("sources: {host: {interval_s: 0}}", "expected a number >= 0.1, not 0"),
         ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
         ("store: {url: 's3://bucket'}", "store.url: "),
-        ("detectors: {hang: {timeout_s: -1}}", "detectors.hang.timeout_s: "),
+        ("detection: {hang: {timeout_s: -1}}", "detection.hang.timeout_s: "),
+        ("detectors: {hang: {timeout_s: 9}}", "detectors: is called detection now"),
+        ("anomalies: {max_history: 5}", "anomalies.max_history: was removed: it only tuned"),
         ("- a\n- b", "a mapping of sections is needed, found list"),
         ("a: [", "not YAML"),
         ("a: 2024-99-99", "not YAML"),
         ("[" * 3000, "not YAML"),
         ("triggers: {arm_timeout_s: .inf}", "triggers.arm_timeout_s: "),
-        ("triggers: {cooldown_s: .nan}", "triggers.cooldown_s: expected a number >= 0"),
+        ("triggers: {cooldown_s: .nan}", "triggers.cooldown_s: expected a finite number"),
         (
             "triggers: {recipes: {hangs: {}}}",
             "an anomaly kind such as 'hang', not 'hangs'",
         ),
         ("triggers: {recipes: {hang: {step: 5}}}", "recipes.hang.step: unknown key, did you mean"),
-        ("http: {liste: x, listen: 5}\nstore: 5", "did you mean 'listen'? (and 2 more)"),
+        (
+            "http: {liste: x, listen: 5}\nstore: 5",
+            "http.listen: expected a text, not 5 (and 2 more: warpwatch config check)",
+        ),
         ('http: {"a\\nb": 1}', "http.'a\\nb': unknown key"),
     ],
 )
@@ -66,7 +71,7 @@ def test_a_mistake_is_named(tmp_path: Path, text: str, said: str) -> None:
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match="No such file"):
-        configuration.load(Path("/nonexistent/c.yaml"), {})
+        loading.load(Path("/nonexistent/c.yaml"), {})
 
 
 def test_units_are_understood(tmp_path: Path) -> None:
@@ -86,7 +91,7 @@ def test_numbers_may_be_written_as_texts(tmp_path: Path) -> None:
 def test_what_is_shown_reads_as_what_it_was(tmp_path: Path) -> None:
     text = "{http: {token_file: /t}, triggers: {recipes: {oom: {steps: 7}}}, store: {max_age: 1w}}"
     config = load(tmp_path, text)
-    shown = configuration.as_tree(config)
+    shown = loading.as_tree(config)
     assert shown["http"]["token_file"] == "/t"
     assert shown["triggers"]["recipes"]["oom"]["steps"] == 7
     assert shown["store"]["max_age"] == 604800
@@ -98,11 +103,11 @@ def test_variables_come_on_top_of_the_file(tmp_path: Path) -> None:
         tmp_path,
         "http: {listen: '127.0.0.1:1'}",
         WARPWATCH_HTTP__LISTEN="127.0.0.1:2",
-        WARPWATCH_DETECTORS__HANG__TIMEOUT_S="7",
+        WARPWATCH_DETECTION__HANG__TIMEOUT_S="7",
         WARPWATCH_DIR="/not/a/key",
     )
     assert config.http.listen == "127.0.0.1:2"
-    assert config.detectors.hang.timeout_s == 7
+    assert config.detection.hang.timeout_s == 7
 
 
 def test_a_variable_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
@@ -112,4 +117,4 @@ def test_a_variable_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
 
 def test_the_documented_defaults_are_the_defaults() -> None:
     block = DOCS.read_text().split("```yaml\n")[1].split("```")[0]
-    assert yaml.safe_load(block) == configuration.as_tree(Config())
+    assert yaml.safe_load(block) == loading.as_tree(Config())

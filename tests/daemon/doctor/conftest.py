@@ -9,7 +9,7 @@ import pytest
 
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
 from warpwatch_daemon.api_client import ApiClient
-from warpwatch_daemon.config import Config
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
 from warpwatch_daemon.doctor.machine import Machine

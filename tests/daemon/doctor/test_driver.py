@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.doctor.conftest import MakeContext, surveyed
-from warpwatch_daemon.config import Config, NvmlConfig, SourcesConfig
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor import devices, driver
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import DeviceFacts, Memory, Survey
 from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN
+from warpwatch_devices.config import NvmlConfig, SourcesConfig
 
 OPEN_MODULE = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"

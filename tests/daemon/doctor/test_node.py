@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.doctor.conftest import MakeContext, surveyed
-from warpwatch_daemon.config import AttributionConfig, Config
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor import host, kernel_log, nccl, schedulers
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.facts import DeviceFacts, Memory
 from warpwatch_daemon.doctor.kernel_log import Occurrences, occurrences
+from warpwatch_devices.config import AttributionConfig
 
 INTERFACES = "Inter-| Receive\n face |bytes\n    lo: 0 0\n  eth0: 1 1\n"
 HOST_PIDS = {"/proc/self/ns/pid": "-> pid:[4026531836]"}

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from warpwatch_daemon.config import Config, parse
+from warpwatch_daemon.config.loading import parse
+from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.context import Context, joined
 from warpwatch_daemon.history.rollups import MAX_PHASES, MAX_POINTS
@@ -37,7 +38,7 @@ CONTEXT = AnomalyContext(
 
 def store(folder: Path, rows: int = 1000, age_s: float = 1e9) -> tuple[HistoryStore, list[str]]:
     failures: list[str] = []
-    return HistoryStore(folder, rows, age_s, failures.append), failures
+    return HistoryStore(folder, age_s, failures.append, rows), failures
 
 
 # --- the store ---
@@ -147,7 +148,7 @@ def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
     monkeypatch.setattr("warpwatch_daemon.history.store.BUSY_TIMEOUT_S", 0.01)
     node = Node(tmp_path)
     node.archive.write()
-    HistoryStore(tmp_path, 10, 1e9, node.failures.append).write([(OVER, None)], NOW)
+    HistoryStore(tmp_path, 1e9, node.failures.append, 10).write([(OVER, None)], NOW)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         crash = crash_in_training(node)
@@ -345,9 +346,9 @@ class Node:
 
     def __init__(self, folder: Path, **detectors: Any) -> None:
         self.failures: list[str] = []
-        sections = {"anomalies": {"reopen_s": 0, "max_age": 1e12}, "detectors": detectors}
+        sections = {"anomalies": {"reopen_s": 0, "max_age": 1e12}, "detection": detectors}
         config = parse(sections, "test")
-        self.detection = Detection(config)
+        self.detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
             folder, config.anomalies, self.detection, self.failures.append, lambda: None
         )
@@ -452,4 +453,4 @@ def test_a_store_that_cannot_be_written_costs_no_anomaly(tmp_path, caplog):
 
 def test_the_configuration_names_how_much_is_kept():
     kept = Config().anomalies
-    assert (kept.max_history, kept.max_age, kept.reopen_s) == (10_000, 30 * 86400, 120)
+    assert (kept.max_age, kept.reopen_s) == (30 * 86400, 120)

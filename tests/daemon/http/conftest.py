@@ -16,7 +16,7 @@ import pytest
 
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
 from warpwatch_detection.anomalies.episodes import Shadow
 from warpwatch_detection.detectors.base import Reading

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import is_loopback
 from warpwatch_daemon.http.server import Server
 from warpwatch_telemetry.errors import UsageError

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from tests.daemon.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
@@ -146,7 +145,7 @@ def test_what_was_refused_is_asked_for_again_with_the_next_notification(site):
     again = alert(training_job="train")
     assert send(client, again)[0]["outcome"] == "refused_quiet_hours"
     policy = node.node.coordinator.policy
-    policy.config = msgspec.structs.replace(policy.config, quiet_hours=())
+    policy.config = policy.config.model_copy(update={"quiet_hours": ()})
     assert send(client, again)[0]["outcome"] == "captured"
 
 
@@ -232,17 +231,23 @@ def test_an_alert_without_a_fingerprint_is_known_by_its_labels(site):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "no webhook of Alertmanager: Input data was truncated"),
-        (b"{", "no webhook of Alertmanager: Input data was truncated"),
-        (b"[]", "no webhook of Alertmanager: Expected `object`, got `array`"),
-        (b"{}", "no webhook of Alertmanager: Object missing required field `alerts`"),
+        (
+            b"",
+            "no webhook of Alertmanager: invalid JSON: EOF",
+        ),
+        (
+            b"{",
+            "no webhook of Alertmanager: invalid JSON: EOF",
+        ),
+        (b"[]", "no webhook of Alertmanager: expected a mapping"),
+        (b"{}", "no webhook of Alertmanager: alerts: this key is needed"),
         (
             b'{"alerts":[{"status":"firing","labels":{"rank":1},"startsAt":""}]}',
-            "no webhook of Alertmanager: Expected `str`, got `int` - at `$.alerts[0].labels[...]`",
+            "no webhook of Alertmanager: alerts.0.labels.rank: expected a text",
         ),
         (
             b'{"alerts":[{"status":"maybe","labels":{},"startsAt":""}]}',
-            "no webhook of Alertmanager: Invalid enum value 'maybe' - at `$.alerts[0].status`",
+            "no webhook of Alertmanager: alerts.0.status: expected one of firing, resolved",
         ),
         (b"[" * 100_000, None),
     ],
@@ -253,7 +258,7 @@ def test_what_is_no_webhook_is_refused_in_one_line(shared, body, says):
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert error["reason"] == "bad_request"
-    assert says in (None, error["detail"])
+    assert says is None or error["detail"].startswith(says)
     assert "\n" not in error["detail"] and len(error["detail"]) < 300
 
 

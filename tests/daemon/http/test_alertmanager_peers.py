@@ -12,9 +12,9 @@ import pytest
 
 from tests.daemon.http.alert_node import WEBHOOK, AlertNode, alert, notification, send
 from tests.daemon.http.conftest import MemoryBackend, servers
-from warpwatch_daemon import config as configuration
 from warpwatch_daemon.captures.alerts.peers import Peers
 from warpwatch_daemon.captures.alerts.webhook import Alert, host_of
+from warpwatch_daemon.config import loading
 from warpwatch_daemon.http.forwarding import Forwarding, Places
 from warpwatch_telemetry.errors import UsageError
 
@@ -349,7 +349,7 @@ def test_a_name_that_does_not_resolve_is_told(nodes):
 )
 def test_what_names_no_peers_is_refused_at_the_start(url):
     with pytest.raises(UsageError, match=r"http\.peers"):
-        configuration.parse({"http": {"peers": url}}, "the test")
+        loading.parse({"http": {"peers": url}}, "the test")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.metrics import accepts_gzip, wants_openmetrics
 from warpwatch_telemetry.errors import Refused
@@ -151,8 +151,8 @@ def test_a_body_that_is_no_request_is_refused(client, backend, body):
     ("body", "detail"),
     [
         ({}, "job: this key is needed"),
-        ({"job": "a", "steps": 0}, "steps: expected a whole number >= 1"),
-        ({"job": "a", "ranks": [0, -1]}, "ranks.1: expected a whole number >= 0"),
+        ({"job": "a", "steps": 0}, "steps: expected a number >= 1"),
+        ({"job": "a", "ranks": [0, -1]}, "ranks.1: expected a number >= 0"),
         ({"job": "a", "kind": "gdb"}, "kind: expected one of torch, "),
         ({"job": "a", "step": 3}, "step: unknown key, did you mean 'steps'?"),
     ],

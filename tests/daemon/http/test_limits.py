@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import connection as connection_module
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.limits import PeerLimit

@@ -12,7 +12,7 @@ import bcrypt
 import httpx
 import pytest
 
-from warpwatch_daemon.config import HttpConfig
+from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import web_config
 from warpwatch_daemon.http.server import Server
 from warpwatch_telemetry.errors import UsageError

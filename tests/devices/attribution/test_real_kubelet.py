@@ -26,9 +26,9 @@ from tests.devices.attribution.kubernetes_node import KubernetesNode
 from tests.devices.attribution.node_traces import KUBELET_FOLDER
 from tests.devices.recording import wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import AttributionConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_devices.attribution.source import AttributionSource
+from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Surroundings
 from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth

@@ -12,9 +12,9 @@ from tests.devices.attribution.fake_kubelet import FakeKubelet, pods
 from tests.devices.attribution.gpus import GPU_0, node
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.config import AttributionConfig
 from warpwatch_devices.attribution.origin import OriginError, Reading
 from warpwatch_devices.attribution.source import Asker, AttributionSource, origins_of
+from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Surroundings
 from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.samples import DeviceSample

@@ -9,24 +9,27 @@ import hashlib
 import ipaddress
 import json
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
-from msgspec import Meta
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from warpwatch_daemon.config.mistakes import mistakes
 
 # Alertmanager's fingerprints have 16 characters, its times some 30.
-_Short = Annotated[str, Meta(max_length=64)]
+_Short = Annotated[str, Field(max_length=64)]
 _NAME = re.compile(r"[a-z0-9._-]{1,253}")
 # An error names what was found there; it may be long.
 MAX_ERROR_CHARS = 200
 
 
-class Alert(msgspec.Struct, frozen=True, kw_only=True, rename={"starts_at": "startsAt"}):
+class Alert(BaseModel):
     """One alert of a notification. starts_at: as it is written, the same in every repetition."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
 
     status: Literal["firing", "resolved"]
     labels: dict[str, str]
-    starts_at: _Short
+    starts_at: Annotated[_Short, Field(alias="startsAt")]
     fingerprint: _Short = ""
 
     @property
@@ -45,7 +48,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, rename={"starts_at": "sta
         return " ".join(self.labels.get("alertname", "").split())[:100]
 
 
-class _Webhook(msgspec.Struct, frozen=True):
+class _Webhook(BaseModel):
     alerts: list[Alert]
 
 
@@ -56,16 +59,17 @@ class NotAWebhookError(ValueError):
 def decode(body: bytes) -> list[Alert]:
     """The alerts of a notification, each with a fingerprint. Raises NotAWebhookError."""
     try:
-        alerts = msgspec.json.decode(body, type=_Webhook).alerts
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        text = " ".join(str(error).split())[:MAX_ERROR_CHARS]
+        alerts = _Webhook.model_validate_json(body, strict=True).alerts
+    except ValidationError as error:
+        text = mistakes(error, _Webhook)[0].without_value()[:MAX_ERROR_CHARS]
         raise NotAWebhookError(f"no webhook of Alertmanager: {text}") from error
     return [alert if alert.fingerprint else _with_fingerprint(alert) for alert in alerts]
 
 
 def encode(alerts: list[Alert]) -> bytes:
     """A notification of these alerts."""
-    return msgspec.json.encode({"version": "4", "alerts": alerts})
+    dumped = [alert.model_dump(by_alias=True) for alert in alerts]
+    return json.dumps({"version": "4", "alerts": dumped}).encode()
 
 
 def host_of(instance: str) -> str:
@@ -99,5 +103,5 @@ def is_name(host: str) -> bool:
 def _with_fingerprint(alert: Alert) -> Alert:
     """Alertmanager before 0.19 sends none."""
     written = json.dumps(alert.labels, sort_keys=True).encode()
-    changes: dict[str, Any] = {"fingerprint": hashlib.sha256(written).hexdigest()[:16]}
-    return msgspec.structs.replace(alert, **changes)
+    fingerprint = hashlib.sha256(written).hexdigest()[:16]
+    return alert.model_copy(update={"fingerprint": fingerprint})

@@ -18,7 +18,13 @@ from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_telemetry.captures import RANK_ENDS, Capture, CaptureKind, RankCapture
+from warpwatch_telemetry.captures import (
+    CAPTURE_TIMEOUT_S,
+    RANK_ENDS,
+    Capture,
+    CaptureKind,
+    RankCapture,
+)
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.records import End, RankEvent
 from warpwatch_telemetry.state import JobState
@@ -134,7 +140,7 @@ class KinetoSession:
                 return f"another profiler has been running for {waited_s:.0f} s"
             if waited_s >= triggers.arm_timeout_s:
                 return f"the process did not ask for anything within {waited_s:.0f} s"
-        elif at - order.sent_at >= triggers.capture_timeout_s + order.config.window_s:
+        elif at - order.sent_at >= CAPTURE_TIMEOUT_S + order.config.window_s:
             return f"no trace within {at - order.sent_at:.0f} s of the request"
         elif order.refused_at is not None and at - order.refused_at >= REFUSED_GRACE_S:
             return REFUSED

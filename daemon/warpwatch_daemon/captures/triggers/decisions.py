@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 MAX_TRIES = 2
 # What lasts is asked for again so long after a refusal that passes; asking costs next to nothing.
 ASK_AGAIN_S = 60.0
+# How long a slowdown that may only be waiting for another node's capture must last; captures of
+# five steps are over by then.
+OTHER_CAPTURE_S = 60.0
 MAX_DECISIONS = 1000
 # Decisions that may still change while the anomaly is active.
 _OPEN = frozenset({WAITING, "refused_over"})
@@ -128,9 +131,8 @@ class Triggers:
             trigger.ask_at = now
         elif 0 in local:
             # Seen only as waiting for others, it may be the capture of another node's ranks.
-            lasts_s = self._config.other_capture_s
-            trigger.ask_at = anomaly.time + lasts_s
-            detail = f"whether it lasts {lasts_s:g} s: it may be another node's capture"
+            trigger.ask_at = anomaly.time + OTHER_CAPTURE_S
+            detail = f"whether it lasts {OTHER_CAPTURE_S:g} s: it may be another node's capture"
             self._decide(anomaly.id, now, WAITING, detail)
         else:
             detail = "the daemon that has rank 0 acts on it"

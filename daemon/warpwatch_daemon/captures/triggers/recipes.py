@@ -71,7 +71,8 @@ def _options(
 ) -> tuple[str, ...]:
     if recipe.kind != "torch":
         return ()
-    again = recipe.options_on_repeat if _is_repeated(anomaly, captures) else ()
+    # The cheap capture was not enough.
+    again = ("stacks",) if _is_repeated(anomaly, captures) else ()
     return tuple(sorted({*recipe.options, *again}))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from warpwatch_daemon.config import Config
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detectors.base import Detector
 from warpwatch_detection.detectors.devices.clock_drop import ClockDrop
 from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
@@ -24,21 +24,21 @@ from warpwatch_detection.detectors.devices.throttle import PowerBrake, ThermalTh
 from warpwatch_detection.detectors.devices.xid import XidErrors
 
 # In the order in which they judge a reading: a cause comes before what it explains.
-DEVICE_DETECTORS: Mapping[str, Callable[[Config], Detector]] = {
-    "device_lost": lambda config: DeviceLost(config.detectors.device_lost),
-    "device_stuck": lambda config: DeviceStuck(config.detectors.device_stuck),
-    "xid": lambda config: XidErrors(config.detectors.xid, config.anomalies.hold_s),
-    "ecc_uncorrectable": lambda config: EccUncorrectable(
-        config.detectors.ecc_uncorrectable, config.anomalies.hold_s
+DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
+    "device_lost": lambda kinds, _: DeviceLost(kinds.device_lost),
+    "device_stuck": lambda kinds, _: DeviceStuck(kinds.device_stuck),
+    "xid": lambda kinds, anomalies: XidErrors(kinds.xid, anomalies.hold_s),
+    "ecc_uncorrectable": lambda kinds, anomalies: EccUncorrectable(
+        kinds.ecc_uncorrectable, anomalies.hold_s
     ),
-    "row_remap": lambda config: RowRemap(config.detectors.row_remap, config.anomalies.hold_s),
-    "thermal_throttle": lambda config: ThermalThrottle(config.detectors.thermal_throttle),
-    "power_brake": lambda config: PowerBrake(config.detectors.power_brake),
-    "clock_drop": lambda config: ClockDrop(config.detectors.clock_drop),
-    "pcie_degraded": lambda config: PcieDegraded(config.detectors.pcie_degraded),
-    "nvlink_error": lambda config: NvlinkError(config.detectors.nvlink_error),
-    "device_idle": lambda config: DeviceIdle(config.detectors.device_idle),
-    "overheating": lambda config: Overheating(config.detectors.overheating),
+    "row_remap": lambda kinds, anomalies: RowRemap(kinds.row_remap, anomalies.hold_s),
+    "thermal_throttle": lambda kinds, _: ThermalThrottle(kinds.thermal_throttle),
+    "power_brake": lambda kinds, _: PowerBrake(kinds.power_brake),
+    "clock_drop": lambda kinds, _: ClockDrop(kinds.clock_drop),
+    "pcie_degraded": lambda kinds, _: PcieDegraded(kinds.pcie_degraded),
+    "nvlink_error": lambda kinds, _: NvlinkError(kinds.nvlink_error),
+    "device_idle": lambda kinds, _: DeviceIdle(kinds.device_idle),
+    "overheating": lambda kinds, _: Overheating(kinds.overheating),
 }
 
 _SLOW = ("thermal_throttle", "power_brake", "clock_drop", "pcie_degraded", "nvlink_error")

@@ -1,0 +1,97 @@
+"""One YAML file, then ``WARPWATCH_SECTION__KEY`` on top; what is wrong is named by its path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from warpwatch_daemon.config.mistakes import mistakes
+from warpwatch_daemon.config.removed import what_became
+from warpwatch_daemon.config.sections import Config
+from warpwatch_telemetry.errors import UsageError
+
+ENV_PREFIX = "WARPWATCH_"
+
+# What PyYAML raises for texts of its users: its own errors, bad dates and numbers, deep nesting.
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+
+
+class ConfigError(UsageError):
+    """``lines``: one for each mistake; the text is the first of them."""
+
+    def __init__(self, lines: list[str]) -> None:
+        more = f" (and {len(lines) - 1} more: warpwatch config check)" if len(lines) > 1 else ""
+        super().__init__(lines[0] + more)
+        self.lines = lines
+
+
+def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration of ``path`` (None: zero configuration) with the environment on top.
+
+    Raises UsageError that names the key, the value and what would be right.
+    """
+    origin = str(path) if path else "the environment"
+    tree = read_yaml(path) if path else {}
+    overlay(tree, environ)
+    return parse(tree, origin)
+
+
+def parse(tree: dict[str, Any], origin: str) -> Config:
+    """The configuration of a tree that came from ``origin``. Raises ConfigError."""
+    # A section whose keys are all commented out is an empty one.
+    tree = {key: {} if value is None else value for key, value in tree.items()}
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        lines = [what_became(one.path) or str(one) for one in mistakes(error, Config)]
+        raise ConfigError([f"{origin}: {line}" for line in dict.fromkeys(lines)]) from error
+
+
+def as_tree(config: Config) -> dict[str, Any]:
+    """What YAML and JSON can hold, and ``parse`` reads."""
+    return config.model_dump(mode="json")
+
+
+def parse_value(text: str) -> Any:
+    """One value as YAML would have it; what is no YAML is a text."""
+    try:
+        return yaml.safe_load(text)
+    except _NOT_YAML:
+        return text
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Raises UsageError with one line."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except _NOT_YAML as error:
+        line = " ".join(str(error).split())
+        raise UsageError(f"{path}: not YAML: {line}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path}: a mapping of sections is needed, found {type(tree).__name__}")
+    return {str(key): value for key, value in tree.items()}
+
+
+def overlay(tree: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Put ``WARPWATCH_SECTION__KEY`` into the tree. Raises UsageError where there is no section."""
+    for name, text in environ.items():
+        # One without a section is another part's, such as WARPWATCH_DIR.
+        if not name.startswith(ENV_PREFIX) or "__" not in name:
+            continue
+        *parents, leaf = name.removeprefix(ENV_PREFIX).lower().split("__")
+        node = tree
+        for parent in parents:
+            child = node.setdefault(parent, {})
+            if not isinstance(child, dict):
+                raise UsageError(f"{name}: {parent} is no section")
+            node = child
+        node[leaf] = parse_value(text)

@@ -1,0 +1,68 @@
+"""All sections of the configuration; those of other packages are declared there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_devices.config import AttributionConfig, SourcesConfig
+from warpwatch_exporters.config import ExportersConfig
+from warpwatch_telemetry.sections import Age, AtLeastOne, Boolean, Bytes, Section, Url
+
+# The last colon is before the port. IPv6 also without brackets, as $(POD_IP):9400 has it.
+_LISTEN = re.compile(
+    r"(\[[0-9A-Fa-f:]+\]|([0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{1,4}|[^:\s]*):\d{1,5}"
+)
+
+
+def _listen(value: str) -> str:
+    if not _LISTEN.fullmatch(value):
+        raise ValueError("an address and a port are needed, such as 127.0.0.1:9400")
+    return value
+
+
+class HttpConfig(Section):
+    """``peers``: of the name that resolves to every daemon; ``public_url``: for links to this one.
+
+    Without them no alert is passed on and no link is made.
+    """
+
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:9400"
+    web_config: Path | None = None
+    token_file: Path | None = None
+    token_required: Boolean = False
+    peers: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
+    peers_ca_file: Path | None = None
+    public_url: Url | None = None
+
+
+class RendezvousConfig(Section):
+    """``kineto``: the socket for stock PyTorch's own captures."""
+
+    dir: str = "auto"
+    inbox: str = "auto"
+    kineto: Boolean = True
+
+
+class StoreConfig(Section):
+    url: Annotated[str, Field(pattern=r"^file:///")] = "file:///var/lib/warpwatch/captures"
+    max_bytes: Bytes = 5 * 2**30
+    max_age: Age = 14 * 86400.0
+    max_captures: AtLeastOne = 1000
+
+
+class Config(Section):
+    http: HttpConfig = HttpConfig()
+    rendezvous: RendezvousConfig = RendezvousConfig()
+    sources: SourcesConfig = SourcesConfig()
+    attribution: AttributionConfig = AttributionConfig()
+    detection: DetectionConfig = DetectionConfig()
+    anomalies: AnomaliesConfig = AnomaliesConfig()
+    triggers: TriggersConfig = TriggersConfig()
+    store: StoreConfig = StoreConfig()
+    exporters: ExportersConfig = ExportersConfig()

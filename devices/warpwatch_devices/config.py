@@ -1,0 +1,96 @@
+"""The sections `sources` and `attribution`: what is read from devices and host, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from warpwatch_telemetry.sections import (
+    WHOLE,
+    Boolean,
+    Interval,
+    NotNegative,
+    Positive,
+    Section,
+    Url,
+)
+
+
+class NvmlConfig(Section):
+    """``stuck_after_s``: a driver call that takes longer costs that device its series.
+
+    ``mismatch_grace_s``: how long until the agent ends where only a restart helps, as when library
+    and driver do not fit any more.
+    """
+
+    enabled: Boolean = True
+    interval_s: Interval = 1.0
+    stuck_after_s: Positive = 5.0
+    gpm: Boolean = True
+    mismatch_grace_s: NotNegative = 60.0
+
+
+class KernelLogConfig(Section):
+    """Where the kernel log cannot be read, XIDs come from the driver's events alone."""
+
+    enabled: Boolean = True
+    path: Path = Path("/dev/kmsg")
+
+
+class SimulatedConfig(Section):
+    enabled: Boolean = False
+    devices: Annotated[int, Field(ge=1, le=64), WHOLE] = 8
+    profile: Literal["h100", "a100", "l4"] = "h100"
+    interval_s: Interval = 1.0
+
+
+class HostConfig(Section):
+    enabled: Boolean = True
+    interval_s: Interval = 1.0
+
+
+class ProcessesConfig(Section):
+    """Processor time and memory of the processes that use a GPU."""
+
+    enabled: Boolean = True
+    interval_s: Interval = 5.0
+
+
+class DcgmConfig(Section):
+    """``address``: a running host engine's, or ``embedded``. ``bindings``: DCGM's Python folder."""
+
+    enabled: Boolean = False
+    address: str = "localhost:5555"
+    bindings: Path | None = None
+    interval_s: Interval = 1.0
+
+
+class DcgmExporterConfig(Section):
+    """A running dcgm-exporter, for what NVML cannot give."""
+
+    url: Url | None = None
+    interval_s: Interval = 10.0
+
+
+class SourcesConfig(Section):
+    nvml: NvmlConfig = NvmlConfig()
+    kernel_log: KernelLogConfig = KernelLogConfig()
+    simulated: SimulatedConfig = SimulatedConfig()
+    host: HostConfig = HostConfig()
+    processes: ProcessesConfig = ProcessesConfig()
+    dcgm: DcgmConfig = DcgmConfig()
+    dcgm_exporter: DcgmExporterConfig = DcgmExporterConfig()
+
+
+class AttributionConfig(Section):
+    """Whose work runs on the devices.
+
+    ``kubelet_socket``: auto (where it exists), off, or a path. ``slurm``: auto (the processes'
+    control groups), off, or a folder with a file for each device UUID that holds its job ids.
+    """
+
+    kubelet_socket: str = "auto"
+    slurm: str = "auto"
+    interval_s: Interval = 10.0

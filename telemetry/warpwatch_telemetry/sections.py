@@ -1,0 +1,107 @@
+"""What the sections of the configuration are made of: values with units and bounds, and the base.
+
+Each package declares its own section; the daemon composes them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from warpwatch_telemetry.anomalies import KINDS
+
+_BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def nearest(name: object, names: Iterable[str]) -> str | None:
+    """The one of ``names`` that was probably meant."""
+    return next(iter(difflib.get_close_matches(str(name), list(names), n=1)), None)
+
+
+def _real(value: Any) -> Any:
+    """Python takes ``true`` for 1; who writes it means something else."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected a whole number")
+    return value
+
+
+def _bytes(value: Any) -> Any:
+    """``5GiB`` → 5368709120. What is no quantity is left to pydantic."""
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    unit = _BYTES.get(match[2].upper())
+    if unit is None:
+        raise ValueError(f"unit {match[2]!r} is none of B, KiB, MiB, GiB, TiB, KB, MB, GB, TB")
+    return int(float(match[1]) * unit)
+
+
+def _seconds(value: Any) -> Any:
+    """``14d`` → 1209600 seconds. What is no quantity is left to pydantic."""
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    unit = _SECONDS.get(match[2])
+    if unit is None:
+        raise ValueError(f"unit {match[2]!r} is none of s, m, h, d, w")
+    return float(match[1]) * unit
+
+
+def _kind(value: Any) -> Any:
+    if value not in KINDS:
+        raise ValueError(
+            f"expected an anomaly kind such as {(nearest(value, KINDS) or KINDS[0])!r}"
+        )
+    return value
+
+
+def _written(pattern: str) -> WithJsonSchema:
+    """Editors and the chart accept the number and the text with its unit."""
+    return WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
+    )
+
+
+# Last in the annotation, so that the bounds before it reach the schema.
+REAL = BeforeValidator(_real)
+WHOLE = BeforeValidator(_whole)
+_SIZE = r"^\d+(\.\d+)? ?([KMGT]i?)?B?$"
+_DURATION = r"^\d+(\.\d+)? ?[smhdw]?$"
+
+Boolean = Annotated[bool, Field(strict=True)]
+Bytes = Annotated[int, Field(ge=0), WHOLE, BeforeValidator(_bytes), _written(_SIZE)]
+Age = Annotated[
+    float, Field(ge=0, allow_inf_nan=False), REAL, BeforeValidator(_seconds), _written(_DURATION)
+]
+Interval = Annotated[float, Field(ge=0.1, le=3600), REAL]
+Share = Annotated[float, Field(ge=0, le=1), REAL]
+PositiveShare = Annotated[float, Field(gt=0, le=1), REAL]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), REAL]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), REAL]
+Count = Annotated[int, Field(ge=0), WHOLE]
+AtLeastOne = Annotated[int, Field(ge=1), WHOLE]
+AnomalyKind = Annotated[str, BeforeValidator(_kind)]
+Url = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+")]
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration; a key that it does not know is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DetectorConfig(Section):
+    enabled: Boolean = True
