@@ -187,12 +187,7 @@ def test_no_test_module_imports_another() -> None:
 def test_only_the_standard_library_is_imported_at_the_top(package: str) -> None:
     for path in (folder(package) / package).rglob("*.py"):
         # The shim may use torch inside functions: only where the program has it already.
-        nodes = [
-            n
-            for n in ast.parse(path.read_text()).body
-            if isinstance(n, ast.Import | ast.ImportFrom)
-        ]
-        names = {name.split(".")[0] for node in nodes for name in imported_by(node)}
+        names = {name.split(".")[0] for name in imported_at_the_top(path)}
         # A diagnosis decodes hundreds of megabytes of JSON, in one place.
         known = {package, "msgspec"} if path.name == "raw_events.py" else {package}
         assert names - sys.stdlib_module_names <= known, path
