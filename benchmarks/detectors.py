@@ -35,7 +35,7 @@ JOB = "benchmark"
 
 MAX_US_PER_STEP_AND_RANK = 50.0
 MAX_BYTES_PER_RANK = 200_000
-MIN_RECORDS_PER_S = 100_000
+MIN_RECORDS_PER_S = 60_000
 
 
 def _is_quick() -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from warpwatch_detection.anomalies.register import Register
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
@@ -16,17 +15,15 @@ from warpwatch_detection.detectors import build
 from warpwatch_detection.detectors.base import (
     NEVER,
     Detector,
-    JobStep,
-    ReadsSteps,
+    Observation,
     Verdict,
     Waiting,
     is_waiting,
 )
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import Step
 
 # A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
-Reader = tuple[Detector, Callable[[Any], Iterable[Verdict] | None], int]
+Reader = tuple[Detector, Callable[[Observation], Iterable[Verdict]], int]
 
 
 class Panel:
@@ -49,21 +46,22 @@ class Panel:
         # By slot, the deadline that a detector failed at.
         self._failed_dues: dict[int, float] = {}
         self._readers = _readers(self.detectors, self._timed)
-        self._step_readers = self._readers.get(Step, [])
-        self._job_step_readers = self._readers.get(JobStep, [])
         # The first failure that nobody was told.
         self._failure: Exception | None = None
 
-    def show(self, record: Any, changes: list[Anomaly]) -> None:
-        """Any record but a step."""
-        self._show(record, self._readers.get(type(record), []), changes)
-
-    def show_steps(self, steps: list[Step], changes: list[Anomaly]) -> bool:
-        """Steps of one job; False if one of those who read them has answered."""
-        return self._show(steps, self._step_readers, changes)
-
-    def show_job_step(self, step: JobStep, changes: list[Anomaly]) -> None:
-        self._show(step, self._job_step_readers, changes)
+    def show(self, seen: Observation, changes: list[Anomaly]) -> None:
+        """To all who read its type, in the order in which they judge."""
+        for detector, observe, slot in self._readers.get(type(seen), ()):
+            try:
+                verdicts = observe(seen)
+                if verdicts:
+                    self._register.take(detector.kind, verdicts, changes)
+                    self.due_time = -NEVER
+            except Exception as error:
+                self._fail(detector.kind, error)
+            if slot >= 0 and (due := self._timed[slot].state.deadline) != self._dues[slot]:
+                self._dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
+                self.due_time = -NEVER
 
     def forget(self, job: str) -> None:
         for detector in self.detectors:
@@ -89,21 +87,17 @@ class Panel:
 
     def expire(
         self, until: float, put_off: Callable[[float], float], changes: list[Anomaly]
-    ) -> bool:
-        """What falls due ``until`` then. put_off: when a detector's deadline falls. True if a
-        detector was asked."""
+    ) -> None:
+        """What falls due ``until`` then. put_off: when a detector's deadline falls."""
         if not self._dues:
             self.look_up_dues()
-        is_asked = False
         while (now := self._deadline(put_off)) <= until and now < NEVER:
             self._register.expire(now, changes)
             for slot, detector in enumerate(self._timed):
                 if put_off(self._dues[slot]) <= now:
-                    is_asked = True
                     self._ask(slot, detector, now, changes)
                     self.look_up_dues()
         self.due_time = now
-        return is_asked
 
     def _deadline(self, put_off: Callable[[float], float]) -> float:
         return min(put_off(min(self._dues, default=NEVER)), self._register.deadline())
@@ -116,27 +110,6 @@ class Panel:
             self._failed_dues[slot] = due
             self._fail(detector.kind, error)
 
-    # --- one after the other ---
-
-    def _show(self, seen: Any, readers: list[Reader], changes: list[Anomaly]) -> bool:
-        is_calm = True
-        for detector, observe, slot in readers:
-            try:
-                verdicts = observe(seen)
-                if verdicts is None:
-                    continue
-                is_calm = False
-                if verdicts:
-                    self._register.take(detector.kind, verdicts, changes)
-                    self.due_time = -NEVER
-            except Exception as error:
-                is_calm = False
-                self._fail(detector.kind, error)
-            if slot >= 0 and (due := self._timed[slot].state.deadline) != self._dues[slot]:
-                self._dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
-                self.due_time = -NEVER
-        return is_calm
-
     def _fail(self, kind: str, error: Exception) -> None:
         self.failures[kind] += 1
         self._failure = self._failure or error
@@ -148,8 +121,5 @@ def _readers(detectors: list[Detector], timed: list[Waiting]) -> dict[type, list
     for detector in detectors:
         slot = timed.index(detector) if detector in timed else -1
         for seen in detector.reads:
-            observe: Callable[[Any], Iterable[Verdict] | None] = detector.observe
-            if seen is Step and isinstance(detector, ReadsSteps):
-                observe = detector.observe_steps
-            readers.setdefault(seen, []).append((detector, observe, slot))
+            readers.setdefault(seen, []).append((detector, detector.observe, slot))
     return readers

@@ -18,9 +18,8 @@ from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector_runner import Panel
 from warpwatch_detection.detectors.base import NEVER, Reading
 from warpwatch_detection.detectors.job_steps import JobSteps
-from warpwatch_detection.gathered_steps import GatheredSteps
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly
-from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
 MAX_JOBS = 256
 # A job that was silent for so long makes room for another, if there are too many.
@@ -53,9 +52,6 @@ class Detection:
         kinds, anomalies = kinds or DetectionConfig(), anomalies or AnomaliesConfig()
         self._kinds = kinds
         self.job_steps = JobSteps()
-        self._gathered = GatheredSteps()
-        # What changed while nobody was there to be told.
-        self._untold: list[Anomaly] = []
         self._places = Places()
         self._register = Register(anomalies, lambda: self._places)
         self._panel = Panel(kinds, anomalies, self._register)
@@ -103,7 +99,6 @@ class Detection:
 
     def readings_by_kind(self) -> dict[str, list[Reading]]:
         """The same, also of detectors that have nothing to judge yet."""
-        self._show_steps(self._untold)
         return {detector.kind: list(detector.readings()) for detector in self._panel.detectors}
 
     # --- records ---
@@ -112,21 +107,9 @@ class Detection:
         """Anomalies that the record, or time up to it, opened, changed or closed.
 
         A closed one has an ``end_time``; an open one that was not there before is new, unless it
-        was ``reopened``. What steps have changed may be told with the last rank's, or by the next
-        record of another type.
+        was ``reopened``.
         """
-        time, gathered = record.time, self._gathered
-        if (
-            type(record) is Step
-            and record.job == gathered.job
-            and time >= self._time
-            and time < self._panel.due_time
-            and record.duration_s >= 0.0
-            and record.duration_s < NEVER
-        ):
-            self._time, steps = time, gathered.steps
-            steps.append(record)
-            return [] if len(steps) < gathered.size else self._told_by_steps()
+        time = record.time
         changes: list[Anomaly] = []
         resumption = self._resumption
         if resumption is not None:
@@ -135,12 +118,7 @@ class Detection:
             self._expire(time, changes)
         if resumption is not None and resumption.knew(record):
             return changes
-        if time >= self._time:
-            self._time = time
-        else:
-            # Deadlines may come nearer.
-            self._show_steps(changes)
-            self._gathered.unsettle_all()
+        self._time = max(time, self._time)
         if type(record) is not Step:
             self._process(record, changes)
         elif 0.0 <= record.duration_s < NEVER:
@@ -150,11 +128,6 @@ class Detection:
 
     def _process(self, record: Record, changes: list[Anomaly]) -> None:
         """Any but a step."""
-        changes += self._untold
-        self._untold.clear()
-        self._show_steps(changes)
-        if not isinstance(record, (DeviceReading, Clock)):
-            self._gathered.unsettle(record.job)
         if isinstance(record, RankSeen):
             life = self._join(record, changes)
             if life is None:
@@ -168,64 +141,18 @@ class Detection:
 
     def _step(self, record: Step, changes: list[Anomaly]) -> None:
         """One that lasted finitely long."""
-        self._show_steps(changes)
-        job, gathered = record.job, self._gathered
-        known = record.rank in self._places.jobs.get(job, ())
-        if not known and self._join(record, changes) is None:
-            return
-        gathered.steps.append(record)
-        if job in gathered.calm and self._resumption is None:
-            gathered.go_on(job, self.job_steps.missing(job))
-            if gathered.size > 1:
+        try:
+            life = self._places.jobs[record.job][record.rank]
+        except KeyError:
+            joining = self._join(record, changes)
+            if joining is None:
                 return
-        self._show_steps(changes)
-
-    def _told_by_steps(self) -> list[Anomaly]:
-        changes: list[Anomaly] = []
-        self._show_steps(changes)
-        return changes
-
-    def _show_steps(self, changes: list[Anomaly]) -> None:
-        """Those that were gathered, and the job's step if they end one."""
-        steps = self._gathered.take()
-        if not steps:
-            return
-        job = steps[0].job
-        lives = self._places.jobs[job]
-        for step in steps:
-            try:
-                lives[step.rank].step_time = step.time
-            except KeyError:
-                lives[step.rank] = RankLife(step_time=step.time)
-        ranks = self.job_steps.whole(steps)
-        if ranks is None:
-            is_calm = self._show_one_by_one(steps, changes)
-        else:
-            is_calm = self._panel.show_steps(steps, changes)
-            joined = self.job_steps.take(ranks)
-            if joined is not None:
-                self._panel.show_job_step(joined, changes)
-        if is_calm and self._resumption is None:
-            self._gathered.go_on(job, self.job_steps.missing(job))
-        else:
-            self._gathered.unsettle(job)
-
-    def _show_one_by_one(self, steps: list[Step], changes: list[Anomaly]) -> bool:
-        """Each up to the one that ends the job's step, before that."""
-        panel, is_calm, seen = self._panel, True, []
-        for step in steps:
-            seen.append(step)
-            joined = self.job_steps.step(step)
-            if joined is not None:
-                is_calm &= panel.show_steps(seen, changes)
-                panel.show_job_step(joined, changes)
-                seen = []
-        return is_calm & (not seen or panel.show_steps(seen, changes))
-
-    def catch_up(self) -> list[Anomaly]:
-        """What has changed by steps that were fed, and ``feed`` has not told yet."""
-        told, self._untold = self._untold, []
-        return told + self._told_by_steps()
+            life = joining
+        life.step_time = record.time
+        self._panel.show(record, changes)
+        joined = self.job_steps.step(record)
+        if joined is not None:
+            self._panel.show(joined, changes)
 
     def take_failure(self) -> Exception | None:
         """What a detector raised since the last call, the first of it."""
@@ -233,10 +160,8 @@ class Detection:
 
     def _expire(self, until: float, changes: list[Anomaly]) -> None:
         """Deadlines up to this time."""
-        self._show_steps(changes)
         put_off = self._resumption.put_off if self._resumption else float
-        if self._panel.expire(until, put_off, changes):
-            self._gathered.unsettle_all()
+        self._panel.expire(until, put_off, changes)
 
     # --- ranks and jobs ---
 
@@ -279,7 +204,6 @@ class Detection:
             self._forget(record.job, record.time, changes)
 
     def _forget(self, job: str, time: float, changes: list[Anomaly]) -> None:
-        self._gathered.unsettle(job)
         self._register.end_job(job, time, changes)
         self._places.jobs.pop(job, None)
         self.job_steps.forget(job)
@@ -289,7 +213,6 @@ class Detection:
 
     def parts(self) -> dict[str, Part]:
         """All that remembers something, the engine first; detectors by their kind."""
-        self._show_steps(self._untold)
         return {
             ENGINE: Part(self, versioned=False),
             "job_steps": Part(self.job_steps),

@@ -193,7 +193,6 @@ class Replay:
         for record in records:
             if changes := feed(record):
                 yield from self._new(changes)
-        yield from self._new(self._engine.catch_up())
         if complaint := self._reader.complaint():
             sys.stderr.write(f"warpwatch: {complaint}\n")
         if failure := self._engine.take_failure():

@@ -137,8 +137,7 @@ def test_a_detector_that_fails_at_a_deadline_or_an_end_blinds_no_other(monkeypat
 
 def test_a_detector_without_a_deadline_waits_for_nothing_and_blinds_no_other(monkeypatch):
     monkeypatch.setattr(Oom, "__init__", lambda self, config: setattr(self, "state", None))
-    for method in ("observe", "observe_steps"):
-        monkeypatch.setattr(Oom, method, lambda self, seen: ())
+    monkeypatch.setattr(Oom, "observe", lambda self, seen: ())
     engine, job = detection(hang={"timeout_s": 8}), Job(ranks=2)
     opened(engine, job.steps(100))
     found = opened(engine, [RankEvent(job.time + 1, "llama", 0, "died"), Clock(job.time + 10)])
@@ -150,21 +149,6 @@ def test_a_detector_without_a_deadline_waits_for_nothing_and_blinds_no_other(mon
 def test_a_detector_waits_or_is_timeless(kind):
     detector = DETECTORS[kind](DetectionConfig(), AnomaliesConfig())
     assert is_waiting(detector) != isinstance(detector, Timeless)
-
-
-def test_steps_come_to_observe_steps_alone_where_a_detector_has_it(monkeypatch):
-    seen, steps = [], []
-    monkeypatch.setattr(Oom, "observe", lambda self, record: seen.append(record))
-    monkeypatch.setattr(Oom, "observe_steps", lambda self, some: steps.extend(some))
-    engine = detection()
-    records: list[Record] = [
-        RankSeen(EPOCH_S, "llama", 0, 1),
-        Step(EPOCH_S + 1, "llama", 0, 0, 0.1),
-    ]
-    for record in records:
-        engine.feed(record)
-    assert [*seen, *steps] == records
-    assert len(steps) == 1
 
 
 def test_a_killed_ranks_crash_names_the_gpu_that_it_ran_on():

@@ -7,14 +7,11 @@ import random
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from tests.detection.jobs import Steps, begun
-from warpwatch_detection.config_steps import ShiftConfig, StepDriftConfig, StepRegressionConfig
-from warpwatch_detection.detectors.base import Verdict
+from warpwatch_detection.config_steps import ShiftConfig, StepRegressionConfig
 from warpwatch_detection.detectors.level_shift import LevelShift, Shift, quantile_of, student
 from warpwatch_detection.detectors.samples import BY_INDEX, LOOKS, MIN_REFERENCE, REFERENCE, level
-from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_regression import StepRegression
 
 
@@ -25,7 +22,7 @@ def shifts(values: list[float]) -> list[tuple[int, Shift]]:
 
 
 def look(sought: LevelShift, value: float, config: ShiftConfig) -> Shift | None:
-    sought.samples.add(value, sought.samples.index + 1)
+    sought.samples.add(value)
     return sought.judge(config)
 
 
@@ -136,46 +133,3 @@ def test_what_it_remembers_of_samples_is_bounded():
     assert len(sought.samples.values) < 700
     assert len(references.ordered) == REFERENCE
     assert len(references.short) + len(references.long) < 260
-
-
-def test_detectors_of_one_signal_share_its_samples_and_find_what_each_finds_alone():
-    source = Steps()
-    healthy = list(source.next(600))
-    risen = list(source.next(600, compute=lambda _: 0.3))
-    rising = list(source.next(1200, compute=lambda step: 0.3 + 0.0005 * (step - 1200)))
-    regression, drift = StepRegression(StepRegressionConfig()), StepDrift(StepDriftConfig())
-    together: list[Verdict] = []
-    for step in healthy:
-        together += [*regression.observe(step), *drift.observe(step)]
-    regressed, drifted = regression.state.jobs["llama"], drift.state.jobs["llama"]
-    assert regressed.shifts.samples is drifted.shifts.samples
-    for step in [*risen, *rising]:
-        together += [*regression.observe(step), *drift.observe(step)]
-
-    alone: list[Verdict] = []
-    regression, drift = StepRegression(StepRegressionConfig()), StepDrift(StepDriftConfig())
-    for step in [*healthy, *risen, *rising]:
-        alone += regression.observe(replace(step, shared={}))
-        alone += drift.observe(replace(step, shared={}))
-    assert drift.state.jobs["llama"].signal is not regression.state.jobs["llama"].signal
-    assert together == alone
-    assert len(alone) > 10
-
-
-def test_what_was_shared_goes_on_after_a_restart_as_if_there_had_been_none():
-    source = Steps()
-    whole, saved = StepDrift(StepDriftConfig()), StepDrift(StepDriftConfig())
-    first = StepRegression(StepRegressionConfig())
-    for step in source.next(300):
-        first.observe(step)
-        saved.observe(step)
-        whole.observe(replace(step, shared={}))
-    for one in (first, saved):
-        kind = type(one.state)
-        one.state = msgspec.msgpack.decode(msgspec.msgpack.encode(one.state), type=kind)
-    for step in source.next(100):
-        first.observe(step)
-        saved.observe(step)
-        whole.observe(replace(step, shared={}))
-    assert saved.state == whole.state
-    assert saved.state.jobs["llama"].signal is first.state.jobs["llama"].signal

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import msgspec
 
 from warpwatch_telemetry.anomalies import Severity
-from warpwatch_telemetry.records import Record, Step
+from warpwatch_telemetry.records import Record
 
 # The deadline of a detector that waits for nothing.
 NEVER = float("inf")
 
-T = TypeVar("T")
 
-
-class JobStep(msgspec.Struct):
+class JobStep(msgspec.Struct, frozen=True):
     """One step of all ranks of a job that this daemon sees. Seconds; ``index`` counts from 0.
-
-    Nobody changes it but for what is ``shared``.
 
     Steps that a capture touched are left out, declared pauses (checkpoint, eval) are taken off.
     compute_s: per rank, duration less comm, data_wait and pauses: what the rank itself works.
@@ -30,7 +26,6 @@ class JobStep(msgspec.Struct):
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
     tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
     of one that counts tokens the samples are not asked for.
-    shared: what one detector has worked out of the step and others need as well, by its name.
     """
 
     time: float
@@ -44,12 +39,6 @@ class JobStep(msgspec.Struct):
     comm_s: Mapping[int, float] = {}
     tokens: Mapping[int, int] = {}
     samples: Mapping[int, int] = {}
-    shared: dict[str, Any] = {}
-
-    def share(self, name: str, own: T) -> T:
-        """Equal memories of several detectors become one, which the first of them keeps up."""
-        first: T = self.shared.setdefault(name, own)
-        return first if first is own or first == own else own
 
 
 Observation = Record | JobStep
@@ -122,7 +111,7 @@ class Detector(Protocol):
 
     @property
     def reads(self) -> tuple[type, ...]:
-        """The only types that it is shown, steps of ranks as ReadsSteps says."""
+        """The only types that it is shown."""
 
     def observe(self, seen: Observation) -> Iterable[Verdict]: ...
 
@@ -134,18 +123,6 @@ class Detector(Protocol):
 
     def readings(self) -> Iterable[Reading]:
         """One for every job, rank or device that is judged."""
-
-
-@runtime_checkable
-class ReadsSteps(Protocol):
-    """A detector that looks at every step of every rank: at most of all records."""
-
-    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
-        """Called with steps of one job, in order, instead of ``observe``.
-
-        None: nothing new, and time alone makes nothing of further steps. What follows such an
-        answer may be shown later, several steps at once, but before anything else is asked.
-        """
 
 
 @runtime_checkable

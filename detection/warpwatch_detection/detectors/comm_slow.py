@@ -32,7 +32,7 @@ class CommSlow(ShiftDetector[CommSlowConfig]):
         if not job.typical:
             job.typical = job.signal.sample_s / job.signal.group
         job.beside.append(log_compute)
-        job.shifts.samples.add(comm_s / job.typical, seen.index)
+        job.shifts.samples.add(comm_s / job.typical)
         return True
 
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:

@@ -8,7 +8,7 @@ for ``grace_s`` for a better cause: a killed process leaves no record, its peers
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +90,9 @@ class DeathDetector:
         self.state = DeathState()
 
     def observe(self, seen: Observation) -> Iterable[Found]:
-        if isinstance(seen, RankSeen):
+        if isinstance(seen, Step):
+            self._step(seen)
+        elif isinstance(seen, RankSeen):
             return self._rank_seen(seen)
         elif isinstance(seen, End) and seen.rank is not None:
             self._leave(seen)
@@ -133,17 +135,9 @@ class DeathDetector:
             job = jobs[name] = JobLife()
         return job
 
-    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Found] | None:
-        job = self._job(steps[0].job)
-        job.step = steps[-1].step
-        is_news = bool(job.left or job.cause or job.bereaved)
-        for seen in steps:
-            if is_news or seen.rank not in job.alive:
-                is_news = True
-                self._lives(seen, job)
-        return () if is_news else None
-
-    def _lives(self, seen: Step, job: JobLife) -> None:
+    def _step(self, seen: Step) -> None:
+        job = self._job(seen.job)
+        job.step = seen.step
         if seen.rank in job.gone:
             return
         job.alive.add(seen.rank)
@@ -152,7 +146,7 @@ class DeathDetector:
         if job.cause is not None and job.cause.rank == seen.rank:
             job.cause = None
             job.followers.clear()
-        if job.bereaved.pop(seen.rank, None) is not None:
+        if job.bereaved and job.bereaved.pop(seen.rank, None) is not None:
             self._schedule()
 
     def _rank_seen(self, seen: RankSeen) -> Iterable[Found]:

@@ -5,7 +5,7 @@ Such signs are a process that does not respond, and processes and devices of whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_life import HangConfig
@@ -58,7 +58,9 @@ class Hang:
         self._schedule()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if isinstance(seen, DeviceReading):
+        if isinstance(seen, Step):
+            return self._step(seen)
+        elif isinstance(seen, DeviceReading):
             self._device(seen)
         elif isinstance(seen, RankEvent):
             return self._event(seen)
@@ -137,17 +139,8 @@ class Hang:
             return
         self.state.devices[seen.device] = read_device(known, seen, self._config)
 
-    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
-        job = self._job(steps[0].job)
-        verdicts: list[Verdict] | None = None
-        for seen in steps[job.take(steps) :]:
-            said = self._step(seen, job)
-            if said is not None:
-                verdicts = [*(verdicts or ()), *said]
-        return verdicts
-
-    def _step(self, seen: Step, job: JobPulse) -> Iterable[Verdict] | None:
-        rank, now = seen.rank, seen.time
+    def _step(self, seen: Step) -> Iterable[Verdict]:
+        job, rank, now = self._job(seen.job), seen.rank, seen.time
         last = job.last.get(rank)
         if last is not None and (
             seen.step != job.step[rank] + 1
@@ -158,7 +151,7 @@ class Hang:
             self._go_on(seen, job, last)
         job.add(seen)
         if not (last is None or job.lenient or job.hung or job.stopped):
-            return None
+            return ()
         if last is None or job.lenient:
             self._recheck(seen.job, job, now)
         return self._resumed(seen.job, job, rank, now) if job.hung or job.stopped else ()

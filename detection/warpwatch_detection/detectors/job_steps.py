@@ -116,31 +116,6 @@ class JobSteps:
         ranks[rank] = record
         return self._complete(job, number) if len(ranks) >= len(newest) else None
 
-    def whole(self, steps: Sequence[Step]) -> dict[int, Step] | None:
-        """The next step of a job by rank, if ``steps`` are just this, of all its ranks."""
-        job, number = self._jobs.get(steps[0].job), steps[0].step
-        if job is None or job.pending or number <= job.emitted:
-            return None
-        ranks: dict[int, Step] = {}
-        for step in steps:
-            if step.step != number:
-                return None
-            ranks[step.rank] = step
-        return ranks if len(steps) == len(ranks) and ranks.keys() == job.newest.keys() else None
-
-    def take(self, ranks: dict[int, Step]) -> JobStep | None:
-        """Instead of ``step`` for each record of a whole step."""
-        some = next(iter(ranks.values()))
-        job = self._jobs[some.job]
-        job.newest = dict.fromkeys(job.newest, some.step)
-        return self._emit(job, some.step, ranks)
-
-    def missing(self, name: str) -> int:
-        """How many records a known job's present step waits for."""
-        job = self._jobs[name]
-        waiting = len(next(reversed(job.pending.values()))) if job.pending else 0
-        return max(len(job.newest) - waiting, 1)
-
     def _begin(self, record: Step) -> JoinedJob | None:
         """The job that a step begins, or its rank joins; None where it is no news."""
         job, number, rank = self._jobs.get(record.job), record.step, record.rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_life import MemoryLeakConfig
@@ -61,7 +61,9 @@ class MemoryLeak(Timeless):
         self.state = MemoryLeakState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if isinstance(seen, DeviceReading):
+        if isinstance(seen, Step):
+            return self._step(seen)
+        elif isinstance(seen, DeviceReading):
             self._device(seen)
         elif isinstance(seen, RankSeen):
             if seen.device is not None:
@@ -95,29 +97,24 @@ class MemoryLeak(Timeless):
             job = self.state.jobs[name] = JobMemory()
         return job
 
-    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
-        name = steps[0].job
-        job, config = self._job(name), self._config
-        ranks = job.ranks
-        verdicts: list[Verdict] = []
-        for seen in steps:
-            number, allocated_bytes = seen.step, seen.memory_allocated_bytes
-            try:
-                rank = ranks[seen.rank]
-            except KeyError:
-                rank = ranks[seen.rank] = RankMemory(number)
-            if number < rank.step:
-                # A restart begins with an empty memory. Late records are not told from one.
-                rank.restart(number)
-            rank.step = number
-            if allocated_bytes is None:
-                continue
-            growth = rank.device_growth
-            if growth is None:
-                growth = rank.device_growth = Growth(number)
-            if growth.add(number, seen.time, allocated_bytes, config):
-                verdicts += self._judge_growth(name, job, growth, seen.time)
-        return verdicts or None
+    def _step(self, seen: Step) -> Iterable[Verdict]:
+        job, number = self._job(seen.job), seen.step
+        try:
+            rank = job.ranks[seen.rank]
+        except KeyError:
+            rank = job.ranks[seen.rank] = RankMemory(number)
+        if number < rank.step:
+            # A restart begins with an empty memory. Late records are not told from one.
+            rank.restart(number)
+        rank.step = number
+        if seen.memory_allocated_bytes is None:
+            return ()
+        growth = rank.device_growth
+        if growth is None:
+            growth = rank.device_growth = Growth(number)
+        if growth.add(number, seen.time, seen.memory_allocated_bytes, self._config):
+            return self._judge_growth(seen.job, job, growth, seen.time)
+        return ()
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_life import MemoryPressureConfig
@@ -82,7 +82,11 @@ class MemoryPressure:
         self.state = MemoryPressureState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if isinstance(seen, DeviceReading):
+        if isinstance(seen, Step):
+            rank = self._rank(seen.job, seen.rank)
+            rank.steps += 1
+            rank.step = seen.step
+        elif isinstance(seen, DeviceReading):
             return self._device(seen)
         elif isinstance(seen, RankSeen):
             self._rank(seen.job, seen.rank).device = seen.device
@@ -128,30 +132,12 @@ class MemoryPressure:
 
     # --- what is seen ---
 
-    def observe_steps(self, steps: Sequence[Step]) -> Iterable[Verdict] | None:
-        name = steps[0].job
-        ranks = self._job(name).ranks
-        for seen in steps:
-            try:
-                rank = ranks[seen.rank]
-            except KeyError:
-                rank = self._rank(name, seen.rank)
-            rank.steps += 1
-            rank.step = seen.step
-        return None
-
-    def _job(self, name: str) -> JobPressure:
-        job = self.state.jobs.get(name)
-        if job is None:
-            job = self.state.jobs[name] = JobPressure()
-        return job
-
-    def _rank(self, name: str, rank_number: int) -> RankPressure:
-        ranks = self._job(name).ranks
-        rank = ranks.get(rank_number)
-        if rank is None:
-            rank = ranks[rank_number] = RankPressure()
-        return rank
+    def _rank(self, name: str, number: int) -> RankPressure:
+        try:
+            return self.state.jobs[name].ranks[number]
+        except KeyError:
+            ranks = self.state.jobs.setdefault(name, JobPressure()).ranks
+            return ranks.setdefault(number, RankPressure())
 
     def _device(self, seen: DeviceReading) -> Iterable[Verdict]:
         used, total = seen.metrics.get(_USED), seen.metrics.get(_TOTAL)

@@ -30,43 +30,16 @@ class Comparison(msgspec.Struct):
     explained: dict[int, float]
 
 
-class Ground(msgspec.Struct):
-    """What all who compare the ranks of one step start from: logs of compute, work that tells.
-
-    comparison: of all ranks as one group, once it was asked for.
-    """
-
-    times: dict[int, float]
-    work: Mapping[int, int]
-    comparison: Comparison | None = None
-
-    @classmethod
-    def of(cls, seen: JobStep) -> Ground:
-        log, least_s = math.log, LEAST_SHARE * seen.duration_s
-        if least_s < 1e-9:
-            least_s = 1e-9
-        times = {
-            rank: log(time_s if time_s > least_s else least_s)
-            for rank, time_s in seen.compute_s.items()
-        }
-        work = seen.tokens or seen.samples
-        return cls(times, work if is_telling(work, len(times)) else {})
-
-
 def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> Comparison:
-    """Every rank with its peers, by what it computes; of two ranks or more.
-
-    Where all ranks are one group and work tells nothing, all who ask get the same.
-    """
-    ground: Ground | None = seen.shared.get("peers")
-    if ground is None:
-        ground = seen.shared["peers"] = Ground.of(seen)
-    times, work = ground.times, ground.work
-    if work or (groups and _are_parted(times, groups)):
-        return _compared(times, groups, scaling.explained(times, work) if work else {})
-    if ground.comparison is None:
-        ground.comparison = _compared(times, {}, {})
-    return ground.comparison
+    """Every rank with its peers, by what it computes; of two ranks or more."""
+    log, least_s = math.log, max(LEAST_SHARE * seen.duration_s, 1e-9)
+    times = {
+        rank: log(time_s if time_s > least_s else least_s)
+        for rank, time_s in seen.compute_s.items()
+    }
+    work = seen.tokens or seen.samples
+    explained = scaling.explained(times, work) if is_telling(work, len(times)) else {}
+    return _compared(times, groups, explained)
 
 
 def _compared(
@@ -83,10 +56,6 @@ def _compared(
     else:
         _compare(times, ordered, found)
     return found
-
-
-def _are_parted(times: Mapping[int, float], groups: Mapping[int, int]) -> bool:
-    return len(set(groups.values())) > 1 or not times.keys() <= groups.keys()
 
 
 def _parted(

@@ -114,25 +114,20 @@ class References:
 
 @dataclass(slots=True)
 class Samples:
-    """``values``: the newest, at most two windows and references; index: of the newest one's step.
+    """``values``: the newest, at most two windows and references.
 
     count: of all samples. change: mean of |difference| of neighbouring ones. differences: of each
     window that is due now, by its index: its level over that of the samples before it.
     """
 
-    index: int = -1
     count: int = 0
     values: list[float] = field(default_factory=list)
     references: References = field(default_factory=References)
     change: float = 0.0
     differences: dict[int, float] = field(default_factory=dict)
 
-    def add(self, value: float, index: int) -> None:
-        """``index``: of the step that made the sample; one that is in already is passed over."""
-        if index == self.index:
-            return
+    def add(self, value: float) -> None:
         values = self.values
-        self.index = index
         self.count = count = self.count + 1
         if values:
             self._learn_change(abs(value - values[-1]))
@@ -159,7 +154,7 @@ class Samples:
 
     def since(self, samples: int) -> Samples:
         """What is left when all but the newest ``samples`` are forgotten."""
-        left = Samples(self.index, self.count, change=self.change)
+        left = Samples(self.count, change=self.change)
         kept = self.values[-samples:]
         for count, value in enumerate(kept, self.count - len(kept) + 1):
             left.values.append(value)

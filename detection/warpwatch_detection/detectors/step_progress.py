@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from warpwatch_detection.detectors.base import NEVER
@@ -72,36 +70,12 @@ class JobPulse:
         """Of the newest steps."""
         return self.durations_s[-RECENT_STEPS:]
 
-    def take(self, steps: Sequence[Step]) -> int:
-        """How many of ``steps`` are as ever: the next of their ranks, after no unknown gap."""
-        uncounted = self.steps % COUNT_STEPS
-        if uncounted + len(steps) >= COUNT_STEPS or not self.is_calm:
-            return 0
-        last, step, durations_s = self.last, self.step, self.durations_s
-        longest_s, known = self.longest_gap_s, len(durations_s)
-        with contextlib.suppress(KeyError):
-            for seen in steps:
-                rank, now, number = seen.rank, seen.time, seen.step
-                gap_s = now - last[rank]
-                if not (number == step[rank] + 1 and gap_s >= 0.0 and gap_s <= longest_s):
-                    break
-                last[rank], step[rank] = now, number
-                durations_s.append(seen.duration_s)
-        taken = len(durations_s) - known
-        self.steps += taken
-        return taken
-
     def add(self, seen: Step) -> None:
         self.last[seen.rank], self.step[seen.rank] = seen.time, seen.step
         self.durations_s.append(seen.duration_s)
         self.steps += 1
         if self.steps % COUNT_STEPS == 0:
             self.count()
-
-    @property
-    def is_calm(self) -> bool:
-        """Nothing is known but steps, and nobody waits for one."""
-        return not (self.lenient or self.hung or self.stopped or self.paused or self.rested)
 
     def count(self) -> None:
         """After every COUNT_STEPS steps."""

@@ -19,8 +19,6 @@ SETTLED = 0.05
 SETTLED_ERRORS = 3.0 * 1.25 * math.sqrt(2.0 / SETTLE_STEPS)
 # A group of steps is bounded, however short they are.
 MAX_GROUP = 1000
-# Every so many samples detectors look whether theirs are the same; then they remain so.
-SHARE_SAMPLES = 20
 
 
 class HasShifts(Protocol):
@@ -34,8 +32,7 @@ class HasShifts(Protocol):
 class StepSignal:
     """One job's. group: steps that make a sample, 0 while the job warms up.
 
-    sample_s: how long one lasts; first_step: of the newest group. index: of the newest step;
-    sample: that it completed.
+    sample_s: how long one lasts; first_step: of the newest group.
     """
 
     work: StepWork = field(default_factory=StepWork)
@@ -44,30 +41,15 @@ class StepSignal:
     group: int = 0
     sample_s: float = 0.0
     first_step: int = 0
-    index: int = -1
-    sample: float | None = None
 
     def add(self, seen: JobStep, time_s: float, config: StepSignalConfig) -> float | None:
-        """The log of a sample's time (of seconds), when the step completes one.
-
-        Asked again for the same step, the same.
-        """
-        if seen.index == self.index:
-            return self.sample
-        self.index, self.sample = seen.index, None
+        """The log of a sample's time (of seconds), when the step completes one."""
         if seen.index < config.warmup_steps or time_s <= 0:
             return None
         value = math.log(time_s) - self.work.explained(seen, time_s)
         if not self.group:
             self._settle(seen, value, config)
             return None
-        if self.group == 1:
-            self.first_step, self.sample = seen.step, value
-        else:
-            self.sample = self._end_of_group(seen, value)
-        return self.sample
-
-    def _end_of_group(self, seen: JobStep, value: float) -> float | None:
         if not self.values:
             self.first_step = seen.step
         self.values.append(value)
@@ -101,15 +83,8 @@ class StepSignal:
 
 
 def add_common(job: HasShifts, seen: JobStep, config: StepSignalConfig) -> float | None:
-    """The job's common time as the signal; a sample of it goes to where shifts are sought.
-
-    Detectors whose signals are the same, sample for sample, have them in common.
-    """
-    signal, samples = job.signal, job.shifts.samples
-    value = signal.add(seen, seen.common_s, config)
+    """The job's common time as the signal; a sample of it goes to where shifts are sought."""
+    value = job.signal.add(seen, seen.common_s, config)
     if value is not None:
-        samples.add(value, seen.index)
-        if samples.count % SHARE_SAMPLES == 0:
-            job.signal = seen.share("common_signal", signal)
-            job.shifts.samples = seen.share("common_samples", samples)
+        job.shifts.samples.add(value)
     return value

@@ -75,10 +75,6 @@ class StepWork:
 
 
 def work_of(seen: JobStep) -> float:
-    """Tokens (or samples) of the median rank; 0 where none are counted. Worked out once a step."""
-    work: float | None = seen.shared.get("work")
-    if work is None:
-        counted = seen.tokens or seen.samples
-        work = float(median(list(counted.values()))) if counted else 0.0
-        seen.shared["work"] = work
-    return work
+    """Tokens (or samples) of the median rank; 0 where none are counted."""
+    counted = seen.tokens or seen.samples
+    return float(median(list(counted.values()))) if counted else 0.0
