@@ -86,12 +86,12 @@ class Processes:
             },
             # The ranks and the daemon share few cores with everything else on this machine: what a
             # neighbour takes from them for some seconds is not what the demo is about.
-            "detectors": {
+            "detection": {
                 "step_regression": {"min_effect": 0.75},
                 "straggler": {"min_ratio": 1.5},
                 "hang": {"timeout_s": HANG_TIMEOUT_S},
             },
-            # The same fault again is told again.
+            # The same fault again is reported again.
             "anomalies": {"reopen_s": 0},
             "triggers": {
                 "cooldown_s": 0,
