@@ -21,7 +21,7 @@ from warpwatch_telemetry.sections import (
 
 
 class DeviceLostConfig(DetectorConfig):
-    """``hold_s``: the driver says that it is gone; two readings, as one may be a mistake.
+    """``hold_s``: the driver says that it is gone; two statuses, as one may be a mistake.
 
     ``unreadable_s``, ``silent_s``: it cannot be read without a known reason, or gives no reading,
     while others do; longer than a driver takes to initialise a GPU (up to 32 s were seen).

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detectors import build
-from warpwatch_detection.detectors.base import (
+from warpwatch_detection.detector import (
     NEVER,
     Detector,
     Observation,
@@ -20,13 +19,14 @@ from warpwatch_detection.detectors.base import (
     Waiting,
     is_waiting,
 )
+from warpwatch_detection.detectors import build
 from warpwatch_telemetry.anomalies import Anomaly
 
 # A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
 Reader = tuple[Detector, Callable[[Observation], Iterable[Verdict]], int]
 
 
-class Panel:
+class DetectorRunner:
     """Verdicts go to ``register``, and what they change to the ``changes`` of the caller.
 
     due_time: the earliest deadline of the register's and of all detectors, -NEVER where it is not
@@ -34,7 +34,7 @@ class Panel:
     """
 
     def __init__(
-        self, kinds: DetectionConfig, anomalies: AnomaliesConfig, register: Register
+        self, kinds: DetectionConfig, anomalies: AnomaliesConfig, register: AnomalyRegister
     ) -> None:
         self.detectors = build(kinds, anomalies)
         self.failures: Counter[str] = Counter()

@@ -9,15 +9,15 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.anomalies.episodes import RegisterState, Shadow
-from warpwatch_detection.anomalies.rank_devices import Places, RankLife
-from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
+from warpwatch_detection.anomalies.register import AnomalyRegister
+from warpwatch_detection.anomalies.register_state import RegisterState, Suppressed
 from warpwatch_detection.anomalies.resumption import Resumption
-from warpwatch_detection.anomalies.snapshot import ENGINE, Part
+from warpwatch_detection.anomalies.snapshot import ENGINE, SnapshotPart
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detector_runner import Panel
-from warpwatch_detection.detectors.base import NEVER, Reading
-from warpwatch_detection.detectors.job_steps import JobSteps
+from warpwatch_detection.detector import NEVER, DetectorStatus
+from warpwatch_detection.detector_runner import DetectorRunner
+from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
@@ -37,7 +37,7 @@ class EngineState:
     """What the engine remembers besides its detectors. ``time``: of the newest record."""
 
     time: float = float("-inf")
-    places: Places = field(default_factory=Places)
+    rank_devices: RankDevices = field(default_factory=RankDevices)
     register: RegisterState = field(default_factory=RegisterState)
 
 
@@ -52,9 +52,9 @@ class Detection:
         kinds, anomalies = kinds or DetectionConfig(), anomalies or AnomaliesConfig()
         self._kinds = kinds
         self.job_steps = JobSteps()
-        self._places = Places()
-        self._register = Register(anomalies, lambda: self._places)
-        self._panel = Panel(kinds, anomalies, self._register)
+        self._ranks = RankDevices()
+        self._register = AnomalyRegister(anomalies, lambda: self._ranks)
+        self._runner = DetectorRunner(kinds, anomalies, self._register)
         self._time = -NEVER
         self._resumption: Resumption | None = None
         self.jobs_forgotten = 0
@@ -74,32 +74,32 @@ class Detection:
         return self._register.history
 
     @property
-    def suppressed(self) -> Counter[tuple[str, str]]:
+    def suppressed_counts(self) -> Counter[tuple[str, str]]:
         """How often a kind was not raised because another (the second) explained it."""
         return self._register.shadows.suppressed
 
     @property
-    def shadows(self) -> tuple[Shadow, ...]:
+    def suppressed(self) -> tuple[Suppressed, ...]:
         """What is found now and explained by an anomaly that is active."""
         return tuple(self._register.state.shadows.values())
 
     @property
     def failures(self) -> Counter[str]:
         """Observations that a detector could not take, by its kind."""
-        return self._panel.failures
+        return self._runner.failures
 
     @property
     def refused(self) -> dict[str, int]:
         """What was too much: anomalies not raised, jobs refused or forgotten before their end."""
         return {"anomalies": self._register.refused, "jobs": self.jobs_forgotten}
 
-    def readings(self) -> list[tuple[str, Reading]]:
+    def statuses(self) -> list[tuple[str, DetectorStatus]]:
         """How every detector sees what it judges, with its kind."""
-        return [(kind, one) for kind, some in self.readings_by_kind().items() for one in some]
+        return [(kind, one) for kind, some in self.statuses_by_kind().items() for one in some]
 
-    def readings_by_kind(self) -> dict[str, list[Reading]]:
+    def statuses_by_kind(self) -> dict[str, list[DetectorStatus]]:
         """The same, also of detectors that have nothing to judge yet."""
-        return {detector.kind: list(detector.readings()) for detector in self._panel.detectors}
+        return {detector.kind: list(detector.statuses()) for detector in self._runner.detectors}
 
     # --- records ---
 
@@ -114,7 +114,7 @@ class Detection:
         resumption = self._resumption
         if resumption is not None:
             self._settle(time, resumption, changes)
-        if self._panel.due_time <= time:
+        if self._runner.due_time <= time:
             self._expire(time, changes)
         if resumption is not None and resumption.knew(record):
             return changes
@@ -134,7 +134,7 @@ class Detection:
                 return
             life.device = record.device or life.device
             life.seen_time = record.time
-        self._panel.show(record, changes)
+        self._runner.show(record, changes)
         self.job_steps.observe(record)
         if isinstance(record, (End, RankEvent)):
             self._leave(record, changes)
@@ -142,44 +142,44 @@ class Detection:
     def _step(self, record: Step, changes: list[Anomaly]) -> None:
         """One that lasted finitely long."""
         try:
-            life = self._places.jobs[record.job][record.rank]
+            life = self._ranks.jobs[record.job][record.rank]
         except KeyError:
             joining = self._join(record, changes)
             if joining is None:
                 return
             life = joining
         life.step_time = record.time
-        self._panel.show(record, changes)
+        self._runner.show(record, changes)
         joined = self.job_steps.step(record)
         if joined is not None:
-            self._panel.show(joined, changes)
+            self._runner.show(joined, changes)
 
     def take_failure(self) -> Exception | None:
         """What a detector raised since the last call, the first of it."""
-        return self._panel.take_failure()
+        return self._runner.take_failure()
 
     def _expire(self, until: float, changes: list[Anomaly]) -> None:
         """Deadlines up to this time."""
         put_off = self._resumption.put_off if self._resumption else float
-        self._panel.expire(until, put_off, changes)
+        self._runner.expire(until, put_off, changes)
 
     # --- ranks and jobs ---
 
-    def _join(self, record: Step | RankSeen, changes: list[Anomaly]) -> RankLife | None:
+    def _join(self, record: Step | RankSeen, changes: list[Anomaly]) -> LiveRank | None:
         """None where there is no room for another job."""
-        jobs = self._places.jobs
+        jobs = self._ranks.jobs
         if (
             record.job not in jobs
             and len(jobs) >= MAX_JOBS
             and not self._make_room(record, changes)
         ):
             return None
-        return jobs.setdefault(record.job, {}).setdefault(record.rank, RankLife())
+        return jobs.setdefault(record.job, {}).setdefault(record.rank, LiveRank())
 
     def _make_room(self, record: Step | RankSeen, changes: list[Anomaly]) -> bool:
         """Those that live stay: a job in the place of another would come back for a third's."""
         if record.time >= self._full_until:
-            job, heard = self._places.longest_silent()
+            job, heard = self._ranks.longest_silent()
             if record.time >= heard + SILENT_S:
                 self.jobs_forgotten += 1
                 self._jobs_refused.discard(record.job)
@@ -195,40 +195,41 @@ class Detection:
         """Ranks that ended or died; the last one takes the job and its states with it."""
         if isinstance(record, RankEvent) and record.event != "died":
             return
-        ranks = self._places.jobs.get(record.job)
+        ranks = self._ranks.jobs.get(record.job)
         if ranks is None:
             return
         if record.rank is not None:
-            self._places.leave(record.job, record.rank, record.time)
+            self._ranks.leave(record.job, record.rank, record.time)
         if record.rank is None or not ranks:
             self._forget(record.job, record.time, changes)
 
     def _forget(self, job: str, time: float, changes: list[Anomaly]) -> None:
         self._register.end_job(job, time, changes)
-        self._places.jobs.pop(job, None)
+        self._ranks.jobs.pop(job, None)
         self.job_steps.forget(job)
-        self._panel.forget(job)
+        self._runner.forget(job)
 
     # --- over a restart of the daemon ---
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, SnapshotPart]:
         """All that remembers something, the engine first; detectors by their kind."""
         return {
-            ENGINE: Part(self, versioned=False),
-            "job_steps": Part(self.job_steps),
+            ENGINE: SnapshotPart(self, versioned=False),
+            "job_steps": SnapshotPart(self.job_steps),
             **{
-                one.kind: Part(one, getattr(self._kinds, one.kind)) for one in self._panel.detectors
+                one.kind: SnapshotPart(one, getattr(self._kinds, one.kind))
+                for one in self._runner.detectors
             },
         }
 
     @property
     def state(self) -> EngineState:
-        return EngineState(self._time, self._places, self._register.state)
+        return EngineState(self._time, self._ranks, self._register.state)
 
     @state.setter
     def state(self, state: EngineState) -> None:
         self._time = state.time
-        self._places = state.places
+        self._ranks = state.rank_devices
         self._register.state = state.register
 
     def resume(self, now: float, anew: set[str]) -> list[Anomaly]:
@@ -240,13 +241,13 @@ class Detection:
         """
         lives = {
             (job, rank): life
-            for job, ranks in self._places.jobs.items()
+            for job, ranks in self._ranks.jobs.items()
             for rank, life in ranks.items()
         }
         self._resumption = Resumption(now, self._time, lives)
-        self._panel.look_up_dues()
+        self._runner.look_up_dues()
         changes: list[Anomaly] = []
-        judged = {detector.kind for detector in self._panel.detectors} - anew
+        judged = {detector.kind for detector in self._runner.detectors} - anew
         for key in list(self._register.shadows.known):
             if key[0] not in judged:
                 self._register.shadows.forget(key)
@@ -262,7 +263,7 @@ class Detection:
             self._resumption = Resumption(now, self._time, {})
         else:
             self._resumption.skip(now, self._time)
-        self._panel.look_up_dues()
+        self._runner.look_up_dues()
 
     def _settle(self, time: float, resumption: Resumption, changes: list[Anomaly]) -> None:
         """Ranks that have not shown up since the restart have ended while nobody looked."""
@@ -270,7 +271,7 @@ class Detection:
             self._process(End(time, job, rank), changes)
         if time > resumption.over_time:
             self._resumption = None
-            self._panel.due_time = -NEVER
+            self._runner.due_time = -NEVER
 
 
 def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
-from warpwatch_detection.anomalies.episodes import Shadow
+from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import UsageError
@@ -175,8 +175,8 @@ class Replay:
         self._explain = explain
         self._engine = Detection(kinds, anomalies)
         self._reader = LogReader()
-        self._readings: dict[tuple[str, str | None, int | None, str | None], Reading] = {}
-        self._suppressed: dict[tuple[str, str | None, str], Shadow] = {}
+        self._statuses: dict[tuple[str, str | None, int | None, str | None], DetectorStatus] = {}
+        self._suppressed: dict[tuple[str, str | None, str], Suppressed] = {}
 
     def run(self, lines: Iterable[str | bytes], until: float | None = None) -> Iterator[Anomaly]:
         """Every anomaly as it is raised. Bad lines are left out and told in one line on stderr.
@@ -205,12 +205,12 @@ class Replay:
             if new:
                 yield anomaly
 
-    def readings(self) -> list[tuple[str, Reading]]:
+    def statuses(self) -> list[tuple[str, DetectorStatus]]:
         """Kind and reading of all that was judged, that of ended jobs as it was at their end."""
         self._keep_readings()
-        return [(key[0], reading) for key, reading in self._readings.items()]
+        return [(key[0], reading) for key, reading in self._statuses.items()]
 
-    def suppressed(self) -> list[Shadow]:
+    def suppressed(self) -> list[Suppressed]:
         """What was found and not raised, because an active anomaly was its cause."""
         self._keep_suppressed()
         return list(self._suppressed.values())
@@ -225,11 +225,11 @@ class Replay:
             yield record
 
     def _keep_readings(self) -> None:
-        for kind, reading in self._engine.readings():
-            self._readings[kind, reading.job, reading.rank, reading.device] = reading
+        for kind, reading in self._engine.statuses():
+            self._statuses[kind, reading.job, reading.rank, reading.device] = reading
 
     def _keep_suppressed(self) -> None:
-        for shadow in self._engine.shadows:
+        for shadow in self._engine.suppressed:
             self._suppressed[shadow.kind, shadow.job, shadow.cause_id] = shadow
 
 

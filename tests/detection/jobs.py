@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_detection.detectors.base import Detector, Fine, Found, JobStep
+from warpwatch_detection.detector import Detector, Fine, Found, JobStep
 
 Extra = Callable[[int], float]
 

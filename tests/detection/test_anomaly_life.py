@@ -10,10 +10,10 @@ import pytest
 from tests.detection.streams import EPOCH_S
 from warpwatch_detection.anomalies import register as register_module
 from warpwatch_detection.anomalies import suppressed as shadows_module
-from warpwatch_detection.anomalies.rank_devices import Places, RankLife
-from warpwatch_detection.anomalies.register import Register
+from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
+from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detectors.base import Fine, Found
+from warpwatch_detection.detector import Fine, Found
 from warpwatch_telemetry.anomalies import Anomaly
 
 
@@ -21,8 +21,10 @@ class Life:
     """A register, told what detectors of a job of eight ranks on eight devices would say."""
 
     def __init__(self, **config: Any) -> None:
-        self.places = Places({"llama": {rank: RankLife(device=f"GPU-{rank}") for rank in range(8)}})
-        self.register = Register(AnomaliesConfig(**config), lambda: self.places)
+        self.rank_devices = RankDevices(
+            {"llama": {rank: LiveRank(device=f"GPU-{rank}") for rank in range(8)}}
+        )
+        self.register = AnomalyRegister(AnomaliesConfig(**config), lambda: self.rank_devices)
         self.changes: list[Anomaly] = []
 
     def found(self, kind: str, at: float, summary: str = "", **about: Any) -> list[Anomaly]:
@@ -192,7 +194,7 @@ def test_a_devices_anomaly_gets_its_job_and_rank():
 
 def test_two_ranks_on_one_device_share_its_anomaly():
     life = Life()
-    life.places.jobs["llama"][4].device = "GPU-3"
+    life.rank_devices.jobs["llama"][4].device = "GPU-3"
     (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
     assert (throttled.job, throttled.rank) == ("llama", None)
 
@@ -288,7 +290,7 @@ def test_more_anomalies_than_the_bound_are_refused_and_counted(monkeypatch):
 
 def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
     monkeypatch.setattr(register_module, "MAX_ENDED", 10)
-    monkeypatch.setattr(shadows_module, "MAX_SHADOWS", 10)
+    monkeypatch.setattr(shadows_module, "MAX_SUPPRESSED", 10)
     life = Life()
     for number in range(50):
         life.found("hang", number, job=f"job-{number}")

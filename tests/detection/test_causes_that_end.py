@@ -8,7 +8,7 @@ import pytest
 
 from tests.detection.streams import EPOCH_S
 from tests.detection.test_anomaly_life import Life
-from warpwatch_detection.detectors.causes import EXPLAINED_BY, TOLD_ONCE
+from warpwatch_detection.detectors.causes import EXPLAINED_BY, FOUND_ONCE
 from warpwatch_detection.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
 
@@ -40,7 +40,7 @@ def test_an_effect_that_outlives_its_cause_becomes_active(effect, cause):
     life.found(cause, 0, severity="critical", **about(cause))
     assert [one.kind for one in life.found(effect, 5, **about(effect))] in ([], [cause])
     end(life, cause)
-    for again in range(0 if effect in TOLD_ONCE else 3):
+    for again in range(0 if effect in FOUND_ONCE else 3):
         life.found(effect, 610 + again, **about(effect))
     assert [kind for kind, _ in life.active] == [effect]
 

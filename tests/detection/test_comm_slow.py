@@ -46,7 +46,7 @@ def test_congestion_that_is_over_is_fine():
     detector, steps = slow(), Steps()
     assert len(begun(detector, steps.next(1200, comm=lambda n: 0.2 if n >= 1000 else 0.0))) == 1
     begun(detector, steps.next(100))
-    assert [r.answer for r in detector.readings()] == ["fine"]
+    assert [r.answer for r in detector.statuses()] == ["fine"]
 
 
 def test_a_job_without_communication_says_nothing():

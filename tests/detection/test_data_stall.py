@@ -12,7 +12,7 @@ from tests.detection.alone import alone
 from tests.detection.streams import Extra, Job, detection, opened
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors.data_stall import DataStall
-from warpwatch_detection.detectors.job_steps import JobSteps
+from warpwatch_detection.job_steps import JobSteps
 
 
 def test_input_that_doubles_the_step_is_a_data_stall_within_15_seconds():
@@ -139,11 +139,11 @@ def test_readings_say_what_was_seen_and_how_near_it_came():
     for record in job.steps(30):
         for step in joined.observe(record):
             detector.observe(step)
-    assert {reading.answer for reading in detector.readings()} == {"learning"}
+    assert {reading.answer for reading in detector.statuses()} == {"learning"}
     for record in job.steps(400, wait=lambda _, r: 0.03 if r else 0.0):
         for step in joined.observe(record):
             detector.observe(step)
-    second = list(detector.readings())[1]
+    second = list(detector.statuses())[1]
     assert (second.answer, second.rank) == ("fine", 1)
     assert second.limit == pytest.approx(0.14, abs=0.05)
     assert second.value == pytest.approx(0.07, abs=0.02)

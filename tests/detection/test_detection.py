@@ -10,15 +10,20 @@ import pytest
 
 from tests.detection.streams import EPOCH_S, Job, detection, opened
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.rank_devices import DEPARTED_S, MAX_DEPARTED, Places, RankLife
+from warpwatch_detection.anomalies.rank_devices import (
+    DEPARTED_S,
+    MAX_DEPARTED,
+    LiveRank,
+    RankDevices,
+)
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_detection.detector import JobStep, Timeless, is_waiting
 from warpwatch_detection.detectors import DETECTORS
-from warpwatch_detection.detectors.base import JobStep, Timeless, is_waiting
 from warpwatch_detection.detectors.causes import EXPLAINED_BY
 from warpwatch_detection.detectors.devices import DEVICE_CAUSES
-from warpwatch_detection.detectors.job_steps import JobSteps
 from warpwatch_detection.detectors.oom import Oom
 from warpwatch_detection.engine import MAX_JOBS, SILENT_S, anomaly_to_json
+from warpwatch_detection.job_steps import JobSteps
 from warpwatch_detection.replay import Replay
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.errors import UsageError
@@ -163,14 +168,14 @@ def test_a_killed_ranks_crash_names_the_gpu_that_it_ran_on():
 
 
 def test_the_places_of_the_departed_are_bounded():
-    places = Places()
+    rank_devices = RankDevices()
     for number in range(MAX_DEPARTED + 100):
-        places.jobs["llama"] = {number: RankLife(device="GPU-0")}
-        places.leave("llama", number, EPOCH_S)
-    assert len(places.departed) == MAX_DEPARTED
-    places.jobs["llama"] = {0: RankLife(device="GPU-0")}
-    places.leave("llama", 0, EPOCH_S + DEPARTED_S + 1)
-    assert list(places.departed) == [("llama", 0)]
+        rank_devices.jobs["llama"] = {number: LiveRank(device="GPU-0")}
+        rank_devices.leave("llama", number, EPOCH_S)
+    assert len(rank_devices.departed) == MAX_DEPARTED
+    rank_devices.jobs["llama"] = {0: LiveRank(device="GPU-0")}
+    rank_devices.leave("llama", 0, EPOCH_S + DEPARTED_S + 1)
+    assert list(rank_devices.departed) == [("llama", 0)]
 
 
 def test_a_forgotten_job_takes_its_anomalies_with_it():

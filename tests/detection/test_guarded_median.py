@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from warpwatch_detection.detectors.guarded_median import GuardedMedian
+from warpwatch_detection.signals.guarded_median import GuardedMedian
 
 
 @pytest.mark.parametrize("size", [5, 20])

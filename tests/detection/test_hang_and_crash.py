@@ -458,12 +458,12 @@ def test_hangs_and_deaths_outlive_a_restart_of_the_daemon():
     job, engine = running(ranks=4)
     engine.feed(event(job, 1, "died", 1.0))
     after = alone("hang", "crash", "oom", hang={"timeout_s": 8})
-    for old, new in zip(engine._panel.detectors, after._panel.detectors, strict=True):
+    for old, new in zip(engine._runner.detectors, after._runner.detectors, strict=True):
         saved = msgspec.msgpack.encode(old.state)
         new.state = msgspec.msgpack.decode(saved, type=type(old.state))
     found = opened(after, [Clock(job.time + 60)])
     assert [(a.kind, a.rank, a.time) for a in found] == [("crash", 1, job.time + 6)]
-    assert [reading.answer for d in after._panel.detectors for reading in d.readings()] == [
+    assert [reading.answer for d in after._runner.detectors for reading in d.statuses()] == [
         "fine", "found", "fine",
     ]  # fmt: skip
 

@@ -10,9 +10,15 @@ import pytest
 
 from tests.detection.jobs import Steps, begun
 from warpwatch_detection.config_steps import ShiftConfig, StepRegressionConfig
-from warpwatch_detection.detectors.level_shift import LevelShift, Shift, quantile_of, student
-from warpwatch_detection.detectors.samples import BY_INDEX, LOOKS, MIN_REFERENCE, REFERENCE, level
 from warpwatch_detection.detectors.step_regression import StepRegression
+from warpwatch_detection.signals.level_shift import LevelShift, Shift, quantile_of, student
+from warpwatch_detection.signals.signal_history import (
+    BY_INDEX,
+    LOOKS,
+    MIN_REFERENCE,
+    REFERENCE,
+    level,
+)
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
@@ -89,7 +95,7 @@ def test_a_second_rise_on_top_of_the_first_is_another_anomaly():
     detector = StepRegression(StepRegressionConfig())
     steps = Steps().next(1200, compute=lambda n: 0.2 * (n >= 500) + 0.2 * (n >= 900))
     first, second = begun(detector, steps)
-    assert (first.anew, second.anew) == (False, True)
+    assert (first.separate, second.separate) == (False, True)
     assert second.baseline == pytest.approx(1.2, abs=0.02)
 
 
@@ -97,9 +103,9 @@ def test_readings_say_why_nothing_was_found():
     detector = StepRegression(StepRegressionConfig())
     steps = Steps()
     begun(detector, steps.next(60))
-    assert [reading.answer for reading in detector.readings()] == ["learning"]
+    assert [reading.answer for reading in detector.statuses()] == ["learning"]
     begun(detector, steps.next(600))
-    (reading,) = detector.readings()
+    (reading,) = detector.statuses()
     assert reading.answer == "fine"
     assert reading.nearest is not None
     assert reading.nearest < 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tests.detection.streams import EPOCH_S, Job, detection, opened
-from warpwatch_detection.detectors.job_steps import STEPS_AFTER_CAPTURE, JobSteps
+from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, JobSteps
 from warpwatch_telemetry.records import RankEvent, Step
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.detection.alone import alone
 from tests.detection.streams import EPOCH_S, opened
-from warpwatch_detection.detectors.growth import Block, theil_sen
+from warpwatch_detection.signals.memory_growth import GrowthPoint, theil_sen
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, RankEvent, RankSeen, Record, Step
 
@@ -149,7 +149,7 @@ def test_growing_host_memory_of_a_process_is_told_where_there_is_no_device():
 def test_its_memory_outlives_a_restart_of_the_daemon():
     before, after = alone("memory_leak"), alone("memory_leak")
     opened(before, training(leak_of(1, 1200, 5 * MB), last=1500))
-    (old,), (new,) = before._panel.detectors, after._panel.detectors
+    (old,), (new,) = before._runner.detectors, after._runner.detectors
     new.state = msgspec.msgpack.decode(msgspec.msgpack.encode(old.state), type=type(old.state))
     found = opened(after, training(leak_of(1, 1200, 5 * MB), first=1500, last=1900))
     assert [a.rank for a in found] == [1]
@@ -159,16 +159,16 @@ def test_its_memory_outlives_a_restart_of_the_daemon():
 def test_readings_say_how_near_it_was():
     engine = alone("memory_leak")
     opened(engine, training(leak_of(1, 1200, 5 * MB), last=100))
-    (detector,) = engine._panel.detectors
-    assert {reading.answer for reading in detector.readings()} == {"learning"}
+    (detector,) = engine._runner.detectors
+    assert {reading.answer for reading in detector.statuses()} == {"learning"}
     opened(engine, training(leak_of(1, 1200, 5 * MB), first=100, last=2000))
-    answers = {reading.rank: reading for reading in detector.readings()}
+    answers = {reading.rank: reading for reading in detector.statuses()}
     assert (answers[0].answer, answers[1].answer) == ("fine", "found")
     assert "device memory of rank 1 moves by 5 MB a step, told above" in answers[1].text
     assert (answers[1].nearest or 0) > 1 > (answers[0].nearest or 0)
 
 
 def test_the_slope_is_the_median_of_all_pairs():
-    blocks = [Block(step, 0.0, 2.0 * step) for step in range(10)]
+    blocks = [GrowthPoint(step, 0.0, 2.0 * step) for step in range(10)]
     blocks[4].value = 1e9
     assert theil_sen(blocks) == pytest.approx(2.0)

@@ -102,9 +102,9 @@ def test_several_ranks_that_are_short_are_one_anomaly_of_the_job():
 def test_its_memory_outlives_a_restart_of_the_daemon():
     job, engine = running()
     opened(engine, [device(job, s, 79.0) for s in range(20)])
-    (old,) = engine._panel.detectors
+    (old,) = engine._runner.detectors
     engine = alone("memory_pressure")
-    (new,) = engine._panel.detectors
+    (new,) = engine._runner.detectors
     new.state = msgspec.msgpack.decode(msgspec.msgpack.encode(old.state), type=type(old.state))
     assert [a.rank for a in opened(engine, [device(job, 30, 79.0)])] == [1]
-    assert sorted(reading.answer for reading in new.readings()) == ["found", "learning"]
+    assert sorted(reading.answer for reading in new.statuses()) == ["found", "learning"]

@@ -32,7 +32,7 @@ def training(throttled_first_s: float) -> Iterator[Record]:
     yield from node.seen()
     steps = job.steps(10_000, compute=slow)
     step = next(steps)
-    for reading in node.readings(700, hot):
+    for reading in node.statuses(700, hot):
         while step.time <= reading.time:
             yield step
             step = next(steps)
@@ -55,5 +55,5 @@ def test_the_hot_gpu_tells_what_it_does_to_its_job():
     effects = [one for one in found if one.effects]
     assert {one.kind for one in effects} == {"thermal_throttle"}
     assert "; in llama rank 3 computes" in effects[0].summary
-    assert engine.suppressed["straggler", "thermal_throttle"] == 1
+    assert engine.suppressed_counts["straggler", "thermal_throttle"] == 1
     assert engine.active == ()

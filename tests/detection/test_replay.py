@@ -13,8 +13,8 @@ import pytest
 
 from tests.detection.streams import EPOCH_S, Job
 from warpwatch_daemon.cli import explanation, main
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.replay import LogReader, Replay, read_lines
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.errors import UsageError
@@ -143,7 +143,7 @@ def test_readings_of_an_ended_job_are_those_at_its_end(
 ) -> None:
     replay = Replay(explain=True)
     list(replay.run(read_lines(slow_log)))
-    found = {kind: reading for kind, reading in replay.readings() if reading.answer == "found"}
+    found = {kind: reading for kind, reading in replay.statuses() if reading.answer == "found"}
     assert found.keys() == {"straggler"}
     assert (found["straggler"].job, found["straggler"].rank) == ("llama", 1)
 
@@ -157,9 +157,9 @@ def test_explain_keeps_anomalies_as_they_are_and_adds_readings(
     explained = told(capsys)
     assert explained[: len(plain)] == plain
     more = [json.loads(line) for line in explained[len(plain) :]]
-    readings = [line for line in more if line["type"] == "reading"]
+    statuses = [line for line in more if line["type"] == "reading"]
     assert {line["type"] for line in more} <= {"reading", "suppressed"}
-    assert {"answer", "value", "baseline", "limit", "nearest", "text"} <= readings[0].keys()
+    assert {"answer", "value", "baseline", "limit", "nearest", "text"} <= statuses[0].keys()
 
 
 def test_only_the_asked_kind_and_job_are_shown(
@@ -178,15 +178,15 @@ def test_an_explanation_is_a_table_that_fits_its_width() -> None:
         Anomaly("1", EPOCH_S, "straggler", "warning", "slow", name, 1023, None, 412, 400, 0.6, 0.5),
         Anomaly("2", EPOCH_S, "ecc_uncorrectable", "critical", "bad", device=device, end_time=2e9),
     ]
-    suppressed = [Shadow("step_regression", "llama", None, "straggler", "1", EPOCH_S, "slower")]
-    readings = [
+    suppressed = [Suppressed("step_regression", "llama", None, "straggler", "1", EPOCH_S, "slower")]
+    statuses = [
         (
             "step_regression",
-            Reading("fine", "so " * 60, name, 7, None, 1 / 3, -1e-10, 4e10, 0.31, 1234567),
+            DetectorStatus("fine", "so " * 60, name, 7, None, 1 / 3, -1e-10, 4e10, 0.31, 1234567),
         ),
-        ("hang", Reading("learning", "3 of 5 steps seen", "llama")),
+        ("hang", DetectorStatus("learning", "3 of 5 steps seen", "llama")),
     ]
-    table = list(explanation.lines(anomalies, suppressed, readings))
+    table = list(explanation.lines(anomalies, suppressed, statuses))
     assert max(map(len, table)) <= 100
     assert table[1].split() == ["found", "of", "began", "told", "value", "baseline", "over"]
     assert table[2].split() == [
@@ -211,9 +211,9 @@ def test_what_a_cause_explains_is_told_as_suppressed() -> None:
 
 
 def test_an_unbounded_number_is_null_in_json() -> None:
-    reading = Reading("learning", "no limit yet", "llama", limit=float("inf"))
-    assert explanation.reading_to_json("hang", reading)["limit"] is None
-    assert json.loads(json.dumps(explanation.reading_to_json("hang", reading)))["kind"] == "hang"
+    reading = DetectorStatus("learning", "no limit yet", "llama", limit=float("inf"))
+    assert explanation.status_to_json("hang", reading)["limit"] is None
+    assert json.loads(json.dumps(explanation.status_to_json("hang", reading)))["kind"] == "hang"
 
 
 def test_a_job_name_that_no_terminal_can_show_is_written_escaped(

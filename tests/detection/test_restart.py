@@ -207,6 +207,6 @@ def test_the_digest_follows_the_form_of_the_state_and_the_configuration():
     other = dataclasses.replace(hang, config=HangConfig(timeout_s=99))
     assert snapshot.digest(other) != snapshot.digest(hang)
     remembered: type = type(parts["engine"].owner.state)
-    assert "RankLife" in snapshot.form(remembered)
+    assert "LiveRank" in snapshot.form(remembered)
     waiting: type = type(parts["job_steps"].owner.state)
     assert "duration_s" in snapshot.form(waiting)

@@ -47,9 +47,9 @@ def test_a_sudden_shift_is_another_detectors():
 def test_a_drift_that_went_back_is_over():
     detector, steps = drift(), Steps()
     assert len(begun(detector, steps.next(1500, compute=ramp(900, 600, 0.10)))) == 1
-    assert [r.answer for r in detector.readings()] == ["found"]
+    assert [r.answer for r in detector.statuses()] == ["found"]
     begun(detector, steps.next(200))
-    assert [r.answer for r in detector.readings()] in (["fine"], ["learning"])
+    assert [r.answer for r in detector.statuses()] in (["fine"], ["learning"])
 
 
 def test_its_state_outlives_a_restart():

@@ -56,7 +56,7 @@ def test_spikes_that_went_away_are_over_and_come_back_as_news():
     detector, steps = spikes(), Steps()
     assert len(begun(detector, steps.next(700, comm=at_random(0.2, 0.5, 500)))) == 1
     begun(detector, steps.next(500))
-    assert [r.answer for r in detector.readings()] == ["fine"]
+    assert [r.answer for r in detector.statuses()] == ["fine"]
     assert len(begun(detector, steps.next(300, comm=at_random(0.2, 0.5, 0)))) == 1
 
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from tests.detection.alone import alone
 from tests.detection.streams import EPOCH_S, Job, detection, opened
 from warpwatch_detection.config import DetectionConfig
-from warpwatch_detection.detectors.job_steps import JobSteps
 from warpwatch_detection.detectors.straggler import Straggler
+from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.records import Step
 
 
@@ -291,11 +291,11 @@ def test_readings_say_what_was_seen_and_how_near_it_came():
     for record in job.steps(60):
         for step in joined.observe(record):
             detector.observe(step)
-    assert {reading.answer for reading in detector.readings()} == {"learning"}
+    assert {reading.answer for reading in detector.statuses()} == {"learning"}
     for record in job.steps(300, compute=lambda _, r: 0.04 if r == 2 else 0):
         for step in joined.observe(record):
             detector.observe(step)
-    third = list(detector.readings())[2]
+    third = list(detector.statuses())[2]
     assert (third.answer, third.job, third.rank) == ("fine", "llama", 2)
     assert third.value == pytest.approx(1.1, abs=0.02)
     assert third.limit == pytest.approx((third.baseline or 0) * 1.1, rel=0.06)
@@ -307,4 +307,4 @@ def test_a_job_with_one_rank_has_nothing_to_compare_with():
     for record in Job(ranks=1).steps(300):
         for step in joined.observe(record):
             assert not detector.observe(step)
-    assert [reading.answer for reading in detector.readings()] == ["learning"]
+    assert [reading.answer for reading in detector.statuses()] == ["learning"]

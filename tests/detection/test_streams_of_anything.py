@@ -118,7 +118,7 @@ def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
 
 
 def detectors(engine: Detection) -> list[Any]:
-    return engine._panel.detectors
+    return engine._runner.detectors
 
 
 def restart(engine: Detection) -> None:
@@ -137,7 +137,7 @@ def test_nothing_that_is_fed_makes_a_detector_fail(pieces: list[Any]) -> None:
         assert "\n" not in anomaly.summary
         json.dumps(encoded(anomaly), allow_nan=False)
     for detector in detectors(engine):
-        assert all(reading.text for reading in detector.readings())
+        assert all(reading.text for reading in detector.statuses())
 
 
 def encoded(anomaly: Anomaly) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_devices.source import Surroundings
@@ -276,8 +276,10 @@ class Daemon:
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)
 
-    def readings(self) -> tuple[Mapping[str, Sequence[Reading]], Sequence[Shadow]]:
-        return self.pipeline.readings()
+    def detector_statuses(
+        self,
+    ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
+        return self.pipeline.detector_statuses()
 
     def count_request(self, code: int) -> None:
         self.hub.count("http_requests_total", str(code))

@@ -16,8 +16,8 @@ from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.anomalies import Anomaly
@@ -53,7 +53,7 @@ class Pipeline:
         self._triggers = triggers
         self._archive = archive
         self._log = log
-        # Who holds it owns the detectors: this loop, and for a moment whoever asks for readings.
+        # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
         archive.restore(time.time())
         # Active anomalies by id.
@@ -121,20 +121,22 @@ class Pipeline:
         detection = self._detection
         anomalies = (*detection.history, *detection.active)
         self._hub.publish_anomalies(anomalies, self._archive.contexts())
-        for (kind, cause), count in detection.suppressed.items():
+        for (kind, cause), count in detection.suppressed_counts.items():
             self._hub.gauge("anomalies_suppressed_total", count, kind, cause)
         for kind, count in detection.failures.items():
             self._hub.gauge("detector_errors_total", count, kind)
         for what, count in detection.refused.items():
             self._hub.gauge("detection_refused_total", count, what)
 
-    def readings(self) -> tuple[Mapping[str, list[Reading]], tuple[Shadow, ...]]:
+    def detector_statuses(
+        self,
+    ) -> tuple[Mapping[str, list[DetectorStatus]], tuple[Suppressed, ...]]:
         """How every detector sees what it judges, by kind, and what others explain.
 
         From any thread; waits for the round that runs.
         """
         with self._owner:
-            return self._detection.readings_by_kind(), self._detection.shadows
+            return self._detection.statuses_by_kind(), self._detection.suppressed
 
     def close(self) -> None:
         """When the loop has ended: what is known is kept for the next daemon."""

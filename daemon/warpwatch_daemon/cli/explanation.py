@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly
 
 WIDTH = 100
@@ -18,22 +18,22 @@ _INDENT = "    "
 _NOTHING = "-"
 
 
-def reading_to_json(kind: str, reading: Reading) -> dict[str, Any]:
-    """The reading as ``replay --explain --json`` shows it; what is unknown is null."""
-    known = {name: _finite(value) for name, value in asdict(reading).items()}
+def status_to_json(kind: str, status: DetectorStatus) -> dict[str, Any]:
+    """The status as ``replay --explain --json`` shows it; what is unknown is null."""
+    known = {name: _finite(value) for name, value in asdict(status).items()}
     return {"type": "reading", "kind": kind, **known}
 
 
-def suppressed_to_json(shadow: Shadow) -> dict[str, Any]:
+def suppressed_to_json(one: Suppressed) -> dict[str, Any]:
     """What was found and not raised, and since when (wall clock, seconds)."""
     names = ("kind", "job", "rank", "cause", "since", "summary")
-    return {"type": "suppressed", **{name: getattr(shadow, name) for name in names}}
+    return {"type": "suppressed", **{name: getattr(one, name) for name in names}}
 
 
 def lines(
     anomalies: Sequence[Anomaly],
-    suppressed: Sequence[Shadow],
-    readings: Sequence[tuple[str, Reading]],
+    suppressed: Sequence[Suppressed],
+    statuses: Sequence[tuple[str, DetectorStatus]],
 ) -> Iterator[str]:
     """At most WIDTH wide: what was found, what had a cause that was told, what was judged how."""
     yield from _block(
@@ -47,12 +47,12 @@ def lines(
             (one.kind, _where(one.job, one.rank), one.cause, f"{one.since:.3f}")
             for one in suppressed
         ],
-        [shadow.summary for shadow in suppressed],
+        [one.summary for one in suppressed],
     )
     yield from _block(
         ("judged", "of", "answer", "value", "baseline", "limit", "nearest"),
-        [_judgement(kind, reading) for kind, reading in readings],
-        [reading.text for _, reading in readings],
+        [_judgement(kind, status) for kind, status in statuses],
+        [status.text for _, status in statuses],
     )
 
 
@@ -88,17 +88,17 @@ def _evidence(anomaly: Anomaly) -> tuple[str, ...]:
     )
 
 
-def _judgement(kind: str, reading: Reading) -> tuple[str, ...]:
-    nearest = _number(reading.nearest)
-    if reading.nearest is not None and reading.nearest_step is not None:
-        nearest = f"{reading.nearest:.2f} at {reading.nearest_step}"
+def _judgement(kind: str, status: DetectorStatus) -> tuple[str, ...]:
+    nearest = _number(status.nearest)
+    if status.nearest is not None and status.nearest_step is not None:
+        nearest = f"{status.nearest:.2f} at {status.nearest_step}"
     return (
         kind,
-        _where(reading.job or reading.device, reading.rank),
-        reading.answer,
-        _number(reading.value),
-        _number(reading.baseline),
-        _number(reading.limit),
+        _where(status.job or status.device, status.rank),
+        status.answer,
+        _number(status.value),
+        _number(status.baseline),
+        _number(status.limit),
         nearest,
     )
 

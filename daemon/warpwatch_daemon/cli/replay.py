@@ -86,15 +86,15 @@ def _filter(job: str | None, kind: str | None) -> Shown:
 
 def _explanation(replay: Replay, shown: Shown, as_json: bool) -> Iterator[str]:
     suppressed = [one for one in replay.suppressed() if shown(one.kind, one.job)]
-    readings = [one for one in replay.readings() if shown(one[0], one[1].job)]
+    statuses = [one for one in replay.statuses() if shown(one[0], one[1].job)]
     if as_json:
-        for shadow in suppressed:
-            yield json.dumps(explanation.suppressed_to_json(shadow))
-        for kind, reading in readings:
-            yield json.dumps(explanation.reading_to_json(kind, reading))
+        for one in suppressed:
+            yield json.dumps(explanation.suppressed_to_json(one))
+        for kind, status in statuses:
+            yield json.dumps(explanation.status_to_json(kind, status))
         return
     anomalies = [one for one in replay.anomalies.values() if shown(one.kind, one.job)]
-    yield from explanation.lines(anomalies, suppressed, readings)
+    yield from explanation.lines(anomalies, suppressed, statuses)
 
 
 def _line(anomaly: Anomaly, as_json: bool) -> str:

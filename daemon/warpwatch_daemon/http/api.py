@@ -106,9 +106,9 @@ class Api:
 
     async def detectors(self, request: Request) -> Response:
         filters = _filters(request, "job", "kind")
-        readings, shadows = await run_in_threadpool(self._backend.readings)
+        statuses, suppressed = await run_in_threadpool(self._backend.detector_statuses)
         return json_answer(
-            documents.detectors(readings, shadows, filters.get("job"), filters.get("kind"))
+            documents.detectors(statuses, suppressed, filters.get("job"), filters.get("kind"))
         )
 
     async def captures(self, request: Request) -> Response:

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
@@ -36,7 +36,9 @@ class Backend(Protocol):
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         """An anomaly of the history. May wait for a disk: not from the thread that serves."""
 
-    def readings(self) -> tuple[Mapping[str, Sequence[Reading]], Sequence[Shadow]]:
+    def detector_statuses(
+        self,
+    ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
         """How the detectors see what they judge, by kind, and what is found and explained.
 
         May wait for the detectors: not from the thread that serves.

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.log import series_text
@@ -50,8 +50,8 @@ def anomalies(found: Sequence[Anomaly], decisions: Sequence[Decision]) -> list[D
 
 
 def detectors(
-    readings: Mapping[str, Sequence[Reading]],
-    shadows: Sequence[Shadow],
+    statuses: Mapping[str, Sequence[DetectorStatus]],
+    suppressed: Sequence[Suppressed],
     job: str | None,
     kind: str | None,
 ) -> Document:
@@ -59,11 +59,11 @@ def detectors(
     return {
         "detectors": [
             {"kind": name, "readings": [plain(one) for one in some if job in (None, one.job)]}
-            for name, some in readings.items()
+            for name, some in statuses.items()
             if kind in (None, name)
         ],
         "suppressed": [
-            plain(one) for one in shadows if job in (None, one.job) and kind in (None, one.kind)
+            plain(one) for one in suppressed if job in (None, one.job) and kind in (None, one.kind)
         ],
     }
 

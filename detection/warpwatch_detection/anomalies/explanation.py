@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from warpwatch_detection.anomalies.episodes import Episode, Key
-from warpwatch_detection.anomalies.rank_devices import Places
+from warpwatch_detection.anomalies.rank_devices import RankDevices
+from warpwatch_detection.anomalies.register_state import Key, TrackedAnomaly
 from warpwatch_detection.detectors.causes import EXPLAINED_BY
 from warpwatch_detection.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
 from warpwatch_telemetry.anomalies import Anomaly, Severity
@@ -23,21 +23,21 @@ from warpwatch_telemetry.xids import explain
 # All ranks wait for the one whose device fails.
 _STOPPED = frozenset({"hang", "crash"})
 
-Active = Mapping[Key, Episode]
+Active = Mapping[Key, TrackedAnomaly]
 
 
 def cause_of(
-    key: Key, rank: int | None, severity: Severity, active: Active, places: Places
-) -> Episode | None:
+    key: Key, rank: int | None, severity: Severity, active: Active, rank_devices: RankDevices
+) -> TrackedAnomaly | None:
     """The active anomaly that explains a finding of this kind about this job, rank or device."""
     kind, job, device = key
     if job is None:
-        jobs = places.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
+        jobs = rank_devices.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
         return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))
     own = _first(active, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
     if own is not None or kind not in DEVICE_CAUSES:
         return own
-    devices = places.devices(job) if rank is None else {places.device(job, rank)}
+    devices = rank_devices.devices(job) if rank is None else {rank_devices.device(job, rank)}
     if kind in _STOPPED:
         able = {of: known for of, known in active.items() if _can_stop(known.anomaly, severity)}
         return _device_cause(DEVICE_CAUSES[kind], devices, 1, able)
@@ -54,7 +54,7 @@ def _can_stop(fault: Anomaly, severity: Severity) -> bool:
 
 def _device_cause(
     causes: Iterable[str], devices: Collection[str | None], needed: float, active: Active
-) -> Episode | None:
+) -> TrackedAnomaly | None:
     """The first of the devices' faults, if enough of the devices have one."""
     faults = {
         device: fault
@@ -64,8 +64,8 @@ def _device_cause(
     }
     if not faults or len(faults) < needed:
         return None
-    return min(faults.values(), key=lambda episode: episode.anomaly.time)
+    return min(faults.values(), key=lambda tracked: tracked.anomaly.time)
 
 
-def _first(active: Active, keys: Iterable[Key]) -> Episode | None:
+def _first(active: Active, keys: Iterable[Key]) -> TrackedAnomaly | None:
     return next((known for key in keys if (known := active.get(key))), None)

@@ -10,7 +10,7 @@ MAX_DEPARTED = 4096
 
 
 @dataclass(slots=True)
-class RankLife:
+class LiveRank:
     """seen_time, step_time: of the newest RankSeen and Step; below them, nothing is news."""
 
     device: str | None = None
@@ -19,13 +19,13 @@ class RankLife:
 
 
 @dataclass(slots=True)
-class Places:
+class RankDevices:
     """Live ranks by job and number; jobs in the order in which they began.
 
     departed: where ranks ran that are gone, and when they went, in that order.
     """
 
-    jobs: dict[str, dict[int, RankLife]] = field(default_factory=dict)
+    jobs: dict[str, dict[int, LiveRank]] = field(default_factory=dict)
     departed: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
 
     def device(self, job: str, rank: int) -> str | None:

@@ -9,12 +9,17 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from warpwatch_detection.anomalies.episodes import EndedKey, Episode, Key, RegisterState
 from warpwatch_detection.anomalies.explanation import cause_of
-from warpwatch_detection.anomalies.rank_devices import Places
-from warpwatch_detection.anomalies.suppressed import Shadows
+from warpwatch_detection.anomalies.rank_devices import RankDevices
+from warpwatch_detection.anomalies.register_state import (
+    EndedKey,
+    Key,
+    RegisterState,
+    TrackedAnomaly,
+)
+from warpwatch_detection.anomalies.suppressed import SuppressedFindings
 from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detectors.base import NEVER, Fine, Found, Verdict
+from warpwatch_detection.detector import NEVER, Fine, Found, Verdict
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Severity
 from warpwatch_telemetry.xid import SEVERITIES
 
@@ -26,22 +31,22 @@ MAX_EFFECTS = 4
 Changes = list[Anomaly]
 
 
-class Register:
+class AnomalyRegister:
     """``changes`` of its methods takes every anomaly that was opened, changed or closed."""
 
-    def __init__(self, config: AnomaliesConfig, places: Callable[[], Places]) -> None:
+    def __init__(self, config: AnomaliesConfig, rank_devices: Callable[[], RankDevices]) -> None:
         self._config = config
-        self._places = places
+        self._ranks = rank_devices
         self._state = RegisterState()
         self._deadline = NEVER
         self.history: deque[Anomaly] = deque(maxlen=MAX_HISTORY)
-        self.shadows = Shadows(self._state.shadows)
+        self.shadows = SuppressedFindings(self._state.shadows)
         # Anomalies that were too many.
         self.refused = 0
 
     @property
     def active(self) -> tuple[Anomaly, ...]:
-        return tuple(episode.anomaly for episode in self.state.active.values())
+        return tuple(tracked.anomaly for tracked in self.state.active.values())
 
     @property
     def state(self) -> RegisterState:
@@ -58,7 +63,7 @@ class Register:
         return self._deadline
 
     def _schedule(self) -> None:
-        held = (episode.held_until for episode in self.state.active.values())
+        held = (tracked.held_until for tracked in self.state.active.values())
         self._deadline = min(held, default=NEVER)
 
     def expire(self, now: float, changes: Changes) -> None:
@@ -84,7 +89,7 @@ class Register:
         if known is None:
             if not self.shadows.stands_alone(key):
                 return
-            known = None if found.anew else self._continued(key, found)
+            known = None if found.separate else self._continued(key, found)
         elif _another(known, found):
             known = self._next_culprit(key, known, found, changes)
         if known is None:
@@ -92,8 +97,8 @@ class Register:
         else:
             self._update(key, known, found, changes)
 
-    def _cause(self, key: Key, rank: int | None, severity: Severity) -> Episode | None:
-        return cause_of(key, rank, severity, self.state.active, self._places())
+    def _cause(self, key: Key, rank: int | None, severity: Severity) -> TrackedAnomaly | None:
+        return cause_of(key, rank, severity, self.state.active, self._ranks())
 
     def _fine(self, kind: str, fine: Fine, changes: Changes) -> None:
         key = (kind, fine.job, fine.device)
@@ -118,11 +123,11 @@ class Register:
             return
         self.state.count += 1
         ident = f"{int(found.time):x}-{self.state.count:x}"
-        episode = Episode(self._anomaly(key[0], found, ident), found.summary)
-        self._show(key, episode, found, changes)
+        tracked = TrackedAnomaly(self._anomaly(key[0], found, ident), found.summary)
+        self._show(key, tracked, found, changes)
         self._take_effects(key, changes)
 
-    def _update(self, key: Key, known: Episode, found: Found, changes: Changes) -> None:
+    def _update(self, key: Key, known: TrackedAnomaly, found: Found, changes: Changes) -> None:
         before = known.anomaly
         fresh = self._anomaly(key[0], found, before.id)
         known.said = found.summary
@@ -139,28 +144,28 @@ class Register:
         )
         self._show(key, known, found, changes)
 
-    def _show(self, key: Key, episode: Episode, found: Found, changes: Changes) -> None:
+    def _show(self, key: Key, tracked: TrackedAnomaly, found: Found, changes: Changes) -> None:
         if key[0] in EVENT_KINDS:
-            episode.held_until = found.time + self._config.hold_s
+            tracked.held_until = found.time + self._config.hold_s
         if found.rank is not None:
-            episode.named = found.rank
-        self.state.active[key] = episode
+            tracked.named = found.rank
+        self.state.active[key] = tracked
         if key[0] in EVENT_KINDS:
             self._schedule()
-        self._tell(episode, changes)
+        self._tell(tracked, changes)
 
-    def _tell(self, episode: Episode, changes: Changes) -> None:
-        effects = tuple(episode.effects.values())
-        summary = "; ".join((episode.said, *effects))
-        episode.anomaly = replace(episode.anomaly, summary=summary, effects=effects)
-        changes.append(episode.anomaly)
+    def _tell(self, tracked: TrackedAnomaly, changes: Changes) -> None:
+        effects = tuple(tracked.effects.values())
+        summary = "; ".join((tracked.said, *effects))
+        tracked.anomaly = replace(tracked.anomaly, summary=summary, effects=effects)
+        changes.append(tracked.anomaly)
 
     def _anomaly(self, kind: str, found: Found, ident: str) -> Anomaly:
         job, rank, device = found.job, found.rank, found.device
         if job is None and device is not None:
-            job, rank = self._places().occupant(device)
+            job, rank = self._ranks().occupant(device)
         elif job is not None and rank is not None and device is None:
-            device = self._places().device(job, rank)
+            device = self._ranks().device(job, rank)
         return Anomaly(
             id=ident,
             time=found.time,
@@ -182,43 +187,43 @@ class Register:
         self, key: Key, time: float, changes: Changes, explained_by: str | None = None
     ) -> None:
         """Nothing if there is no such anomaly."""
-        episode = self.state.active.pop(key, None)
-        if episode is None:
+        tracked = self.state.active.pop(key, None)
+        if tracked is None:
             return
         if key[0] in EVENT_KINDS:
             self._schedule()
-        before = episode.anomaly
+        before = tracked.anomaly
         end_time = max(time, before.time)
-        episode.anomaly = replace(before, end_time=end_time, explained_by=explained_by)
-        self.history.append(episode.anomaly)
-        changes.append(episode.anomaly)
+        tracked.anomaly = replace(before, end_time=end_time, explained_by=explained_by)
+        self.history.append(tracked.anomaly)
+        changes.append(tracked.anomaly)
         ended = self.state.ended
         # Again at the end of the order.
-        ended.pop((*key, episode.named), None)
-        ended[(*key, episode.named)] = episode
+        ended.pop((*key, tracked.named), None)
+        ended[(*key, tracked.named)] = tracked
         if len(ended) > MAX_ENDED:
             del ended[next(iter(ended))]
         for shadow, found in self.shadows.bereaved(before, end_time, self._config.hold_s):
             self._found(shadow[0], found, changes)
 
     def end_untold(self, key: Key, time: float, changes: Changes) -> None:
-        """Close with the episode's newest words, which no verdict has brought."""
+        """Close with the tracked's newest words, which no verdict has brought."""
         self._tell(self.state.active[key], [])
         self.close(key, time, changes)
 
-    def _continued(self, key: Key, found: Found) -> Episode | None:
+    def _continued(self, key: Key, found: Found) -> TrackedAnomaly | None:
         """The anomaly that was over a moment ago and now goes on."""
         for ended in self._ended_like(key, found.rank):
-            episode = self.state.ended.pop(ended)
-            before = episode.anomaly
+            tracked = self.state.ended.pop(ended)
+            before = tracked.anomaly
             if before.end_time is None or found.time - before.end_time > self._config.reopen_s:
                 continue
             if before in self.history:
                 self.history.remove(before)
-            episode.anomaly = replace(
+            tracked.anomaly = replace(
                 before, end_time=None, explained_by=None, reopened=before.reopened + 1
             )
-            return episode
+            return tracked
         return None
 
     def _ended_like(self, key: Key, rank: int | None) -> list[EndedKey]:
@@ -228,8 +233,8 @@ class Register:
         return [ended for ended in ((*key, rank), (*key, None)) if ended in self.state.ended]
 
     def _next_culprit(
-        self, key: Key, known: Episode, found: Found, changes: Changes
-    ) -> Episode | None:
+        self, key: Key, known: TrackedAnomaly, found: Found, changes: Changes
+    ) -> TrackedAnomaly | None:
         """Another rank is another anomaly; a rank that was it before makes it one of the job."""
         before = self._continued(key, found)
         known.anomaly = replace(known.anomaly, rank=known.named)
@@ -241,7 +246,7 @@ class Register:
 
     # --- explaining ---
 
-    def _explain(self, key: Key, found: Found, cause: Episode, changes: Changes) -> None:
+    def _explain(self, key: Key, found: Found, cause: TrackedAnomaly, changes: Changes) -> None:
         """``cause`` is active: what is found is its effect and no anomaly of its own."""
         told = cause.anomaly
         self.close(key, found.time, changes, told.id)
@@ -249,7 +254,7 @@ class Register:
         if told.kind in DEVICE_KINDS:
             self._add_effect(cause, key, found, changes)
 
-    def _add_effect(self, cause: Episode, key: Key, found: Found, changes: Changes) -> None:
+    def _add_effect(self, cause: TrackedAnomaly, key: Key, found: Found, changes: Changes) -> None:
         name = f"{key[0]} of {found.job}"
         if name not in cause.effects and len(cause.effects) >= MAX_EFFECTS:
             return
@@ -265,15 +270,15 @@ class Register:
 
     def _take_effects(self, opened: Key, changes: Changes) -> None:
         """What was found before its cause ends, and is told by the cause from now on."""
-        for key, episode in list(self.state.active.items()):
-            about = episode.anomaly
+        for key, tracked in list(self.state.active.items()):
+            about = tracked.anomaly
             cause = self._cause(key, about.rank, about.severity)
             if key == opened or cause is None:
                 continue
             effect = Found(
                 time=self.state.active[opened].anomaly.time,
                 severity=about.severity,
-                summary=episode.said,
+                summary=tracked.said,
                 job=about.job,
                 rank=about.rank,
                 device=key[2],
@@ -285,14 +290,14 @@ class Register:
             self._explain(key, effect, cause, changes)
 
 
-def _another(known: Episode, found: Found) -> bool:
+def _another(known: TrackedAnomaly, found: Found) -> bool:
     """Whether the verdict names another rank than the anomaly does."""
     if known.shared or None in (known.named, found.rank):
         return False
     return known.named != found.rank
 
 
-def _rank(known: Episode, fresh: Anomaly) -> int | None:
+def _rank(known: TrackedAnomaly, fresh: Anomaly) -> int | None:
     """The rank to blame: of several none, and of a device the one that was there."""
     if known.shared:
         return None

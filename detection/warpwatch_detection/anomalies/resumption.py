@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from warpwatch_detection.anomalies.rank_devices import RankLife
+from warpwatch_detection.anomalies.rank_devices import LiveRank
 from warpwatch_telemetry.records import RankSeen, Record, Step
 
 # Rings are read at once and the living heartbeat every second: who has not shown up is gone.
@@ -21,7 +21,7 @@ class Resumption:
     """``now``: of the restart; ``before``: of the newest record that was read before it."""
 
     def __init__(
-        self, now: float, before: float, lives: Mapping[tuple[str, int], RankLife]
+        self, now: float, before: float, lives: Mapping[tuple[str, int], LiveRank]
     ) -> None:
         # As of the restart: the lives themselves go on.
         self._known = {name: (life.seen_time, life.step_time) for name, life in lives.items()}

@@ -30,37 +30,37 @@ MAX_BYTES = 64 * 2**20
 ENGINE = "engine"
 
 
-class Remembers(Protocol):
+class Stateful(Protocol):
     """Keeps all it remembers in ``state``, a dataclass of plain values."""
 
     state: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotPart:
     """Who remembers, and the configuration by which; None where none bears on its memory."""
 
-    owner: Remembers
+    owner: Stateful
     config: Section | None = None
     versioned: bool = True
 
 
-class SavedPart(msgspec.Struct, frozen=True):
+class SavedState(msgspec.Struct, frozen=True):
     digest: str
     state: msgspec.Raw
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    parts: dict[str, SavedPart]
+    parts: dict[str, SavedState]
 
 
-def take(parts: dict[str, Part], version: str = "") -> bytes:
+def take(parts: dict[str, SnapshotPart], version: str = "") -> bytes:
     """The snapshot of all parts by a program of ``version``; what cannot be saved is left out."""
     saved = {}
     for name, part in parts.items():
         try:
             state = msgspec.Raw(msgspec.msgpack.encode(part.owner.state))
-            saved[name] = SavedPart(digest(part, version), state)
+            saved[name] = SavedState(digest(part, version), state)
         except Exception as error:
             _complain(name, str(error))
     return msgspec.msgpack.encode(Snapshot(saved))
@@ -72,7 +72,7 @@ def _complain(name: str, why: str) -> None:
     logger.error("the memory of %s cannot be saved: %s", name, why)
 
 
-def give_back(snapshot: Snapshot, parts: dict[str, Part], version: str = "") -> set[str]:
+def give_back(snapshot: Snapshot, parts: dict[str, SnapshotPart], version: str = "") -> set[str]:
     """Set the state of every part that fits; the names of those that begin anew.
 
     Without the engine's, which knows what has been read already, the others mean nothing.
@@ -95,7 +95,7 @@ def give_back(snapshot: Snapshot, parts: dict[str, Part], version: str = "") -> 
     return anew
 
 
-def digest(part: Part, version: str = "") -> str:
+def digest(part: SnapshotPart, version: str = "") -> str:
     """Changes with whatever makes a saved state meaningless."""
     config = b"" if part.config is None else part.config.model_dump_json().encode()
     kind: type = type(part.owner.state)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 
-from warpwatch_detection.anomalies.episodes import Key, Shadow
-from warpwatch_detection.detectors.base import Found
-from warpwatch_detection.detectors.causes import TOLD_ONCE
+from warpwatch_detection.anomalies.register_state import Key, Suppressed
+from warpwatch_detection.detector import Found
+from warpwatch_detection.detectors.causes import FOUND_ONCE
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly
 
-MAX_SHADOWS = 1000
+MAX_SUPPRESSED = 1000
 # A cause's own blocks may calm down before those of its shadow: what is found so often after the
 # cause was over is there by itself. A level that has calmed down is told after two blocks.
 FOUND_AFTER_CAUSE = 3
 
 
-class Shadows:
+class SuppressedFindings:
     """``known``: by what they are about; the register's state keeps them.
 
     suppressed: how often a kind was explained by another, the second.
     """
 
-    def __init__(self, known: dict[Key, Shadow]) -> None:
+    def __init__(self, known: dict[Key, Suppressed]) -> None:
         self.known = known
         self.suppressed: Counter[tuple[str, str]] = Counter()
 
@@ -29,7 +29,7 @@ class Shadows:
         before = self.known.pop(key, None)
         if before is None or before.cause_id != cause.id:
             self.suppressed[key[0], cause.kind] += 1
-        self.known[key] = Shadow(
+        self.known[key] = Suppressed(
             kind=key[0],
             job=found.job,
             rank=found.rank,
@@ -45,7 +45,7 @@ class Shadows:
             value=found.value,
             baseline=found.baseline,
         )
-        if len(self.known) > MAX_SHADOWS:
+        if len(self.known) > MAX_SUPPRESSED:
             del self.known[next(iter(self.known))]
 
     def stands_alone(self, key: Key) -> bool:
@@ -66,7 +66,7 @@ class Shadows:
         """
         alone = []
         for key, shadow in list(self.known.items()):
-            if shadow.cause_id != cause.id or key[0] not in TOLD_ONCE:
+            if shadow.cause_id != cause.id or key[0] not in FOUND_ONCE:
                 continue
             del self.known[key]
             over = cause.kind in EVENT_KINDS or shadow.time + hold_s <= time
@@ -82,7 +82,7 @@ class Shadows:
             del self.known[key]
 
 
-def _found(shadow: Shadow, time: float) -> Found:
+def _found(shadow: Suppressed, time: float) -> Found:
     return Found(
         time=max(time, shadow.time),
         severity=shadow.severity,

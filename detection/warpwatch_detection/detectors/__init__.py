@@ -8,7 +8,7 @@
   sliding_median, guarded_median, frozen_baseline: statistics; regular_pauses, told_pauses: for
   gc_pause
 - deaths: who went first and of what, for crash and oom; pulse, at_rest: what hang remembers and
-  the signs that nothing moves; growth: a level that grows without end, for memory_leak
+  the activity that nothing moves; growth: a level that grows without end, for memory_leak
 - step_regression, step_drift, step_spikes, comm_slow, data_stall, straggler, gc_pause, hang, crash,
   oom, memory_leak, memory_pressure: the kinds
 - devices: the kinds about a device
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detectors.base import Detector
+from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors.comm_slow import CommSlow
 from warpwatch_detection.detectors.crash import Crash
 from warpwatch_detection.detectors.data_stall import DataStall

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 _DELAYS = ("hang", "crash", "oom", "straggler", "data_stall")
 
 # Found once, however long they last: nobody tells of them again when their cause is over.
-TOLD_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure"})
+FOUND_ONCE = frozenset({"hang", "crash", "oom", "memory_leak", "memory_pressure"})
 
 # While one of these is active on the job, it is the cause and the other only its shadow.
 EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from warpwatch_detection.config_steps import CommSlowConfig
-from warpwatch_detection.detectors.base import Found, JobStep
-from warpwatch_detection.detectors.episode import Episode
-from warpwatch_detection.detectors.level_shift import Shift
-from warpwatch_detection.detectors.samples import REFERENCE, level
+from warpwatch_detection.detector import Found, JobStep
 from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
+from warpwatch_detection.signals.level_shift import Shift
+from warpwatch_detection.signals.rise import Rise
+from warpwatch_detection.signals.signal_history import REFERENCE, level
 
 
 class CommSlow(ShiftDetector[CommSlowConfig]):
@@ -45,9 +45,9 @@ class CommSlow(ShiftDetector[CommSlowConfig]):
         compute_rise = level(newer, shift.window) - level(older, shift.window)
         return rise >= config.min_rise and compute_rise < config.max_compute * math.log1p(rise)
 
-    def found(self, job: ShiftJob, episode: Episode, level: float, seen: JobStep) -> Found:
-        value_s, baseline_s = level * job.typical, episode.baseline * job.typical
-        begin = episode.begin_step
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
+        value_s, baseline_s = level * job.typical, rise.baseline * job.typical
+        begin = rise.begin_step
         return Found(
             time=seen.time,
             severity="warning",

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_ranks import DataStallConfig
-from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch_detection.detectors.frozen_baseline import FrozenBaseline
+from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
 
 # A block ends at this many steps whatever time it spans.
 MAX_BLOCK_STEPS = 200
@@ -195,21 +195,21 @@ class DataStall(PerJob[JobWaits]):
             f"since step {rank.begin_step}",
         )
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             for number, rank in job.ranks.items():
-                yield self._reading(name, job, number, rank)
+                yield self._status(name, job, number, rank)
 
-    def _reading(self, name: str, job: JobWaits, number: int, rank: RankWaits) -> Reading:
+    def _status(self, name: str, job: JobWaits, number: int, rank: RankWaits) -> DetectorStatus:
         config, baseline = self._config, rank.baseline
         known, ready = len(baseline.blocks), config.ready_blocks
         if known < ready:
             text = f"rank {number}: {known} of {ready} blocks of the baseline are known"
-            return Reading("learning", text, name, number)
+            return DetectorStatus("learning", text, name, number)
         value = share(rank.counted, job.work_sums, config.long_blocks)
         noise = config.noise_factor * baseline.spread
         limit = max(baseline.center + max(config.min_rise, noise), config.min_share)
-        return Reading(
+        return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} waits for data {100 * value:.1f} % of the time, usually "
             f"{100 * baseline.center:.1f} %; found from {100 * limit:.1f} % on",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.detectors.base import NEVER, Found, Observation, Reading
+from warpwatch_detection.detector import NEVER, DetectorStatus, Found, Observation
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
@@ -115,13 +115,13 @@ class DeathDetector:
         if job in self.state.jobs and not self.state.jobs[job].undecided:
             del self.state.jobs[job]
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             found = job.cause is not None and job.cause.kind == self.kind
             text = f"{len(job.alive)} ranks live, {len(job.gone)} are gone"
             if found and job.cause is not None:
                 text += f": {job.cause.text}"
-            yield Reading("found" if found else "fine", text, job=name, value=len(job.gone))
+            yield DetectorStatus("found" if found else "fine", text, job=name, value=len(job.gone))
 
     # --- what happens ---
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch_detection.config_ranks import GcPauseConfig
-from warpwatch_detection.detectors import peers
-from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
+from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
-from warpwatch_detection.detectors.regular_pauses import RegularPauses
-from warpwatch_detection.detectors.reported_pauses import ToldPauses
-from warpwatch_detection.detectors.work_scaling import WorkScaling
+from warpwatch_detection.signals import peers
+from warpwatch_detection.signals.regular_pauses import RegularPauses
+from warpwatch_detection.signals.reported_pauses import ReportedPauses
+from warpwatch_detection.signals.work_scaling import WorkScaling
 from warpwatch_telemetry.records import RankEvent
 
 # Weight of a new step in the job's usual step time.
@@ -33,7 +33,7 @@ FORGET_STEPS = 1000
 class RankPauses:
     """``regular``: seen in steps; ``told``: by the shim. on: found either way."""
 
-    told: ToldPauses = field(default_factory=ToldPauses)
+    told: ReportedPauses = field(default_factory=ReportedPauses)
     regular: RegularPauses = field(default_factory=RegularPauses)
     index: int = 0
     regular_on: bool = False
@@ -192,18 +192,20 @@ class GcPause(PerJob[JobPauses]):
         between_s = max(1, regular.period) * job.step_s
         return regular.pause_s / between_s if between_s > 0 else 0.0
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if not job.ranks:
-                yield Reading("learning", "one rank has no peers, and no pause was told", name)
+                yield DetectorStatus(
+                    "learning", "one rank has no peers, no pause was reported", name
+                )
             for number, rank in job.ranks.items():
-                yield self._reading(name, number, rank)
+                yield self._status(name, number, rank)
 
-    def _reading(self, name: str, number: int, rank: RankPauses) -> Reading:
+    def _status(self, name: str, number: int, rank: RankPauses) -> DetectorStatus:
         regular, config = rank.regular, self._config
         told = rank.told.share / config.min_share
         chain = regular.longest_chain / config.min_pauses
-        return Reading(
+        return DetectorStatus(
             "found" if rank.on else "fine" if regular.known or rank.told.recent else "learning",
             f"rank {number}: pauses that were told take {100 * rank.told.share:.2f} % of the time; "
             f"the longest chain of slow steps at equal gaps has {regular.longest_chain} of "

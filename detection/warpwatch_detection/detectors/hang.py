@@ -1,6 +1,6 @@
 """No step for longer than anything the job has shown, or a sign that none will come.
 
-Such signs are a process that does not respond, and processes and devices of which nothing moves.
+Such activity are a process that does not respond, and processes and devices of which nothing moves.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.config_life import HangConfig
-from warpwatch_detection.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
-from warpwatch_detection.detectors.capture_windows import CaptureWindows
-from warpwatch_detection.detectors.idleness import DeviceSigns, read_device
-from warpwatch_detection.detectors.level import median
-from warpwatch_detection.detectors.step_progress import RECENT_STEPS, JobPulse
+from warpwatch_detection.detector import NEVER, DetectorStatus, Fine, Found, Observation, Verdict
+from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
+from warpwatch_detection.detectors.step_progress import RECENT_STEPS, JobProgress
+from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -27,8 +27,8 @@ HOLDS_GIL = "holds the GIL"
 class HangState:
     """captures: job -> rank -> begin of its capture."""
 
-    jobs: dict[str, JobPulse] = field(default_factory=dict)
-    devices: dict[str, DeviceSigns] = field(default_factory=dict)
+    jobs: dict[str, JobProgress] = field(default_factory=dict)
+    devices: dict[str, DeviceActivity] = field(default_factory=dict)
     captures: dict[str, dict[int, float]] = field(default_factory=dict)
     deadline: float = NEVER
 
@@ -83,12 +83,12 @@ class Hang:
     def forget(self, job: str) -> None:
         self._jobs.pop(job, None)
         self._captures.forget(job)
-        used = {d for other in self._jobs.values() for d in other.signs.devices.values()}
+        used = {d for other in self._jobs.values() for d in other.activity.devices.values()}
         for device in self.state.devices.keys() - used:
             del self.state.devices[device]
         self._schedule()
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self._jobs.items():
             if not job.last:
                 continue
@@ -98,7 +98,7 @@ class Hang:
                 f"{len(job.last)} ranks step every {median(job.recent_s):.3g} s; without a step "
                 f"for {limit_s:.0f} s it hangs; the longest pause was {job.longest_gap_s:.3g} s"
             )
-            yield Reading(
+            yield DetectorStatus(
                 "found" if job.hung else "fine",
                 text,
                 job=name,
@@ -118,23 +118,23 @@ class Hang:
         """When the job's captures are given up at the latest; most often there is none."""
         return self._captures.runs_until(job, now) if self.state.captures else None
 
-    def _job(self, name: str) -> JobPulse:
+    def _job(self, name: str) -> JobProgress:
         job = self._jobs.get(name)
         if job is None:
-            job = self._jobs[name] = JobPulse()
+            job = self._jobs[name] = JobProgress()
         return job
 
     def _rank_seen(self, seen: RankSeen) -> None:
-        signs = self._job(seen.job).signs
-        signs.gone(seen.rank)
-        signs.world_size = seen.world_size
+        activity = self._job(seen.job).activity
+        activity.gone(seen.rank)
+        activity.world_size = seen.world_size
         if seen.device is not None:
-            signs.devices[seen.rank] = seen.device
+            activity.devices[seen.rank] = seen.device
 
     def _device(self, seen: DeviceReading) -> None:
         known = self.state.devices.get(seen.device)
         if known is None and not any(
-            seen.device in job.signs.devices.values() for job in self._jobs.values()
+            seen.device in job.activity.devices.values() for job in self._jobs.values()
         ):
             return
         self.state.devices[seen.device] = read_device(known, seen, self._config)
@@ -156,7 +156,7 @@ class Hang:
             self._recheck(seen.job, job, now)
         return self._resumed(seen.job, job, rank, now) if job.hung or job.stopped else ()
 
-    def _go_on(self, seen: Step, job: JobPulse, last: float) -> None:
+    def _go_on(self, seen: Step, job: JobProgress, last: float) -> None:
         """A step after a pause, or in another order."""
         rank, now, step = seen.rank, seen.time, job.step[seen.rank]
         if now < last:
@@ -172,12 +172,12 @@ class Hang:
         if job.rested:
             job.longest_rest_s = max(job.longest_rest_s, now - last)
 
-    def _gap(self, seen: Step, job: JobPulse, last: float) -> None:
-        """Remembers what pauses the job makes in health: no hang's, no crash's, no capture's."""
+    def _gap(self, seen: Step, job: JobProgress, last: float) -> None:
+        """Stateful what pauses the job makes in health: no hang's, no crash's, no capture's."""
         if not (job.hung or seen.rank in job.paused or self._is_excused(seen, job, last)):
             job.longest_gap_s = seen.time - last
 
-    def _is_excused(self, seen: Step, job: JobPulse, last: float) -> bool:
+    def _is_excused(self, seen: Step, job: JobProgress, last: float) -> bool:
         capture_end = self._capture_end(seen.job, seen.time)
         return last < job.quiet_until or capture_end is not None
 
@@ -195,7 +195,7 @@ class Hang:
         if seen.event == "died":
             return self._gone(seen.job, seen.rank, seen.time)
         if seen.event == "process":
-            job.signs.process(seen, self._config)
+            job.activity.process(seen, self._config)
             return self._rest(seen.job, job, seen.time)
         if seen.event == "stopped":
             return self._stopped(seen, job)
@@ -205,7 +205,7 @@ class Hang:
             return self._resumed(seen.job, job, seen.rank, seen.time)
         return ()
 
-    def _stopped(self, seen: RankEvent, job: JobPulse) -> Iterable[Verdict]:
+    def _stopped(self, seen: RankEvent, job: JobProgress) -> Iterable[Verdict]:
         job.stopped[seen.rank] = seen.time
         job.busy.discard(seen.rank)
         if seen.detail.get("silent_reason") == HOLDS_GIL:
@@ -227,7 +227,7 @@ class Hang:
             return (Fine(now, name),)
         return ()
 
-    def _resumed(self, name: str, job: JobPulse, rank: int, now: float) -> Iterable[Verdict]:
+    def _resumed(self, name: str, job: JobProgress, rank: int, now: float) -> Iterable[Verdict]:
         job.stopped.pop(rank, None)
         job.busy.discard(rank)
         if rank not in job.hung:
@@ -241,11 +241,11 @@ class Hang:
 
     # --- when it is due ---
 
-    def _recheck(self, name: str, job: JobPulse, now: float) -> None:
+    def _recheck(self, name: str, job: JobProgress, now: float) -> None:
         job.check_time = self._check_time(name, job, now)
         self._schedule()
 
-    def _check_time(self, name: str, job: JobPulse, now: float) -> float:
+    def _check_time(self, name: str, job: JobProgress, now: float) -> float:
         """Not before this is the job due; steps meanwhile only move that back.
 
         Unless it has been silent for so long that nothing but a lenient limit can be waited for.
@@ -261,24 +261,24 @@ class Hang:
         times = [job.check_time for job in self._jobs.values()]
         self.state.deadline = min(times, default=NEVER)
 
-    def _least_limit_s(self, job: JobPulse) -> float:
+    def _least_limit_s(self, job: JobProgress) -> float:
         """Of a job that goes on as it is; it never falls."""
         return max(self._config.timeout_s, self._config.gap_factor * job.longest_gap_s)
 
-    def _limit_s(self, job: JobPulse) -> float:
+    def _limit_s(self, job: JobProgress) -> float:
         config, limit_s = self._config, self._least_limit_s(job)
         # The typical step is none of the longest; most often that says enough.
         if config.median_steps * max(job.recent_s, default=0.0) > limit_s:
             limit_s = max(limit_s, config.median_steps * job.typical_s())
         return max(limit_s, config.warmup_timeout_s) if self._warms_up(job) else limit_s
 
-    def _warms_up(self, job: JobPulse) -> bool:
+    def _warms_up(self, job: JobProgress) -> bool:
         return job.steps <= self._config.warmup_steps * len(job.last)
 
-    def _idle_since(self, job: JobPulse) -> float:
+    def _idle_since(self, job: JobProgress) -> float:
         return max(min(job.last.values()), job.quiet_until)
 
-    def _due(self, name: str, job: JobPulse, now: float) -> float:
+    def _due(self, name: str, job: JobProgress, now: float) -> float:
         """When the job counts as hung if nothing more comes."""
         if job.hung or not job.last:
             return NEVER
@@ -287,7 +287,7 @@ class Hang:
             due = min(due, max(job.stopped[rank] for rank in unresponsive))
         return due if capture_end is None else max(due, capture_end)
 
-    def _rest(self, name: str, job: JobPulse, now: float) -> Iterable[Verdict]:
+    def _rest(self, name: str, job: JobProgress, now: float) -> Iterable[Verdict]:
         """Processes and devices have been read: does nothing of the job move?"""
         if job.hung or not job.last or self._warms_up(job) or now < job.quiet_until:
             return ()
@@ -303,19 +303,19 @@ class Hang:
         self._schedule()
         return (found,)
 
-    def _rest_since(self, job: JobPulse, now: float) -> float | None:
+    def _rest_since(self, job: JobProgress, now: float) -> float | None:
         """Of the whole job, or of a rank that holds up its own heartbeat and does nothing."""
         devices = self.state.devices
-        rests = [job.signs.rank_rest_since(rank, devices, now) for rank in job.busy]
+        rests = [job.activity.rank_rest_since(rank, devices, now) for rank in job.busy]
         known = [rest for rest in rests if rest is not None]
-        return min(known) if known else job.signs.rest_since(job.last, devices, now)
+        return min(known) if known else job.activity.rest_since(job.last, devices, now)
 
     # --- what is said ---
 
-    def _hang(self, name: str, job: JobPulse, now: float) -> Found:
+    def _hang(self, name: str, job: JobProgress, now: float) -> Found:
         rank = job.culprit()
         if rank is None and not job.stopped:
-            rank = job.signs.idle_rank(job.last, self.state.devices, now)
+            rank = job.activity.idle_rank(job.last, self.state.devices, now)
         idle_s = now - min(job.last.values())
         limit_s = self._limit_s(job)
         stuck = {r for r, last in job.last.items() if last + limit_s <= now}
@@ -337,7 +337,7 @@ class Hang:
             summary=f"{who} for {idle_s:.0f} s ({typical}){why}",
         )
 
-    def _why(self, job: JobPulse, rank: int | None, now: float) -> str:
+    def _why(self, job: JobProgress, rank: int | None, now: float) -> str:
         if rank in job.stopped:
             return ", its process does not respond"
         since = self._rest_since(job, now)

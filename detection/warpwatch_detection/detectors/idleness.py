@@ -20,11 +20,11 @@ from warpwatch_detection.config_life import HangConfig
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.records import DeviceReading, RankEvent
 
-# Older signs say nothing of now.
+# Older activity say nothing of now.
 STALE_S = 10.0
 # A kernel that spins in a collective keeps its device busy; with a margin for rounding.
 BUSY_RATIO = 0.95
-# How fast the typical power of a device follows its readings in steps.
+# How fast the typical power of a device follows its statuses in steps.
 _POWER_WEIGHT = 0.05
 
 _UTILIZATION = ("device_utilization_ratio", ())
@@ -34,7 +34,7 @@ _POWER = ("device_power_watts", ())
 
 
 @dataclass(slots=True)
-class ProcessSigns:
+class ProcessActivity:
     """rest_since: neither processor time nor transfers; still_since: no transfers."""
 
     time: float
@@ -45,7 +45,7 @@ class ProcessSigns:
 
 
 @dataclass(slots=True)
-class DeviceSigns:
+class DeviceActivity:
     """idle_since: it does not work; spin_since: it only spins. power_w: typical when it works."""
 
     time: float
@@ -55,9 +55,9 @@ class DeviceSigns:
 
 
 @dataclass(slots=True)
-class JobSigns:
+class JobActivity:
     world_size: int = 1
-    processes: dict[int, ProcessSigns] = field(default_factory=dict)
+    processes: dict[int, ProcessActivity] = field(default_factory=dict)
     devices: dict[int, str] = field(default_factory=dict)
 
     def process(self, seen: RankEvent, config: HangConfig) -> None:
@@ -68,7 +68,7 @@ class JobSigns:
             return
         now, known = seen.time, self.processes.get(seen.rank)
         if known is None or not 0.0 <= now - known.time <= STALE_S:
-            self.processes[seen.rank] = ProcessSigns(now, cpu_s, io, now, now)
+            self.processes[seen.rank] = ProcessActivity(now, cpu_s, io, now, now)
             return
         elapsed_s = now - known.time
         if self._transfers(known, io, elapsed_s, config) or seen.detail.get("disk_wait") is True:
@@ -80,7 +80,7 @@ class JobSigns:
 
     @staticmethod
     def _transfers(
-        known: ProcessSigns, io: float | None, elapsed_s: float, config: HangConfig
+        known: ProcessActivity, io: float | None, elapsed_s: float, config: HangConfig
     ) -> bool:
         """Unknown is taken for yes."""
         if io is None or known.io_bytes is None:
@@ -92,7 +92,7 @@ class JobSigns:
         self.devices.pop(rank, None)
 
     def rest_since(
-        self, ranks: Collection[int], devices: Mapping[str, DeviceSigns], now: float
+        self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
         """Since when nothing of the job moves; None: something does, or it cannot be seen."""
         rests = [self._rank(rank, devices, now) for rank in ranks]
@@ -101,14 +101,14 @@ class JobSigns:
         return max(min(rest) for rest in rests if rest is not None)
 
     def rank_rest_since(
-        self, rank: int, devices: Mapping[str, DeviceSigns], now: float
+        self, rank: int, devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
         """Since when the rank does nothing and does not wait in a collective either."""
         rest = self._rank(rank, devices, now)
         return None if rest is None else rest[0]
 
     def idle_rank(
-        self, ranks: Collection[int], devices: Mapping[str, DeviceSigns], now: float
+        self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
     ) -> int | None:
         """The one rank that is in no collective while all of its peers wait in one."""
         before = now - STALE_S
@@ -118,7 +118,7 @@ class JobSigns:
         return idle[0] if len(idle) == 1 and peers and len(peers) == len(ranks) - 1 else None
 
     def _rank(
-        self, rank: int, devices: Mapping[str, DeviceSigns], now: float
+        self, rank: int, devices: Mapping[str, DeviceActivity], now: float
     ) -> tuple[float, float] | None:
         """Since when process and device do nothing, and since when the device only spins."""
         process, name = self.processes.get(rank), self.devices.get(rank)
@@ -134,9 +134,11 @@ class JobSigns:
         return max(process.rest_since, idle), max(process.still_since, spin)
 
 
-def read_device(known: DeviceSigns | None, seen: DeviceReading, config: HangConfig) -> DeviceSigns:
+def read_device(
+    known: DeviceActivity | None, seen: DeviceReading, config: HangConfig
+) -> DeviceActivity:
     """What a reading says of a device; one without utilization is taken for at work."""
-    device = known if known is not None else DeviceSigns(seen.time)
+    device = known if known is not None else DeviceActivity(seen.time)
     used, power_w = seen.metrics.get(_UTILIZATION), seen.metrics.get(_POWER)
     traffic = seen.metrics.get(_DRAM_ACTIVE, seen.metrics.get(_MEMORY_UTILIZATION))
     idle = used is not None and used <= config.rest_device_ratio

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_life import MemoryLeakConfig
-from warpwatch_detection.detectors.base import Fine, Found, Observation, Reading, Timeless, Verdict
+from warpwatch_detection.detector import DetectorStatus, Fine, Found, Observation, Timeless, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
-from warpwatch_detection.detectors.growth import Growth, Trend
+from warpwatch_detection.signals.memory_growth import MemoryGrowth, Trend
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _FREE = ("device_memory_free_bytes", ())
@@ -16,7 +16,7 @@ _MAX_NAMED = 8
 
 
 @dataclass(slots=True)
-class RankMemory:
+class LeakingRank:
     """device_growth: of what its allocator has given out; host_growth: of its process.
 
     reusable_bytes: reserved by the allocator and not given out. host_left_bytes: what its control
@@ -25,8 +25,8 @@ class RankMemory:
 
     step: int
     device: str | None = None
-    device_growth: Growth | None = None
-    host_growth: Growth | None = None
+    device_growth: MemoryGrowth | None = None
+    host_growth: MemoryGrowth | None = None
     reusable_bytes: float = 0.0
     host_left_bytes: float | None = None
 
@@ -36,8 +36,8 @@ class RankMemory:
 
 
 @dataclass(slots=True)
-class JobMemory:
-    ranks: dict[int, RankMemory] = field(default_factory=dict)
+class LeakingJob:
+    ranks: dict[int, LeakingRank] = field(default_factory=dict)
     devices: dict[int, str] = field(default_factory=dict)
     found: bool = False
 
@@ -46,7 +46,7 @@ class JobMemory:
 class MemoryLeakState:
     """device_left_bytes: free memory of each device, by its newest reading."""
 
-    jobs: dict[str, JobMemory] = field(default_factory=dict)
+    jobs: dict[str, LeakingJob] = field(default_factory=dict)
     device_left_bytes: dict[str, float] = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ class MemoryLeak(Timeless):
         if not self.state.jobs:
             self.state.device_left_bytes.clear()
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             for rank_number, rank in job.ranks.items():
                 for growth, of in (
@@ -87,14 +87,14 @@ class MemoryLeak(Timeless):
                     (rank.host_growth, "host memory"),
                 ):
                     if growth is not None:
-                        yield self._reading(name, rank_number, growth, of)
+                        yield self._status(name, rank_number, growth, of)
 
     # --- what is seen ---
 
-    def _job(self, name: str) -> JobMemory:
+    def _job(self, name: str) -> LeakingJob:
         job = self.state.jobs.get(name)
         if job is None:
-            job = self.state.jobs[name] = JobMemory()
+            job = self.state.jobs[name] = LeakingJob()
         return job
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
@@ -102,7 +102,7 @@ class MemoryLeak(Timeless):
         try:
             rank = job.ranks[seen.rank]
         except KeyError:
-            rank = job.ranks[seen.rank] = RankMemory(number)
+            rank = job.ranks[seen.rank] = LeakingRank(number)
         if number < rank.step:
             # A restart begins with an empty memory. Late records are not told from one.
             rank.restart(number)
@@ -111,7 +111,7 @@ class MemoryLeak(Timeless):
             return ()
         growth = rank.device_growth
         if growth is None:
-            growth = rank.device_growth = Growth(number)
+            growth = rank.device_growth = MemoryGrowth(number)
         if growth.add(number, seen.time, seen.memory_allocated_bytes, self._config):
             return self._judge_growth(seen.job, job, growth, seen.time)
         return ()
@@ -142,7 +142,7 @@ class MemoryLeak(Timeless):
             if used is not None:
                 growth = rank.host_growth
                 if growth is None:
-                    growth = rank.host_growth = Growth(rank.step)
+                    growth = rank.host_growth = MemoryGrowth(rank.step)
                 if growth.add(rank.step, seen.time, used, self._config):
                     return self._judge_growth(seen.job, job, growth, seen.time)
         return ()
@@ -159,12 +159,12 @@ class MemoryLeak(Timeless):
     # --- what it means ---
 
     def _judge_growth(
-        self, name: str, job: JobMemory, growth: Growth, now: float
+        self, name: str, job: LeakingJob, growth: MemoryGrowth, now: float
     ) -> Iterable[Verdict]:
         """Of the one level that has got a block: while none grows, no other has to be asked."""
         return self._judge(name, job, now) if job.found or growth.window.grows else ()
 
-    def _judge(self, name: str, job: JobMemory, now: float) -> Iterable[Verdict]:
+    def _judge(self, name: str, job: LeakingJob, now: float) -> Iterable[Verdict]:
         device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}
         host = {r: m.host_growth for r, m in job.ranks.items() if m.host_growth is not None}
         for growths, on_device in ((device, True), (host, False)):
@@ -179,7 +179,12 @@ class MemoryLeak(Timeless):
         return ()
 
     def _found(
-        self, name: str, job: JobMemory, leaking: dict[int, Growth], on_device: bool, now: float
+        self,
+        name: str,
+        job: LeakingJob,
+        leaking: dict[int, MemoryGrowth],
+        on_device: bool,
+        now: float,
     ) -> Found:
         trends = {rank: growth.window.trend(self._config) for rank, growth in leaking.items()}
         worst = max(trends, key=lambda rank: trends[rank].slope)
@@ -209,7 +214,7 @@ class MemoryLeak(Timeless):
         )
 
     def _lasts_s(
-        self, job: JobMemory, rank_number: int, trend: Trend, on_device: bool
+        self, job: LeakingJob, rank_number: int, trend: Trend, on_device: bool
     ) -> float | None:
         """Seconds until it is full at this pace; None where nobody says how much is left."""
         rank = job.ranks[rank_number]
@@ -220,7 +225,7 @@ class MemoryLeak(Timeless):
         pace = trend.slope * trend.steps_per_s
         return None if left is None or pace <= 0 else left / pace
 
-    def _reading(self, name: str, rank: int, growth: Growth, of: str) -> Reading:
+    def _status(self, name: str, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
         window, trend = growth.window, growth.window.trend(self._config)
         blocks, wanted = len(window.blocks), self._config.window_blocks
         text = f"{of} of rank {rank}: {blocks} of {wanted} blocks are there"
@@ -229,7 +234,7 @@ class MemoryLeak(Timeless):
                 f"{of} of rank {rank} moves by {size(trend.slope)} a step, told above "
                 f"{size(trend.limit)} in every part of {wanted} blocks"
             )
-        return Reading(
+        return DetectorStatus(
             "found" if window.grows else "learning" if blocks < wanted else "fine",
             text,
             job=name,

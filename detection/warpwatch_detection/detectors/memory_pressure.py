@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_life import MemoryPressureConfig
-from warpwatch_detection.detectors.base import NEVER, Fine, Found, Observation, Reading, Verdict
+from warpwatch_detection.detector import NEVER, DetectorStatus, Fine, Found, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -64,7 +64,7 @@ class MemoryPressureState:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reason:
+class Shortage:
     rank: int
     value: float
     limit: float
@@ -113,7 +113,7 @@ class MemoryPressure:
             del self.state.devices[device]
         self._schedule()
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             for rank_number, rank in job.ranks.items():
                 reasons = list(self._reasons(rank_number, rank))
@@ -121,7 +121,7 @@ class MemoryPressure:
                 said = [f"{rank.retries:.0f} allocation retries"] if rank.retries else []
                 said += [f"device {full.share:.0%} in use"] if full is not None else []
                 said += [f"host memory {rank.host.share:.0%} in use"] if rank.host.share else []
-                yield Reading(
+                yield DetectorStatus(
                     "found" if reasons else "fine" if said else "learning",
                     f"rank {rank_number}: {', '.join(said) or 'nothing is known of its memory'}",
                     job=name,
@@ -221,19 +221,19 @@ class MemoryPressure:
         )
         return (found,)
 
-    def _reasons(self, rank_number: int, rank: RankPressure) -> Iterable[_Reason]:
+    def _reasons(self, rank_number: int, rank: RankPressure) -> Iterable[Shortage]:
         config, device = self._config, self.state.devices.get(rank.device or "")
         if rank.retried_time is not None:
             text = (
                 f"rank {rank_number}'s allocator found no room {rank.retried:.0f} times, gave its "
                 "cache back and tried again"
             )
-            yield _Reason(rank_number, rank.retried, 0.0, text)
+            yield Shortage(rank_number, rank.retried, 0.0, text)
         # What the allocator keeps for no use goes as soon as somebody needs it.
         in_need = rank.in_use is None or rank.in_use >= 1.0 - config.idle_reserve
         if device is not None and device.full and in_need:
             text = f"the device of rank {rank_number} is {device.share:.0%} full"
-            yield _Reason(rank_number, device.share, config.device_share, text)
+            yield Shortage(rank_number, device.share, config.device_share, text)
         if rank.host.full:
             text = f"host memory of rank {rank_number} is {rank.host.share:.0%} full"
-            yield _Reason(rank_number, rank.host.share, config.host_share, text)
+            yield Shortage(rank_number, rank.host.share, config.host_share, text)

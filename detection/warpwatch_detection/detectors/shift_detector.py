@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from warpwatch_detection.config_steps import ShiftConfig
-from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch_detection.detectors.episode import CLOSING_SAMPLES, Episode
-from warpwatch_detection.detectors.level_shift import LevelShift, Shift
-from warpwatch_detection.detectors.step_signal import StepSignal
+from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.signals.level_shift import LevelShift, Shift
+from warpwatch_detection.signals.rise import CLOSING_SAMPLES, Rise
+from warpwatch_detection.signals.step_signal import StepSignal
 
 C = TypeVar("C", bound=ShiftConfig)
 
@@ -23,7 +23,7 @@ UPDATE_SAMPLES = 20
 class ShiftJob:
     """index: of the newest step; beside: what the kind keeps in step with ``shifts.samples``.
 
-    episode: the rise that lasts; told: the last one that was told.
+    open_rise: the rise that lasts; told: the last one that was told.
     nearest: the largest part of a limit that the job ever reached; nearest_step: where.
     """
 
@@ -32,14 +32,14 @@ class ShiftJob:
     shifts: LevelShift = field(default_factory=LevelShift)
     beside: list[float] = field(default_factory=list)
     typical: float = 0.0
-    episode: Episode | None = None
-    told: Episode | None = None
+    open_rise: Rise | None = None
+    told: Rise | None = None
     nearest: float = 0.0
     nearest_step: int | None = None
 
     @property
     def on(self) -> bool:
-        return self.episode is not None
+        return self.open_rise is not None
 
 
 @dataclass(slots=True)
@@ -68,15 +68,15 @@ class ShiftDetector(PerJob[ShiftJob], Generic[C]):
         """Whether a rise is of this kind."""
 
     @abstractmethod
-    def found(self, job: ShiftJob, episode: Episode, level: float, seen: JobStep) -> Found:
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
         """What to say of a rise; ``level`` is the signal's present one."""
 
     def judge(self, job: ShiftJob, seen: JobStep) -> Iterable[Verdict]:
         return self._judge_sample(job, seen) if self.sample(job, seen) else ()
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
-            yield self._reading(name, job)
+            yield self._status(name, job)
 
     def _judge_sample(self, job: ShiftJob, seen: JobStep) -> Iterable[Verdict]:
         if not job.shifts.least_window:
@@ -87,8 +87,8 @@ class ShiftDetector(PerJob[ShiftJob], Generic[C]):
         verdicts: Iterable[Verdict] = ()
         if shift is not None and shift.difference > 0 and self.confirms(job, shift):
             verdicts = self._begin(job, shift, seen)
-        elif job.episode is not None:
-            verdicts = self._go_on(job, job.episode, seen)
+        elif job.open_rise is not None:
+            verdicts = self._go_on(job, job.open_rise, seen)
         kept = len(job.shifts.samples.values)
         if len(job.beside) > kept:
             del job.beside[:-kept]
@@ -97,39 +97,39 @@ class ShiftDetector(PerJob[ShiftJob], Generic[C]):
     def _begin(self, job: ShiftJob, shift: Shift, seen: JobStep) -> Iterable[Verdict]:
         steps = (shift.window - 1) * job.signal.group
         begin_step = max(0, job.signal.first_step - steps)
-        last, lasts = job.told, job.episode is not None
-        episode = Episode(seen.time, begin_step, shift.before, shift.difference)
-        job.episode = job.told = episode
-        found = self.found(job, episode, shift.before + shift.difference, seen)
+        last, lasts = job.told, job.open_rise is not None
+        rise = Rise(seen.time, begin_step, shift.before, shift.difference)
+        job.open_rise = job.told = rise
+        found = self.found(job, rise, shift.before + shift.difference, seen)
         if last is not None and shift.before >= last.baseline + last.rise / 2:
             # From where the last rise has led to: a second one, not the first again.
-            found = replace(found, anew=True)
+            found = replace(found, separate=True)
         return (Fine(seen.time, seen.job), found) if lasts else (found,)
 
-    def _go_on(self, job: ShiftJob, episode: Episode, seen: JobStep) -> Iterable[Verdict]:
+    def _go_on(self, job: ShiftJob, rise: Rise, seen: JobStep) -> Iterable[Verdict]:
         config = self._config
-        episode.samples += 1
-        if episode.samples % UPDATE_SAMPLES:
+        rise.samples += 1
+        if rise.samples % UPDATE_SAMPLES:
             return ()
         level = job.shifts.recent(CLOSING_SAMPLES)
-        accepted = episode.accepted(seen.time, config.accept_after_s, config.accept_samples)
-        if accepted or episode.over(level):
-            job.episode = None
+        accepted = rise.accepted(seen.time, config.accept_after_s, config.accept_samples)
+        if accepted or rise.over(level):
+            job.open_rise = None
             return (Fine(seen.time, seen.job),)
-        return (self.found(job, episode, level, seen),)
+        return (self.found(job, rise, level, seen),)
 
-    def _reading(self, name: str, job: ShiftJob) -> Reading:
+    def _status(self, name: str, job: ShiftJob) -> DetectorStatus:
         shifts = job.shifts
         if not shifts.ready:
             text = f"{len(shifts.samples.values)} samples seen, its noise is not known yet"
-            return Reading("learning", text, job=name)
+            return DetectorStatus("learning", text, job=name)
         limit = shifts.limit(self._config)
         text = (
             f"level {100 * shifts.difference:+.1f} % against the steps before, "
             f"limit {100 * limit:.1f} %"
         )
-        return Reading(
-            answer="found" if job.episode else "fine",
+        return DetectorStatus(
+            answer="found" if job.open_rise else "fine",
             text=text,
             job=name,
             value=shifts.difference,

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_steps import ShiftConfig, StepDriftConfig
-from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch_detection.detectors.episode import Episode
-from warpwatch_detection.detectors.level_shift import LevelShift
-from warpwatch_detection.detectors.samples import level
-from warpwatch_detection.detectors.step_signal import StepSignal, add_common
+from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.signals.level_shift import LevelShift
+from warpwatch_detection.signals.rise import Rise
+from warpwatch_detection.signals.signal_history import level
+from warpwatch_detection.signals.step_signal import StepSignal, add_common
 
 # Samples of a block; all that follows is counted in blocks.
 BLOCK = 20
@@ -46,7 +46,7 @@ class DriftJob:
     anchor: float = 0.0
     anchored: int = 0
     anchor_step: int = 0
-    episode: Episode | None = None
+    open_rise: Rise | None = None
     rise: float = 0.0
     limit: float = math.inf
     nearest: float = 0.0
@@ -54,7 +54,7 @@ class DriftJob:
 
     @property
     def on(self) -> bool:
-        return self.episode is not None
+        return self.open_rise is not None
 
 
 @dataclass(slots=True)
@@ -86,14 +86,14 @@ class StepDrift(PerJob[DriftJob]):
         job.block.append(value)
         return self._end_block(job, seen) if len(job.block) == BLOCK else ()
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if not math.isfinite(job.limit):
                 text = f"{len(job.blocks)} blocks of {BLOCK} samples, too few for a slow rise"
-                yield Reading("learning", text, job=name)
+                yield DetectorStatus("learning", text, job=name)
                 continue
-            yield Reading(
-                answer="found" if job.episode else "fine",
+            yield DetectorStatus(
+                answer="found" if job.open_rise else "fine",
                 text=f"level {100 * job.rise:+.1f} % against long ago, "
                 f"limit {100 * job.limit:.1f} %",
                 job=name,
@@ -105,8 +105,8 @@ class StepDrift(PerJob[DriftJob]):
             )
 
     def _restart(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
-        over = job.episode is not None
-        job.episode, job.anchor, job.anchored = None, 0.0, 0
+        over = job.open_rise is not None
+        job.open_rise, job.anchor, job.anchored = None, 0.0, 0
         job.block.clear()
         job.blocks.clear()
         job.first_steps.clear()
@@ -122,15 +122,15 @@ class StepDrift(PerJob[DriftJob]):
                 job.anchor_step = job.first_steps[-1]
             job.anchor += block
             job.anchored += 1
-        if job.episode is not None:
-            return self._go_on(job, job.episode, seen)
+        if job.open_rise is not None:
+            return self._go_on(job, job.open_rise, seen)
         begun = self._risen(job, seen)
         if begun is None:
             return ()
-        job.episode = begun
+        job.open_rise = begun
         return (self._found(begun, mean(job.blocks[-NOW:]), seen),)
 
-    def _risen(self, job: DriftJob, seen: JobStep) -> Episode | None:
+    def _risen(self, job: DriftJob, seen: JobStep) -> Rise | None:
         """The rise that is over its limit, against long ago or against the beginning."""
         noise = job.shifts.deviation(self._config.alarm_rate)
         older = job.blocks[-OLDER_FROM:-OLDER_TO]
@@ -149,20 +149,20 @@ class StepDrift(PerJob[DriftJob]):
             job.nearest, job.nearest_step = job.rise / job.limit, seen.step
         if job.rise < job.limit or steepest(job.blocks) > SUDDEN_SHARE * job.rise:
             return None
-        return Episode(seen.time, begin, before, job.rise)
+        return Rise(seen.time, begin, before, job.rise)
 
-    def _go_on(self, job: DriftJob, episode: Episode, seen: JobStep) -> Iterable[Verdict]:
+    def _go_on(self, job: DriftJob, open_rise: Rise, seen: JobStep) -> Iterable[Verdict]:
         config = self._config
-        episode.samples += BLOCK
+        open_rise.samples += BLOCK
         now = mean(job.blocks[-NOW:])
-        accepted = episode.accepted(seen.time, config.accept_after_s, config.accept_samples)
-        if accepted or episode.over(now):
+        accepted = open_rise.accepted(seen.time, config.accept_after_s, config.accept_samples)
+        if accepted or open_rise.over(now):
             return self._restart(job, seen)
-        return (self._found(episode, now, seen),)
+        return (self._found(open_rise, now, seen),)
 
-    def _found(self, episode: Episode, now: float, seen: JobStep) -> Found:
-        value_s, baseline_s = math.exp(now), math.exp(episode.baseline)
-        begin = episode.begin_step
+    def _found(self, open_rise: Rise, now: float, seen: JobStep) -> Found:
+        value_s, baseline_s = math.exp(now), math.exp(open_rise.baseline)
+        begin = open_rise.begin_step
         return Found(
             time=seen.time,
             severity="warning",

@@ -6,9 +6,9 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detectors.base import NEVER
-from warpwatch_detection.detectors.idleness import JobSigns
-from warpwatch_detection.detectors.level import median
+from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detectors.idleness import JobActivity
+from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.records import Step
 
 # Steps whose median is the job's step time now.
@@ -20,7 +20,7 @@ BUCKET = math.log(1.02)
 
 
 @dataclass(slots=True)
-class JobPulse:
+class JobProgress:
     """last, step: per live rank time and number of its newest step; a rank counts from its first.
 
     durations_s: of the newest steps, RECENT_STEPS and those that are not counted yet; counts: of
@@ -53,7 +53,7 @@ class JobPulse:
     longest_pause_s: float = 0.0
     check_time: float = NEVER
     lenient: bool = False
-    signs: JobSigns = field(default_factory=JobSigns)
+    activity: JobActivity = field(default_factory=JobActivity)
 
     def remove(self, rank: int) -> None:
         self.last.pop(rank, None)
@@ -63,7 +63,7 @@ class JobPulse:
         self.hung.discard(rank)
         self.broken = True
         self.paused.pop(rank, None)
-        self.signs.gone(rank)
+        self.activity.gone(rank)
 
     @property
     def recent_s(self) -> list[float]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from warpwatch_detection.config_steps import StepRegressionConfig
-from warpwatch_detection.detectors.base import Found, JobStep
-from warpwatch_detection.detectors.episode import Episode
-from warpwatch_detection.detectors.level_shift import Shift
+from warpwatch_detection.detector import Found, JobStep
 from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
-from warpwatch_detection.detectors.step_signal import add_common
+from warpwatch_detection.signals.level_shift import Shift
+from warpwatch_detection.signals.rise import Rise
+from warpwatch_detection.signals.step_signal import add_common
 
 
 class StepRegression(ShiftDetector[StepRegressionConfig]):
@@ -23,9 +23,9 @@ class StepRegression(ShiftDetector[StepRegressionConfig]):
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:
         return True
 
-    def found(self, job: ShiftJob, episode: Episode, level: float, seen: JobStep) -> Found:
-        value_s, baseline_s = math.exp(level), math.exp(episode.baseline)
-        begin = episode.begin_step
+    def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
+        value_s, baseline_s = math.exp(level), math.exp(rise.baseline)
+        begin = rise.begin_step
         return Found(
             time=seen.time,
             severity="warning",

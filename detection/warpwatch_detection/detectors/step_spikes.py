@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_steps import StepSpikesConfig
-from warpwatch_detection.detectors.base import Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch_detection.detectors.step_work import StepWork
+from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.signals.step_work import StepWork
 
 # Steps around the newest that say what is normal; looked at every few steps.
 WINDOW = 40
@@ -99,12 +99,14 @@ class StepSpikes(PerJob[SpikesJob]):
         self._count(job, value, seen)
         return self._decide(job, seen)
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if job.deviation < 0 or not math.isfinite(job.limit):
-                yield Reading("learning", "what a normal step takes is not known yet", job=name)
+                yield DetectorStatus(
+                    "learning", "what a normal step takes is not known yet", job=name
+                )
                 continue
-            yield Reading(
+            yield DetectorStatus(
                 answer="found" if job.on else "fine",
                 text=f"{100 * job.recent:.1f} % of the last steps are above "
                 f"{math.exp(job.limit):.3g} s, {100 * job.rate:.1f} % are usual",

@@ -13,11 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_ranks import StragglerConfig
-from warpwatch_detection.detectors import peers
-from warpwatch_detection.detectors.base import NEVER, Fine, Found, JobStep, PerJob, Reading, Verdict
-from warpwatch_detection.detectors.guarded_median import Middle
-from warpwatch_detection.detectors.rank_levels import JobLevels, RankLevel, error_of
-from warpwatch_detection.detectors.sliding_median import median_of_ordered
+from warpwatch_detection.detector import (
+    NEVER,
+    DetectorStatus,
+    Fine,
+    Found,
+    JobStep,
+    PerJob,
+    Verdict,
+)
+from warpwatch_detection.signals import peers
+from warpwatch_detection.signals.guarded_median import Middle
+from warpwatch_detection.signals.rank_levels import JobLevels, RankLevel, error_of
+from warpwatch_detection.signals.sliding_median import median_of_ordered
 
 # However far above the limit a level is, it is held for at least this part of ``hold_s``.
 MAX_HASTE = 4.0
@@ -243,23 +251,23 @@ class Straggler(PerJob[JobLevels]):
             f"{since(rank)}",
         )
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if len(job.ranks) < 2:
-                yield Reading("learning", "one rank has no peers to be compared with", name)
+                yield DetectorStatus("learning", "one rank has no peers to be compared with", name)
                 continue
             for number, rank in job.ranks.items():
-                yield self._reading(name, job, number, rank)
+                yield self._status(name, job, number, rank)
 
-    def _reading(self, name: str, job: JobLevels, number: int, rank: RankLevel) -> Reading:
+    def _status(self, name: str, job: JobLevels, number: int, rank: RankLevel) -> DetectorStatus:
         known, ready = len(rank.baseline.blocks), self._config.ready_blocks
         if not self._is_ready(rank) or not rank.window.full:
             text = f"rank {number}: {known} of {ready} blocks of the baseline are known"
-            return Reading("learning", text, name, number)
+            return DetectorStatus("learning", text, name, number)
         usual = math.exp(rank.baseline.center)
         value = math.exp(rank.level)
         limit = usual * math.exp(self._limit(job, rank, error_of(job.middles()), self._min_excess))
-        return Reading(
+        return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} computes {value:.3f} times as long as its peers, usually "
             f"{usual:.3f}; found from {limit:.3f} on",

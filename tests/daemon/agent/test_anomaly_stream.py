@@ -135,9 +135,9 @@ def test_readings_are_of_every_detector(node):
     hub = Hub(10.0)
     stream = pipeline(node, hub)
     stream.step()
-    readings, shadows = stream.readings()
-    assert {"hang", "straggler", "thermal_throttle"} <= readings.keys()
-    assert shadows == ()
+    statuses, suppressed = stream.detector_statuses()
+    assert {"hang", "straggler", "thermal_throttle"} <= statuses.keys()
+    assert suppressed == ()
 
 
 def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from warpwatch_daemon.history.context import Context, joined
 from warpwatch_daemon.history.rollups import MAX_PHASES, MAX_POINTS
 from warpwatch_daemon.history.store import ASIDE, FILE, HistoryStore
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.snapshot import Part
+from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.metric import SeriesKey
@@ -207,7 +207,7 @@ def test_a_part_that_cannot_say_what_it_remembers_is_left_out(tmp_path):
 
     broken: Any = Broken()
     parts = Node(tmp_path).detection.parts()
-    body = snapshot.take({**parts, "hang": Part(broken)})
+    body = snapshot.take({**parts, "hang": SnapshotPart(broken)})
     saved = msgspec.msgpack.decode(body, type=snapshot.Snapshot)
     assert parts.keys() - saved.parts.keys() == {"hang"}
 

@@ -18,8 +18,8 @@ from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
@@ -236,7 +236,7 @@ class MemoryBackend:
         self.codes: Counter[int] = Counter()
         self.alerts: Counter[str] = Counter()
         self.stored: dict[str, tuple[Anomaly, AnomalyContext | None]] = {}
-        self.seen: tuple[dict[str, list[Reading]], tuple[Shadow, ...]] = ({}, ())
+        self.seen: tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]] = ({}, ())
         self.folder = folder
 
     def state(self) -> State:
@@ -261,7 +261,7 @@ class MemoryBackend:
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.stored.get(anomaly_id)
 
-    def readings(self) -> tuple[dict[str, list[Reading]], tuple[Shadow, ...]]:
+    def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]]:
         return self.seen
 
     def receive_alerts(

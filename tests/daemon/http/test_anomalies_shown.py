@@ -10,8 +10,8 @@ import pytest
 from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, around_straggler
 from warpwatch_daemon.http.page.findings import MAX_DRAWN
 from warpwatch_daemon.http.page.minutes import plots
-from warpwatch_detection.anomalies.episodes import Shadow
-from warpwatch_detection.detectors.base import Reading
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
 
 
@@ -47,8 +47,8 @@ def test_an_unknown_anomaly_is_not_found_and_a_parameter_is_refused(client):
 
 
 def test_detectors_say_why_and_what_something_else_explains(client, backend):
-    reading = Reading("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
-    shadow = Shadow("step_regression", "llama-7b", None, "straggler", "a7", NOW, "25 % slower")
+    reading = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
+    shadow = Suppressed("step_regression", "llama-7b", None, "straggler", "a7", NOW, "25 % slower")
     backend.seen = ({"data_stall": [reading], "hang": []}, (shadow,))
     answer = client.get("/api/v1/detectors").json()
     assert [one["kind"] for one in answer["detectors"]] == ["data_stall", "hang"]

@@ -1,6 +1,6 @@
-"""Detectors of devices: readings in, verdicts out; the engine adds job and rank.
+"""Detectors of devices: statuses in, verdicts out; the engine adds job and rank.
 
-- watch: what they have in common; course: how a symptom lasts, how a counter grows
+- watch: what they have in common; hysteresis: how a symptom lasts, how a counter grows
 - series: which values they look up
 - the kinds: one file each, heat and power in throttle
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detectors.base import Detector
+from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors.devices.clock_drop import ClockDrop
 from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
 from warpwatch_detection.detectors.devices.device_lost import DeviceLost

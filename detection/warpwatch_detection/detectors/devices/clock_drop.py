@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import ClockDropConfig
-from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
@@ -15,7 +15,7 @@ from warpwatch_telemetry.records import DeviceReading
 CLOCK = series("clock_hertz", "sm")
 ACTIVE = tuple(series("throttle_active", reason) for reason in THROTTLE_REASONS)
 TIMED = tuple(series("throttle_seconds_total", reason) for reason in TIMED_THROTTLE_REASONS)
-# A block needs so many clocks, and this part of its readings under load without a reason.
+# A block needs so many clocks, and this part of its statuses under load without a reason.
 BLOCK_READINGS = 3
 CLEAN_SHARE = 0.8
 # A GPU meets its power limit now and then; a reason explains a clock from this share of time on.
@@ -86,7 +86,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
         block_hz = device.sum_hz / device.clean if device.clean else 0.0
         _begin(device, now)
         if clean < CLEAN_SHARE:
-            device.course.interrupt()
+            device.hysteresis.interrupt()
             return None
         if device.blocks < self._config.ready_blocks:
             device.blocks += 1
@@ -101,8 +101,8 @@ class ClockDrop(DeviceWatch[ClockDevice]):
         return Symptom(excess, block_hz, level_hz, (1 - limit) * level_hz)
 
     def describe(self, device: ClockDevice) -> str:
-        value, level = device.course.value or 0.0, device.course.baseline or 0.0
-        if not device.course.found:
+        value, level = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0
+        if not device.hysteresis.found:
             return f"the SM clock under load is {value / 1e6:.0f} MHz, usually {level / 1e6:.0f}"
         drop = 100 * (1 - value / level)
         return (

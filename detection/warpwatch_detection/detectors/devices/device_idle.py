@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import DeviceIdleConfig
-from warpwatch_detection.detectors.base import NEVER, Observation, Verdict
+from warpwatch_detection.detector import NEVER, Observation, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import series, utilization
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
@@ -95,8 +95,8 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         in_use = bool(device.who) or device.memory_share >= self._config.min_memory_share
         if not in_use or busy > self._config.max_utilization:
             return Symptom(0.0, 0.0, None, self._config.after_s)
-        if not device.course.found:
-            since = device.course.since
+        if not device.hysteresis.found:
+            since = device.hysteresis.since
             device.idle_since = now if since is None else since
         return Symptom(1.0, now - device.idle_since, None, self._config.after_s)
 
@@ -114,7 +114,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         return "warning" if device.who else "info"
 
     def describe(self, device: IdleDevice) -> str:
-        idle_s = device.course.value or 0.0
+        idle_s = device.hysteresis.value or 0.0
         user = device.who or "a process"
         what = f"{user} has {device.memory_share * 100:.0f} % of the GPU's memory"
         if not idle_s:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import DeviceLostConfig
-from warpwatch_detection.detectors.base import NEVER, Fine, Observation, Verdict
+from warpwatch_detection.detector import NEVER, Fine, Observation, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched, remembered
 from warpwatch_telemetry.anomalies import Severity
@@ -96,7 +96,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
             return Symptom(0.0)
         device.reason = seen.reason
         # Where no device can be read it is the driver that is gone.
-        if seen.reason in LOST or any(self._reading(now)):
+        if seen.reason in LOST or any(self._status(now)):
             return Symptom(1.0, gone_s)
         return None
 
@@ -110,7 +110,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         device.began = min(device.began, now)
         device.seen, device.up, device.missed = now, up, NEVER
 
-    def _reading(self, now: float) -> Iterator[LostDevice]:
+    def _status(self, now: float) -> Iterator[LostDevice]:
         """The devices that are read well."""
         devices: Iterable[LostDevice] = self.state.devices.values()
         return (d for d in devices if d.up and 0 <= now - d.seen <= d.pause_s)
@@ -124,9 +124,9 @@ class DeviceLost(DeviceWatch[LostDevice]):
             is_forgotten = now - device.missed >= self._config.forget_s
             if is_forgotten or uuid.startswith(MAY_GO) or self._is_replaced(device):
                 del devices[uuid]
-                if device.course.found:
+                if device.hysteresis.found:
                     yield Fine(now, device=uuid)
-            elif any(now - other.since >= limit_s for other in self._reading(now)):
+            elif any(now - other.since >= limit_s for other in self._status(now)):
                 device.reason, device.up = SILENT, False
                 device.missed = min(device.missed, now)
                 gone_s = now - device.seen
@@ -144,7 +144,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         return "critical"
 
     def describe(self, device: LostDevice) -> str:
-        gone_s = device.course.value
+        gone_s = device.hysteresis.value
         since = f" for {gone_s:.0f} s" if gone_s else ""
         if not device.reason:
             return "the GPU is read well"

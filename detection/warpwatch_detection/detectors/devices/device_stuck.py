@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import DeviceStuckConfig
-from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
@@ -46,7 +46,7 @@ class DeviceStuck(DeviceWatch[StuckDevice]):
         return "critical"
 
     def describe(self, device: StuckDevice) -> str:
-        stuck_s = device.course.value
+        stuck_s = device.hysteresis.value
         if stuck_s == 0.0:
             return "the driver's calls for the GPU come back"
         lasting = "" if stuck_s is None else f" for {stuck_s:.0f} s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import EccUncorrectableConfig
-from warpwatch_detection.detectors.base import NEVER, Found, Reading
+from warpwatch_detection.detector import NEVER, DetectorStatus, Found
 from warpwatch_detection.detectors.devices.series import series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
 from warpwatch_telemetry.records import DeviceReading
@@ -64,15 +64,15 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
             baseline=total - grown,
         )
 
-    def explain(self, uuid: str, device: EccDevice) -> Reading | None:
+    def explain(self, uuid: str, device: EccDevice) -> DetectorStatus | None:
         counts = (device.since_loaded, device.of_life)
         total = next((count for count in counts if count is not None), None)
         if total is None:
             return None
         if device.told > -NEVER and device.seen - device.told <= self._hold_s:
-            return Reading("found", _sentence(device), device=uuid, value=device.fresh)
+            return DetectorStatus("found", _sentence(device), device=uuid, value=device.fresh)
         text = f"no new uncorrectable memory errors (count {total:.0f})"
-        return Reading("fine", text, device=uuid, value=0.0, baseline=total, limit=1.0)
+        return DetectorStatus("fine", text, device=uuid, value=0.0, baseline=total, limit=1.0)
 
 
 def _sentence(device: EccDevice) -> str:

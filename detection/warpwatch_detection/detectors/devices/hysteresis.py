@@ -1,10 +1,10 @@
-"""What is remembered of one device: the course of a symptom, and how a counter grows."""
+"""What is remembered of one device: the hysteresis of a symptom, and how a counter grows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detector import NEVER
 
 # A pause between two judgements is no evidence that something lasted: at least this long, and
 # three times the pause before.
@@ -28,7 +28,7 @@ class Symptom:
 
 
 @dataclass(slots=True)
-class Course:
+class Hysteresis:
     """Whether a symptom lasts: found after ``hold_s`` at its limit, over after ``clear_s`` below
     RELEASE. Times are of records.
 
@@ -87,7 +87,7 @@ class Course:
 
 
 @dataclass(slots=True)
-class Growth:
+class CounterGrowth:
     """How much a counter grew lately. What it had when it was first seen is no news.
 
     A counter that fell began again at 0 (the driver was loaded anew): what it has is new.
@@ -99,7 +99,7 @@ class Growth:
     points: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, now: float, total: float, window_s: float) -> float:
-        """The growth in ``window_s``: of the newest, or as a mean where readings are rarer."""
+        """The growth in ``window_s``: of the newest, or as a mean where statuses are rarer."""
         if self.last is not None:
             self.grown += total - self.last if total >= self.last else total
         self.last = total

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import NvlinkErrorConfig
-from warpwatch_detection.detectors.base import NEVER
-from warpwatch_detection.detectors.devices.hysteresis import Course, Growth, Symptom
+from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Hysteresis, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
@@ -29,11 +29,11 @@ class NvlinkDevice(Watched):
 
     up: list[int] = field(default_factory=list)
     down: list[int] = field(default_factory=list)
-    outage: Course = field(default_factory=Course)
+    outage: Hysteresis = field(default_factory=Hysteresis)
     grave: dict[str, float] = field(default_factory=dict)
     fresh: dict[str, float] = field(default_factory=dict)
     erred: float = -NEVER
-    crc: dict[str, Growth] = field(default_factory=dict)
+    crc: dict[str, CounterGrowth] = field(default_factory=dict)
     crc_per_second: float = 0.0
 
 
@@ -120,7 +120,7 @@ def _count_crc(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
     for kind, key in CRC.items():
         total = metrics.get(key)
         if total is not None:
-            growth = device.crc.get(kind) or device.crc.setdefault(kind, Growth())
+            growth = device.crc.get(kind) or device.crc.setdefault(kind, CounterGrowth())
             rates.append(growth.add(now, total, CRC_WINDOW_S) / CRC_WINDOW_S)
     if rates:
         device.crc_per_second = max(rates)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import OverheatingConfig
-from warpwatch_detection.detectors.base import NEVER
+from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
@@ -60,9 +60,9 @@ class Overheating(DeviceWatch[HotDevice]):
         sensor = device.sensor = min(margins, key=lambda name: margins[name][0])
         left_c, limit_c = margins[sensor]
         excess = self._excess(left_c)
-        if excess >= 1 and not device.course.found and any(map(seen.metrics.get, THROTTLED)):
+        if excess >= 1 and not device.hysteresis.found and any(map(seen.metrics.get, THROTTLED)):
             # Neither well nor what this kind is about.
-            device.course.interrupt()
+            device.hysteresis.interrupt()
             return None
         return Symptom(excess, limit_c - left_c, limit_c, limit_c - self._config.margin_celsius)
 
@@ -72,7 +72,7 @@ class Overheating(DeviceWatch[HotDevice]):
         return max(0.0, 1.0 + above_c / (2 * self._config.release_celsius))
 
     def describe(self, device: HotDevice) -> str:
-        value, limit = device.course.value or 0.0, device.course.baseline or 0.0
+        value, limit = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0
         return (
             f"the {device.sensor} is at {value:.0f} °C, {limit - value:.0f} °C below the "
             f"{limit:.0f} °C at which the device slows down"

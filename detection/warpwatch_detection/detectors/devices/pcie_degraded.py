@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import PcieDegradedConfig
-from warpwatch_detection.detectors.base import NEVER
-from warpwatch_detection.detectors.devices.hysteresis import Course, Growth, Symptom
+from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Hysteresis, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
 from warpwatch_detection.detectors.devices.watch import STALE_S, DeviceWatch, Watched
 from warpwatch_telemetry.records import DeviceReading
@@ -19,13 +19,13 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class PcieDevice(Watched):
-    """link: the course of the link's speed alone, its words with a place for value and maximum.
+    """link: the hysteresis of the link's speed alone, its words with a place for value and maximum.
 
     replays_count: more than the link, when they were last judged.
     """
 
-    link: Course = field(default_factory=Course)
-    replays: Growth = field(default_factory=Growth)
+    link: Hysteresis = field(default_factory=Hysteresis)
+    replays: CounterGrowth = field(default_factory=CounterGrowth)
     link_words: str = ""
     replays_count: bool = False
 
@@ -62,28 +62,30 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
 
     def _link(self, device: PcieDevice, metrics: Metrics, now: float) -> Symptom | None:
         """The speed of the link; None where it is not known, or nothing loads it."""
-        course, busy = device.link, utilization(metrics)
+        hysteresis, busy = device.link, utilization(metrics)
         if busy is not None and busy < self._config.min_utilization:
-            course.interrupt()
+            hysteresis.interrupt()
         elif busy is not None and (worst := _worst(metrics)):
             share, value, maximum, device.link_words = worst
             slow = Symptom(float(share < 1), value, maximum, maximum)
-            course.follow(now, slow, self._config.hold_s, 0.0)
-        if not 0 <= now - course.judged <= STALE_S:
+            hysteresis.follow(now, slow, self._config.hold_s, 0.0)
+        if not 0 <= now - hysteresis.judged <= STALE_S:
             # No load since: nobody knows.
-            course.end()
-        if not course.known:
+            hysteresis.end()
+        if not hysteresis.known:
             return None
-        return Symptom(float(course.found), course.value, course.baseline, course.limit)
+        return Symptom(
+            float(hysteresis.found), hysteresis.value, hysteresis.baseline, hysteresis.limit
+        )
 
     def describe(self, device: PcieDevice) -> str:
-        course = device.course
+        hysteresis = device.hysteresis
         if device.replays_count:
             return (
-                f"{course.value or 0.0:.1f} PCIe packets a minute are sent again "
-                f"(normal: up to {course.limit or 0.0:g})"
+                f"{hysteresis.value or 0.0:.1f} PCIe packets a minute are sent again "
+                f"(normal: up to {hysteresis.limit or 0.0:g})"
             )
-        link = device.link_words.format(course.value, course.baseline)
+        link = device.link_words.format(hysteresis.value, hysteresis.baseline)
         return f"under load the PCIe link runs {link}"
 
 

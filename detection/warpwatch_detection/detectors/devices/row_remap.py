@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import RowRemapConfig
-from warpwatch_detection.detectors.base import NEVER, Found, Reading
+from warpwatch_detection.detector import NEVER, DetectorStatus, Found
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
 from warpwatch_telemetry.anomalies import Severity
@@ -80,14 +80,14 @@ class RowRemap(DeviceEvents[RemapDevice]):
         device.known = True
         return 0.0 if before is None else max(0.0, device.rows - before)
 
-    def explain(self, uuid: str, device: RemapDevice) -> Reading | None:
+    def explain(self, uuid: str, device: RemapDevice) -> DetectorStatus | None:
         if not device.known:
             return None
         if device.told > -NEVER and device.seen - device.told <= self._hold_s:
-            return Reading("found", device.text, device=uuid, value=device.rows)
+            return DetectorStatus("found", device.text, device=uuid, value=device.rows)
         rows = "" if device.rows is None else f" ({device.rows:.0f} rows in its life)"
         text = f"no memory waits for being replaced, none was lately{rows}"
-        return Reading("fine", text, device=uuid, value=device.rows)
+        return DetectorStatus("fine", text, device=uuid, value=device.rows)
 
 
 def _any_of(metrics: Metrics, *keys: tuple[str, tuple[str, ...]]) -> float | None:

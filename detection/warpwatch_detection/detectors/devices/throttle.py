@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from warpwatch_detection.config_devices import ThrottleConfig
-from warpwatch_detection.detectors.base import NEVER
-from warpwatch_detection.detectors.devices.hysteresis import Growth, Symptom
+from warpwatch_detection.detector import NEVER
+from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
@@ -30,10 +30,10 @@ STANDS_S = 10.0
 
 
 @dataclass(slots=True)
-class _Reason:
+class ThrottleReason:
     """``counted``: the driver counts its time; else ``active_s`` does, by the states read."""
 
-    growth: Growth = field(default_factory=Growth)
+    growth: CounterGrowth = field(default_factory=CounterGrowth)
     counted: bool = False
     active_s: float = 0.0
     read_time: float | None = None
@@ -43,7 +43,7 @@ class _Reason:
 class ThrottledDevice(Watched):
     """``worst``: the reason with the largest share; the rest as read last."""
 
-    reasons: dict[str, _Reason] = field(default_factory=dict)
+    reasons: dict[str, ThrottleReason] = field(default_factory=dict)
     worst: str = ""
     temperature_c: float | None = None
     clock_hz: float | None = None
@@ -90,7 +90,7 @@ class _Throttle(DeviceWatch[ThrottledDevice]):
     ) -> Iterator[tuple[str, float]]:
         """Seconds for which each reason has held clocks down so far, of those that are known."""
         for name, key in self.timed.items():
-            reason = device.reasons.get(name) or device.reasons.setdefault(name, _Reason())
+            reason = device.reasons.get(name) or device.reasons.setdefault(name, ThrottleReason())
             total_s = metrics.get(key)
             if total_s is not None:
                 reason.counted = True
@@ -101,9 +101,9 @@ class _Throttle(DeviceWatch[ThrottledDevice]):
                     yield name, _integrate(reason, bool(active), now)
 
     def describe(self, device: ThrottledDevice) -> str:
-        share, window_s = device.course.value or 0.0, self._config.window_s
+        share, window_s = device.hysteresis.value or 0.0, self._config.window_s
         text = f"{self.words[device.worst]} {share * 100:.0f} % of the last {window_s:.0f} s"
-        if not device.course.found:
+        if not device.hysteresis.found:
             return text
         if device.temperature_c is not None:
             text += f", at {device.temperature_c:.0f} °C"
@@ -149,12 +149,12 @@ class PowerBrake(_Throttle):
         if slowed is None or hot is None:
             return
         reason = device.reasons.get(HW_SLOWDOWN) or device.reasons.setdefault(
-            HW_SLOWDOWN, _Reason()
+            HW_SLOWDOWN, ThrottleReason()
         )
         yield HW_SLOWDOWN, _integrate(reason, bool(slowed and not hot), now)
 
 
-def _integrate(reason: _Reason, active: bool, now: float) -> float:
+def _integrate(reason: ThrottleReason, active: bool, now: float) -> float:
     if active and reason.read_time is not None:
         reason.active_s += min(STANDS_S, max(0.0, now - reason.read_time))
     reason.read_time = now

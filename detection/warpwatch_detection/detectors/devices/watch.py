@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from warpwatch_detection.detectors.base import (
+from warpwatch_detection.detector import (
     NEVER,
+    DetectorStatus,
     Fine,
     Found,
     Observation,
-    Reading,
     Timeless,
     Verdict,
 )
-from warpwatch_detection.detectors.devices.hysteresis import Course, Symptom
+from warpwatch_detection.detectors.devices.hysteresis import Hysteresis, Symptom
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import DeviceReading
 
@@ -34,7 +34,7 @@ class Watched:
 
     seen: float = -NEVER
     told: float = -NEVER
-    course: Course = field(default_factory=Course)
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
 
 
 D = TypeVar("D", bound=Watched)
@@ -45,7 +45,7 @@ def remembered(devices: dict[str, D], uuid: str, new: Callable[[], D]) -> D:
     device = devices.get(uuid)
     if device is None:
         if len(devices) >= MAX_DEVICES:
-            del devices[min(devices, key=lambda u: (devices[u].course.found, devices[u].seen))]
+            del devices[min(devices, key=lambda u: (devices[u].hysteresis.found, devices[u].seen))]
         device = devices[uuid] = new()
     return device
 
@@ -92,9 +92,9 @@ class DeviceWatch(ABC, Generic[D]):
     def follow(
         self, uuid: str, device: D, symptom: Symptom, now: float, hold_s: float
     ) -> tuple[Verdict, ...]:
-        course = device.course
-        before = course.found
-        if not course.follow(now, symptom, hold_s, self.clear_s):
+        hysteresis = device.hysteresis
+        before = hysteresis.found
+        if not hysteresis.follow(now, symptom, hold_s, self.clear_s):
             return (Fine(now, device=uuid),) if before else ()
         if before and 0 <= now - device.told < REPEAT_S:
             return ()
@@ -108,41 +108,41 @@ class DeviceWatch(ABC, Generic[D]):
             severity=self.severity(device),
             summary=self.describe(device),
             device=uuid,
-            value=device.course.value,
-            baseline=device.course.baseline,
+            value=device.hysteresis.value,
+            baseline=device.hysteresis.baseline,
         )
 
     def expire(self, now: float) -> Iterable[Verdict]:
         verdicts: list[Verdict] = []
         due = NEVER
         for uuid, device in self.state.devices.items():
-            if not device.course.found:
+            if not device.hysteresis.found:
                 continue
-            if device.course.judged + self.stale_s <= now:
-                device.course.end()
+            if device.hysteresis.judged + self.stale_s <= now:
+                device.hysteresis.end()
                 verdicts.append(Fine(now, device=uuid))
             else:
-                due = min(due, device.course.judged + self.stale_s)
+                due = min(due, device.hysteresis.judged + self.stale_s)
         self.state.deadline = due
         return verdicts
 
     def forget(self, job: str) -> None:
         """A device does not change with the job on it."""
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
-            course = device.course
-            if not course.known:
-                yield Reading("learning", self.unknown, device=uuid)
+            hysteresis = device.hysteresis
+            if not hysteresis.known:
+                yield DetectorStatus("learning", self.unknown, device=uuid)
                 continue
-            yield Reading(
-                "found" if course.found else "fine",
+            yield DetectorStatus(
+                "found" if hysteresis.found else "fine",
                 self.describe(device),
                 device=uuid,
-                value=course.value,
-                baseline=course.baseline,
-                limit=course.limit,
-                nearest=course.nearest,
+                value=hysteresis.value,
+                baseline=hysteresis.baseline,
+                limit=hysteresis.limit,
+                nearest=hysteresis.nearest,
             )
 
 
@@ -162,7 +162,7 @@ class DeviceEvents(Timeless, ABC, Generic[D]):
         """What has happened since the reading before."""
 
     @abstractmethod
-    def explain(self, uuid: str, device: D) -> Reading | None:
+    def explain(self, uuid: str, device: D) -> DetectorStatus | None:
         """How the device is; None where it has not told."""
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
@@ -179,6 +179,8 @@ class DeviceEvents(Timeless, ABC, Generic[D]):
     def forget(self, job: str) -> None:
         """A device does not change with the job on it."""
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
-            yield self.explain(uuid, device) or Reading("learning", self.unknown, device=uuid)
+            yield self.explain(uuid, device) or DetectorStatus(
+                "learning", self.unknown, device=uuid
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import XidConfig
-from warpwatch_detection.detectors.base import NEVER, Found, Reading
+from warpwatch_detection.detector import NEVER, DetectorStatus, Found
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
 from warpwatch_telemetry.records import DeviceReading
@@ -116,15 +116,15 @@ class XidErrors(DeviceEvents[XidDevice]):
             value=float(xid.number),
         )
 
-    def explain(self, uuid: str, device: XidDevice) -> Reading | None:
+    def explain(self, uuid: str, device: XidDevice) -> DetectorStatus | None:
         if not device.counts:
             return None
         total = sum(count.total for count in device.counts.values())
         if device.leading is None or device.seen - device.told > self._hold_s:
             text = f"no XID lately, {total:.0f} since the daemon was started"
-            return Reading("fine", text, device=uuid, value=total)
+            return DetectorStatus("fine", text, device=uuid, value=total)
         xid = explain(device.leading)
-        return Reading("found", _sentence(device, xid), device=uuid, value=float(xid.number))
+        return DetectorStatus("found", _sentence(device, xid), device=uuid, value=float(xid.number))
 
 
 def _weight(xid: Xid) -> int:

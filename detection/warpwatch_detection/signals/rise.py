@@ -11,7 +11,7 @@ CLOSING_SHARE = 0.5
 
 
 @dataclass(slots=True)
-class Episode:
+class Rise:
     """Levels in the signal's own unit; ``time``: when it was told."""
 
     time: float

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from warpwatch_detection.detectors.base import NEVER
-from warpwatch_detection.detectors.sliding_median import median_of_ordered
+from warpwatch_detection.detector import NEVER
+from warpwatch_detection.signals.sliding_median import median_of_ordered
 
 # √(π/2) deviations over √n; a normal distribution's quartiles are 1.349 deviations apart.
 MEDIAN_ERROR = 1.2533 / 1.349

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from warpwatch_detection.detectors.base import JobStep
-from warpwatch_detection.detectors.work_scaling import WorkScaling, is_telling
+from warpwatch_detection.detector import JobStep
+from warpwatch_detection.signals.work_scaling import WorkScaling, is_telling
 
 # Ranks that hardly compute are not compared: below this share of the step all are alike.
 LEAST_SHARE = 0.01
@@ -19,7 +19,7 @@ LEAST_SHARE = 0.01
 ALONE = -1
 
 
-class Comparison(msgspec.Struct):
+class PeerRatios(msgspec.Struct):
     """One step, per rank. ratios: the log of its time over its peers'; references: of their time.
 
     explained: the part of the log of its time that its work explains, off in the others.
@@ -30,7 +30,7 @@ class Comparison(msgspec.Struct):
     explained: dict[int, float]
 
 
-def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> Comparison:
+def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> PeerRatios:
     """Every rank with its peers, by what it computes; of two ranks or more."""
     log, least_s = math.log, max(LEAST_SHARE * seen.duration_s, 1e-9)
     times = {
@@ -44,10 +44,10 @@ def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> C
 
 def _compared(
     times: Mapping[int, float], groups: Mapping[int, int], explained: dict[int, float]
-) -> Comparison:
+) -> PeerRatios:
     if explained:
         times = {rank: value - explained[rank] for rank, value in times.items()}
-    found = Comparison({}, {}, explained)
+    found = PeerRatios({}, {}, explained)
     ordered = sorted(times.values())
     if groups:
         for some, peers in _parted(times, groups, ordered):
@@ -70,7 +70,7 @@ def _parted(
         yield some, ordered if alone else sorted(some.values())
 
 
-def _compare(times: Mapping[int, float], ordered: Sequence[float], found: Comparison) -> None:
+def _compare(times: Mapping[int, float], ordered: Sequence[float], found: PeerRatios) -> None:
     """Each with the median of ``ordered`` (two values at least) without its own, which is in it.
 
     All values below the middle leave the same median, and so do all above it.

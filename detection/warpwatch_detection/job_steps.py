@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detectors.base import JobStep
-from warpwatch_detection.detectors.capture_windows import CaptureWindows
+from warpwatch_detection.capture_windows import CaptureWindows
+from warpwatch_detection.detector import JobStep
 from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 

@@ -15,7 +15,7 @@ LEAST_COUNT = 0.3
 
 
 @dataclass(slots=True)
-class ToldPauses:
+class ReportedPauses:
     """``lost_s``, ``count``: decayed to ``time``. ``share``: of the time, as judged last.
 
     excess: the share over its limit, less while there are few pauses; 1 at the limit.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from warpwatch_detection.config_life import MemoryLeakConfig
-from warpwatch_detection.detectors.level import SIGMA_PER_MAD, median
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
 
 # Short blocks in one long block.
 LONG_BLOCK = 16
@@ -24,7 +24,7 @@ MAX_SAMPLES = 64
 
 
 @dataclass(slots=True)
-class Block:
+class GrowthPoint:
     """``value`` at ``step`` (the block's first) and ``time``."""
 
     step: int
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(slots=True)
 class Trend:
-    """Growth a step over a window, in the value's unit; ``limit`` is the least that is told.
+    """MemoryGrowth a step over a window, in the value's unit; ``limit`` is the least that is told.
 
     steps_per_s: how fast the job went through the window. excess: growth over its limit, which
     says something only where every part of the window grew.
@@ -47,14 +47,14 @@ class Trend:
 
 
 @dataclass(slots=True)
-class Window:
+class GrowthWindow:
     """The newest blocks. highest: of those that have left it.
 
     held, missed: evaluations in a row that grew or did not. begin_step: of growth that is told;
     held_step: where that would begin. nearest: the largest excess so far and its step.
     """
 
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[GrowthPoint] = field(default_factory=list)
     highest: float = 0.0
     held: int = 0
     held_step: int = 0
@@ -67,7 +67,7 @@ class Window:
     def grows(self) -> bool:
         return self.begin_step is not None
 
-    def add(self, block: Block, config: MemoryLeakConfig) -> None:
+    def add(self, block: GrowthPoint, config: MemoryLeakConfig) -> None:
         self.blocks.append(block)
         if len(self.blocks) > config.window_blocks:
             self.highest = max(self.highest, self.blocks.pop(0).value)
@@ -93,7 +93,7 @@ class Window:
         return trend(self.blocks, config) if full else Trend()
 
     def _excess(self, config: MemoryLeakConfig) -> float:
-        """Growth over its limit; 0 unless every part of the window grew, to new heights."""
+        """MemoryGrowth over its limit; 0 unless every part of the window grew, to new heights."""
         first, last = self.blocks[0], self.blocks[-1]
         long_enough = last.step - first.step >= config.min_steps
         # A sawtooth that has been as high before is no news.
@@ -104,19 +104,19 @@ class Window:
 
 
 @dataclass(slots=True)
-class Growth:
+class MemoryGrowth:
     """One level of one rank: samples in, blocks of two lengths, two windows."""
 
     first_step: int
     samples: list[float] = field(default_factory=list)
     block_step: int | None = None
     block_time: float = 0.0
-    short: Window = field(default_factory=Window)
-    long: Window = field(default_factory=Window)
-    pending: list[Block] = field(default_factory=list)
+    short: GrowthWindow = field(default_factory=GrowthWindow)
+    long: GrowthWindow = field(default_factory=GrowthWindow)
+    pending: list[GrowthPoint] = field(default_factory=list)
 
     @property
-    def window(self) -> Window:
+    def window(self) -> GrowthWindow:
         """The one that tells: the short one unless only the long one grows."""
         return self.long if self.long.grows and not self.short.grows else self.short
 
@@ -136,7 +136,7 @@ class Growth:
             samples.append(value)
         if step - begin < config.block_steps - 1:
             return False
-        block = Block(begin, self.block_time, median(samples))
+        block = GrowthPoint(begin, self.block_time, median(samples))
         samples.clear()
         # The next one begins here: where samples are rare, each of them is a block.
         self.block_step, self.block_time = step + 1, time
@@ -146,11 +146,11 @@ class Growth:
             middle = median([part.value for part in self.pending])
             first = self.pending[0]
             self.pending.clear()
-            self.long.add(Block(first.step, first.time, middle), config)
+            self.long.add(GrowthPoint(first.step, first.time, middle), config)
         return True
 
 
-def trend(blocks: list[Block], config: MemoryLeakConfig) -> Trend:
+def trend(blocks: list[GrowthPoint], config: MemoryLeakConfig) -> Trend:
     """How the level moved over a full window."""
     steps = max(1, blocks[-1].step - blocks[0].step)
     seconds = blocks[-1].time - blocks[0].time
@@ -167,19 +167,19 @@ def trend(blocks: list[Block], config: MemoryLeakConfig) -> Trend:
     return Trend(slope, least / steps, excess, pace)
 
 
-def theil_sen(blocks: list[Block]) -> float:
+def theil_sen(blocks: list[GrowthPoint]) -> float:
     """Median of the slopes between all pairs: right with up to 29 % of outliers (Sen, 1968)."""
     return median(list(_slopes(blocks)))
 
 
-def _slopes(blocks: list[Block]) -> Iterator[float]:
+def _slopes(blocks: list[GrowthPoint]) -> Iterator[float]:
     for index, later in enumerate(blocks):
         for earlier in blocks[:index]:
             if later.step > earlier.step:
                 yield (later.value - earlier.value) / (later.step - earlier.step)
 
 
-def _every_part_grows(blocks: list[Block], config: MemoryLeakConfig) -> bool:
+def _every_part_grows(blocks: list[GrowthPoint], config: MemoryLeakConfig) -> bool:
     size = len(blocks) // PARTS
     starts = range(len(blocks) - size * PARTS, len(blocks), size)
     first, last = _middle(blocks, starts[0], size), _middle(blocks, starts[-1], size)
@@ -194,5 +194,5 @@ def _every_part_grows(blocks: list[Block], config: MemoryLeakConfig) -> bool:
     return sum(rises[-2:]) >= config.min_late * sum(rises[:2])
 
 
-def _middle(blocks: list[Block], start: int, size: int) -> float:
+def _middle(blocks: list[GrowthPoint], start: int, size: int) -> float:
     return median([block.value for block in blocks[start : start + size]])

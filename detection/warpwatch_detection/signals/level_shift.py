@@ -14,12 +14,12 @@ from functools import cache
 from statistics import NormalDist
 
 from warpwatch_detection.config_steps import ShiftConfig
-from warpwatch_detection.detectors.samples import (
+from warpwatch_detection.signals.signal_history import (
     BY_INDEX,
     REFERENCE,
     WINDOWS,
-    Samples,
-    Window,
+    SignalHistory,
+    WindowSpec,
     level,
     scale_of,
 )
@@ -52,7 +52,7 @@ class WindowNoise:
     peak: float = 0.0
     waiting: list[float] = field(default_factory=list)
 
-    def learn(self, difference: float, window: Window) -> None:
+    def learn(self, difference: float, window: WindowSpec) -> None:
         """Every half window: takes in the difference that has waited long enough."""
         self.waiting.append(difference)
         if len(self.waiting) <= window.waiting:
@@ -89,7 +89,7 @@ class LevelShift:
     nearest: the largest difference/limit so far.
     """
 
-    samples: Samples = field(default_factory=Samples)
+    samples: SignalHistory = field(default_factory=SignalHistory)
     least_window: int = 0
     noises: list[WindowNoise] = field(default_factory=_noises)
     difference: float = 0.0
@@ -148,7 +148,7 @@ class LevelShift:
         sigma = SIGMA_PER_CHANGE * self.samples.change * TRIM_LOSS
         return max(learned, deviations * sigma * math.sqrt(1 / window + 1 / REFERENCE))
 
-    def _look(self, window: Window, difference: float, config: ShiftConfig) -> Shift | None:
+    def _look(self, window: WindowSpec, difference: float, config: ShiftConfig) -> Shift | None:
         seen, noise = self.samples, self.noises[window.index]
         before = len(seen.values) - window.samples
         scale = 1.0 if before >= REFERENCE else scale_of(window.samples, before)

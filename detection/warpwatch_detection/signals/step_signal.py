@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from warpwatch_detection.config_steps import StepSignalConfig
-from warpwatch_detection.detectors.base import JobStep
-from warpwatch_detection.detectors.level import SIGMA_PER_MAD, median
-from warpwatch_detection.detectors.level_shift import LevelShift
-from warpwatch_detection.detectors.step_work import StepWork
+from warpwatch_detection.detector import JobStep
+from warpwatch_detection.signals.level_shift import LevelShift
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
+from warpwatch_detection.signals.step_work import StepWork
 
 # Warm-up ends when two neighbouring groups of so many steps agree ...
 SETTLE_STEPS = 10

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from operator import mul
 
-from warpwatch_detection.detectors.sliding_median import SlidingMedian, median_of_ordered
+from warpwatch_detection.signals.sliding_median import SlidingMedian, median_of_ordered
 
 # A normal distribution's standard deviation over its median absolute deviation.
 SIGMA_PER_MAD = 1.4826

@@ -144,7 +144,7 @@ class RegularPauses:
         return float(rate * period * max(slots, 1) * hit ** (len(chain) - 2))
 
     def _chain(self, period: int) -> list[int]:
-        """Places of the pauses one period apart, newest first."""
+        """RankDevices of the pauses one period apart, newest first."""
         tolerance = _tolerance(period)
         chain, missing = [len(self.steps) - 1], 0
         expected = self.steps[-1] - period

@@ -11,10 +11,10 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Samples of each window: about 1.5 times the one before; 140 still ends within 150 steps.
+# SignalHistory of each window: about 1.5 times the one before; 140 still ends within 150 steps.
 WINDOWS = (12, 16, 24, 40, 60, 100, 140)
 SHORTEST, LONGEST = WINDOWS[0], WINDOWS[-1]
-# Samples before the window that it is compared with, and the least of them.
+# SignalHistory before the window that it is compared with, and the least of them.
 REFERENCE = 200
 MIN_REFERENCE = 40
 KEPT = LONGEST + REFERENCE
@@ -55,7 +55,7 @@ PEAK_SAMPLES = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowSpec:
     """What is known of a window beforehand; samples: its length, index: its place in WINDOWS.
 
     first, last: between them lie its trimmed values in order. It is due whenever the count of
@@ -80,7 +80,7 @@ def _ring() -> list[float]:
 
 
 @dataclass(slots=True)
-class References:
+class ReferenceLevels:
     """Levels of the samples that windows are compared with, worked out once for all windows.
 
     The same samples lie before a short window now and before a long one later. ordered: those
@@ -113,7 +113,7 @@ class References:
 
 
 @dataclass(slots=True)
-class Samples:
+class SignalHistory:
     """``values``: the newest, at most two windows and references.
 
     count: of all samples. change: mean of |difference| of neighbouring ones. differences: of each
@@ -122,7 +122,7 @@ class Samples:
 
     count: int = 0
     values: list[float] = field(default_factory=list)
-    references: References = field(default_factory=References)
+    references: ReferenceLevels = field(default_factory=ReferenceLevels)
     change: float = 0.0
     differences: dict[int, float] = field(default_factory=dict)
 
@@ -146,15 +146,15 @@ class Samples:
                 before = levels[(count - samples) % WANTED]
                 differences[window.index] = sum(trimmed) / len(trimmed) - before
 
-    def before(self, window: Window) -> float:
+    def before(self, window: WindowSpec) -> float:
         """The level before the window, of MIN_REFERENCE samples or more."""
         references = self.references
         levels = references.short if window.is_short else references.long
         return levels[(self.count - window.samples) % WANTED]
 
-    def since(self, samples: int) -> Samples:
+    def since(self, samples: int) -> SignalHistory:
         """What is left when all but the newest ``samples`` are forgotten."""
-        left = Samples(self.count, change=self.change)
+        left = SignalHistory(self.count, change=self.change)
         kept = self.values[-samples:]
         for count, value in enumerate(kept, self.count - len(kept) + 1):
             left.values.append(value)
@@ -183,7 +183,7 @@ def level(values: Sequence[float], window: int = SHORT_WINDOW + 1) -> float:
 
 
 def bounds(count: int, trim: tuple[float, float]) -> tuple[int, int]:
-    """Places of the quantiles in so many values, one place apart at least."""
+    """RankDevices of the quantiles in so many values, one place apart at least."""
     first = int(count * trim[0])
     return first, max(first + 1, int(count * trim[1]))
 
@@ -194,10 +194,10 @@ SHORT_BOUNDS, LONG_BOUNDS = (
 )
 
 
-def _window(index: int, samples: int) -> Window:
+def _window(index: int, samples: int) -> WindowSpec:
     is_short, (low, high) = samples <= SHORT_WINDOW, MEMORY_COUNTS
     first, last = bounds(samples, SHORT_TRIM if is_short else LONG_TRIM)
-    return Window(
+    return WindowSpec(
         index=index,
         samples=samples,
         is_short=is_short,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from warpwatch_detection.detectors.base import JobStep
-from warpwatch_detection.detectors.level import median
+from warpwatch_detection.detector import JobStep
+from warpwatch_detection.signals.medians import median
 
 # Older steps count less: about the last 500 decide.
 MEMORY = 0.998

@@ -13,7 +13,7 @@ EndedKey = tuple[str, str | None, str | None, int | None]
 
 
 @dataclass(slots=True)
-class Episode:
+class TrackedAnomaly:
     """An anomaly, and what is known of it besides.
 
     said: the detector's own sentence; effects: what the anomaly explains, by kind and job.
@@ -30,7 +30,7 @@ class Episode:
 
 
 @dataclass(slots=True)
-class Shadow:
+class Suppressed:
     """What a detector goes on finding while another anomaly explains it.
 
     again: how often it was found since its cause was over.
@@ -59,6 +59,6 @@ class RegisterState:
     """``ended``: what may yet be continued, in the order of its end."""
 
     count: int = 0
-    active: dict[Key, Episode] = field(default_factory=dict)
-    ended: dict[EndedKey, Episode] = field(default_factory=dict)
-    shadows: dict[Key, Shadow] = field(default_factory=dict)
+    active: dict[Key, TrackedAnomaly] = field(default_factory=dict)
+    ended: dict[EndedKey, TrackedAnomaly] = field(default_factory=dict)
+    shadows: dict[Key, Suppressed] = field(default_factory=dict)

@@ -61,7 +61,7 @@ class Found:
     begin_step: int | None = None
     value: float | None = None
     baseline: float | None = None
-    anew: bool = False
+    separate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ Verdict = Found | Fine
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DetectorStatus:
     """How a detector sees one job, rank or device now: why it would fire, or why not.
 
     answer: learning (not enough data yet), fine or found.
@@ -121,7 +121,7 @@ class Detector(Protocol):
     def forget(self, job: str) -> None:
         """The job is over: its memory can go."""
 
-    def readings(self) -> Iterable[Reading]:
+    def statuses(self) -> Iterable[DetectorStatus]:
         """One for every job, rank or device that is judged."""
 
 
@@ -149,7 +149,7 @@ class Timeless:
         return ()
 
 
-class JobMemory(Protocol):
+class JobState(Protocol):
     """What a detector remembers of one job. index: of its newest step; on: something is found."""
 
     index: int
@@ -158,7 +158,7 @@ class JobMemory(Protocol):
     def on(self) -> object: ...
 
 
-J = TypeVar("J", bound=JobMemory)
+J = TypeVar("J", bound=JobState)
 
 
 class HasJobs(Protocol[J]):

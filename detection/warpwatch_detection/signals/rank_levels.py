@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_ranks import StragglerConfig
-from warpwatch_detection.detectors.base import NEVER
-from warpwatch_detection.detectors.frozen_baseline import FrozenBaseline
-from warpwatch_detection.detectors.guarded_median import GuardedMedian, Middle
-from warpwatch_detection.detectors.peers import Comparison, group_by_level, lone_outlier
-from warpwatch_detection.detectors.sliding_median import median_of_ordered
-from warpwatch_detection.detectors.work_scaling import WorkScaling
+from warpwatch_detection.detector import NEVER
+from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
+from warpwatch_detection.signals.guarded_median import GuardedMedian, Middle
+from warpwatch_detection.signals.peers import PeerRatios, group_by_level, lone_outlier
+from warpwatch_detection.signals.sliding_median import median_of_ordered
+from warpwatch_detection.signals.work_scaling import WorkScaling
 
 # Times of ranks are not known better than this, as a log ratio.
 MIN_SPREAD = 0.004
@@ -132,7 +132,7 @@ class JobLevels:
     near: bool = True
     on: bool = False
 
-    def add(self, step: Comparison, duration_s: float, config: StragglerConfig) -> float:
+    def add(self, step: PeerRatios, duration_s: float, config: StragglerConfig) -> float:
         """One step. The seconds of the tick when it is full, else 0."""
         self._learn_step(duration_s)
         self.tick_steps += 1
@@ -202,7 +202,7 @@ class JobLevels:
                 rank.tick.clear()
         self.near = True
 
-    def _end_tick(self, step: Comparison) -> float:
+    def _end_tick(self, step: PeerRatios) -> float:
         """``step``: the last one of the tick."""
         tick_s, self.tick_s, self.tick_steps = self.tick_s, 0.0, 0
         explained = step.explained
