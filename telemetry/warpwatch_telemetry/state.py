@@ -17,6 +17,10 @@ STEP_DURATION_BOUNDS_S = (
 )  # fmt: skip
 
 
+# A rank's job and name, as its series have them.
+RankKey = tuple[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """``counts`` are per bucket, not cumulative, one more than the bounds; ``sum`` in seconds."""

@@ -68,6 +68,7 @@ class Pipeline:
             # There from the start, so that an increase can be seen.
             hub.count("jsonl_errors_total", by=0)
         self._rank_errors = 0
+        hub.watch_ranks(lambda: ranks.states(time.monotonic()))
         # Whoever asks at once learns what is known already.
         self._publish()
 
@@ -85,7 +86,7 @@ class Pipeline:
             self._try(self._archive.advance, now)
         self._try(self._coordinator.advance, at)
         self._try(self._triggers.advance, now, self._detection.active)
-        self._try(lambda: self._hub.publish_ranks(self._ranks.states(at)))
+        self._try(lambda: self._hub.follow_ranks(self._ranks.devices(at)))
         self._try(self._publish)
         failure, self._failure = self._failure, None
         if failure is not None:

@@ -21,7 +21,7 @@ from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.table import SCAN_INTERVAL_S, OpenRing, RingCount, RingTable
 from warpwatch_devices.process_tree import ProcessTree
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankKey, RankState
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,14 @@ SAVE_INTERVAL_S = 1.0
 # What polls that failed had read is kept up to so many records: 1,024 rings at two steps a second
 # for ten seconds are 20,480.
 MAX_UNSENT = 20_000
+# How long a scrape waits for a poll that is running; usually that is over in milliseconds.
+STATES_WAIT_S = 0.25
 
 
 class RanksSource:
     """Polled by the pipeline.
 
-    ``targets``, ``meeting``, ``step_begun`` and ``sweep_inboxes`` may be called from any thread.
+    Everything but ``poll`` may be called from any thread.
 
     ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long.
     """
@@ -66,6 +68,7 @@ class RanksSource:
         self._boot_id = boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
+        self._states: tuple[RankState, ...] = ()
         # Rings of the dead that a process of another pod continued, and when (monotonic).
         self._left: list[tuple[OpenRing, float]] = []
         self._unsent: list[Record] = []
@@ -100,18 +103,32 @@ class RanksSource:
         records.sort(key=lambda record: record.time)
         return records
 
-    def states(self, at: float) -> tuple[RankState, ...]:
-        with self._lock:
-            return tuple(
-                rank.state()
-                for rank in self._ranks
-                if rank.ended_at is None or at - rank.ended_at < SERIES_AFTER_END_S
-            )
-
     def close(self) -> None:
         with self._lock:
             self._save()
             self._pods.close()
+
+    # --- the hub's side ---
+
+    def states(self, at: float) -> tuple[RankState, ...]:
+        """Every rank whose series are shown, as it is now.
+
+        While a poll hangs in a rendezvous on a dead disk, the states built last: a scrape goes on.
+        """
+        if self._lock.acquire(timeout=STATES_WAIT_S):
+            try:
+                self._states = tuple(rank.state() for rank in self._shown(at))
+            finally:
+                self._lock.release()
+        return self._states
+
+    def devices(self, at: float) -> dict[RankKey, str | None]:
+        """The device that each of these ranks runs on; None for one that has ended."""
+        with self._lock:
+            return {
+                (rank.job, str(rank.rank)): rank.claims.device if rank.live else None
+                for rank in self._shown(at)
+            }
 
     # --- the captures' side ---
 
@@ -145,6 +162,11 @@ class RanksSource:
             return rank.ring.reader.step_begun()
 
     # --- inside ---
+
+    def _shown(self, at: float) -> Iterator[Rank]:
+        for rank in self._ranks:
+            if rank.ended_at is None or at - rank.ended_at < SERIES_AFTER_END_S:
+                yield rank
 
     def _adopt(self, now: float, at: float) -> Iterator[Record]:
         rings = [*self._of_all.table.scan(), *self._pods.scan(now, at)]

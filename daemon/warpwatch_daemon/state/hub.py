@@ -6,7 +6,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from warpwatch._version import __version__
 from warpwatch_daemon.state.device_table import DeviceTable
@@ -17,7 +17,7 @@ from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
-from warpwatch_telemetry.state import JobState, RankState, State
+from warpwatch_telemetry.state import JobState, RankKey, RankState, State
 
 
 class Hub:
@@ -42,7 +42,7 @@ class Hub:
         self._host: dict[str, tuple[float, HostSample]] = {}
         self._attributions: dict[str, Attribution] = {}
         self._health: dict[str, SourceHealth] = {}
-        self._ranks: tuple[RankState, ...] = ()
+        self._rank_states: Callable[[], tuple[RankState, ...]] = tuple
         self._ranks_known = False
         self._kineto_jobs: tuple[JobState, ...] = ()
         self._energy = JobEnergy()
@@ -88,11 +88,15 @@ class Hub:
 
     # --- what the daemon's own parts publish ---
 
-    def publish_ranks(self, ranks: tuple[RankState, ...]) -> None:
+    def watch_ranks(self, states: Callable[[], tuple[RankState, ...]]) -> None:
+        """Where to ask for the ranks when somebody wants to see them; from any thread."""
+        self._rank_states = states
+
+    def follow_ranks(self, devices: Mapping[RankKey, str | None]) -> None:
+        """The device that each rank runs on now; None for one that has ended."""
         with self._lock:
-            self._ranks = ranks
             self._ranks_known = True
-            self._energy.follow(ranks)
+            self._energy.follow(devices)
 
     def publish_kineto_jobs(self, jobs: tuple[JobState, ...]) -> None:
         with self._lock:
@@ -148,11 +152,10 @@ class Hub:
             return tuple(self._health.values())
 
     def ranks(self) -> tuple[RankState, ...]:
-        with self._lock:
-            return self._ranks
+        return self._rank_states()
 
     def ranks_known(self) -> bool:
-        """Whether ranks were ever published: none are not the same as not looked yet."""
+        """Whether ranks were looked for yet: to have found none is something else."""
         with self._lock:
             return self._ranks_known
 
@@ -166,8 +169,9 @@ class Hub:
 
     def state(self) -> State:
         now = self._monotonic()
+        ranks = self.ranks()
         with self._lock:
-            jobs = self._jobs()
+            jobs = self._jobs(ranks)
             names = {job.name for job in jobs}
             return State(
                 time=self._clock(),
@@ -176,7 +180,7 @@ class Hub:
                 devices=self._devices.merged(now),
                 host=self._fresh_host(now),
                 sources=tuple(self._health.values()),
-                ranks=tuple(self._energy.joined(rank) for rank in self._ranks),
+                ranks=tuple(self._energy.joined(rank) for rank in ranks),
                 jobs=jobs,
                 kineto_jobs=tuple(j for j in self._kineto_jobs if j.name not in names),
                 anomalies=self._anomalies,
@@ -200,16 +204,16 @@ class Hub:
         values = {key: value for sample in fresh for key, value in sample.values.items()}
         return HostSample(max(sample.time for sample in fresh), values)
 
-    def _jobs(self) -> tuple[JobState, ...]:
+    def _jobs(self, ranks: Iterable[RankState]) -> tuple[JobState, ...]:
         members: dict[str, list[RankState]] = {}
-        for rank in self._ranks:
+        for rank in ranks:
             members.setdefault(rank.job, []).append(rank)
         return tuple(
             JobState(
                 name=job,
-                world_size=max(rank.world_size for rank in ranks),
-                ranks=tuple(rank.name for rank in ranks),
+                world_size=max(rank.world_size for rank in of_job),
+                ranks=tuple(rank.name for rank in of_job),
                 energy_j=self._energy.joules(job),
             )
-            for job, ranks in sorted(members.items())
+            for job, of_job in sorted(members.items())
         )

@@ -8,40 +8,33 @@ anybody's what was used when a counter went back or another source began to be b
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankKey, RankState
 
 ENERGY: SeriesKey = ("device_energy_joules_total", ())
 MIG_MODE: SeriesKey = ("device_mig_mode", ())
 
-# Job and name of a rank.
-_Key = tuple[str, str]
-
 
 class JobEnergy:
     def __init__(self) -> None:
-        self._ranks_on: dict[str, list[_Key]] = {}
+        self._ranks_on: dict[str, list[RankKey]] = {}
         # What a device's counter said, and which source read it.
         self._last: dict[str, tuple[str, float]] = {}
-        self._rank_joules: dict[_Key, float] = {}
+        self._rank_joules: dict[RankKey, float] = {}
         self._job_joules: dict[str, float] = {}
 
-    def follow(self, ranks: Iterable[RankState]) -> None:
-        """Which ranks run on which devices now; a rank or job that is gone is forgotten."""
-        ranks_on: dict[str, list[_Key]] = {}
-        known = set()
-        for rank in ranks:
-            key = (rank.job, rank.name)
-            known.add(key)
-            if rank.device and rank.status in ("running", "stopped"):
-                ranks_on.setdefault(rank.device, []).append(key)
-        jobs = {job for job, _ in known}
-        self._ranks_on = ranks_on
-        self._rank_joules = {key: j for key, j in self._rank_joules.items() if key in known}
+    def follow(self, devices: Mapping[RankKey, str | None]) -> None:
+        """The device that each rank runs on, None for one that has ended; others are forgotten."""
+        self._ranks_on = {}
+        for key, device in devices.items():
+            if device:
+                self._ranks_on.setdefault(device, []).append(key)
+        jobs = {job for job, _ in devices}
+        self._rank_joules = {key: j for key, j in self._rank_joules.items() if key in devices}
         self._job_joules = {job: j for job, j in self._job_joules.items() if job in jobs}
 
     def add(self, sample: DeviceSample) -> None:

@@ -111,7 +111,7 @@ def test_a_detector_that_fails_costs_no_other_detector_the_record(node, monkeypa
         (Archive, "advance"),
         (Archive, "changed"),
         (Triggers, "advance"),
-        (RanksSource, "states"),
+        (RanksSource, "devices"),
     ],
 )
 def test_a_stage_that_fails_costs_no_other_stage_of_the_round(node, monkeypatch, stage, name):

@@ -64,6 +64,7 @@ class CaptureNode:
         self.hub = Hub(10.0)
         self.source = RanksSource(self.folder, 10.0, lambda reason: None, scan_interval_s=0)
         self.at = time.monotonic()
+        self.hub.watch_ranks(lambda: self.source.states(self.at))
         policy = Policy(TriggersConfig(**triggers), self.store.path)
         self.coordinator = self.start(policy, self.hub, backends)
         self._stack = stack

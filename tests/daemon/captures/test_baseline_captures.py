@@ -38,11 +38,7 @@ class Node(CaptureNode):
         for ring in self.rings:
             for _ in range(steps):
                 ring.step()
-        self.publish()
-
-    def publish(self) -> None:
         self.poll()
-        self.hub.publish_ranks(self.source.states(self.at))
 
     def look(self, after_s: float, *active: Anomaly) -> list[Capture]:
         """The baselines that were begun until then."""
@@ -57,9 +53,10 @@ class Node(CaptureNode):
 
     def restart(self, config: TriggersConfig | None = None) -> None:
         self.hub = Hub(10.0)
+        self.hub.watch_ranks(lambda: self.source.states(self.at))
         self.coordinator = self.start(Policy(config or self.config, self.store.path), self.hub)
         self.baseline = BaselineCaptures(self.coordinator, self.hub)
-        self.publish()
+        self.poll()
 
 
 @pytest.fixture
@@ -114,7 +111,7 @@ def test_a_restart_of_the_daemon_or_of_the_ranks_takes_no_second_one(node: Node)
     for number in (0, 1):
         node.holders[number].kill()
         node.holders[number].wait()
-    node.publish()
+    node.poll()
     for number in (0, 1):
         node.join(number)
     node.train(5)

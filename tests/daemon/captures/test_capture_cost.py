@@ -112,7 +112,6 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     for _ in range(20):
         node.rings[0].step(0.1)
     node.poll()
-    node.hub.publish_ranks(node.source.states(node.at))
     asked = node.coordinator.request(MANUAL)
     start = node.command(0)["start_step"]
     while node.rings[0].steps < start + MANUAL.steps + 1:
@@ -162,11 +161,11 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
     register = Register(store, hub)
 
     def shown(*first_times: float) -> float | None:
-        ranks = [
+        ranks = tuple(
             RankState("train", number, "", 0, 1, "h", number, 2, first_time=first_time)
             for number, first_time in enumerate(first_times)
-        ]
-        hub.publish_ranks(tuple(ranks))
+        )
+        hub.watch_ranks(lambda: ranks)
         register.publish_residuals()
         return hub.state().agent.get(("capture_residual_ratio", ("train",)))
 

@@ -27,7 +27,7 @@ class AlertNode(MemoryBackend):
         """From nothing, though a server that knows this object runs on."""
         self.reset(path)
         self.node = CaptureNode(path, stack, ranks=(0, 1, 2, 3), **triggers)
-        self.node.hub.publish_ranks(self.node.source.states(self.node.at))
+        self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
         self.desk = self.open_desk()
 
     def open_desk(self) -> AlertDesk:

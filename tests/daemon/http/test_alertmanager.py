@@ -315,7 +315,7 @@ def test_before_the_ranks_were_looked_for_alertmanager_is_to_ask_again(site):
     answer = client.post(WEBHOOK, json=firing)
     assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "starting")
     assert answer.headers["retry-after"] == "1"
-    hub.publish_ranks(())
+    hub.follow_ranks({})
     assert client.post(WEBHOOK, json=firing).json()["alerts"][0]["outcome"] == "no_rank"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,32 @@ def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(
     assert ring.path.exists()
     source.poll(now, at + 601)
     assert not ring.path.exists()
+
+
+def test_a_poll_that_hangs_leaves_scrapes_the_states_they_saw_last(
+    folder: RendezvousFolder,
+) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def reject(reason: str) -> None:
+        hangs.set()
+        goes_on.wait(30)
+
+    source = RanksSource(folder, 10.0, reject, scan_interval_s=0)
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        ring.step()
+        source.poll(time.time(), time.monotonic())
+        assert [state.steps_total for state in source.states(time.monotonic())] == [1]
+        ring.step()
+        ring.event("died")
+        polling = threading.Thread(target=source.poll, args=(time.time(), time.monotonic()))
+        polling.start()
+        assert hangs.wait(30)
+        assert [state.steps_total for state in source.states(time.monotonic())] == [1]
+        goes_on.set()
+        polling.join(30)
+        assert [state.steps_total for state in source.states(time.monotonic())] == [2]
 
 
 def test_a_second_daemon_on_the_folder_is_refused(folder: RendezvousFolder) -> None:

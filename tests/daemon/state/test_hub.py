@@ -23,6 +23,15 @@ def rank(job: str) -> RankState:
     return RankState(job=job, rank=0, name="0", owner_uid=0, pid=1, host="h", device="GPU-1")
 
 
+def show(hub: Hub, *ranks: RankState) -> None:
+    """As the pipeline does it."""
+    hub.watch_ranks(lambda: ranks)
+    running = {
+        (rank.job, rank.name): rank.device if rank.status == "running" else None for rank in ranks
+    }
+    hub.follow_ranks(running)
+
+
 def test_values_that_were_not_read_again_are_gone_and_the_device_is_down() -> None:
     now = [100.0]
     hub = Hub(4.0, monotonic=lambda: now[0])
@@ -61,7 +70,7 @@ def test_a_published_sample_is_also_a_record_for_the_pipeline() -> None:
 def test_a_job_is_charged_what_its_device_used_while_it_ran() -> None:
     hub = Hub(1e9, lambda: 0.0)
     hub.publish_device(sample(1.0, 1000.0))
-    hub.publish_ranks((rank("train"),))
+    show(hub, rank("train"))
     hub.publish_device(sample(2.0, 1500.0))
     hub.publish_device(sample(3.0, 1700.0))
     assert hub.state().jobs[0].energy_j == 700.0
@@ -74,7 +83,7 @@ def test_a_job_is_charged_what_its_device_used_while_it_ran() -> None:
 
 def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_used() -> None:
     hub = Hub(1e9, lambda: 0.0)
-    hub.publish_ranks((rank("train"),))
+    show(hub, rank("train"))
     elsewhere = replace(sample(1.0, 9e7), source="dcgm_exporter")
     hub.publish_device(sample(1.0, 1e8))
     hub.publish_device(elsewhere)
@@ -90,7 +99,7 @@ def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_use
 
 def test_two_jobs_on_one_device_share_its_energy() -> None:
     hub = Hub(1e9, lambda: 0.0)
-    hub.publish_ranks((rank("a"), rank("b")))
+    show(hub, rank("a"), rank("b"))
     hub.publish_device(sample(1.0, 0.0))
     hub.publish_device(sample(2.0, 100.0))
     assert [job.energy_j for job in hub.state().jobs] == pytest.approx([50.0, 50.0])
@@ -99,20 +108,36 @@ def test_two_jobs_on_one_device_share_its_energy() -> None:
 def test_ranks_on_one_device_share_its_energy_and_their_sum_is_the_jobs() -> None:
     hub = Hub(1e9, lambda: 0.0)
     first, second = rank("a"), replace(rank("a"), rank=1, name="1")
-    hub.publish_ranks((first, second, rank("b")))
+    show(hub, first, second, rank("b"))
     hub.publish_device(sample(1.0, 0.0))
     hub.publish_device(sample(2.0, 90.0))
     # One ended: what the device uses from now on is the others'.
-    hub.publish_ranks((first, replace(second, status="exited"), rank("b")))
+    show(hub, first, replace(second, status="exited"), rank("b"))
     hub.publish_device(sample(3.0, 190.0))
     state = hub.state()
     assert [rank.energy_j for rank in state.ranks] == [80.0, 30.0, 80.0]
     assert [job.energy_j for job in state.jobs] == [110.0, 80.0]
 
 
+def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them() -> None:
+    hub = Hub(4.0)
+    built = []
+
+    def states() -> tuple[RankState, ...]:
+        built.append(1)
+        return (rank("train"),)
+
+    hub.watch_ranks(states)
+    for _ in range(10):
+        hub.follow_ranks({("train", "0"): "GPU-1"})
+    assert built == []
+    assert [job.ranks for job in hub.state().jobs] == [("0",)]
+    assert built == [1]
+
+
 def test_a_rank_without_an_energy_counter_has_no_energy() -> None:
     hub = Hub(1e9, lambda: 0.0)
-    hub.publish_ranks((rank("a"),))
+    show(hub, rank("a"))
     hub.publish_device(DeviceSample(GPU, 1.0, {}))
     hub.publish_device(DeviceSample(GPU, 2.0, {}))
     assert [rank.energy_j for rank in hub.state().ranks] == [None]
@@ -120,7 +145,7 @@ def test_a_rank_without_an_energy_counter_has_no_energy() -> None:
 
 def test_energy_of_a_gpu_in_mig_mode_is_nobodys() -> None:
     hub = Hub(1e9, lambda: 0.0)
-    hub.publish_ranks((rank("a"),))
+    show(hub, rank("a"))
     for time, energy_j in ((1.0, 0.0), (2.0, 100.0)):
         hub.publish_device(DeviceSample(GPU, time, {ENERGY: energy_j, ("device_mig_mode", ()): 1}))
     state = hub.state()
@@ -130,7 +155,7 @@ def test_energy_of_a_gpu_in_mig_mode_is_nobodys() -> None:
 def test_a_job_that_the_shim_reports_as_well_is_told_once() -> None:
     hub = Hub(4.0)
     stock = JobState("stock", 1, ("0",), backend="kineto")
-    hub.publish_ranks((rank("train"),))
+    show(hub, rank("train"))
     hub.publish_kineto_jobs((stock, replace(stock, name="train")))
     state = hub.state()
     assert [job.name for job in state.jobs] == ["train"]
