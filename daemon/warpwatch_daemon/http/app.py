@@ -22,7 +22,6 @@ from warpwatch_daemon.http.limits import PeerLimit
 from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.openapi import openapi
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
-from warpwatch_daemon.http.scrapes import Scrapes
 
 _REASONS = {404: "not_found", 405: "method_not_allowed"}
 
@@ -37,7 +36,7 @@ def create_app(
 ) -> Starlette:
     """``loopback``: whether the daemon listens on a loopback address.
 
-    Its ``state.scrapes`` is the short way to ``/metrics``. Raises UsageError when the token file
+    Its ``state.pages`` are to be refreshed each second. Raises UsageError when the token file
     cannot be used.
     """
     access = Access(config, loopback=loopback)
@@ -51,7 +50,7 @@ def create_app(
     )
     # A redirect would be sent to whatever the Host header says.
     app.router.redirect_slashes = False
-    app.state.scrapes = Scrapes(pages, admission, backend.count_request)
+    app.state.pages = pages
     return app
 
 

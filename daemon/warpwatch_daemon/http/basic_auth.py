@@ -43,11 +43,6 @@ class BasicAuth:
                 {"WWW-Authenticate": 'Basic realm="warpwatch"'},
             )
 
-    def remembers(self, header: str) -> bool:
-        """Whether ``check`` would let this pass at once, having done so before."""
-        credentials = _credentials(header)
-        return credentials is not None and self._digest(*credentials) in self._right
-
     def _digest(self, name: str, password: bytes) -> bytes:
         hashed = self._users.get(name, _NOBODY)
         return hashlib.sha256(hashed.encode() + password).digest()

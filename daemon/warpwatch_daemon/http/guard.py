@@ -63,17 +63,6 @@ class Admission:
         if not self._access.has_token(request):
             await self._basic_auth.check(request.headers.get("authorization", ""))
 
-    def admits_at_once(self, request: HTTPConnection) -> bool:
-        """Whether ``admit`` would let a request without a body in, and without waiting.
-
-        False says nothing: ``admit`` has to be asked. True counts towards the peer's limit.
-        """
-        if self._basic_auth is not None and not self._access.has_token(request):
-            header = request.headers.get("authorization", "")
-            if not self._basic_auth.remembers(header):
-                return False
-        return self._limit.wait_s(_peer(request)) == 0
-
 
 class Guard:
     """ASGI middleware around all routes; ``count`` is told the status of every answer."""

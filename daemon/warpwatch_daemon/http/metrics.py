@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_daemon.http.backend import Backend
-from warpwatch_daemon.http.guard import SECURITY_HEADERS
 from warpwatch_exporters.prometheus import OPENMETRICS_TYPE, TEXT_TYPE, render
 
 _OPENMETRICS = "application/openmetrics-text"
@@ -55,13 +54,12 @@ class Format:
 
 @dataclass(slots=True)
 class Page:
-    """One format's newest page. ``head``: its header lines, all but what changes with the date.
+    """One format's newest page.
 
     Times are of the monotonic clock; ``interval_s`` lay between the last two requests for it.
     """
 
     content: bytes = b""
-    head: bytes = b""
     rendered_at: float = -math.inf
     asked_at: float = -math.inf
     interval_s: float = math.inf
@@ -101,9 +99,6 @@ class MetricsPages:
         options = self._backend.exposition()
         content = render(self._backend.state(), options, openmetrics=form.openmetrics)
         page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
-        length = {"content-length": str(len(page.content))}
-        headers = {**form.headers(), **length, **SECURITY_HEADERS}
-        page.head = b"".join(f"{name}: {value}\r\n".encode() for name, value in headers.items())
         page.rendered_at = now
 
 

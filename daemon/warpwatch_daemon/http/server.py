@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
 import socket
 import ssl
@@ -23,7 +22,7 @@ from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.backend import Backend
 from warpwatch_daemon.http.basic_auth import BasicAuth
 from warpwatch_daemon.http.connection import KEEP_ALIVE_S, Connection
-from warpwatch_daemon.http.scrapes import Scrapes
+from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.web_config import Tls, WebConfig
 from warpwatch_telemetry.errors import UsageError
 
@@ -63,9 +62,8 @@ class Server:
         except UsageError:
             listener.close()
             raise
-        scrapes: Scrapes = app.state.scrapes
-        uvicorn_config = _uvicorn_config(app, scrapes, self._refresh_certificate)
-        self._uvicorn = _Uvicorn(uvicorn_config, scrapes.refresh)
+        pages: MetricsPages = app.state.pages
+        self._uvicorn = _Uvicorn(_uvicorn_config(app, self._refresh_certificate), pages.refresh)
         self._uvicorn.config.load()
         # Not by file name: the context is ours, so that a renewed certificate gets into it.
         self._uvicorn.config.ssl = self._tls.context if self._tls else None
@@ -145,13 +143,11 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: Any, scrapes: Scrapes, notify: Any) -> uvicorn.Config:
-    # Called as the class would be, which is what the parameter is declared as.
-    connection: Any = functools.partial(Connection, scrapes=scrapes)
+def _uvicorn_config(app: Any, notify: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=connection,
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,

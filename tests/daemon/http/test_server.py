@@ -137,6 +137,8 @@ def test_basic_auth_guards_every_route_but_the_one_of_probes(serve, tmp_path):
     assert httpx.get(url, headers={"Authorization": "Basic !"}).status_code == 401
     for _ in range(2):
         assert httpx.get(url, auth=("ali", "open sesame")).status_code == 200
+    # A password that was right is remembered, and no other one with it.
+    assert httpx.get(url, auth=("ali", "open")).status_code == 401
     bearer = {"Authorization": "Bearer correct horse"}
     assert httpx.get(url + "metrics", headers=bearer).status_code == 200
 
