@@ -1,4 +1,4 @@
-"""``python -m warpwatch_dashboards``: writes every generated file of this package anew.
+"""``python -m warpwatch_dashboards``: rewrites every generated file of this package.
 
 Needs grafana-foundation-sdk, which the daemon does not.
 """

@@ -67,7 +67,7 @@ _NOW_ROW = Row(
         number(
             "GPUs lost",
             "GPUs that cannot be read now: fallen off the bus, stuck in the driver, in need of a "
-            "reset. Anything above 0 needs somebody.",
+            "reset. Anything above 0 needs attention.",
             "none",
             Query(f"sum({_UP} == bool 0)"),
             limits=at_most(1, 1),
@@ -81,7 +81,7 @@ _NOW_ROW = Row(
         ),
         number(
             "Training jobs",
-            "Jobs that the agents see. 0: nobody trains, or the shim is not in the job.",
+            "Jobs that the agents see. 0: no training runs, or the shim is not in the job.",
             "none",
             Query(f"count(group by (cluster, training_job) ({series('job_ranks')})) or vector(0)"),
         ),
@@ -222,7 +222,7 @@ _WASTE_ROW = Row(
         graph(
             "Idle GPUs by namespace",
             "Idle shares of the GPUs that a namespace holds, added up: so many of them are too "
-            "many. (free): GPUs that nobody holds.",
+            "many. (free): GPUs that no workload holds.",
             "none",
             Query(_IDLE_GPUS, "{{namespace}}"),
             stacked=True,

@@ -29,7 +29,7 @@ def of_agents() -> list[builders.AnnotationQuery]:
 
 
 def of_jobs() -> list[builders.AnnotationQuery]:
-    """What is told of the chosen jobs and of the devices that they run on; captures of the agents
+    """What is reported of the chosen jobs and of the devices that they run on; captures of the agents
     that see them, and reports that name the job."""
     of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
     of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')

@@ -85,7 +85,7 @@ _OVERVIEW_ROW = Row(
         graph(
             "MIG",
             "GPUs and MIG instances by profile; a GPU without a profile is a whole one. It "
-            "changes when somebody partitions a GPU anew.",
+            "changes when a GPU is partitioned again.",
             "none",
             Query(f"count by (profile) ({series('device_up', DEVICE)})", "GPU {{profile}}"),
             stacked=True,

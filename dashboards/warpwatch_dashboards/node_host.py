@@ -26,7 +26,7 @@ _PROCESSES_ROW = Row(
     [
         graph(
             "GPU memory by process",
-            "Device memory of each process. One that nobody knows is left over from a job that "
+            "Device memory of each process. One that belongs to no job is left over from a job that "
             "has ended.",
             "bytes",
             Query(series("process_gpu_memory_bytes", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),

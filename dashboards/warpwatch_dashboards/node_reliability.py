@@ -106,13 +106,13 @@ _RELIABILITY_ROW = Row(
         ),
         events(
             "Health events",
-            "What the driver told of the device's health besides XIDs.",
+            "What the driver reported of the device's health besides XIDs.",
             "device_health_events_total",
             "event",
         ),
         events(
             "ECC errors",
-            "Corrected ones are normal in small numbers; an uncorrected one ended whoever used "
+            "Corrected ones are normal in small numbers; an uncorrected one ended the process that used "
             "that memory.",
             "device_ecc_errors_total",
             "type",

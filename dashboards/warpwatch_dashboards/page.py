@@ -22,7 +22,7 @@ Variable = builders.QueryVariable | builders.DatasourceVariable
 class Row:
     """Panels from left to right, in as many lines as their widths need.
 
-    What a collapsed row shows is asked for when somebody opens it.
+    What a collapsed row shows is queried when it is opened.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Grafana's provisioning files: the alert rules as Grafana's own, who is told, what is shown.
+"""Grafana's provisioning files: the alert rules as Grafana's own, who is notified, what is shown.
 
 The rules come from rules/, so both say the same; the recording rules stay with Prometheus. Formats:
 https://grafana.com/docs/grafana/latest/alerting/set-up/provision-alerting-resources/file-provisioning/

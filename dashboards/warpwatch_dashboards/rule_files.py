@@ -1,6 +1,6 @@
 """The Prometheus rules in rules/, read: what docs, Grafana's files and tests are made from.
 
-``python -m warpwatch_dashboards.rule_files FILE`` writes the table of docs/alerts.md anew.
+``python -m warpwatch_dashboards.rule_files FILE`` rewrites the table of docs/alerts.md.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _rows() -> Iterable[str]:
 
 
 def into_document(document: str) -> str:
-    """``document`` with the table between its markers written anew. Raises ValueError without."""
+    """``document`` with the table between its markers rewritten. Raises ValueError without."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:

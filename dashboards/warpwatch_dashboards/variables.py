@@ -55,7 +55,7 @@ def namespace() -> builders.QueryVariable:
 def job() -> builders.QueryVariable:
     """Jobs of the time shown, but those on devices of other namespaces only.
 
-    A job whose devices nobody allocates, as on bare hosts, belongs to every namespace; one on a
+    A job whose devices no scheduler allocates, as on bare hosts, belongs to every namespace; one on a
     device that several namespaces share, to each of these. Begins with one: all are too much.
     """
     ranks = f"last_over_time({series('rank_info', AGENT)}[$__range])"

@@ -5,5 +5,5 @@
 - records: what happens, in order of time; the telemetry log is its JSON form
 - anomalies: the closed set of kinds, and one finding
 - captures: one profiling request and what it brought
-- state: everything known at one moment, which exporters turn into somebody else's format
+- state: everything known at one moment, which exporters turn into another format
 """

@@ -181,7 +181,7 @@ _ERRORS = (
     _row(
         "health_events_total",
         "counter",
-        "What the driver told of the device's health besides XIDs.",
+        "What the driver reported of the device's health besides XIDs.",
         "NVML events",
         "event",
     ),

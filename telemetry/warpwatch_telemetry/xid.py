@@ -18,8 +18,8 @@ class Xid:
 
     blame: where the cause is most often found: the program on the GPU, the driver and its
         firmware, the GPU and its links, the machine around it, its power and cooling.
-    severity: info needs nobody, warning ends work or foretells trouble, critical means that
-        somebody must do something about the GPU.
+    severity: info needs no one, warning ends work or foretells trouble, critical means that
+        someone must act on the GPU.
     """
 
     number: int

@@ -21,7 +21,7 @@ XIDS: Mapping[int, Xid] = MappingProxyType(
     }
 )
 
-# Trouble with the hardware that somebody must act on. Their counters begin at 0, so that a rule
+# Trouble with the hardware that someone must act on. Their counters begin at 0, so that a rule
 # with increase() sees the first one.
 COUNTED_FROM_START = tuple(
     xid.number for xid in XIDS.values() if xid.blame == "hardware" and xid.severity == "critical"

@@ -1,7 +1,7 @@
 """Whether the configuration's file has got another content.
 
-A ConfigMap's file is exchanged in place, a while after somebody has changed it, and nobody is
-there to send SIGHUP. Contents are compared, not times: the kubelet swaps a link above the file.
+A ConfigMap's file is exchanged in place, a while after the ConfigMap was changed, and nothing sends
+SIGHUP. Contents are compared, not times: the kubelet swaps a link above the file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One owner of all loops: every periodic piece of work runs here and nowhere else.
 
 A loop that raises is logged and counted and goes on; a loop that does not return is seen by
-its ``busy_s`` and costs nobody else anything.
+its ``busy_s`` and costs no other loop anything.
 """
 
 from __future__ import annotations

@@ -3,6 +3,6 @@
 - sections: the whole, composed of the sections that other packages own and of the agent's own
 - triggers, quiet_hours: what may be captured by itself, and when not
 - loading: one YAML file, then ``WARPWATCH_SECTION__KEY`` on top
-- mistakes: what pydantic refuses, in the words of whoever writes YAML
+- mistakes: what pydantic refuses, in the words of who writes YAML
 - removed: keys of earlier versions, with what became of them
 """

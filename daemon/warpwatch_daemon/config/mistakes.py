@@ -1,4 +1,4 @@
-"""What pydantic refuses, in the words of whoever writes YAML or JSON."""
+"""What pydantic refuses, in the words of who writes YAML or JSON."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ httpGet:
 timeoutSeconds: 5
 {{- end }}
 
-{{/* What contradicts itself, told before anything is made. */}}
+{{/* What contradicts itself, reported before anything is made. */}}
 {{- define "warpwatch.check" -}}
 {{- include "warpwatch.check.config" . -}}
 {{- include "warpwatch.check.access" . -}}
