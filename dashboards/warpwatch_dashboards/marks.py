@@ -29,8 +29,8 @@ def of_agents() -> list[builders.AnnotationQuery]:
 
 
 def of_jobs() -> list[builders.AnnotationQuery]:
-    """What is reported of the chosen jobs and of the devices that they run on; captures of the agents
-    that see them, and reports that name the job."""
+    """What is reported of the chosen jobs and of the devices that they run on; captures of the
+    agents that see them, and reports that name the job."""
     of_job = series("anomaly_info", AGENT, 'training_job=~"$job"')
     of_device = series("anomaly_info", AGENT, 'training_job=""', 'uuid!=""')
     devices = f"{of_device} and on ({PLACE}, uuid) {ranks_by_device()}"

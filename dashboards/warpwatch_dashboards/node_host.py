@@ -26,8 +26,8 @@ _PROCESSES_ROW = Row(
     [
         graph(
             "GPU memory by process",
-            "Device memory of each process. One that belongs to no job is left over from a job that "
-            "has ended.",
+            "Device memory of each process. One that belongs to no job is left over from a "
+            "job that has ended.",
             "bytes",
             Query(series("process_gpu_memory_bytes", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
             stacked=True,

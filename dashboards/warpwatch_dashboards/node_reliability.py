@@ -112,8 +112,8 @@ _RELIABILITY_ROW = Row(
         ),
         events(
             "ECC errors",
-            "Corrected ones are normal in small numbers; an uncorrected one ended the process that used "
-            "that memory.",
+            "Corrected ones are normal in small numbers; an uncorrected one ended the process that "
+            "used that memory.",
             "device_ecc_errors_total",
             "type",
         ),

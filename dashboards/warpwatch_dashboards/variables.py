@@ -55,8 +55,8 @@ def namespace() -> builders.QueryVariable:
 def job() -> builders.QueryVariable:
     """Jobs of the time shown, but those on devices of other namespaces only.
 
-    A job whose devices no scheduler allocates, as on bare hosts, belongs to every namespace; one on a
-    device that several namespaces share, to each of these. Begins with one: all are too much.
+    A job whose devices no scheduler allocates, as on bare hosts, belongs to every namespace; one on
+    a device that several namespaces share, to each of these. Begins with one: all are too much.
     """
     ranks = f"last_over_time({series('rank_info', AGENT)}[$__range])"
     by_device = f'label_replace({ranks}, "uuid", "$1", "device", "(.+)")'
