@@ -85,7 +85,7 @@ def running(tmp_path: Path) -> Iterator[Fleet]:
         "http": {"token_file": str(token)},
         # Ill from the beginning: nobody is there.
         "sources": {"dcgm_exporter": {"url": f"http://127.0.0.1:{free_port()}/metrics"}},
-        "detectors": ON_A_BUSY_MACHINE,
+        "detection": ON_A_BUSY_MACHINE,
         # Nobody but the alert asks, which says itself what for.
         "triggers": {"recipes": {"straggler": None}, "baseline": {"enabled": False}},
     }
@@ -127,12 +127,12 @@ def alerts_tell_of_their_faults(found: Fleet) -> None:
     waiting = set(TOLD_HERE)
     assert waiting <= rules.keys()
 
-    def all_told() -> bool:
+    def all_sent() -> bool:
         waiting.difference_update({w for w in waiting if found.prometheus.query(rules[w])})
         return not waiting
 
     deadline = time.monotonic() + 90
-    while not all_told() and time.monotonic() < deadline:
+    while not all_sent() and time.monotonic() < deadline:
         time.sleep(0.5)
     assert not waiting, (waiting, found.prometheus.firing())
     for promql in rules.values():
@@ -210,6 +210,6 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     alerts_tell_of_their_faults(running)
     running.go_wrong()
     poll(lambda: not straggler(), 240, "the alert is resolved: " + node.log("daemon"))
-    # It was told again and again while it fired; one capture was taken of it.
+    # It was sent again and again while it fired; one capture was taken of it.
     assert len(captures()) == 1
     a_job_that_stands_still_wastes_its_devices(running)

@@ -85,11 +85,11 @@ def wait_until_learned(node: LoopNode, uuids: list[str]) -> None:
     poll(has_run, 60, "every GPU has been busy for 5 s")
 
 
-def test_each_fault_of_a_gpu_is_told_with_its_rank_and_ends_with_it(
+def test_each_fault_of_a_gpu_is_found_with_its_rank_and_ends_with_it(
     fake_nvml: Path, tmp_path: Path
 ) -> None:
     driver = FakeDriver(fake_nvml, tmp_path, gpus=len(SUFFERS), load=80)
-    config = {"detectors": JOB_KINDS_OFF | QUICK, "anomalies": {"hold_s": 4, "reopen_s": 0}}
+    config = {"detection": JOB_KINDS_OFF | QUICK, "anomalies": {"hold_s": 4, "reopen_s": 0}}
     with device_node(tmp_path, driver, **config) as node:
         wait_all_up(node, len(SUFFERS))
         uuids = [device["uuid"] for _, device in sorted(devices(node).items())]
@@ -100,12 +100,12 @@ def test_each_fault_of_a_gpu_is_told_with_its_rank_and_ends_with_it(
         wanted = {(kind, uuids[gpu]): gpu for gpu, kind in enumerate(SUFFERS)}
         seen: dict[tuple[str, str], dict[str, Any]] = {}
 
-        def all_told() -> bool:
+        def all_found() -> bool:
             # Events are over again before the last state is found.
             seen.update(active(node))
             return seen.keys() >= wanted.keys()
 
-        poll(all_told, 60, "every fault is told")
+        poll(all_found, 60, "every fault is found")
         assert {key: anomaly["rank"] for key, anomaly in seen.items()} == wanted
         assert {anomaly["job"] for anomaly in seen.values()} == {"stepping"}
         driver.clear()

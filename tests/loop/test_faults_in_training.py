@@ -1,4 +1,4 @@
-"""Acceptance: what goes wrong in a real training is told once, by its name and with its rank."""
+"""Acceptance: what goes wrong in a real training is found once, by its name and with its rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoopNode]:
     config: dict[str, Any] = {
-        "detectors": ON_A_BUSY_MACHINE | {"memory_leak": QUICK_LEAK},
+        "detection": ON_A_BUSY_MACHINE | {"memory_leak": QUICK_LEAK},
         "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
         "sources": {"nvml": {"enabled": False}},
         "triggers": {"captures_per_hour": 100, "cooldown_s": 0},
@@ -37,10 +37,24 @@ def goes_wrong_for_a_while(job: Job, fault: str, ranks: tuple[int, ...], kind: s
     job.over(kind, 120)
 
 
-def test_one_fault_after_the_other_is_told_once_with_its_rank(node: LoopNode) -> None:
+def test_a_stall_a_slow_rank_and_a_death_are_found_once_with_their_rank(node: LoopNode) -> None:
     job = Job(node, "faulty")
     job.has_trained(300)
-    assert job.told() == [], node.log("daemon")
+    assert job.named() == [], node.log("daemon")
+    goes_wrong_for_a_while(job, "slow_collate", (2,), "data_stall")
+    goes_wrong_for_a_while(job, "slow_forward", (1,), "straggler")
+    job.processes[3].kill()
+    job.found("crash", 60)
+    job.has_ended()
+    expected = [("data_stall", 2), ("straggler", 1), ("crash", 3)]
+    assert job.named() == expected, node.log("daemon")
+
+
+@pytest.mark.slow
+def test_seven_faults_one_after_the_other_are_found_once_with_their_rank(node: LoopNode) -> None:
+    job = Job(node, "faulty")
+    job.has_trained(300)
+    assert job.named() == [], node.log("daemon")
     goes_wrong_for_a_while(job, "slow_collate", (2,), "data_stall")
     goes_wrong_for_a_while(job, "metrics", ALL, "step_regression")
     goes_wrong_for_a_while(job, "slow_forward", (1,), "straggler")
@@ -57,7 +71,7 @@ def test_one_fault_after_the_other_is_told_once_with_its_rank(node: LoopNode) ->
     job.processes[3].kill()
     job.found("crash", 60)
     job.has_ended()
-    assert job.told() == [
+    assert job.named() == [
         ("data_stall", 2),
         ("step_regression", None),
         ("straggler", 1),
@@ -76,7 +90,7 @@ def test_an_exception_is_a_crash_of_the_rank_that_raised_it(node: LoopNode) -> N
     crash = job.found("crash", 60)
     assert "ValueError: a label is out of range" in crash["summary"]
     job.has_ended()
-    assert job.told() == [("crash", 1)], node.log("daemon")
+    assert job.named() == [("crash", 1)], node.log("daemon")
 
 
 @pytest.mark.slow
@@ -90,4 +104,4 @@ def test_a_rank_that_waits_for_ever_is_a_hang_within_half_a_minute(node: LoopNod
     job.go_wrong({})
     job.over("hang", 60)
     job.has_trained(120)
-    assert job.told() == [("hang", 2)], node.log("daemon")
+    assert job.named() == [("hang", 2)], node.log("daemon")

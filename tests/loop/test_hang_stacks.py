@@ -70,7 +70,7 @@ HANG = {
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoopNode]:
-    with loop_node(tmp_path, detectors={"hang": HANG}) as found:
+    with loop_node(tmp_path, detection={"hang": HANG}) as found:
         found.start_daemon()
         yield found
 
@@ -105,7 +105,7 @@ def names(stacks: dict[str, Any]) -> set[str]:
     return {thread["name"] for thread in stacks["threads"]}
 
 
-def test_a_lock_that_nobody_releases(node: LoopNode) -> None:
+def test_a_lock_that_no_one_releases(node: LoopNode) -> None:
     node.start_rank(0, HANGING, "lock", world_size=1)
     capture, stacks = answer(node)
     assert capture["outcome"] == "complete"

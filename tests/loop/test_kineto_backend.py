@@ -128,6 +128,7 @@ def test_an_unmodified_process_brings_a_verified_trace(node: LoopNode) -> None:
     assert list((node.folder / "inbox").glob("*.*")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_two_ranks_record_the_same_window_and_one_that_dies_costs_only_its_own(
     node: LoopNode,
@@ -145,6 +146,7 @@ def test_two_ranks_record_the_same_window_and_one_that_dies_costs_only_its_own(
     assert states == {0: ("written", ""), 1: ("missing", "the process ended")}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_process_with_another_profiler_is_left_alone(node: LoopNode) -> None:
     node.start_daemon()

@@ -20,10 +20,10 @@ from tests.loop.node import LoopNode, loop_node, poll
 
 pytestmark = pytest.mark.torch
 
-CAPTURES = int(os.environ.get("WARPWATCH_MANY_CAPTURES", "5"))
+CAPTURES = int(os.environ.get("WARPWATCH_MANY_CAPTURES", "3"))
 KILLS = max(1, CAPTURES // 4)
 RANKS = range(4)
-# A step without profiler takes 10 ms; one that lasts so long was held up by somebody.
+# A step without profiler takes 10 ms; one that lasts so long was held up by something.
 HELD_UP_MS = 5000
 
 # argv: how the ranks meet: "lockstep" (all-reduce every step), "start" (a barrier before the
@@ -92,7 +92,7 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
     log = {"jsonl": {"path": str(tmp_path / "log.jsonl")}}
     hang = {"enabled": False, "stopped_after_s": 2}
     detectors = {"hang": hang}
-    with loop_node(tmp_path, triggers=triggers, exporters=log, detectors=detectors) as node:
+    with loop_node(tmp_path, triggers=triggers, exporters=log, detection=detectors) as node:
         node.start_daemon()
         yield node
 
@@ -207,7 +207,7 @@ def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(
         poll(lambda: step(node, 2) > stopped_at + 20, 30, "it goes on")
         # It is behind the others now; what they record does not wait for it, dead or alive.
         _capture_with_a_death(node, ranks, victim=2, early=True)
-    # What it was told before it went on was taken back: it records nothing for nobody.
+    # The command that it had before it went on was taken back: it records nothing for no one.
     left = [path.name for path in (node.folder / "inbox").iterdir() if identifier in path.name]
     assert left == []
 

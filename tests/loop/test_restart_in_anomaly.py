@@ -29,7 +29,7 @@ while True:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoopNode]:
     detectors = {"hang": {"stopped_after_s": 1}}
-    with loop_node(tmp_path, detectors=detectors) as node:
+    with loop_node(tmp_path, detection=detectors) as node:
         yield node
 
 

@@ -15,7 +15,7 @@ from tests.loop.trainings import ON_A_BUSY_MACHINE, Job
 # `make soak` takes 30.
 MINUTES = float(os.environ.get("SOAK_MINUTES", "3"))
 POLL_S = 5.0
-# These have learned what is usual by the end, and could have told that something is not.
+# These have learned what is usual by the end, and could have seen that something is not.
 JUDGED = ("hang", "data_stall", "gc_pause", "straggler", "comm_slow", "step_regression")
 
 
@@ -27,9 +27,9 @@ def answers(node: LoopNode, kind: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_nothing_is_told_of_a_healthy_training(tmp_path: Path) -> None:
+def test_nothing_is_found_in_a_healthy_training(tmp_path: Path) -> None:
     config: dict[str, Any] = {
-        "detectors": ON_A_BUSY_MACHINE,
+        "detection": ON_A_BUSY_MACHINE,
         "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
         "sources": {"nvml": {"enabled": False}},
     }

@@ -24,7 +24,7 @@ SEEDED_RANK = {"training_job": "seeded", "rank": "1"}
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoopNode]:
-    with loop_node(tmp_path, detectors={"hang": {"timeout_s": 8}}) as node:
+    with loop_node(tmp_path, detection={"hang": {"timeout_s": 8}}) as node:
         yield node
 
 

@@ -81,7 +81,7 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         "recipes": others,
     }
     detectors = {"straggler": {"min_ratio": 1.5}}
-    with loop_node(tmp_path, triggers=triggers, detectors=detectors) as found:
+    with loop_node(tmp_path, triggers=triggers, detection=detectors) as found:
         found.start_daemon()
         yield found
 

@@ -15,7 +15,7 @@ ALL = tuple(range(RANKS))
 # Longer than any `grace_s`: deaths are judged together by then.
 SETTLE_S = 8.0
 # Four ranks and a daemon on few cores: whatever else runs makes all steps longer for a while, and
-# that is told, by right. It is not what is tested, so only what is larger counts.
+# that is reported, by right. It is not what is tested, so only what is larger counts.
 ON_A_BUSY_MACHINE: dict[str, Any] = {
     "step_regression": {"min_effect": 0.25},
     "step_drift": {"min_effect": 0.25, "anchor_effect": 0.25},
@@ -57,7 +57,7 @@ class Job:
         poll(all_have, 300, f"{steps} steps: " + self.node.log(f"{self.name}/rank0"))
 
     def anomalies(self, kind: str | None = None) -> list[Any]:
-        """Of this kind, or all that the daemon told, whatever they are about."""
+        """Of this kind, or all that the daemon found, whatever they are about."""
         return [a for a in self.node.get("anomalies") if kind in (None, a["kind"])]
 
     def found(self, kind: str, timeout_s: float) -> Any:
@@ -78,6 +78,6 @@ class Job:
         poll(all_have, 60, f"the end of {self.name}: {self.node.get('ranks')}")
         time.sleep(SETTLE_S)
 
-    def told(self) -> list[tuple[str, int | None]]:
-        """Kinds and ranks of all that was told, the oldest first."""
+    def named(self) -> list[tuple[str, int | None]]:
+        """Kinds and ranks of all that was found, the oldest first."""
         return [(a["kind"], a["rank"]) for a in sorted(self.anomalies(), key=lambda a: a["time"])]
