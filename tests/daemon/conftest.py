@@ -1,15 +1,22 @@
-"""A rendezvous folder of the daemon, and the source that reads its rings."""
+"""What tests of the daemon begin with: what is closed after a test, and a rendezvous folder."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.source import RanksSource
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 @pytest.fixture

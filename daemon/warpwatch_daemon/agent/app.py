@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,13 +18,14 @@ from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.agent.sources import enabled_sources
 from warpwatch_daemon.agent.supervisor import Loop, Supervisor
-from warpwatch_daemon.captures.alerts.alert_requests import AlertDesk, Answer
+from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.coordinator import Coordinator
-from warpwatch_daemon.captures.kineto.origin import origin_of
-from warpwatch_daemon.captures.kineto.processes import Processes
+from warpwatch_daemon.captures.disk import Disk
+from warpwatch_daemon.captures.kineto.backend import LOOK_INTERVAL_S, KinetoBackend
+from warpwatch_daemon.captures.kineto.pollers import Pollers
+from warpwatch_daemon.captures.kineto.process_facts import read_facts
 from warpwatch_daemon.captures.kineto.server import PAUSE_S, KinetoServer
-from warpwatch_daemon.captures.kineto.session import KinetoBackend
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.triggers.decisions import Triggers
@@ -59,6 +61,7 @@ FINISH_INTERVAL_S = 5.0
 # So is the archive's writer.
 ARCHIVE_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
+INBOXES_INTERVAL_S = 1.0
 GRAFANA_INTERVAL_S = 2.0
 
 
@@ -84,16 +87,17 @@ class Daemon:
             config.detection.hang.stopped_after_s,
             lambda reason: self.hub.count("rendezvous_rejected_total", reason),
         )
-        self.policy = Policy(config.triggers, self.store.path)
+        self.disk = Disk(self.store.path)
+        self.policy = Policy(config.triggers, self.disk)
         self.reloading = Reloading(config, config_path, environ, self.policy, self.hub)
-        processes = Processes(lambda sender: origin_of(sender.pid, sender.uid))
-        self.kineto = self._kineto_server(processes)
+        pollers = Pollers(lambda sender: read_facts(sender.pid, sender.uid))
+        self.kineto = self._kineto_server(pollers)
         self._kineto_backend = KinetoBackend(
-            self.policy, self.folder.inbox, processes, self.ranks.targets
+            self.policy, Disk(self.folder.inbox), pollers, self.ranks.targets
         )
         self.coordinator = self._coordinate()
         node = environ.get("NODE_NAME") or socket.gethostname()
-        self.alerts = AlertDesk(self.coordinator, self.ranks, self.hub, node)
+        self.alerts = AlertRequests(self.coordinator, self.ranks, self.hub, node)
         self._grafana = grafana.follower(config, node, self.hub)
         detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
@@ -119,7 +123,7 @@ class Daemon:
 
     def _surroundings(self) -> Surroundings:
         return Surroundings(
-            load_of=RankLoad(self.hub, simulated_uuid),
+            load_of=RankLoad(self.hub.ranks, simulated_uuid),
             devices=self.hub.devices,
             counters_wanted=self._counters_wanted,
             fail=self._fail,
@@ -136,14 +140,14 @@ class Daemon:
             backends=(self._kineto_backend,),
         )
 
-    def _kineto_server(self, processes: Processes) -> KinetoServer | None:
+    def _kineto_server(self, pollers: Pollers) -> KinetoServer | None:
         """None where it is switched off or there can be no socket."""
         if not self._config.rendezvous.kineto:
             return None
         try:
             return KinetoServer(
                 self.folder.path / rendezvous.KINETO,
-                processes,
+                pollers,
                 lambda reason: self.hub.count("rendezvous_rejected_total", f"kineto_{reason}"),
             )
         except OSError as error:
@@ -182,14 +186,17 @@ class Daemon:
         self._pipeline_loop = every("pipeline", POLL_INTERVAL_S, self.pipeline.step)
         self._finisher_loops = (
             every("captures", FINISH_INTERVAL_S, self.coordinator.finish),
-            every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_stacks),
+            every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_urgent),
         )
         self._archive_loop = every("archive", ARCHIVE_INTERVAL_S, self.archive.write)
         every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
-        every("disk", DISK_INTERVAL_S, self.policy.measure_disk)
+        every("inboxes", INBOXES_INTERVAL_S, lambda: self.ranks.tend_inboxes(time.monotonic()))
+        every("disk", DISK_INTERVAL_S, self.disk.measure)
         every("self", SELF_INTERVAL_S, self._observe_self)
         if self.kineto is not None:
             every("kineto", PAUSE_S, self.kineto.serve)
+            every("inbox-disk", DISK_INTERVAL_S, self._kineto_backend.measure_disk)
+            every("kineto-traces", LOOK_INTERVAL_S, self._kineto_backend.look)
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))

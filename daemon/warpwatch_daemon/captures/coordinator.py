@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from warpwatch_daemon.captures.cost import AFTER_STEPS, Baselines, StepCost
+from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.cost import CostWatch
 from warpwatch_daemon.captures.finisher import Finisher
 from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.register import Register
-from warpwatch_daemon.captures.session import Backend, Session
+from warpwatch_daemon.captures.refusals import Refusals
+from warpwatch_daemon.captures.session import CaptureBackend, CaptureSession
 from warpwatch_daemon.captures.shim_backend import ShimBackend
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.ranks.source import RanksSource
@@ -26,30 +27,18 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
-# How long the steps after a capture are waited for before its price is written down.
-MIN_COST_TIMEOUT_S = 60.0
-MAX_COST_TIMEOUT_S = 1800.0
-# Files that nobody collected: of captures that this daemon no longer knows.
+# Files that were never collected: of captures that this daemon no longer knows.
 SWEEP_AFTER_S = 3600.0
 # A wrong name is answered with so many right ones.
 MAX_NAMED = 20
 
 
-@dataclass(slots=True)
-class _Watched:
-    """The price of one capture, while its steps are waited for. since: the end, monotonic."""
-
-    session: Session
-    cost: StepCost
-    timeout_s: float
-    since: float | None = None
-
-
 class Coordinator:
     """``observe`` and ``advance`` are the pipeline's; ``request`` may be called from any thread.
 
-    ``hurry`` is told whether a capture runs, so that the pipeline looks more often. ``backends``:
-    who captures beside the shim; it is asked first.
+    None of them touches a disk: what does is the finisher's. ``hurry`` gets whether a capture
+    runs, so that the pipeline looks more often. ``backends``: who captures beside the shim, which
+    is asked first.
     """
 
     def __init__(
@@ -61,7 +50,7 @@ class Coordinator:
         hurry: Callable[[bool], None],
         wake_finisher: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
-        backends: Sequence[Backend] = (),
+        backends: Sequence[CaptureBackend] = (),
     ) -> None:
         self.policy = policy
         self._store = store
@@ -71,13 +60,13 @@ class Coordinator:
         self._monotonic = monotonic
         self._backends = (ShimBackend(policy, ranks), *backends)
         self._lock = threading.RLock()
-        self._sessions: dict[str, Session] = {}
-        self._watched: dict[str, _Watched] = {}
-        self._baselines = Baselines()
-        self._register = Register(store, hub)
+        self._sessions: dict[str, CaptureSession] = {}
+        self._costs = CostWatch()
+        self._refusals = Refusals()
+        self._register = CaptureRegister(store, hub)
         self._finisher = Finisher(self._register, hub, wake_finisher)
         self.finish = self._finisher.finish
-        self.finish_stacks = self._finisher.finish_stacks
+        self.finish_urgent = self._finisher.finish_urgent
         self._count_taken()
 
     def _count_taken(self) -> None:
@@ -88,11 +77,8 @@ class Coordinator:
 
     # --- any thread ---
 
-    def request(self, request: CaptureRequest, refused: str | None = None) -> Capture:
-        """Begin a capture. Raises Refused; every answer is counted.
-
-        ``refused``: the reason of the last refusal of the same, which does not count once more.
-        """
+    def request(self, request: CaptureRequest) -> Capture:
+        """Begin a capture. Raises Refused; every answer is counted, the same again but once."""
         at = self._monotonic()
         with self._lock:
             try:
@@ -100,15 +86,9 @@ class Coordinator:
                 self.policy.check(request, self._busy(request), at)
                 session = self._begin(request, backend, numbers, world_size, at)
             except Refused as error:
-                if error.reason != refused:
-                    self._hub.count("captures_total", request.kind, request.trigger, error.reason)
-                    logger.info("no %s capture of %s: %s", request.kind, request.job, error)
+                self._count_refusal(request, error.reason, error, at)
                 raise
-            self.policy.begun(request, at)
-            self._sessions[session.capture.id] = session
-            self._watch(session, numbers[0])
-            capture = _shown(session)
-            self._register.keep(capture)
+            capture = self._begun(session, at)
         self._hurry(True)
         logger.info(
             "capture %s: %s of %s, %d ranks, from step %s (%s)",
@@ -137,13 +117,13 @@ class Coordinator:
         return self._register.baselines(job, now)
 
     def file(self, capture_id: str, name: str) -> Path | None:
+        """A file that the capture brought; whether it is still there is not looked at."""
         capture = self._register.get(capture_id)
         if capture is None or capture.folder is None or name not in capture.files:
             return None
-        path = Path(capture.folder) / name
-        return path if path.is_file() else None
+        return Path(capture.folder) / name
 
-    def _choose(self, request: CaptureRequest) -> tuple[Backend, list[int], int]:
+    def _choose(self, request: CaptureRequest) -> tuple[CaptureBackend, list[int], int]:
         """(who captures, which ranks, of how many). Raises Refused."""
         named = [b for b in self._backends if request.backend in (None, b.name)]
         able = [b for b in named if request.kind in b.kinds]
@@ -180,40 +160,63 @@ class Coordinator:
     def _begin(
         self,
         request: CaptureRequest,
-        backend: Backend,
+        backend: CaptureBackend,
         numbers: list[int],
         world_size: int,
         at: float,
-    ) -> Session:
-        capture = self._new_capture(request, backend, world_size)
-        try:
-            self._end_superseded(request, numbers)
-            return backend.begin(capture, numbers, at)
-        except Exception as error:
-            shutil.rmtree(str(capture.folder), ignore_errors=True)
-            if isinstance(error, Refused):
-                raise
-            logger.exception("capture %s could not be begun", capture.id)
-            raise Refused("failed", f"{type(error).__name__}: {error}") from error
-
-    def _new_capture(self, request: CaptureRequest, backend: Backend, world_size: int) -> Capture:
-        """A capture with its folder. Raises Refused where there is no space for one."""
+    ) -> CaptureSession:
+        """Ask the ranks. Raises Refused."""
         now = time.time()
         name = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + "-" + secrets.token_hex(3)
         steps = self._steps(request, backend) if request.kind in STEP_KINDS else None
+        folder = str(self._store.folder(name, now))
+        capture = Capture(
+            name, request, now, world_size=world_size, backend=backend.name, steps=steps,
+            folder=folder,
+        )  # fmt: skip
         try:
-            folder = self._store.folder(name, now)
-            capture = Capture(
-                name, request, now, world_size=world_size, backend=backend.name, steps=steps,
-                folder=str(folder),
-            )  # fmt: skip
-            # Known to retention from the first moment, whenever this daemon may be killed.
-            self._store.save(capture)
-        except OSError as error:
-            raise Refused("refused_disk", f"{self._store.path}: {error.strerror}") from error
+            self._end_superseded(request, numbers)
+            return backend.begin(capture, numbers, at)
+        except Refused:
+            raise
+        except Exception as error:
+            logger.exception("capture %s could not be begun", capture.id)
+            raise Refused("failed", f"{type(error).__name__}: {error}") from error
+
+    def _begun(self, session: CaptureSession, at: float) -> Capture:
+        """The capture as it is shown, now that its ranks have been asked."""
+        request = session.capture.request
+        self.policy.begun(request, at)
+        self._sessions[session.capture.id] = session
+        self._costs.begin(session, min(session.ranks))
+        capture = _shown(session)
+        self._register.keep(capture)
+        self._finisher.create(capture, partial(self._refuse_for_disk, capture, at))
         return capture
 
-    def _steps(self, request: CaptureRequest, backend: Backend) -> int:
+    def _refuse_for_disk(self, capture: Capture, at: float, error: OSError) -> None:
+        """The store had no room after all for what was begun ``at``; in the finisher's thread."""
+        request, detail = capture.request, f"{self._store.path}: {error.strerror}"
+        with self._lock:
+            session = self._sessions.pop(capture.id, None)
+            if session is not None:
+                _cancel(session, detail)
+                capture = _shown(session)
+            self._costs.forget(capture.id)
+            self.policy.withdrawn(request, at)
+            self._register.refuse(
+                replace(capture, outcome="refused_disk", detail=detail, end_time=time.time())
+            )
+            self._count_refusal(request, "refused_disk", detail, self._monotonic())
+
+    def _count_refusal(
+        self, request: CaptureRequest, reason: str, detail: object, at: float
+    ) -> None:
+        if self._refusals.is_new(request, reason, at):
+            self._hub.count("captures_total", request.kind, request.trigger, reason)
+            logger.info("no %s capture of %s: %s", request.kind, request.job, detail)
+
+    def _steps(self, request: CaptureRequest, backend: CaptureBackend) -> int:
         """The steps asked for, fewer where they would bring more events than the budget has."""
         events = self._register.events_per_step(request) or backend.events_per_step(request.job)
         if not events:
@@ -235,21 +238,13 @@ class Coordinator:
             return
         with self._lock:
             if isinstance(record, Step):
-                self._observe_step(record)
+                self._costs.observe(record)
                 return
             if isinstance(record, End) or record.event == "died":
-                self._baselines.forget(record.job, record.rank)
+                self._costs.forget_rank(record.job, record.rank)
             at = self._monotonic()
             for session in self._sessions.values():
                 session.observe(record, at)
-
-    def _observe_step(self, step: Step) -> None:
-        self._baselines.add(step)
-        for watched in self._watched.values():
-            capture, ranks = watched.session.capture, watched.session.ranks
-            if (step.job, step.rank) == (capture.request.job, min(ranks)):
-                first = capture.start_step or 0
-                watched.cost.add(step, first, first + (capture.steps or 0) - 1)
 
     def advance(self, at: float) -> None:
         with self._lock:
@@ -258,43 +253,25 @@ class Coordinator:
                     self._end(session, at)
                 else:
                     self._register.keep(_shown(session))
-            for name, watched in list(self._watched.items()):
-                # While it runs ``keep`` would write over the price.
-                if watched.since is None:
-                    continue
-                if watched.cost.complete or at - watched.since >= watched.timeout_s:
-                    del self._watched[name]
-                    self._finisher.put_cost(watched.session.capture, watched.cost)
+            for capture, cost in self._costs.take_priced(at):
+                self._finisher.put_cost(capture, cost)
             busy = bool(self._sessions)
         self._hurry(busy)
 
-    def _watch(self, session: Session, number: int) -> None:
-        capture = session.capture
-        if capture.request.kind not in STEP_KINDS:
-            return
-        before_s = self._baselines.of_rank(capture.request.job, number)
-        # Twice what the steps after it should take.
-        wait_s = 2 * AFTER_STEPS * max(before_s, default=0.0)
-        timeout_s = min(max(MIN_COST_TIMEOUT_S, wait_s), MAX_COST_TIMEOUT_S)
-        self._watched[capture.id] = _Watched(session, StepCost(before_s), timeout_s)
-
-    def _end(self, session: Session, at: float) -> None:
+    def _end(self, session: CaptureSession, at: float) -> None:
         """Nothing more is expected of the ranks; what they left is the finisher's."""
-        name = session.capture.id
-        self._register.keep(_shown(session))
-        del self._sessions[name]
-        if name in self._watched:
-            self._watched[name].since = at
+        capture = _shown(session)
+        self._register.keep(capture)
+        del self._sessions[capture.id]
+        self._costs.end(capture.id, at)
+        self._refusals.forget(capture.request)
         self._finisher.put(session)
 
     def close(self) -> None:
-        """The daemon ends: no rank is to record for nobody."""
+        """The daemon ends: no rank is to record in vain."""
         with self._lock:
             for session in self._sessions.values():
-                try:
-                    session.cancel("the daemon ended")
-                except Exception:
-                    logger.exception("capture %s", session.capture.id)
+                _cancel(session, "the daemon ended")
 
     def retain(self) -> None:
         """Retention of the store and of the inboxes; a loop of its own."""
@@ -304,7 +281,7 @@ class Coordinator:
         self._ranks.sweep_inboxes(SWEEP_AFTER_S, now)
 
 
-def _is_over(session: Session, at: float) -> bool:
+def _is_over(session: CaptureSession, at: float) -> bool:
     """Whether it has ended, and its ranks know. A session with a fault is over too."""
     try:
         if not session.advance(at):
@@ -315,11 +292,18 @@ def _is_over(session: Session, at: float) -> bool:
     return True
 
 
-def _shown(session: Session) -> Capture:
+def _cancel(session: CaptureSession, detail: str) -> None:
+    try:
+        session.cancel(detail)
+    except Exception:
+        logger.exception("capture %s", session.capture.id)
+
+
+def _shown(session: CaptureSession) -> Capture:
     return replace(session.capture, ranks=tuple(session.ranks.values()))
 
 
-def _supersedes(request: CaptureRequest, session: Session) -> bool:
+def _supersedes(request: CaptureRequest, session: CaptureSession) -> bool:
     """Whether the session gives way: stacks do not wait for steps that may not come."""
     running = session.capture.request
     return request.kind == "stacks" and running.kind != "stacks" and running.job == request.job

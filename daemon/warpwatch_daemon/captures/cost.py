@@ -6,8 +6,10 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from warpwatch_telemetry.captures import Residual
+from warpwatch_daemon.captures.session import CaptureSession
+from warpwatch_telemetry.captures import STEP_KINDS, Capture, Residual
 from warpwatch_telemetry.records import Step
 
 BASELINE_STEPS = 30
@@ -17,6 +19,9 @@ MIN_STEPS = 10
 # The job is slower since: this much, and more than chance explains (one-sided p < 0.001).
 RESIDUAL_RATIO = 1.05
 SIGNIFICANT_Z = 3.1
+# How long the steps after a capture are waited for before its price is written down.
+MIN_COST_TIMEOUT_S = 60.0
+MAX_COST_TIMEOUT_S = 1800.0
 
 
 class Baselines:
@@ -88,6 +93,67 @@ class StepCost:
         ratio = statistics.median(self._after_s) / before_s
         sure = rank_sum_z(self._before_s, self._after_s) > SIGNIFICANT_Z
         return Residual(ratio, steps, sure and ratio > RESIDUAL_RATIO)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """The cost of one capture, while its steps are waited for. since: the end, monotonic."""
+
+    session: CaptureSession
+    cost: StepCost
+    timeout_s: float
+    since: float | None = None
+
+
+class CostWatch:
+    """Follows the steps of all ranks, and prices the captures among them."""
+
+    def __init__(self) -> None:
+        self._baselines = Baselines()
+        self._watched: dict[str, _Watched] = {}
+
+    def begin(self, session: CaptureSession, rank: int) -> None:
+        """``rank``: whose steps tell."""
+        capture = session.capture
+        if capture.request.kind not in STEP_KINDS:
+            return
+        before_s = self._baselines.of_rank(capture.request.job, rank)
+        # Twice what the steps after it should take.
+        wait_s = 2 * AFTER_STEPS * max(before_s, default=0.0)
+        timeout_s = min(max(MIN_COST_TIMEOUT_S, wait_s), MAX_COST_TIMEOUT_S)
+        self._watched[capture.id] = _Watched(session, StepCost(before_s), timeout_s)
+
+    def observe(self, step: Step) -> None:
+        self._baselines.add(step)
+        for watched in self._watched.values():
+            capture, ranks = watched.session.capture, watched.session.ranks
+            if (step.job, step.rank) == (capture.request.job, min(ranks)):
+                first = capture.start_step or 0
+                watched.cost.add(step, first, first + (capture.steps or 0) - 1)
+
+    def forget_rank(self, job: str, rank: int | None) -> None:
+        """It has ended. ``rank`` None: all of the job's."""
+        self._baselines.forget(job, rank)
+
+    def end(self, capture_id: str, at: float) -> None:
+        """The capture is over: the steps after it count from now, monotonic."""
+        if capture_id in self._watched:
+            self._watched[capture_id].since = at
+
+    def forget(self, capture_id: str) -> None:
+        self._watched.pop(capture_id, None)
+
+    def take_priced(self, at: float) -> list[tuple[Capture, StepCost]]:
+        """The captures that are over, and whose steps have come or are not waited for any more."""
+        done = [
+            watched
+            for watched in self._watched.values()
+            if watched.since is not None
+            and (watched.cost.complete or at - watched.since >= watched.timeout_s)
+        ]
+        for watched in done:
+            del self._watched[watched.session.capture.id]
+        return [(watched.session.capture, watched.cost) for watched in done]
 
 
 def rank_sum_z(before: Sequence[float], after: Sequence[float]) -> float:

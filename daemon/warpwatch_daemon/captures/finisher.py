@@ -1,7 +1,7 @@
-"""What follows a capture: its files into the store, their verification, the diagnosis, the price.
+"""What of a capture touches a disk or waits for a child, in loops of their own.
 
-Everything that touches a disk or waits for a child is done here, in loops of its own: stacks are
-taken while they can be and do not wait until traces are read.
+Its folder, its files into the store, their verification, the diagnosis, the price. Folders and
+stacks are urgent: they do not wait until traces are read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 
 from warpwatch_daemon.captures import child, verification
+from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import StepCost
-from warpwatch_daemon.captures.register import Register
-from warpwatch_daemon.captures.session import Session
+from warpwatch_daemon.captures.session import CaptureSession
 from warpwatch_daemon.captures.store import read_diagnosis
-from warpwatch_daemon.captures.verification import UNREADABLE, Verdict
+from warpwatch_daemon.captures.verification import UNREADABLE, TraceVerdict
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, RankCapture
 
@@ -31,22 +31,30 @@ DIAGNOSED_KINDS = frozenset({"torch", "stacks"})
 # Ranks of which stacks are taken at once.
 STACKS_AT_ONCE = 8
 
-_Work = queue.SimpleQueue[Callable[[], None]]
+_Work = queue.SimpleQueue[Callable[[], object]]
 
 
 class Finisher:
-    """``put`` and ``put_cost`` may be called from any thread, the others from their loops."""
+    """``create`` and what puts may be called from any thread, the others from their loops."""
 
-    def __init__(self, register: Register, hub: Hub, wake: Callable[[], None]) -> None:
+    def __init__(self, register: CaptureRegister, hub: Hub, wake: Callable[[], None]) -> None:
         self._register = register
         self._hub = hub
         self._wake = wake
-        self._stacks: _Work = queue.SimpleQueue()
+        self._urgent: _Work = queue.SimpleQueue()
         self._work: _Work = queue.SimpleQueue()
+        # By the id of a capture that has no folder yet: who is to know when there can be none.
+        self._uncreated: dict[str, Callable[[OSError], None]] = {}
 
-    def put(self, session: Session) -> None:
+    def create(self, capture: Capture, refuse: Callable[[OSError], None]) -> None:
+        """The capture was begun: make its folder, or say from a loop's thread why there is none."""
+        self._uncreated[capture.id] = refuse
+        self._urgent.put(partial(self._create, capture.id))
+        self._wake()
+
+    def put(self, session: CaptureSession) -> None:
         """The session is over: finish its capture."""
-        work = self._stacks if session.capture.request.kind == "stacks" else self._work
+        work = self._urgent if session.capture.request.kind == "stacks" else self._work
         work.put(partial(self._finish, session))
         self._wake()
 
@@ -56,29 +64,45 @@ class Finisher:
         self._wake()
 
     def finish(self) -> None:
-        while _do_next(self._stacks) or _do_next(self._work):
+        while _do_next(self._urgent) or _do_next(self._work):
             pass
 
-    def finish_stacks(self) -> None:
-        while _do_next(self._stacks):
+    def finish_urgent(self) -> None:
+        while _do_next(self._urgent):
             pass
 
-    def _finish(self, session: Session) -> None:
+    def _create(self, capture_id: str) -> bool:
+        """Whether the capture has a folder. Both loops may come here for the same one."""
+        if capture_id not in self._uncreated:
+            return self._register.is_running(capture_id)
+        try:
+            self._register.create(capture_id)
+        except OSError as error:
+            refuse = self._uncreated.pop(capture_id, None)
+            if refuse is None:
+                return self._register.is_running(capture_id)
+            refuse(error)
+            return False
+        self._uncreated.pop(capture_id, None)
+        return True
+
+    def _finish(self, session: CaptureSession) -> None:
         name, request = session.capture.id, session.capture.request
+        if not self._create(name):
+            return
         try:
             outcome = self._conclude(session)
         except Exception as error:
-            # Whatever it was, nobody waits for this capture for ever.
+            # Whatever it was, the capture must end.
             logger.exception("capture %s could not be finished", name)
             outcome = "failed"
             self._register.update(name, outcome=outcome, detail=f"{type(error).__name__}: {error}")
         self._hub.count("captures_total", request.kind, request.trigger, outcome)
 
-    def _conclude(self, session: Session) -> str:
+    def _conclude(self, session: CaptureSession) -> str:
         """The outcome; the capture is complete when every rank's file is there and readable."""
         capture = session.capture
-        assert capture.folder is not None
-        folder = Path(capture.folder)
+        folder = Path(str(capture.folder))
         ranks, files = _collect(session, folder)
         now = time.time()
         self._register.update(capture.id, ranks=ranks, end_time=now, files=files)
@@ -109,7 +133,7 @@ class Finisher:
         return outcome
 
     def _verified(
-        self, session: Session, ranks: Sequence[RankCapture], folder: Path
+        self, session: CaptureSession, ranks: Sequence[RankCapture], folder: Path
     ) -> tuple[RankCapture, ...]:
         """The ranks with what the traces that they brought lack; every problem is counted."""
         expected = {
@@ -185,7 +209,9 @@ def _do_next(work: _Work) -> bool:
     return True
 
 
-def _collect(session: Session, folder: Path) -> tuple[tuple[RankCapture, ...], tuple[str, ...]]:
+def _collect(
+    session: CaptureSession, folder: Path
+) -> tuple[tuple[RankCapture, ...], tuple[str, ...]]:
     at_once = STACKS_AT_ONCE if session.capture.request.kind == "stacks" else 1
     with ThreadPoolExecutor(at_once, "ww-collect") as pool:
         collected = list(pool.map(partial(_collect_one, session, folder), session.ranks))
@@ -194,7 +220,7 @@ def _collect(session: Session, folder: Path) -> tuple[tuple[RankCapture, ...], t
 
 
 def _collect_one(
-    session: Session, folder: Path, number: int
+    session: CaptureSession, folder: Path, number: int
 ) -> tuple[RankCapture, tuple[str, ...]]:
     """A fault with one rank's files costs the others nothing."""
     try:
@@ -205,7 +231,7 @@ def _collect_one(
         return replace(session.ranks[number], state="failed", detail=detail), ()
 
 
-def _with_verdict(rank: RankCapture, verdicts: Mapping[str, Verdict]) -> RankCapture:
+def _with_verdict(rank: RankCapture, verdicts: Mapping[str, TraceVerdict]) -> RankCapture:
     verdict = verdicts.get(rank.file or "")
     if verdict is None:
         return rank

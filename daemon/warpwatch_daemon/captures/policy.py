@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from pathlib import Path
 
+from warpwatch_daemon.captures.disk import Disk
 from warpwatch_daemon.config import quiet_hours
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_telemetry.captures import CaptureRequest
@@ -21,48 +19,27 @@ SPANS_S = {"hour": HOUR_S, "day": DAY_S}
 EXPECTED_BYTES = 100 << 20
 # And at least this share of it.
 MIN_FREE_SHARE = 0.05
-# Some rounds of the loop that measures it (app.DISK_INTERVAL_S): the file system hangs.
-MAX_DISK_AGE_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Disk:
-    """What the store's file system said. at: monotonic; error: why it said nothing."""
-
-    at: float
-    free: int = 0
-    total: int = 0
-    error: str | None = None
 
 
 class Policy:
     """Busy ranks and the disk hold for everybody, what ``triggers`` says for automatic requests.
 
     Baselines, which are taken once a job, have a budget of their own and no cooldown. ``check``
-    touches no file, for detection waits for it; the disk is what ``measure_disk`` last found.
-    ``at`` is monotonic, ``clock`` the wall clock.
+    touches no file, for detection waits for it. ``disk``: the store's; ``at`` is monotonic,
+    ``clock`` the wall clock.
     """
 
     def __init__(
-        self, config: TriggersConfig, store: Path, clock: Callable[[], float] = time.time
+        self, config: TriggersConfig, disk: Disk, clock: Callable[[], float] = time.time
     ) -> None:
         self.config = config
-        self._store = store
+        self._disk = disk
         self._clock = clock
         # When the captures of the last day that count were begun.
         self._automatic: deque[float] = deque()
         self._baselines: deque[float] = deque()
         # Per job and kind: when, and for which anomaly.
         self._last: dict[tuple[str, str], tuple[float, str | None]] = {}
-        self.measure_disk()
-
-    def measure_disk(self) -> None:
-        """In a loop of its own: a file system that hangs must stop nobody else."""
-        try:
-            usage = shutil.disk_usage(self._store)
-            self._disk = _Disk(time.monotonic(), usage.free, usage.total)
-        except OSError as error:
-            self._disk = _Disk(time.monotonic(), error=error.strerror)
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """Raises Refused. ``busy``: ranks of the job that are being captured."""
@@ -97,6 +74,13 @@ class Policy:
             self._last[_key(request)] = (at, request.anomaly_id)
         self._forget(at)
 
+    def withdrawn(self, request: CaptureRequest, at: float) -> None:
+        """What was begun ``at`` came to nothing by no fault of its own: it counts for nothing."""
+        begun = self._baselines if request.trigger == "baseline" else self._automatic
+        if request.trigger != "manual" and at in begun:
+            begun.remove(at)
+            self._last.pop(_key(request), None)
+
     def _check_quiet_hours(self) -> None:
         span = quiet_hours.quiet(self.config.quiet_hours, self._clock())
         if span is not None:
@@ -117,17 +101,12 @@ class Policy:
             )
 
     def _check_disk(self) -> None:
-        disk = self._disk
-        age_s = time.monotonic() - disk.at
-        if disk.error is not None:
-            raise Refused("refused_disk", f"{self._store}: {disk.error}")
-        if age_s > MAX_DISK_AGE_S:
-            raise Refused("refused_disk", f"{self._store} has not answered for {age_s:.0f} s")
-        wanted = max(2 * EXPECTED_BYTES, int(MIN_FREE_SHARE * disk.total))
-        if disk.free < wanted:
+        room = self._disk.room()
+        wanted = max(2 * EXPECTED_BYTES, int(MIN_FREE_SHARE * room.total))
+        if room.free < wanted:
             raise Refused(
                 "refused_disk",
-                f"{disk.free >> 20} MiB free in {self._store}, {wanted >> 20} MiB are needed; "
+                f"{room.free >> 20} MiB free in {self._disk.path}, {wanted >> 20} MiB are needed; "
                 "free some or set store.url",
             )
 

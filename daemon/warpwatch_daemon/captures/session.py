@@ -3,7 +3,7 @@
 A session is one capture. A backend says whom it can capture and begins; everything else is the
 session's: what it says to the processes and what it hears of them. Backends are tried in order:
 the first one that does the kind and knows the job takes the request, unless the request names one.
-To add one: a class that is a Backend, given to the Coordinator in ``backends``.
+To add one: a class that is a CaptureBackend, given to the Coordinator in ``backends``.
 
 A session's life, all of it under the coordinator's lock but ``collect``:
 
@@ -26,7 +26,7 @@ from warpwatch_telemetry.captures import Capture, CaptureKind, RankCapture
 from warpwatch_telemetry.records import End, RankEvent
 
 
-class Session(Protocol):
+class CaptureSession(Protocol):
     """One capture while it runs. ``at`` is monotonic.
 
     capture: as it was begun; its ``ranks`` are not kept up to date, ``ranks`` are.
@@ -61,7 +61,7 @@ class Session(Protocol):
         ...
 
 
-class Backend(Protocol):
+class CaptureBackend(Protocol):
     """Who can be captured in one way. name: of telemetry.captures.BACKENDS."""
 
     name: str
@@ -79,6 +79,6 @@ class Backend(Protocol):
         """The most that a rank says a recorded step of its brings; None: nobody knows."""
         ...
 
-    def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> Session:
+    def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> CaptureSession:
         """Ask these ranks. ``capture.steps`` are to be recorded. Raises Refused."""
         ...

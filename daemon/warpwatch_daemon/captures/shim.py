@@ -1,4 +1,4 @@
-"""Captures by the shim in the process: what each rank was told and answered, and when it ends."""
+"""Captures by the shim in the process: what each rank is asked and answers, and when it ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from warpwatch_daemon.captures.stacks import outside
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.place import Place
 from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.ring_folder import RingFolder
 from warpwatch_telemetry.captures import (
     CAPTURE_TIMEOUT_S,
     RANK_ENDS,
@@ -36,7 +36,7 @@ MARGIN_STEPS = 2
 ATTEMPTS = 3
 # The start step is two steps off, and as much again for a rank that is behind.
 ARM_STEPS = 4
-# However long a ring says that its steps are, and however often they are asked anew.
+# However long a ring says that its steps are, and however often ranks are asked again.
 MAX_RECORDING_S = 3600.0
 MAX_SESSION_S = 2 * 3600.0
 # A helper thread answers within its heartbeat; one without a heartbeat for SILENT_S does not.
@@ -45,17 +45,17 @@ SILENT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A rank, the ring of the process that was asked, and where that is met."""
+class AskedRank:
+    """A rank, the ring of the process that was asked, and the folder that it lies in."""
 
     rank: Rank
     ring_name: str
     owner_uid: int
-    place: Place
+    folder: RingFolder
 
 
 class ShimSession:
-    """A ``captures.session.Session``.
+    """A ``captures.session.CaptureSession``.
 
     ``targets``: those of the ranks ``numbers`` that have not ended. ``send`` writes a rank's
     command file; ``begun`` reads the step that a rank has begun.
@@ -65,9 +65,9 @@ class ShimSession:
         self,
         capture: Capture,
         numbers: Sequence[int],
-        targets: dict[int, Target],
+        targets: dict[int, AskedRank],
         config: TriggersConfig,
-        send: Callable[[Target, dict[str, Any]], None],
+        send: Callable[[AskedRank, dict[str, Any]], None],
         begun: Callable[[Rank], int | None],
         at: float,
     ) -> None:
@@ -177,7 +177,7 @@ class ShimSession:
         return rank.state in RANK_ENDS or rank.state == "exported"
 
     def _must_rename(self) -> bool:
-        """A rank was late or passed the start step unheard, and nobody has a trace yet."""
+        """A rank was late or passed the start step unheard, and none has a trace yet."""
         if self.capture.request.kind not in STEP_KINDS or self._attempt >= ATTEMPTS:
             return False
         states = {rank.state for rank in self.ranks.values()}
@@ -217,14 +217,14 @@ class ShimSession:
     def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
         rank, kind = self.ranks[number], self.capture.request.kind
         if rank.detail == "no_inbox":
-            remedy = self.targets[number].place.inbox_remedy
+            remedy = self.targets[number].folder.inbox_remedy
             return replace(rank, detail=f"no_inbox: {remedy}"), ()
         if rank.state == "missing" and number in self._silent:
             return self._take_from_outside(number, folder)
         if rank.state != "exported":
             return rank, ()
         if kind not in inbox.SUFFIX:
-            # Its own tool writes the file: Nsight Systems where it was told to.
+            # Its own tool writes the file: Nsight Systems, to where its command line says.
             return replace(rank, state="written"), ()
         try:
             name = self._take(number, inbox.SUFFIX[kind], folder)
@@ -242,7 +242,7 @@ class ShimSession:
         name = f"rank{number}{inbox.SUFFIX['stacks']}"
         try:
             silent = outside.look(target.rank, target.ring_name)
-            via = outside.take(silent, target.place.inbox, folder / name, self._outside_deadline)
+            via = outside.take(silent, target.folder.inbox, folder / name, self._outside_deadline)
         except outside.NoStacks as error:
             return replace(rank, detail=str(error)), ()
         except OSError as error:
@@ -252,7 +252,7 @@ class ShimSession:
     def _take(self, number: int, suffix: str, folder: Path) -> str:
         target, name = self.targets[number], f"rank{number}{suffix}"
         stem = f"{self.command_id}.{target.ring_name.removesuffix('.ring')}"
-        inbox.take(target.place.inbox, stem + suffix, target.owner_uid, folder / name)
+        inbox.take(target.folder.inbox, stem + suffix, target.owner_uid, folder / name)
         return name
 
     def _take_more(self, number: int, folder: Path) -> list[str]:

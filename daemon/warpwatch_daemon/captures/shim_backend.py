@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.shim import ShimSession, Target
+from warpwatch_daemon.captures.shim import AskedRank, ShimSession
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_telemetry.captures import CAPTURE_KINDS, Capture, CaptureKind
 from warpwatch_telemetry.errors import Refused
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class ShimBackend:
-    """A ``captures.session.Backend``."""
+    """A ``captures.session.CaptureBackend``."""
 
     name = "shim"
     kinds: frozenset[CaptureKind] = frozenset(CAPTURE_KINDS)
@@ -38,21 +38,21 @@ class ShimBackend:
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> ShimSession:
         live = self._ranks.targets(capture.request.job)
-        targets: dict[int, Target] = {}
+        targets: dict[int, AskedRank] = {}
         for number in sorted(live.keys() & set(numbers)):
-            met = self._ranks.meeting(live[number])
-            if met is not None:
-                ring, place = met
-                targets[number] = Target(live[number], ring.name, ring.owner_uid, place)
+            found = self._ranks.open_ring(live[number])
+            if found is not None:
+                ring, folder = found
+                targets[number] = AskedRank(live[number], ring.name, ring.owner_uid, folder)
         if not targets:
             raise Refused("refused_no_rank", f"every rank of {capture.request.job} has just ended")
         begun = self._ranks.step_begun
         return ShimSession(capture, numbers, targets, self._policy.config, _send, begun, at)
 
 
-def _send(target: Target, command: dict[str, Any]) -> None:
+def _send(target: AskedRank, command: dict[str, Any]) -> None:
     try:
-        target.place.commands.send(target.ring_name, command)
+        target.folder.commands.send(target.ring_name, command)
     except OSError as error:
         # The rank then does not answer and is reported missing.
         logger.warning("cannot send to %s: %s", target.ring_name, error)

@@ -56,16 +56,22 @@ class Store:
         return fd
 
     def folder(self, capture_id: str, now: float) -> Path:
-        """Make the folder of a new capture. Raises OSError when there is no space."""
-        day = time.strftime("%Y/%m/%d", time.gmtime(now))
-        path = self.path / day / capture_id
-        path.mkdir(parents=True, exist_ok=True)
-        return path
+        """Where a capture of this time lies, whether there is such a folder or not."""
+        return self.path / time.strftime("%Y/%m/%d", time.gmtime(now)) / capture_id
+
+    def create(self, capture: Capture) -> None:
+        """Make the capture's folder with its capture.json. Raises OSError when there is no space.
+
+        Retention then knows of it, whenever this daemon may be killed.
+        """
+        # Where the store's disk is no longer mounted, none is made in its place.
+        os.stat(self.path)
+        Path(str(capture.folder)).mkdir(parents=True, exist_ok=True)
+        self.save(capture)
 
     def save(self, capture: Capture) -> None:
         """Write capture.json in one go. Raises OSError when there is no space."""
-        assert capture.folder is not None
-        path = Path(capture.folder) / RECORD
+        path = Path(str(capture.folder)) / RECORD
         content = {"schema": SCHEMA, **asdict(capture)}
         del content["folder"], content["diagnosis"]
         part = path.with_suffix(".part")

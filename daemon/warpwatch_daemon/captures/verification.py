@@ -55,7 +55,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TraceVerdict:
     """events: how many the trace lists, None when it cannot be read to its end."""
 
     events: int | None
@@ -69,26 +69,26 @@ class Verdict:
         return not self.problems
 
 
-def verify(folder: Path, expected: Mapping[str, Expectation]) -> dict[str, Verdict]:
+def verify(folder: Path, expected: Mapping[str, Expectation]) -> dict[str, TraceVerdict]:
     """What the files of a stored capture lack; blocks until they are read."""
     return {
         name: _verify_file(folder / name, expectation) for name, expectation in expected.items()
     }
 
 
-def _verify_file(path: Path, expectation: Expectation) -> Verdict:
+def _verify_file(path: Path, expectation: Expectation) -> TraceVerdict:
     # -P: the folder that the daemon was started in is no place to import from.
     command = [sys.executable, "-P", "-m", __name__, str(path), json.dumps(asdict(expectation))]
     try:
         done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
         events, lacks = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return Verdict(None, (f"{UNVERIFIED}: not read within {TIMEOUT_S:.0f} s",))
+        return TraceVerdict(None, (f"{UNVERIFIED}: not read within {TIMEOUT_S:.0f} s",))
     except OSError as error:
-        return Verdict(None, (f"{UNVERIFIED}: {error.strerror}",))
+        return TraceVerdict(None, (f"{UNVERIFIED}: {error.strerror}",))
     except ValueError:
-        return Verdict(None, (f"{UNVERIFIED}: exit status {done.returncode}",))
-    return Verdict(events, tuple(lacks))
+        return TraceVerdict(None, (f"{UNVERIFIED}: exit status {done.returncode}",))
+    return TraceVerdict(events, tuple(lacks))
 
 
 def problems(found: Inventory, expected: Expectation) -> list[str]:

@@ -27,7 +27,7 @@ from warpwatch_telemetry.alerts import NO_RANK, PEER_FAILED
 MAX_AT_ONCE = 16
 # Answers that are written; the rest of them is counted.
 MAX_ANSWERS = 1000
-# They take turns at the desk anyway.
+# They take turns anyway: one webhook is answered at a time.
 WORKERS = 2
 # Of what says no, Alertmanager asks again only after a status of the server's.
 _RETRY = {"Retry-After": "1"}
@@ -68,7 +68,7 @@ class AlertWebhook:
             raise ApiError(400, "bad_request", str(error)) from error
         own = plain(str((request.scope.get("server") or ("",))[0]))
         if self._forwarding is None or FORWARDED_HEADER in request.headers:
-            answers = await self._at_desk(alerts, frozenset({own}))
+            answers = await self._ask_here(alerts, frozenset({own}))
         else:
             answers = await self._or_said_before(self._forwarding, alerts, own)
         outcomes = Counter(answer.outcome for answer in answers)
@@ -78,13 +78,13 @@ class AlertWebhook:
             return json_answer(_document(answers), 503, _RETRY)
         return json_answer(_document(answers))
 
-    async def _at_desk(
+    async def _ask_here(
         self,
         alerts: Sequence[Alert],
         own_names: frozenset[str],
         peers: frozenset[str] = frozenset(),
     ) -> list[Answer]:
-        """It looks at the store's disk, which may be slow: off the thread that serves."""
+        """It waits for the capture that is being begun: off the thread that serves."""
         if self._workers is None:
             self._workers = CapacityLimiter(WORKERS)
         work = partial(self._backend.receive_alerts, alerts, own_names, peers)
@@ -105,9 +105,9 @@ class AlertWebhook:
         """Where the ranks of an alert are not here, the answer is another daemon's."""
         hosts = {alert.host for alert in alerts if alert.status == "firing"} - {"", own}
         if not hosts:
-            return await self._at_desk(alerts, frozenset({own}))
+            return await self._ask_here(alerts, frozenset({own}))
         places = await forwarding.places(hosts, own)
-        answers = await self._at_desk(alerts, places.own, frozenset(places.peers))
+        answers = await self._ask_here(alerts, places.own, frozenset(places.peers))
         asked: list[int] = []
         for place, alert in enumerate(alerts):
             if answers[place].outcome != NO_RANK:
@@ -128,7 +128,7 @@ class AlertWebhook:
         said = await forwarding.pass_on(alerts, places) if alerts else []
         lost = [place for place, answer in enumerate(said) if answer.outcome == PEER_FAILED]
         if lost:
-            local = await self._at_desk([alerts[place] for place in lost], places.own)
+            local = await self._ask_here([alerts[place] for place in lost], places.own)
             for place, answer in zip(lost, local, strict=True):
                 said[place] = said[place] if answer.outcome == NO_RANK else answer
         return said

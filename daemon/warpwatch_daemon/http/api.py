@@ -147,7 +147,7 @@ class Api:
             reason=body.reason,
         )
         try:
-            # It looks at the store's disk, which may be slow: off the thread that serves.
+            # It waits for the capture that is being begun: off the thread that serves.
             capture = await run_in_threadpool(self._backend.request_capture, asked)
         except Refused as error:
             status = _REFUSED_STATUS.get(error.reason, _CONFLICT)

@@ -47,7 +47,7 @@ class Backend(Protocol):
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
     ) -> Sequence[Answer]:
-        """What becomes of each alert, in their order; the names are ``AlertDesk.receive``'s.
+        """What becomes of each alert, in their order; the names are ``AlertRequests.receive``'s.
 
         May wait for a disk: not from the thread that serves.
         """

@@ -2,8 +2,9 @@
 
 - folder: the daemon's own folder
 - lock: the lock by which shims know of it
-- place: one place of rendezvous, the folder of all or a pod's own: rings, commands, inbox
-- pods: which pods have a place of their own
+- ring_folder: one folder of rings, that of all or a pod's own: rings, commands, inbox
+- pods: which pods have a folder of their own; pod_inboxes: what they have on the disk
+- complaints: what is wrong with a pod's folders, counted once
 - directory: folders and files that others may change meanwhile
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
@@ -14,5 +15,6 @@
 - silence: why a living process gives no sign
 - saved: positions and counts that survive a restart
 - commands: the file that a process reads
+- load: how busy the ranks keep each device, for simulated ones
 - inbox: taking over what a process wrote for a capture
 """

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Modes of folders that everybody may write to, of those that are the daemon's alone, and of those
-# that nobody else may even look into.
+# Modes of folders that everyone may write to, of those that are the daemon's alone, and of those
+# that no one else may even look into.
 STICKY = 0o1777
 OWNED = 0o755
 PRIVATE = 0o700
@@ -35,7 +35,7 @@ class Directory:
 
     @property
     def path(self) -> Path:
-        """For messages; what lies there when it is opened by this path is anybody's guess."""
+        """For messages; what lies there when it is opened by this path is not known."""
         return self.base.joinpath(*self.names)
 
     @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Taking over what a process wrote for a capture: copied from the opened file, then removed.
 
-Everybody may write to the inbox, and nothing in it is believed.
+Everyone may write to the inbox, and nothing in it is believed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MORE_SUFFIXES = {"memory": (".memory.json",)}
 MAX_FILE_BYTES = 8 << 30
 # What a file may not take of the store's file system.
 MIN_FREE_BYTES = 200 << 20
-# A sweep spends no more time on folders; nobody has a reason to make one.
+# A sweep spends no more time on folders; there is no reason to make one.
 SWEEP_FOLDERS_S = 2.0
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,7 +65,7 @@ def _check(name: str, owner_uid: int, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise InboxError(f"{name} is no regular file")
     if found.st_nlink != 1:
-        # A hard link to somebody's file would make the daemon publish it.
+        # A hard link to another's file would make the daemon publish it.
         raise InboxError(f"{name} has {found.st_nlink} links")
     if found.st_uid != owner_uid:
         raise InboxError(f"{name} belongs to uid {found.st_uid}, not {owner_uid}")
@@ -107,7 +107,7 @@ def sweep(
     limit_s: float | None = None,
     keep: Callable[[str], bool] = lambda name: False,
 ) -> int:
-    """Remove what nobody collected; the number of files and folders of the inbox removed.
+    """Remove what was never collected; the number of files and folders of the inbox removed.
 
     What cannot be removed, and what there is no time for, stays until the next sweep. ``limit_s``
     is for all of it, otherwise files take the time that they take; ``keep``: what is not touched.

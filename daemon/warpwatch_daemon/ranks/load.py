@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.state import RankState
 
 # A rank that finished no step for this long does not load its device.
@@ -13,17 +12,19 @@ IDLE_AFTER_S = 3.0
 
 
 class RankLoad:
-    """``uuid_of``: the device's UUID by its index."""
+    """``ranks``: all that are known now; ``uuid_of``: the device's UUID by its index."""
 
-    def __init__(self, hub: Hub, uuid_of: Callable[[int], str]) -> None:
-        self._hub = hub
+    def __init__(
+        self, ranks: Callable[[], Iterable[RankState]], uuid_of: Callable[[int], str]
+    ) -> None:
+        self._ranks = ranks
         self._uuid_of = uuid_of
         self._seen: dict[str, tuple[float, float]] = {}
 
     def __call__(self, index: int) -> float | None:
         """Share of time in 0..1 that the device computes, None without a rank on it."""
         uuid = self._uuid_of(index)
-        ranks = [rank for rank in self._hub.ranks() if rank.device == uuid]
+        ranks = [rank for rank in self._ranks() if rank.device == uuid]
         return max((self._share(rank) for rank in ranks), default=None)
 
     def _share(self, rank: RankState) -> float:

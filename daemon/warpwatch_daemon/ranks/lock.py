@@ -33,7 +33,7 @@ def hold(folder_fd: int, content: dict[str, Any]) -> int:
     """The descriptor that holds ``daemon.lock`` until it is closed. Raises AlreadyHeld, OSError."""
     fd = _locked(folder_fd)
     if fd is None:
-        # Only readers hold it, as anybody can: take a new file in its place.
+        # Only readers hold it, as anyone can: take a new file in its place.
         os.unlink(rendezvous.LOCK_FILE, dir_fd=folder_fd)
         fd = _locked(folder_fd)
     if fd is None:

@@ -14,7 +14,7 @@ _MEMORY_MIN_BYTES = 5 * 8
 _NO_COUNTS: Mapping[str, int] = {}
 
 
-class Memory(NamedTuple):
+class AllocatorMemory(NamedTuple):
     """What the allocator of a process says, in bytes.
 
     inactive_split: free pieces of blocks that are partly in use.
@@ -51,7 +51,7 @@ def step(
     )
 
 
-def memory(payload: bytes) -> tuple[Memory, Mapping[str, int]] | None:
+def memory(payload: bytes) -> tuple[AllocatorMemory, Mapping[str, int]] | None:
     """Memory now, and what was counted since the process began; None when it is too short."""
     if len(payload) < _MEMORY_MIN_BYTES:
         return None
@@ -59,10 +59,11 @@ def memory(payload: bytes) -> tuple[Memory, Mapping[str, int]] | None:
     words = payload[: len(payload) // 8 * 8].ljust(protocol.MEMORY.size, b"\xff")
     allocated, reserved, peak, retries, errors, inactive = protocol.MEMORY.unpack_from(words)
     counts = _counts(allocation_retries=retries, out_of_memory_errors=errors)
-    return Memory(_known(allocated), _known(reserved), _known(peak), _known(inactive)), counts
+    now = AllocatorMemory(_known(allocated), _known(reserved), _known(peak), _known(inactive))
+    return now, counts
 
 
-def memory_detail(now: Memory, counts: Mapping[str, int]) -> Mapping[str, int]:
+def memory_detail(now: AllocatorMemory, counts: Mapping[str, int]) -> Mapping[str, int]:
     """What is known of it, as the event ``memory`` has it."""
     known = {
         "allocated_bytes": now.allocated,

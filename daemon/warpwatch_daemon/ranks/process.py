@@ -1,4 +1,4 @@
-"""What the kernel tells of a rank's process: whether it moves, its memory, and who ended it.
+"""What the kernel says of a rank's process: whether it moves, its memory, and who ended it.
 
 Everything here is a few small files of /proc and of the control groups. What may not be read, or
 is not there (another PID namespace, control groups hidden by a container), is unknown.
@@ -12,7 +12,7 @@ from typing import Any
 
 from warpwatch_devices.process_tree import Process, descendants
 
-# How often a process is looked at: a hang is told within 30 s of its last sign of life.
+# How often a process is looked at: a hang is reported within 30 s of its last sign of life.
 INTERVAL_S = 2.0
 
 _PROC = Path("/proc")
@@ -104,7 +104,7 @@ def _group_room(group: Path) -> tuple[int, int] | None:
     for limit_file, usage_file, cache, _ in _GROUP_FILES:
         limit, usage = _read(group / limit_file).strip(), _read(group / usage_file).strip()
         if limit.isdigit() and usage.isdigit():
-            # File cache counts as used, but goes when somebody needs the memory.
+            # File cache counts as used, but goes when the memory is needed.
             used = int(usage) - (_field(_read(group / "memory.stat"), cache) or 0)
             return max(0, int(limit) - used), int(limit)
     return None

@@ -69,14 +69,14 @@ class Rank:
         self.ring = ring
         self.claims = ring.claims
         self.phases = list(ring.claims.phases)
-        self.memory = payloads.Memory()
+        self.memory = payloads.AllocatorMemory()
         self._totals = _NO_TOTALS
-        # What only records tell of this process, by name; what was never told is not there.
+        # What only records say of this process, by name; what no record said is not there.
         self._recorded: dict[str, int] = {}
         self._metadata_sequence = 0
         self._heartbeat_ns = 0
         self.silence = Silence(at)
-        self._seen_alive = self._end_told = False
+        self._seen_alive = self._end_reported = False
         self._capture_begun: float | None = None
         # PID and start time where the kernel confirms that this very process holds the ring.
         self.seen_process: tuple[int, int] | None = None
@@ -202,10 +202,10 @@ class Rank:
                 self.status = "running"
                 yield RankEvent(now, self.job, self.rank, "resumed")
             return
-        told = self.silence.reason is not None
+        is_known = self.silence.reason is not None
         holder_pid = None if foreign else news.holder_pid
         self.silence.look(identity, at, holder_pid, self.owner_uid)
-        if not told:
+        if not is_known:
             self.status = "stopped"
             detail = {"silent_reason": self.silence.reason}
             yield RankEvent(now, self.job, self.rank, "stopped", detail)
@@ -214,11 +214,11 @@ class Rank:
         self.ended_at = at
         self.status = "exited" if in_order else "died"
         self.silence.over()
-        self.memory = payloads.Memory()
+        self.memory = payloads.AllocatorMemory()
         if not self._seen_alive and self.ring is not None:
             # It ended while no daemon looked: before its successor came, whenever that was.
             now = min(now, max(self.last_step_time or 0.0, self.ring.created_time))
-        if in_order or self._end_told:
+        if in_order or self._end_reported:
             return End(now, self.job, self.rank)
         detail = {"oom_kill": True} if self.oom_kills.risen() else {}
         return RankEvent(now, self.job, self.rank, "died", detail)
@@ -319,7 +319,7 @@ class Rank:
         self.lost = int(saved["lost"])
         self.first_time = float(saved["first_time"])
         self._counted = int(saved["position"])
-        self._end_told = bool(saved["ended"])
+        self._end_reported = bool(saved["ended"])
         self.ring.reader.position = max(0, self._counted - REWIND_RECORDS)
         self._rewound = self._counted - self.ring.reader.position
 

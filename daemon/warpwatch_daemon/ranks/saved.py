@@ -36,7 +36,7 @@ def load(folder: Path) -> dict[Key, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("cannot use %s, counts start anew: %s", folder / FILE, error)
+        logger.warning("cannot use %s, counts start again: %s", folder / FILE, error)
         return {}
 
 

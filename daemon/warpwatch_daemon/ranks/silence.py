@@ -56,7 +56,7 @@ def silent_reason(
 ) -> str:
     """One of STOPPED (a signal, a debugger or a frozen control group), HOLDS_GIL and UNKNOWN.
 
-    The identity is the ring's claim: it may name anybody's process. UNKNOWN unless the kernel says
+    The identity is the ring's claim: it may name any process. UNKNOWN unless the kernel says
     the same (``holder_pid``: who holds the ring's lock) and the process is the ring's owner's; in
     another PID namespace or on another kernel neither can be known. A process that runs while its
     heartbeat's thread does not is kept by its GIL.

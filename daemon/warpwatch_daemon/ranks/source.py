@@ -12,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import ProtocolError
-from warpwatch_daemon.ranks import inbox, place, process, saved
+from warpwatch_daemon.ranks import inbox, process, ring_folder, saved
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.place import Place
-from warpwatch_daemon.ranks.pods import Pods
+from warpwatch_daemon.ranks.pod_inboxes import PodInboxes
+from warpwatch_daemon.ranks.pods import PODS, Pods
 from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_daemon.ranks.table import SCAN_INTERVAL_S, OpenRing, RingCount, RingTable
+from warpwatch_daemon.ranks.ring_folder import RingFolder
+from warpwatch_daemon.ranks.table import (
+    LIMITS,
+    SCAN_INTERVAL_S,
+    Limits,
+    OpenRing,
+    RingCount,
+    RingTable,
+)
 from warpwatch_devices.process_tree import ProcessTree
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record
 from warpwatch_telemetry.state import RankKey, RankState
@@ -37,9 +45,9 @@ STATES_WAIT_S = 0.25
 
 
 class RanksSource:
-    """Polled by the pipeline.
+    """Polled by the pipeline, which touches the rendezvous in memory and no disk.
 
-    Everything but ``poll`` may be called from any thread.
+    ``poll`` is for one thread, and so is each of the inboxes'; all else is for any.
 
     ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long.
     """
@@ -50,14 +58,17 @@ class RanksSource:
         stopped_after_s: float,
         reject: Callable[[str], None],
         scan_interval_s: float = SCAN_INTERVAL_S,
+        limits: Limits = LIMITS,
     ) -> None:
         self._folder = folder
         self._stopped_after_s = stopped_after_s
         self._reject = reject
-        count = RingCount()
+        count = RingCount(limits.rings)
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, count)
-        self._of_all = place.of_all(folder.path, folder.inbox, table)
-        self._pods = Pods(folder, count, reject, scan_interval_s)
+        self._shared = ring_folder.shared(folder.path, folder.inbox, table)
+        self._pods = Pods(folder, count, reject, scan_interval_s, limits)
+        pods = Directory(folder.path) / PODS
+        self._pod_inboxes = PodInboxes(folder.inbox, pods, reject)
         self._saved = saved.load(folder.path)
         # Whether all rings that were there at the start have their saved counts.
         self._claimed = False
@@ -72,7 +83,7 @@ class RanksSource:
         # Rings of the dead that a process of another pod continued, and when (monotonic).
         self._left: list[tuple[OpenRing, float]] = []
         self._unsent: list[Record] = []
-        self._of_all.sweep_commands()
+        self._shared.sweep_commands()
 
     # --- the pipeline's side ---
 
@@ -84,7 +95,7 @@ class RanksSource:
         with self._lock:
             records = self._unsent
             del records[:-MAX_UNSENT]
-            # The living first: a successor finds the place of one that has just died free.
+            # The living first: a successor finds that the one before it has just died.
             for rank in list(self._ranks):
                 if rank.live:
                     records.extend(self._update(rank, now, at))
@@ -142,17 +153,12 @@ class RanksSource:
         with self._lock:
             return {rank.rank: rank for rank in self._ranks if rank.live and rank.job == job}
 
-    def meeting(self, rank: Rank) -> tuple[OpenRing, Place] | None:
-        """The ring of a live rank and where its process is met; None when it has just ended."""
+    def open_ring(self, rank: Rank) -> tuple[OpenRing, RingFolder] | None:
+        """The ring of a live rank and the folder that it lies in; None when it has just ended."""
         with self._lock:
             if rank.ring is None or not rank.live:
                 return None
-            return rank.ring, self._where(rank.ring)
-
-    def sweep_inboxes(self, older_than_s: float, now: float) -> None:
-        """Remove what nobody collected. ``now`` is wall clock. Raises OSError."""
-        inbox.sweep(self._of_all.inbox, older_than_s, now, keep=self._pods.keeps)
-        self._pods.sweep_inboxes(older_than_s, now)
+            return rank.ring, self._folder_of(rank.ring)
 
     def step_begun(self, rank: Rank) -> int | None:
         """The step that the rank has begun, read from its ring now."""
@@ -160,6 +166,19 @@ class RanksSource:
             if rank.ring is None or not rank.live:
                 return None
             return rank.ring.reader.step_begun()
+
+    # --- the inboxes, on their disk ---
+
+    def tend_inboxes(self, at: float) -> None:
+        """Make what pods that are new lack."""
+        with self._lock:
+            served = self._pods.served
+        self._pod_inboxes.tend(served, at)
+
+    def sweep_inboxes(self, older_than_s: float, now: float) -> None:
+        """Remove what was never collected. Raises OSError."""
+        inbox.sweep(self._shared.inbox, older_than_s, now, keep=self._pod_inboxes.keeps)
+        self._pod_inboxes.sweep(older_than_s, now)
 
     # --- inside ---
 
@@ -169,17 +188,17 @@ class RanksSource:
                 yield rank
 
     def _adopt(self, now: float, at: float) -> Iterator[Record]:
-        rings = [*self._of_all.table.scan(), *self._pods.scan(now, at)]
+        rings = [*self._shared.table.scan(), *self._pods.scan(now, at)]
         for ring in sorted(rings, key=lambda ring: ring.created_time):
-            where = self._where(ring)
+            folder = self._folder_of(ring)
             if self._was_left(ring, at):
                 continue
             try:
-                where.commands.prepare(ring.name)
+                folder.commands.prepare(ring.name)
             except OSError as error:
-                where.table.postpone(ring, error)
+                folder.table.postpone(ring, error)
                 continue
-            rank = self._place(ring, at)
+            rank = self._rank_of(ring, at)
             said = ring.claims
             # Before its first step, whenever this daemon came to see it.
             time = min(now, ring.created_time)
@@ -196,14 +215,13 @@ class RanksSource:
         self._left.append((ring, at))
         return True
 
-    def _where(self, ring: OpenRing) -> Place:
-        """The place of an open ring."""
-        return self._of_all if ring.pod_uid is None else self._pods.place(ring.pod_uid)
+    def _folder_of(self, ring: OpenRing) -> RingFolder:
+        return self._shared if ring.pod_uid is None else self._pods.folder(ring.pod_uid)
 
-    def _place(self, ring: OpenRing, at: float) -> Rank:
+    def _rank_of(self, ring: OpenRing, at: float) -> Rank:
         """The rank that this ring continues, or a new one."""
         entry = self._saved.pop((ring.pod_uid, ring.name), None)
-        job, rank = self._find_place(ring, entry)
+        job, rank = self._find_rank(ring, entry)
         before = None if rank is None else rank.ring
         if rank is None:
             rank = Rank(job, ring, at)
@@ -223,14 +241,14 @@ class RanksSource:
         """``before`` goes, but only once its counts are saved with the new ring.
 
         A pod says by itself which job it is of: what it continues may be another tenant's, whose
-        files stay for as long as if nobody had.
+        files stay for as long as if it did not.
         """
         if before.pod_uid == ring.pod_uid and self._save():
             self._forget(before)
         else:
             self._left.append((before, at))
 
-    def _find_place(self, ring: OpenRing, entry: dict[str, Any] | None) -> tuple[str, Rank | None]:
+    def _find_rank(self, ring: OpenRing, entry: dict[str, Any] | None) -> tuple[str, Rank | None]:
         """(label of the job, dead rank to continue). What it was before a restart, it stays."""
         said = ring.claims
         labels = [said.job] + [f"{said.job}#{n}" for n in range(2, len(self._ranks) + 2)]
@@ -248,11 +266,11 @@ class RanksSource:
         try:
             yield from rank.update(now, at, self._stopped_after_s, self._boot_id)
         except ProtocolError as error:
-            # Nobody can say what becomes of the process: nothing is expected of it any more.
+            # What becomes of the process is unknown: nothing is expected of it any more.
             yield End(now, rank.job, rank.rank)
-            where = self._where(rank.ring)
-            where.table.refuse(rank.ring, error)
-            where.commands.remove(rank.ring.name)
+            folder = self._folder_of(rank.ring)
+            folder.table.refuse(rank.ring, error)
+            folder.commands.remove(rank.ring.name)
             rank.ring = None
             self._ranks.remove(rank)
         for _ in range(rank.take_refused()):
@@ -281,9 +299,9 @@ class RanksSource:
             self._forget(self._left.pop(0)[0])
 
     def _forget(self, ring: OpenRing) -> None:
-        where = self._where(ring)
-        where.table.forget(ring, remove=True)
-        where.commands.remove(ring.name)
+        folder = self._folder_of(ring)
+        folder.table.forget(ring, remove=True)
+        folder.commands.remove(ring.name)
 
     def _save(self) -> bool:
         try:

@@ -21,17 +21,16 @@ from warpwatch_daemon.ranks.ring import RingReader
 
 logger = logging.getLogger(__name__)
 
-MAX_RINGS = 1024
 MAX_RINGS_PER_OWNER = 64
 # Who is root in a container can give its files to any owner: a pod has as many as an owner.
 MAX_RINGS_PER_POD = 64
-# A half-made ring that nobody finished after this time is counted as refused.
+# A half-made ring that is not finished after this time is counted as refused.
 UNFINISHED_S = 60.0
-# Files that are looked at; a folder with more of them is somebody's attack.
+# Files that are looked at; a folder with more of them is an attack.
 MAX_FILES = 20_000
 # There can be 256 folders of pods, and each is looked at.
 MAX_FILES_PER_POD = 1_024
-# The folder is anybody's to write: a look at it costs, so it is not looked at more often.
+# Anyone may write to the folder, and a look at it costs: it is not looked at more often.
 SCAN_INTERVAL_S = 1.0
 # Refusals that may be over once another ring is gone.
 TRANSIENT = frozenset({"too_many", "too_many_of_owner", "too_many_of_pod", "unreadable"})
@@ -57,20 +56,35 @@ class OpenRing:
     pod_uid: str | None = None
 
 
+class Limits(NamedTuple):
+    """Of all folders together. scan_s: what looking for new rings may take of one poll.
+
+    A pod costs an open file, its lock. A kubelet runs 110 pods unless it is configured otherwise.
+    """
+
+    rings: int = 1024
+    pods: int = 256
+    scan_s: float = 0.05
+
+
+LIMITS = Limits()
+
+
 @dataclass(slots=True)
 class RingCount:
     """The rings that are open in all folders together. freed: how many were closed so far."""
 
+    limit: int = LIMITS.rings
     open: int = 0
     freed: int = 0
 
 
 @dataclass(slots=True)
 class _Wait:
-    """Of a file that is refused for now. told: the reasons that were counted already."""
+    """Of a file that is refused for now. counted: the reasons that were counted already."""
 
     until: float = -math.inf
-    told: set[str] = field(default_factory=set)
+    counted: set[str] = field(default_factory=set)
 
 
 class Bounds(NamedTuple):
@@ -83,7 +97,7 @@ class Bounds(NamedTuple):
 class RingTable:
     """The rings of one folder, of the pod ``pod_uid`` if it is a pod's own.
 
-    ``reject`` is told the reason of every refusal, once a file. ``count`` is of all folders.
+    ``reject`` gets the reason of every refusal, once a file. ``count`` is of all folders.
     """
 
     def __init__(
@@ -100,7 +114,7 @@ class RingTable:
         self._count = count or RingCount()
         self._pod_uid = pod_uid
         of_pod = Bounds(MAX_RINGS_PER_POD, MAX_FILES_PER_POD)
-        self._bounds = Bounds(MAX_RINGS, MAX_FILES) if pod_uid is None else of_pod
+        self._bounds = Bounds(self._count.limit, MAX_FILES) if pod_uid is None else of_pod
         self._refused: dict[str, tuple[int, int, int]] = {}
         # Refused for now, and tried again when a ring has gone, or at a time.
         self._waiting: dict[str, _Wait] = {}
@@ -232,8 +246,8 @@ class RingTable:
 
     def _check_room(self, owner_uid: int) -> None:
         """Raises ProtocolError where one ring more would be too many."""
-        if self._count.open >= MAX_RINGS:
-            raise protocol.ProtocolError("too_many", f"{MAX_RINGS} rings are open already")
+        if self._count.open >= self._count.limit:
+            raise protocol.ProtocolError("too_many", f"{self._count.limit} rings are open already")
         if self._owners[owner_uid] >= MAX_RINGS_PER_OWNER:
             raise protocol.ProtocolError(
                 "too_many_of_owner", f"uid {owner_uid} has {MAX_RINGS_PER_OWNER} rings already"
@@ -257,8 +271,8 @@ class RingTable:
         """Let the file wait; whether it does so for this reason for the first time."""
         wait = self._waiting.setdefault(name, _Wait())
         wait.until = until
-        is_new = reason not in wait.told
-        wait.told.add(reason)
+        is_new = reason not in wait.counted
+        wait.counted.add(reason)
         return is_new
 
 

@@ -14,8 +14,9 @@ from typing import Any
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.disk import Disk
 from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.session import Backend
+from warpwatch_daemon.captures.session import CaptureBackend
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.config.triggers import TriggersConfig
@@ -53,7 +54,7 @@ class CaptureNode:
         self,
         path: Path,
         stack: ExitStack,
-        backends: Sequence[Backend] = (),
+        backends: Sequence[CaptureBackend] = (),
         ranks: Sequence[int] = (0, 1),
         world_size: int | None = None,
         **triggers: Any,
@@ -64,9 +65,7 @@ class CaptureNode:
         self.hub = Hub(10.0)
         self.source = RanksSource(self.folder, 10.0, lambda reason: None, scan_interval_s=0)
         self.at = time.monotonic()
-        self.hub.watch_ranks(lambda: self.source.states(self.at))
-        policy = Policy(TriggersConfig(**triggers), self.store.path)
-        self.coordinator = self.start(policy, self.hub, backends)
+        self.coordinator = self._start(TriggersConfig(**triggers), backends)
         self._stack = stack
         self._world_size = world_size or len(ranks)
         self.rings = [self._ring(rank) for rank in ranks]
@@ -87,13 +86,21 @@ class CaptureNode:
         self.rings[index].step()
         self.poll()
 
-    def start(self, policy: Policy, hub: Hub, backends: Sequence[Backend] = ()) -> Coordinator:
-        """A coordinator over the node's files, as a daemon's start makes it."""
+    def restart(self, config: TriggersConfig | None = None) -> None:
+        """Another daemon on the same files, which the one before had the time to make."""
+        self.coordinator.finish_urgent()
+        self.hub = Hub(10.0)
+        self.coordinator = self._start(config or self.coordinator.policy.config)
+
+    def _start(
+        self, config: TriggersConfig, backends: Sequence[CaptureBackend] = ()
+    ) -> Coordinator:
+        self.hub.watch_ranks(lambda: self.source.states(self.at))
         return Coordinator(
-            policy,
+            Policy(config, Disk(self.store.path)),
             self.store,
             self.source,
-            hub,
+            self.hub,
             lambda busy: None,
             lambda: None,
             lambda: self.at,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,8 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
-from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.triggers.baseline import BaselineCaptures
 from warpwatch_daemon.config.triggers import BaselineConfig, TriggersConfig
-from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Residual
 
@@ -30,7 +27,6 @@ class Node(CaptureNode):
     ) -> None:
         super().__init__(path, stack, baseline=baseline, **options)
         self.now = time.time()
-        self.config = self.coordinator.policy.config
         self.baseline = BaselineCaptures(self.coordinator, self.hub)
         self.train(3)
 
@@ -52,17 +48,9 @@ class Node(CaptureNode):
         return self.finished(capture)
 
     def restart(self, config: TriggersConfig | None = None) -> None:
-        self.hub = Hub(10.0)
-        self.hub.watch_ranks(lambda: self.source.states(self.at))
-        self.coordinator = self.start(Policy(config or self.config, self.store.path), self.hub)
+        super().restart(config)
         self.baseline = BaselineCaptures(self.coordinator, self.hub)
         self.poll()
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture

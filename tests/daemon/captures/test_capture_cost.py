@@ -12,8 +12,8 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
 from tests.daemon.ranks.ring_files import RingFile
+from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import Baselines, StepCost, rank_sum_z
-from warpwatch_daemon.captures.register import Register
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.state.hub import Hub
@@ -157,8 +157,8 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
     store, hub = Store(StoreConfig(url=tmp_path.as_uri())), Hub(10.0)
     folder = str(store.folder("old", 5000.0))
     old = Capture("old", MANUAL, 5000.0, folder=folder, residual=Residual(1.4, 20, True))
-    store.save(replace(old, outcome="complete"))
-    register = Register(store, hub)
+    store.create(replace(old, outcome="complete"))
+    register = CaptureRegister(store, hub)
 
     def shown(*first_times: float) -> float | None:
         ranks = tuple(

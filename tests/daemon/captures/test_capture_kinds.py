@@ -123,7 +123,7 @@ def test_stacks_are_finished_before_what_they_supersede(node: CaptureNode) -> No
         found = f'{{"rank": {rank}, "job": "train", "threads": []}}'
         node.deliver(rank, found.encode(), ".stacks.json")
     node.poll()
-    node.coordinator.finish_stacks()
+    node.coordinator.finish_urgent()
     assert [rank.state for rank in node.capture(stacks).ranks] == ["written", "written"]
     assert node.capture(waiting).outcome is None
 

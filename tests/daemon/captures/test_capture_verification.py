@@ -15,7 +15,7 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, trace
 from warpwatch_daemon.captures import verification
 from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.captures.verification import Expectation, Verdict, verify
+from warpwatch_daemon.captures.verification import Expectation, TraceVerdict, verify
 
 ASKED = Expectation(rank=0, first_step=3, last_step=5)
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 3100, "dur": 90}
@@ -27,7 +27,7 @@ def node(tmp_path: Path) -> Any:
         yield CaptureNode(tmp_path, stack)
 
 
-def judge(folder: Path, content: Any, expected: Expectation = ASKED) -> Verdict:
+def judge(folder: Path, content: Any, expected: Expectation = ASKED) -> TraceVerdict:
     """The verdict of the process that verifies."""
     data = content if isinstance(content, bytes) else gzip.compress(json.dumps(content).encode())
     (folder / "rank0.pt.trace.json.gz").write_bytes(data)
@@ -84,22 +84,24 @@ def test_a_trace_of_a_gpu_needs_kernels(tmp_path: Path) -> None:
     gpu = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}]}
     verdict = judge(tmp_path, trace() | gpu, on_gpu)
     assert verdict.problems == ("no_kernels: the rank computes on a GPU",)
-    assert judge(tmp_path, with_event(KERNEL) | gpu, on_gpu) == Verdict(7, ())
+    assert judge(tmp_path, with_event(KERNEL) | gpu, on_gpu) == TraceVerdict(7, ())
     assert judge(tmp_path, trace() | gpu).problems == ()
 
 
 def test_a_simulated_device_runs_no_kernels(tmp_path: Path) -> None:
     on_gpu = Expectation(rank=0, first_step=3, last_step=5, on_gpu=True)
-    assert judge(tmp_path, trace(deviceProperties=[]), on_gpu) == Verdict(6, ())
+    assert judge(tmp_path, trace(deviceProperties=[]), on_gpu) == TraceVerdict(6, ())
 
 
 def test_a_trace_of_a_window_needs_neither_steps_nor_rank(tmp_path: Path) -> None:
     content = without("user_annotation") | {"warpwatch": {}}
     window = Expectation(rank=0, window_s=2.0)
-    assert judge(tmp_path, content, window) == Verdict(3, ())
+    assert judge(tmp_path, content, window) == TraceVerdict(3, ())
     # Nobody said which rank it is.
     unknown = Expectation(rank=None, window_s=2.0)
-    assert judge(tmp_path, content | {"distributedInfo": {"rank": 5}}, unknown) == Verdict(3, ())
+    assert judge(tmp_path, content | {"distributedInfo": {"rank": 5}}, unknown) == TraceVerdict(
+        3, ()
+    )
     late = content["traceEvents"] + [KERNEL | {"ts": 9e7}]
     (problem,) = judge(tmp_path, content | {"traceEvents": late}, window).problems
     assert problem == "timestamps: events 90.0 s apart, outside what was recorded"
@@ -109,8 +111,8 @@ def test_a_file_that_is_gone_costs_the_others_nothing(tmp_path: Path) -> None:
     (tmp_path / "rank1").write_text(json.dumps(trace(rank=1)))
     verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": Expectation(1, 3, 5)})
     assert verdicts == {
-        "rank0": Verdict(None, ("unreadable: No such file or directory",)),
-        "rank1": Verdict(6, ()),
+        "rank0": TraceVerdict(None, ("unreadable: No such file or directory",)),
+        "rank1": TraceVerdict(6, ()),
     }
 
 
@@ -175,13 +177,14 @@ def test_a_trace_that_takes_too_long_costs_the_others_nothing(
     monkeypatch.setattr(sys, "executable", str(reader))
     monkeypatch.setattr(verification, "TIMEOUT_S", 2.0)
     verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": ASKED})
-    assert verdicts["rank0"] == Verdict(None, ("unverified: not read within 2 s",))
+    assert verdicts["rank0"] == TraceVerdict(None, ("unverified: not read within 2 s",))
     assert verdicts["rank0"].verified is None
-    assert verdicts["rank1"] == Verdict(6, ())
+    assert verdicts["rank1"] == TraceVerdict(6, ())
 
 
 def test_a_store_that_is_gone_ends_the_capture(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
+    node.coordinator.finish()
     for rank in (0, 1):
         node.deliver(rank)
     shutil.rmtree(node.store.path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,11 @@ import pytest
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
-from warpwatch_daemon.captures.coordinator import Coordinator
-from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.loading import parse
 from warpwatch_daemon.config.sections import StoreConfig
-from warpwatch_daemon.config.triggers import TriggersConfig
-from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -294,14 +284,54 @@ def test_after_a_restart_a_running_capture_is_failed_counted_and_the_cooldown_go
     node: CaptureNode,
 ) -> None:
     asked = node.coordinator.request(AUTOMATIC)
-    policy = Policy(TriggersConfig(), node.store.path)
-    hub = Hub(10.0)
-    Coordinator(policy, node.store, node.source, hub, lambda busy: None, lambda: None)
-    (capture,) = hub.state().captures
+    node.restart()
+    (capture,) = node.hub.state().captures
     assert (capture.id, capture.outcome) == (asked.id, "failed")
-    assert hub.state().agent["captures_total", ("torch", "anomaly", "failed")] == 1
+    assert node.counted("failed", "anomaly") == 1
     with pytest.raises(Refused, match="cooldown_s leaves"):
-        policy.check(ANOTHER, (), time.monotonic())
+        node.coordinator.policy.check(ANOTHER, (), node.at)
+
+
+def test_a_capture_that_the_store_has_no_room_for_is_refused_after_all(node: CaptureNode) -> None:
+    shutil.rmtree(node.store.path)
+    asked = node.coordinator.request(AUTOMATIC)
+    assert node.command(1)["op"] == "capture"
+    node.coordinator.finish()
+    capture = node.capture(asked)
+    assert (capture.outcome, capture.detail) == (
+        "refused_disk",
+        f"{node.store.path}: No such file or directory",
+    )
+    assert [rank.state for rank in capture.ranks] == ["missing", "missing"]
+    assert node.command(1)["op"] == "cancel"
+    assert node.counted("refused_disk", "anomaly") == 1
+    # Neither the cooldown nor the ranks stand in the way of the next one.
+    node.store.path.mkdir()
+    again = node.coordinator.request(ANOTHER)
+    node.coordinator.finish()
+    assert Path(str(again.folder), "capture.json").exists()
+
+
+def test_a_capture_whose_store_goes_before_its_folder_is_made_ends_once(node: CaptureNode) -> None:
+    asked = node.coordinator.request(MANUAL)
+    for rank in (0, 1):
+        node.deliver(rank)
+    node.poll()
+    shutil.rmtree(node.store.path)
+    node.coordinator.finish()
+    assert node.capture(asked).outcome == "refused_disk"
+    assert node.counted("refused_disk") == 1
+    assert node.counted("failed") == node.counted("complete") == 0
+
+
+def test_of_captures_without_room_the_newest_ten_are_shown(node: CaptureNode) -> None:
+    shutil.rmtree(node.store.path)
+    asked = []
+    for _ in range(12):
+        asked.append(node.coordinator.request(MANUAL).id)
+        node.coordinator.finish()
+    assert [capture.id for capture in node.hub.state().captures] == asked[2:]
+    assert node.counted("refused_disk") == 12
 
 
 def test_a_busy_rank_is_refused_and_counted(node: CaptureNode) -> None:
@@ -334,7 +364,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
         capture = Capture(
             f"c{number}", MANUAL, 1000.0 * number, folder=str(folder), outcome="complete"
         )
-        store.save(capture)
+        store.create(capture)
         captures.append(capture)
     kept, size = store.retain(captures, 5000.0)
     assert [capture.id for capture in kept] == ["c2", "c3"]
@@ -361,6 +391,7 @@ def test_retention_by_age_removes_even_the_newest(tmp_path: Path) -> None:
     store = Store(StoreConfig(url=tmp_path.as_uri(), max_age=3600.0))
     folder = store.folder("old", 0.0)
     capture = Capture("old", MANUAL, 0.0, folder=str(folder), outcome="complete")
+    store.create(capture)
     assert store.retain([capture], 3601.0)[0] == []
     assert not folder.exists()
 
@@ -397,13 +428,13 @@ def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(tmp_path: Path) -> 
         "store": {"url": (tmp_path / "store").as_uri()},
     }
     daemon = Daemon(parse(tree, "test"), None, {})
-    before = daemon.policy._disk
+    before = daemon.disk.measured_at
     daemon._start()
     try:
         deadline = time.monotonic() + 30
-        while daemon.policy._disk is before and time.monotonic() < deadline:
+        while daemon.disk.measured_at == before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert daemon.policy._disk.at > before.at
+        assert daemon.disk.measured_at > before
     finally:
         daemon._close()
     listener = daemon.server._socket

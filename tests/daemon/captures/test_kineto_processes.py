@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from warpwatch_daemon.captures.kineto import origin
-from warpwatch_daemon.captures.kineto.origin import UNKNOWN, Origin, describe
-from warpwatch_daemon.captures.kineto.processes import Processes, Sender
+from warpwatch_daemon.captures.kineto import process_facts
+from warpwatch_daemon.captures.kineto.pollers import Pollers, Sender
+from warpwatch_daemon.captures.kineto.process_facts import UNKNOWN, ProcessFacts, describe
 from warpwatch_daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
 
 CONFIG = TraceConfig("/inbox/a.json", start_time=1000.0, window_s=1.0)
@@ -22,13 +22,13 @@ class Node:
     """A registry whose processes say who they are by a table."""
 
     def __init__(self) -> None:
-        self.origins: dict[str, Origin] = {}
-        self.processes = Processes(lambda sender: self.origins[sender.name])
+        self.origins: dict[str, ProcessFacts] = {}
+        self.processes = Pollers(lambda sender: self.origins[sender.name])
 
     def poll(
         self,
         name: str,
-        origin: Origin = UNKNOWN,
+        origin: ProcessFacts = UNKNOWN,
         pids: Sequence[int] = (1,),
         uid: int = 1000,
         ready: bool = True,
@@ -48,7 +48,7 @@ class Node:
         }
 
 
-def ranked(rank: int, world_size: int = 2, job: str = "llama") -> Origin:
+def ranked(rank: int, world_size: int = 2, job: str = "llama") -> ProcessFacts:
     return describe({"RANK": str(rank), "WORLD_SIZE": str(world_size), "WARPWATCH_JOB": job}, [])
 
 
@@ -60,7 +60,7 @@ def node() -> Node:
 def test_the_environment_and_the_command_line_say_job_and_rank() -> None:
     environ = {"RANK": "3", "WORLD_SIZE": "8", "SLURM_JOB_NAME": "pre", "SLURM_JOB_ID": "17"}
     said = describe(environ, ["python", "train.py"], "pid:[1]")
-    assert said == Origin("pre-17", 3, 8, "3", "pid:[1]", known=True)
+    assert said == ProcessFacts("pre-17", 3, 8, "3", "pid:[1]", known=True)
     assert describe({}, ["python", "train.py"]).job == "train.py"
 
 
@@ -77,7 +77,7 @@ def test_the_environment_and_the_command_line_say_job_and_rank() -> None:
 def test_the_script_is_found_behind_the_interpreters_options(
     arguments: list[str], name: str
 ) -> None:
-    assert origin.script(arguments) == name
+    assert process_facts.script(arguments) == name
 
 
 def test_a_living_process_is_described_and_a_foreign_one_is_unknown() -> None:
@@ -88,12 +88,12 @@ def test_a_living_process_is_described_and_a_foreign_one_is_unknown() -> None:
     ) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        said = origin.origin_of(child.pid, os.getuid())
+        said = process_facts.read_facts(child.pid, os.getuid())
         assert (said.job, said.rank, said.known) == ("alive", 1, True)
-        assert origin.origin_of(child.pid, os.getuid() + 1) is UNKNOWN
+        assert process_facts.read_facts(child.pid, os.getuid() + 1) is UNKNOWN
         child.communicate(b"\n")
-    assert origin.origin_of(child.pid, os.getuid()) is UNKNOWN
-    assert origin.origin_of(0, os.getuid()) is UNKNOWN
+    assert process_facts.read_facts(child.pid, os.getuid()) is UNKNOWN
+    assert process_facts.read_facts(0, os.getuid()) is UNKNOWN
 
 
 def test_ranks_of_a_job_are_together_and_a_second_job_of_the_name_is_numbered(node: Node) -> None:
@@ -144,14 +144,14 @@ def test_the_registry_is_bounded_by_owner(node: Node) -> None:
 def test_nobody_waits_while_the_origin_of_a_process_is_looked_up() -> None:
     free: list[bool] = []
 
-    def origin_of(sender: Sender) -> Origin:
+    def facts_of(sender: Sender) -> ProcessFacts:
         asking = threading.Thread(target=processes.jobs, daemon=True)
         asking.start()
         asking.join(2)
         free.append(not asking.is_alive())
         return UNKNOWN
 
-    processes = Processes(origin_of)
+    processes = Pollers(facts_of)
     for at in (0.0, 2.0):
         processes.poll(Poll(True, 0, (10,)), Sender("a", 10, 1000), 990.0, at)
     assert free == [True]

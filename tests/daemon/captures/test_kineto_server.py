@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from warpwatch_daemon.captures.kineto import protocol
-from warpwatch_daemon.captures.kineto.origin import Origin
-from warpwatch_daemon.captures.kineto.processes import Processes, Sender
+from warpwatch_daemon.captures.kineto.pollers import Pollers, Sender
+from warpwatch_daemon.captures.kineto.process_facts import ProcessFacts
 from warpwatch_daemon.captures.kineto.protocol import TraceConfig
 from warpwatch_daemon.captures.kineto.server import MAX_FOLDER_BYTES, KinetoServer
 
@@ -30,7 +30,7 @@ class Served:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rejected: Counter[str] = Counter()
-        self.processes = Processes(lambda sender: Origin("job", sender.pid, 1))
+        self.processes = Pollers(lambda sender: ProcessFacts("job", sender.pid, 1))
         self.server = KinetoServer(folder, self.processes, self._reject)
 
     def _reject(self, reason: str) -> None:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from warpwatch_daemon.captures.kineto.origin import UNKNOWN, Origin
-from warpwatch_daemon.captures.kineto.processes import Processes, Sender
+from warpwatch_daemon.captures.disk import Disk
+from warpwatch_daemon.captures.kineto.backend import KinetoBackend
+from warpwatch_daemon.captures.kineto.pollers import Pollers, Sender
+from warpwatch_daemon.captures.kineto.process_facts import UNKNOWN, ProcessFacts
 from warpwatch_daemon.captures.kineto.protocol import Poll
-from warpwatch_daemon.captures.kineto.session import KinetoBackend, KinetoSession
+from warpwatch_daemon.captures.kineto.session import KinetoSession
 from warpwatch_daemon.captures.kineto.trace_file import TraceFile
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.config.triggers import TriggersConfig
@@ -36,12 +38,13 @@ class Bench:
         self.inbox.mkdir()
         self.store = folder / "store"
         self.store.mkdir()
-        self.processes = Processes(
-            lambda sender: Origin("job", int(sender.name), 2, sender.name, known=True)
+        self.processes = Pollers(
+            lambda sender: ProcessFacts("job", int(sender.name), 2, sender.name, known=True)
         )
         self.rings: dict[int, Any] = {}
-        policy = Policy(TriggersConfig(), self.store)
-        self.backend = KinetoBackend(policy, self.inbox, self.processes, lambda job: self.rings)
+        policy = Policy(TriggersConfig(), Disk(self.store))
+        disk = Disk(self.inbox)
+        self.backend = KinetoBackend(policy, disk, self.processes, lambda job: self.rings)
         # Captures are asked for at 1.
         self.epoch = time.time() - 1.0
 
@@ -60,6 +63,12 @@ class Bench:
         path = Path(told["ACTIVITIES_LOG_FILE"].replace(".json", f"_{100 + rank}.json"))
         path.write_bytes(content)
         return path
+
+
+def advance(session: KinetoSession, at: float) -> bool:
+    """After a look at the inbox, as the loop for it does it."""
+    session.look(at)
+    return session.advance(at)
 
 
 @pytest.fixture
@@ -82,15 +91,15 @@ def test_all_ranks_begin_together_once_each_has_had_the_time_to_ask(bench: Bench
     assert zero["ACTIVITIES_DURATION_MSECS"] == "1000"
     assert zero["PROFILE_REPORT_INPUT_SHAPES"] == "true"
     assert zero["ACTIVITIES_LOG_FILE"] != one["ACTIVITIES_LOG_FILE"]
-    assert not session.advance(2.1)
+    assert not advance(session, 2.1)
     assert {rank.state for rank in session.ranks.values()} <= {"armed", "recording"}
 
 
 def test_a_whole_file_is_taken_and_nothing_stays_behind(bench: Bench) -> None:
     session = bench.begin(0)
     path = bench.write(bench.poll(0, 2.0), 0)
-    assert not session.advance(3.0)
-    assert session.advance(4.0)
+    assert not advance(session, 3.0)
+    assert advance(session, 4.0)
     rank, files = session.collect(0, bench.store)
     assert (rank.state, rank.file, files) == (
         "written",
@@ -106,11 +115,11 @@ def test_a_file_that_grows_or_has_no_end_is_waited_for(bench: Bench) -> None:
     session = bench.begin(0)
     path = bench.write(bench.poll(0, 2.0), 0, TRACE[:-1])
     for at in (3.0, 4.0, 5.0):
-        assert not session.advance(at)
+        assert not advance(session, at)
     path.write_bytes(TRACE)
     # The size has changed just now.
-    assert not session.advance(6.0)
-    assert session.advance(7.0)
+    assert not advance(session, 6.0)
+    assert advance(session, 7.0)
 
 
 def test_what_pytorch_refused_is_asked_for_once_more_with_more_time(bench: Bench) -> None:
@@ -118,17 +127,17 @@ def test_what_pytorch_refused_is_asked_for_once_more_with_more_time(bench: Bench
     first = bench.poll(0, 2.0)
     # Still waiting for its start, then ready although it should record.
     bench.poll(0, 3.0)
-    assert not session.advance(20.0)
+    assert not advance(session, 20.0)
     bench.poll(0, 30.0)
-    assert not session.advance(31.0)
-    assert not session.advance(33.0)
+    assert not advance(session, 31.0)
+    assert not advance(session, 33.0)
     assert session.ranks[0].state == "asked"
     second = bench.poll(0, 34.0)
     assert second["ACTIVITIES_LOG_FILE"] != first["ACTIVITIES_LOG_FILE"]
     assert int(second["PROFILE_START_TIME"]) == round((bench.epoch + 34.0 + 3.9) * 1000)
     bench.poll(0, 60.0)
-    assert not session.advance(61.0)
-    assert session.advance(63.0)
+    assert not advance(session, 61.0)
+    assert advance(session, 63.0)
     assert session.ranks[0].state == "failed"
     assert "wrote nothing" in session.ranks[0].detail
 
@@ -137,10 +146,10 @@ def test_the_second_request_can_bring_the_trace(bench: Bench) -> None:
     session = bench.begin(0)
     bench.poll(0, 2.0)
     bench.poll(0, 30.0)
-    session.advance(33.0)
+    advance(session, 33.0)
     bench.write(bench.poll(0, 34.0), 0)
-    session.advance(40.0)
-    assert session.advance(41.0)
+    advance(session, 40.0)
+    assert advance(session, 41.0)
     assert session.collect(0, bench.store)[0].state == "written"
 
 
@@ -148,21 +157,21 @@ def test_a_process_that_never_asks_or_never_writes_is_given_up(bench: Bench) -> 
     session = bench.begin(0, 1)
     bench.poll(0, 2.0)
     bench.poll(0, 4.0, ready=False)
-    assert not session.advance(60.0)
-    assert not session.advance(61.0)
+    assert not advance(session, 60.0)
+    assert not advance(session, 61.0)
     assert session.ranks[1].detail == "the process did not ask for anything within 60 s"
-    assert session.advance(123.5)
+    assert advance(session, 123.5)
     assert session.ranks[0].detail == "no trace within 122 s of the request"
 
 
 def test_a_process_that_ended_is_missing_unless_it_left_its_file(bench: Bench) -> None:
     session = bench.begin(0, 1)
     bench.write(bench.poll(0, 2.0), 0)
-    session.advance(2.5)
+    advance(session, 2.5)
     for name in ("0", "1"):
         bench.processes.forget(name)
-    assert not session.advance(3.0)
-    assert session.advance(4.0)
+    assert not advance(session, 3.0)
+    assert advance(session, 4.0)
     states = {number: (rank.state, rank.detail) for number, rank in session.ranks.items()}
     assert states == {0: ("exported", ""), 1: ("missing", "the process ended")}
 
@@ -171,8 +180,8 @@ def test_a_process_that_ended_while_it_wrote_is_missing(bench: Bench) -> None:
     session = bench.begin(0)
     bench.write(bench.poll(0, 2.0), 0, TRACE[:-1])
     bench.processes.forget("0")
-    assert not session.advance(3.0)
-    assert session.advance(4.0)
+    assert not advance(session, 3.0)
+    assert advance(session, 4.0)
     assert session.ranks[0].detail == "the process ended"
 
 
@@ -204,9 +213,9 @@ def test_a_gpu_gets_its_second_to_attach(bench: Bench) -> None:
 
 
 def test_of_a_process_of_unknown_origin_no_rank_is_expected(bench: Bench) -> None:
-    bench.processes = Processes(lambda sender: UNKNOWN)
-    policy = Policy(TriggersConfig(), bench.store)
-    backend = KinetoBackend(policy, bench.inbox, bench.processes, lambda job: {})
+    bench.processes = Pollers(lambda sender: UNKNOWN)
+    policy = Policy(TriggersConfig(), Disk(bench.store))
+    backend = KinetoBackend(policy, Disk(bench.inbox), bench.processes, lambda job: {})
     bench.poll(5, 0.0)
     capture = Capture("c1", CaptureRequest("kineto", "torch", "manual"), bench.epoch)
     expected = backend.begin(capture, [0], 1.0).expectation(0)
@@ -239,8 +248,8 @@ def test_only_a_regular_file_of_the_process_is_taken(tmp_path: Path, trick: str)
         path.write_bytes(TRACE)
         owner = UID + 1
     file = TraceFile(tmp_path, "a.json", owner)
-    file.is_complete(0.0)
-    file.is_complete(1.0)
+    file.look(0.0)
+    file.look(1.0)
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(InboxError, match=r"a\.json"):
         file.take(tmp_path / "taken")

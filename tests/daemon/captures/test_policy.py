@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, CaptureNode
-from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, MAX_DISK_AGE_S, Policy
+from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
+from warpwatch_daemon.captures.disk import MAX_AGE_S, Disk, Room
+from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, Policy
 from warpwatch_daemon.config import quiet_hours
 from warpwatch_daemon.config.triggers import BaselineConfig, TriggersConfig
 from warpwatch_telemetry.captures import CaptureRequest
@@ -22,12 +22,6 @@ from warpwatch_telemetry.errors import Refused
 # 2026-09-21 23:30:00 UTC.
 LATE_S = 1790033400.0
 BASELINE = CaptureRequest("train", "torch", "baseline", (0,))
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -41,7 +35,7 @@ def east_of_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def policy(store: Path, **triggers: Any) -> Policy:
-    return Policy(TriggersConfig(**triggers), store, lambda: LATE_S)
+    return Policy(TriggersConfig(**triggers), Disk(store), lambda: LATE_S)
 
 
 def of_anomaly(number: int) -> CaptureRequest:
@@ -65,8 +59,8 @@ def test_a_budget_holds_for_an_hour_and_another_for_a_day(tmp_path: Path) -> Non
 def test_budgets_and_cooldowns_go_on_after_a_restart(tmp_path: Path, stack: ExitStack) -> None:
     node = CaptureNode(tmp_path, stack)
     node.coordinator.request(AUTOMATIC)
-    judge = Policy(TriggersConfig(captures_per_day=1), node.store.path)
-    node.start(judge, node.hub)
+    node.restart(TriggersConfig(captures_per_day=1))
+    judge = node.coordinator.policy
     with pytest.raises(Refused, match="captures_per_day is 1"):
         judge.check(of_anomaly(9), (), node.at)
     with pytest.raises(Refused, match="cooldown_s leaves"):
@@ -167,22 +161,25 @@ def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path: Path, stack: 
 # --- the disk ---
 
 
-def filled(monkeypatch: pytest.MonkeyPatch, free_mib: int) -> None:
-    usage = shutil.disk_usage("/")._replace(total=1000 << 20, free=free_mib << 20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+class FakeDisk(Disk):
+    """Of 1,000 MiB. free_mib: what it says next; at: monotonic."""
+
+    def __init__(self, free_mib: int) -> None:
+        self.free_mib, self.at = free_mib, 0.0
+        super().__init__(Path("/store"), lambda path: self._read_room(), lambda: self.at)
+
+    def _read_room(self) -> Room:
+        return Room(1000 << 20, self.free_mib << 20)
 
 
-def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge = policy(tmp_path)
-    filled(monkeypatch, 150)
-    judge.measure_disk()
-    with pytest.raises(Refused, match=r"150 MiB free in .*, 200 MiB are needed") as refused:
+def test_a_full_disk_is_a_refusal_that_ends_when_there_is_room() -> None:
+    disk = FakeDisk(150)
+    judge = Policy(TriggersConfig(), disk)
+    with pytest.raises(Refused, match=r"150 MiB free in /store, 200 MiB are needed") as refused:
         judge.check(MANUAL, (), 0.0)
     assert refused.value.reason == "refused_disk"
-    filled(monkeypatch, 200)
-    judge.measure_disk()
+    disk.free_mib = 200
+    disk.measure()
     judge.check(MANUAL, (), 0.0)
 
 
@@ -192,14 +189,21 @@ def test_a_store_that_has_gone_is_refused_with_why(tmp_path: Path) -> None:
         judge.check(MANUAL, (), 0.0)
 
 
-def test_a_disk_that_hangs_is_not_touched_and_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    judge = policy(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: pytest.fail("touched"))
+def test_a_disk_that_hangs_is_not_touched_and_refused() -> None:
+    disk = FakeDisk(500)
+    judge = Policy(TriggersConfig(), disk)
+    disk.free_mib = 0
     judge.check(MANUAL, (), 0.0)
-    late = time.monotonic() + MAX_DISK_AGE_S + 1
-    monkeypatch.setattr(time, "monotonic", lambda: late)
-    with pytest.raises(Refused, match=r"has not answered for 6\d s") as refused:
+    disk.at = MAX_AGE_S + 1
+    with pytest.raises(Refused, match=r"/store has not answered for 61 s") as refused:
         judge.check(MANUAL, (), 0.0)
     assert refused.value.reason == "refused_disk"
+
+
+def test_what_came_to_nothing_for_want_of_room_counts_against_no_budget(tmp_path: Path) -> None:
+    judge = policy(tmp_path, captures_per_hour=1)
+    judge.begun(AUTOMATIC, 5.0)
+    with pytest.raises(Refused, match="cooldown_s leaves"):
+        judge.check(ANOTHER, (), 6.0)
+    judge.withdrawn(AUTOMATIC, 5.0)
+    judge.check(ANOTHER, (), 6.0)

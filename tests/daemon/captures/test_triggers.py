@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
-from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.captures.triggers.recipes import healthy_peer
 from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
-from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.sections import AnomalyKind
@@ -36,10 +33,8 @@ class Node(CaptureNode):
         self.now = time.time()
         self.triggers = Triggers(self.coordinator, self.source, self.hub)
 
-    def restart(self, **triggers: Any) -> None:
-        """Another daemon on the same files."""
-        self.hub = Hub(10.0)
-        self.coordinator = self.start(Policy(TriggersConfig(**triggers), self.store.path), self.hub)
+    def restart(self, config: TriggersConfig | None = None) -> None:
+        super().restart(config)
         self.triggers = Triggers(self.coordinator, self.source, self.hub)
 
     def see(self, *active: Anomaly, after_s: float = 0.0) -> None:
@@ -59,12 +54,6 @@ class Node(CaptureNode):
         for rank in capture.ranks:
             self.deliver([ring.rank for ring in self.rings].index(rank.rank))
         return self.finished(capture)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -251,6 +240,21 @@ def test_another_refusal_of_the_same_anomaly_is_counted_too(node: Node) -> None:
     assert node.decision().outcome == "refused_budget"
     assert node.counted("refused_quiet_hours", "anomaly") == 1
     assert node.counted("refused_budget", "anomaly") == 1
+
+
+def test_what_the_store_had_no_room_for_is_asked_for_again(node: Node) -> None:
+    node.store.path.rename(node.store.path.with_name("away"))
+    for after_s in (0, 1, 61, 62):
+        node.see(STRAGGLER, after_s=after_s)
+        node.coordinator.finish()
+    assert node.decision().outcome == "refused_disk"
+    assert node.counted("refused_disk", "anomaly") == 1
+    assert len(node.captures) == 2
+    node.store.path.with_name("away").rename(node.store.path)
+    node.see(STRAGGLER, after_s=122)
+    node.coordinator.finish()
+    assert node.decision().outcome == "captured"
+    assert node.complete().outcome == "complete"
 
 
 def test_an_event_is_not_captured_hours_after_it(tmp_path: Path, stack: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""A node that is sent alerts: a real coordinator and desk behind a real server, ranks by hand."""
+"""A node that is sent alerts: a real coordinator behind a real server, ranks by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.http.conftest import MemoryBackend
-from warpwatch_daemon.captures.alerts.alert_requests import AlertDesk, Answer
+from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import State
@@ -28,15 +28,16 @@ class AlertNode(MemoryBackend):
         self.reset(path)
         self.node = CaptureNode(path, stack, ranks=(0, 1, 2, 3), **triggers)
         self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
-        self.desk = self.open_desk()
+        self.requests = self.open_requests()
 
-    def open_desk(self) -> AlertDesk:
-        return AlertDesk(self.node.coordinator, self.node.source, self.node.hub, "node-17")
+    def open_requests(self) -> AlertRequests:
+        return AlertRequests(self.node.coordinator, self.node.source, self.node.hub, "node-17")
 
     def restart(self) -> None:
         """As a daemon's start does it: what is known comes from the store."""
-        self.node.coordinator = self.node.start(self.node.coordinator.policy, self.node.hub)
-        self.desk = self.open_desk()
+        self.node.restart()
+        self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
+        self.requests = self.open_requests()
 
     def state(self) -> State:
         return self.node.hub.state()
@@ -44,7 +45,7 @@ class AlertNode(MemoryBackend):
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
     ) -> list[Answer]:
-        return self.desk.receive(alerts, own_names, peers)
+        return self.requests.receive(alerts, own_names, peers)
 
     def count_alerts(self, outcome: str, count: int) -> None:
         self.node.hub.count("alerts_received_total", outcome, by=count)

@@ -267,7 +267,7 @@ class MemoryBackend:
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
     ) -> list[Answer]:
-        """A node that has no ranks for alerts: tests of what becomes of them have a real desk."""
+        """A node that has no ranks for alerts: tests of what becomes of them have a real one."""
         return [Answer(alert.fingerprint, "no_rank") for alert in alerts]
 
     def count_alerts(self, outcome: str, count: int) -> None:

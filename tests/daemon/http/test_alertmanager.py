@@ -12,7 +12,7 @@ import pytest
 
 from tests.daemon.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
 from tests.daemon.http.conftest import servers
-from warpwatch_daemon.captures.alerts.alert_requests import MAX_ALERTS, AlertDesk
+from warpwatch_daemon.captures.alerts.alert_requests import MAX_ALERTS, AlertRequests
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
 from warpwatch_telemetry.anomalies import Anomaly
@@ -138,6 +138,18 @@ def test_the_policy_of_automatic_captures_holds(site):
     assert node.counted("refused_cooldown") == 3
     # Once among the captures: a repeated notification is no news.
     assert node.node.counted("refused_cooldown", trigger="alert") == 1
+
+
+def test_what_the_store_had_no_room_for_is_asked_for_again_with_the_next_notification(site):
+    node, client = site()
+    store = node.node.store.path
+    store.rename(store.with_name("away"))
+    assert send(client, alert(training_job="train"))[0]["outcome"] == "captured"
+    node.node.coordinator.finish()
+    assert node.captures()[0].outcome == "refused_disk"
+    store.with_name("away").rename(store)
+    (again,) = send(client, alert(training_job="train"))
+    assert (again["outcome"], again["capture_id"]) == ("captured", node.captures()[1].id)
 
 
 def test_what_was_refused_is_asked_for_again_with_the_next_notification(site):
@@ -310,7 +322,7 @@ def test_before_the_ranks_were_looked_for_alertmanager_is_to_ask_again(site):
     node, client = site()
     # As at the start of a daemon.
     hub = Hub(10.0)
-    node.desk = AlertDesk(node.node.coordinator, node.node.source, hub, "node-17")
+    node.requests = AlertRequests(node.node.coordinator, node.node.source, hub, "node-17")
     firing = notification(alert(training_job="train", rank="1"))
     answer = client.post(WEBHOOK, json=firing)
     assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "starting")

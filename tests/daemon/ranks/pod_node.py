@@ -10,6 +10,7 @@ from pathlib import Path
 
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_daemon.ranks.table import LIMITS, Limits
 from warpwatch_telemetry.records import Record
 from warpwatch_telemetry.state import RankState
 
@@ -34,7 +35,8 @@ def finds_daemon(folder: Path) -> bool:
 class PodNode:
     """``rejects`` counts what the daemon refused."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+        self.limits = limits
         self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
         self.rejects: Counter[str] = Counter()
         self.source = self.start()
@@ -42,7 +44,7 @@ class PodNode:
     def start(self) -> RanksSource:
         """The ranks source of a daemon that has just started."""
         return RanksSource(
-            self.folder, 10.0, lambda reason: self.rejects.update([reason]), scan_interval_s=0
+            self.folder, 10.0, lambda reason: self.rejects.update([reason]), 0, self.limits
         )
 
     def pod(self, uid: str) -> Path:
@@ -59,7 +61,9 @@ class PodNode:
         self.poll()
 
     def poll(self, later_s: float = 0.0) -> list[Record]:
-        return self.source.poll(time.time() + later_s, time.monotonic() + later_s)
+        records = self.source.poll(time.time() + later_s, time.monotonic() + later_s)
+        self.source.tend_inboxes(time.monotonic() + later_s)
+        return records
 
     def states(self) -> list[RankState]:
         found = self.source.states(time.monotonic())

@@ -17,7 +17,7 @@ import pytest
 from tests.daemon.ranks.pod_node import STATIC, A, B, PodNode, finds_daemon
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
-from warpwatch_daemon.ranks import pods, table
+from warpwatch_daemon.ranks.table import LIMITS, Limits
 from warpwatch_telemetry.records import Step
 
 # The mounts are there before the container's user is: descriptors stand for them.
@@ -39,8 +39,13 @@ print(found)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[PodNode]:
-    node = PodNode(tmp_path)
+def limits() -> Limits:
+    return LIMITS
+
+
+@pytest.fixture
+def node(tmp_path: Path, limits: Limits) -> Iterator[PodNode]:
+    node = PodNode(tmp_path, limits)
     yield node
     node.close()
 
@@ -208,7 +213,7 @@ def test_a_restart_repeats_no_record_of_a_pod_and_mixes_up_no_two(node: PodNode)
 
 
 def test_positions_that_were_not_claimed_yet_survive_a_daemon_that_is_killed(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
+    node: PodNode,
 ) -> None:
     node.mount(A)
     shared, own = RingFile(node.folder.ranks, rank=0), RingFile(node.pod(A) / "ranks", rank=1)
@@ -217,9 +222,9 @@ def test_positions_that_were_not_claimed_yet_survive_a_daemon_that_is_killed(
         node.poll()
         node.source.close()
         # This daemon has time for no pod, saves what it has read, and is killed.
-        monkeypatch.setattr(pods, "SCAN_S", -1.0)
+        node.limits = LIMITS._replace(scan_s=-1.0)
         node.start().poll(time.time(), time.monotonic())
-        monkeypatch.undo()
+        node.limits = LIMITS
         node.source = node.start()
         node.poll()
         assert [(s.rank, sum(s.durations.counts)) for s in node.states()] == [(0, 0), (1, 1)]
@@ -262,20 +267,18 @@ def test_a_pod_without_an_inbox_is_told_what_to_mount(node: PodNode) -> None:
     with RingFile(node.pod(A) / "ranks").held():
         node.poll()
         (rank,) = node.source.targets("train").values()
-        met = node.source.meeting(rank)
-        assert met is not None
-        assert met[1].inbox_remedy == (
+        found = node.source.open_ring(rank)
+        assert found is not None
+        assert found[1].inbox_remedy == (
             f"mount {node.folder.inbox}/pods with subPathExpr $(POD_UID) at "
             "/var/lib/warpwatch/inbox"
         )
     node.poll()
-    assert node.source.meeting(rank) is None
+    assert node.source.open_ring(rank) is None
 
 
-def test_the_limit_of_rings_is_one_for_all_folders(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "MAX_RINGS", 2)
+@pytest.mark.parametrize("limits", [LIMITS._replace(rings=2)])
+def test_the_limit_of_rings_is_one_for_all_folders(node: PodNode) -> None:
     node.mount(A, B)
     rings = [
         RingFile(ranks, rank=rank, world_size=3)
@@ -294,10 +297,8 @@ def test_the_limit_of_rings_is_one_for_all_folders(
         assert [state.rank for state in node.states()] == [waiting]
 
 
-def test_a_ring_that_waits_for_room_is_counted_once(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "MAX_RINGS", 1)
+@pytest.mark.parametrize("limits", [LIMITS._replace(rings=1)])
+def test_a_ring_that_waits_for_room_is_counted_once(node: PodNode) -> None:
     rings = [RingFile(node.folder.ranks, rank=rank, world_size=3) for rank in range(3)]
     node.poll()
     assert dict(node.rejects) == {"too_many": 2}

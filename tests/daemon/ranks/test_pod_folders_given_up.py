@@ -12,22 +12,26 @@ import pytest
 
 from tests.daemon.ranks.pod_node import A, B, C, PodNode, finds_daemon
 from tests.daemon.ranks.ring_files import RingFile
-from warpwatch_daemon.ranks import pods
+from warpwatch_daemon.ranks.table import LIMITS, Limits
 
 DAY_S = 24 * 3600.0
+one_pod = pytest.mark.parametrize("limits", [LIMITS._replace(pods=1)])
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[PodNode]:
-    node = PodNode(tmp_path)
+def limits() -> Limits:
+    return LIMITS
+
+
+@pytest.fixture
+def node(tmp_path: Path, limits: Limits) -> Iterator[PodNode]:
+    node = PodNode(tmp_path, limits)
     yield node
     node.close()
 
 
-def test_the_newest_folders_are_served_and_none_with_a_rank_is_given_up(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pods, "MAX_PODS", 2)
+@pytest.mark.parametrize("limits", [LIMITS._replace(pods=2)])
+def test_the_newest_folders_are_served_and_none_with_a_rank_is_given_up(node: PodNode) -> None:
     node.mount(A)
     ring = RingFile(node.pod(A) / "ranks")
     with ring.held():
@@ -45,9 +49,8 @@ def test_the_newest_folders_are_served_and_none_with_a_rank_is_given_up(
         assert finds_daemon(node.pod(B))
 
 
-def displace(node: PodNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the only place, which pod A has, to pod B."""
-    monkeypatch.setattr(pods, "MAX_PODS", 1)
+def displace(node: PodNode) -> None:
+    """Serve pod B in the place of pod A, where there is room for one."""
     time.sleep(0.02)
     node.mount(B)
     assert finds_daemon(node.pod(B))
@@ -78,46 +81,36 @@ def test_an_empty_folder_that_cannot_be_served_goes_after_a_day(node: PodNode) -
     assert not node.pod(A).exists()
 
 
-def test_a_folder_with_a_capture_in_its_inbox_stays(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
+@one_pod
+def test_a_ring_that_could_not_be_read_goes_with_its_folder_and_its_inbox_is_swept(
+    node: PodNode,
 ) -> None:
     node.mount(A)
     (node.inbox(A) / "c-1.train.stacks.json").touch()
-    displace(node, monkeypatch)
-    node.poll(3700)
-    assert os.listdir(node.inbox(A)) == ["c-1.train.stacks.json"]
-    assert node.pod(A).exists()
-
-
-def test_a_ring_that_nobody_could_read_goes_with_its_folder(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.mount(A)
     (node.pod(A) / "ranks" / "train-r0-0123456789abcdef.ring").write_bytes(b"short")
     (node.pod(A) / "ranks" / "train-r0-0123456789abcdef.new").touch()
-    displace(node, monkeypatch)
+    displace(node)
     node.poll(3700)
     assert not node.pod(A).exists()
+    assert os.listdir(node.inbox(A)) == ["c-1.train.stacks.json"]
+    node.source.sweep_inboxes(3600.0, time.time() + DAY_S + 60)
     assert not node.inbox(A).exists()
 
 
+@one_pod
 @pytest.mark.parametrize("left", ["notes.txt", "ranks/notes.txt", "kineto/socket"])
-def test_what_a_pod_left_in_its_folder_stays_and_is_told_once(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch, left: str
-) -> None:
+def test_what_a_pod_left_in_its_folder_stays_and_is_counted_once(node: PodNode, left: str) -> None:
     node.mount(A)
     (node.pod(A) / left).write_text("mine")
-    displace(node, monkeypatch)
+    displace(node)
     for later_s in (3700, 3800, 3900):
         node.poll(later_s)
     assert (node.pod(A) / left).read_text() == "mine"
     assert node.rejects["pod_leftovers"] == 1
 
 
-def test_a_folder_that_is_not_served_goes_after_an_hour(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pods, "MAX_PODS", 1)
+@one_pod
+def test_a_folder_that_is_not_served_goes_after_an_hour(node: PodNode) -> None:
     node.mount(A)
     time.sleep(0.02)
     node.mount(B)
@@ -139,10 +132,10 @@ def test_a_rank_survives_a_day_without_a_daemon(node: PodNode) -> None:
         assert finds_daemon(node.pod(A))
 
 
-def test_the_ring_of_a_process_that_lives_is_not_removed_where_no_place_is_left(
-    node: PodNode, monkeypatch: pytest.MonkeyPatch
+@one_pod
+def test_the_ring_of_a_process_that_lives_is_not_removed_where_no_room_is_left(
+    node: PodNode,
 ) -> None:
-    monkeypatch.setattr(pods, "MAX_PODS", 1)
     node.mount(A)
     time.sleep(0.02)
     node.mount(B)
@@ -169,7 +162,7 @@ def test_the_folder_of_a_rank_is_kept_young(node: PodNode) -> None:
         assert node.pod(B).stat().st_ctime_ns == before[B]
 
 
-def test_a_folder_that_was_made_anew_is_served_anew(node: PodNode) -> None:
+def test_a_folder_that_was_made_again_is_served_again(node: PodNode) -> None:
     node.mount(A)
     ring = RingFile(node.pod(A) / "ranks")
     with ring.held():

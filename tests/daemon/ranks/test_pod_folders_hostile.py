@@ -13,10 +13,10 @@ import pytest
 
 from tests.daemon.ranks.pod_node import A, B, C, PodNode
 from tests.daemon.ranks.ring_files import RingFile
-from warpwatch_daemon.ranks import inbox, pods
+from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.directory import Directory
-from warpwatch_daemon.ranks.place import PodPlace
-from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
+from warpwatch_daemon.ranks.ring_folder import PodFolder
+from warpwatch_daemon.ranks.table import LIMITS, MAX_FILES_PER_POD, RingTable
 
 NAME = "train-r0-0123456789abcdef"
 
@@ -141,7 +141,7 @@ def test_what_a_pod_writes_into_its_lock_costs_and_says_nothing(
 def test_a_fault_of_ours_with_one_pod_costs_that_pod_alone(
     node: PodNode, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
-    where = {"scan": RingTable, "hold": PodPlace, "remove": PodPlace}[work]
+    where = {"scan": RingTable, "hold": PodFolder, "remove": PodFolder}[work]
     right = getattr(where, work)
 
     def wrong(self: Any, *args: Any) -> Any:
@@ -153,7 +153,7 @@ def test_a_fault_of_ours_with_one_pod_costs_that_pod_alone(
     if work == "hold":
         replace(node.pod(A) / "daemon.lock")
     if work == "remove":
-        monkeypatch.setattr(pods, "MAX_PODS", 1)
+        node.limits = LIMITS._replace(pods=1)
         node.source.close()
         node.source = node.start()
         with RingFile(node.pod(B) / "ranks", job="first").held():
@@ -245,11 +245,12 @@ def test_a_squatter_in_the_shared_inbox_keeps_no_pod_from_the_daemon(tmp_path: P
     node = PodNode(tmp_path)
     node.pod(A).mkdir(parents=True)
     node.poll()
+    assert node.served() == {A}
     assert dict(node.rejects) == {"pods_unusable": 1}
-    # It is swept like all that nobody collects, and then there is room for the daemon's.
+    # It is swept like all that is not collected, and then there is room for the daemon's.
     node.source.sweep_inboxes(3600.0, time.time() + 4000)
     node.poll(61)
-    assert node.served() == {A}
+    assert node.inbox(A).is_dir()
     node.close()
 
 
@@ -261,8 +262,8 @@ def test_a_sequence_number_at_its_end_goes_on_from_one(node: PodNode) -> None:
         with command.open("r+b") as file:
             os.pwrite(file.fileno(), b"\xff" * 8, 8)
         (rank,) = node.source.targets("end").values()
-        met = node.source.meeting(rank)
-        assert met is not None
-        opened, place = met
-        place.commands.send(opened.name, {"op": "cancel", "id": "c-1"})
+        found = node.source.open_ring(rank)
+        assert found is not None
+        opened, folder = found
+        folder.commands.send(opened.name, {"op": "cancel", "id": "c-1"})
         assert command.read_bytes()[8:16] == (1).to_bytes(8, "little")

@@ -8,8 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from warpwatch_daemon.captures.alerts.requests import request_for
-from warpwatch_daemon.captures.alerts.targets import Here, Settled, Target, here, targets_of
+from warpwatch_daemon.captures.alerts.recipes import request_for
+from warpwatch_daemon.captures.alerts.targets import (
+    AlertTarget,
+    Settled,
+    ThisNode,
+    targets_of,
+    this_node,
+)
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.ranks.source import RanksSource
@@ -33,9 +39,6 @@ MAX_DETAIL_CHARS = 300
 # As long as Alertmanager itself remembers an alert (its --data.retention).
 REMEMBER_S = 120 * 3600.0
 MAX_REMEMBERED = 4096
-# The same refusal of the same is logged, and counted among the captures, once in this time.
-REFUSAL_S = 60.0
-MAX_REFUSALS = 1000
 
 
 class NotReadyError(Exception):
@@ -51,15 +54,15 @@ class Answer(NamedTuple):
     capture_id: str | None = None
 
 
-class _Wish(NamedTuple):
-    """place: of the alert in its webhook."""
+class _Wanted(NamedTuple):
+    """What one alert asks for. number: of the alert in its webhook."""
 
-    place: int
+    number: int
     alert: Alert
-    target: Target
+    target: AlertTarget
 
 
-class AlertDesk:
+class AlertRequests:
     """``receive`` may be called from any thread.
 
     What was captured for which alert is known from the capture store, so that a restart of the
@@ -81,10 +84,8 @@ class AlertDesk:
         self._node = node.lower()
         self._clock = clock
         self._lock = threading.Lock()
-        # By the alert's key: when it was heard of last, and its capture.
+        # By the alert's key: when it last came, and its capture.
         self._captured: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        # By job and kind: when the last refusal was counted, and its reason.
-        self._refused: dict[tuple[str, str], tuple[float, str]] = {}
         for capture in coordinator.captures():
             for key in capture.request.alerts:
                 self._remember(key, capture.id)
@@ -95,7 +96,7 @@ class AlertDesk:
         own_names: Iterable[str] = (),
         peers: frozenset[str] = frozenset(),
     ) -> list[Answer]:
-        """One answer for each alert, in their order. Waits for the store's disk at most.
+        """One answer for each alert, in their order.
 
         Raises NotReadyError before the ranks have been looked for the first time.
         ``own_names``: what else this node is called, in lower case: the addresses at which
@@ -106,39 +107,39 @@ class AlertDesk:
         with self._lock:
             self._forget()
             state = self._hub.state()
-            node = here(state, frozenset({self._node, *own_names}), peers)
+            node = this_node(state, frozenset({self._node, *own_names}), peers)
             answers: dict[int, Answer] = {}
             groups = self._sort(alerts, state, node, answers)
-            for wishes in groups:
-                self._ask(wishes, state, answers)
-        return [answers[place] for place in range(len(alerts))]
+            for wanted in groups:
+                self._ask(wanted, state, answers)
+        return [answers[number] for number in range(len(alerts))]
 
     def _sort(
-        self, alerts: Sequence[Alert], state: State, node: Here, answers: dict[int, Answer]
-    ) -> Iterable[list[_Wish]]:
+        self, alerts: Sequence[Alert], state: State, node: ThisNode, answers: dict[int, Answer]
+    ) -> Iterable[list[_Wanted]]:
         """What is to be captured, together what becomes one request; the rest is answered."""
-        groups: dict[tuple[object, ...], list[_Wish]] = {}
+        groups: dict[tuple[object, ...], list[_Wanted]] = {}
         looked_at = 0
-        for place, alert in enumerate(alerts):
+        for number, alert in enumerate(alerts):
             looked_at += alert.status == "firing" and alert.key not in self._captured
             try:
                 for target in self._targets(alert, looked_at, state, node):
                     group = (target.job, target.kind, target.capture)
-                    groups.setdefault(group, []).append(_Wish(place, alert, target))
+                    groups.setdefault(group, []).append(_Wanted(number, alert, target))
             except Settled as settled:
-                answers[place] = _settled(alert, settled)
+                answers[number] = _settled(alert, settled)
         return groups.values()
 
     def _targets(
-        self, alert: Alert, looked_at: int, state: State, node: Here
-    ) -> tuple[Target, ...]:
+        self, alert: Alert, looked_at: int, state: State, node: ThisNode
+    ) -> tuple[AlertTarget, ...]:
         """Raises Settled."""
         if alert.status == "resolved":
             raise Settled(RESOLVED)
-        known = self._captured.get(alert.key)
-        if known is not None:
-            self._remember(alert.key, known[1])
-            raise Settled(DUPLICATE, "it has been captured since it fires", known[1])
+        capture_id = self._capture_of_alert(alert)
+        if capture_id is not None:
+            self._remember(alert.key, capture_id)
+            raise Settled(DUPLICATE, "it has been captured since it fires", capture_id)
         if looked_at > MAX_ALERTS:
             raise Settled(TOO_MANY, f"at most {MAX_ALERTS} alerts of a webhook are looked at")
         targets = targets_of(alert.labels, node)
@@ -148,9 +149,9 @@ class AlertDesk:
                 raise Settled(ALREADY_CAPTURED, f"the {target.kind} has been captured", capture_id)
         return targets
 
-    def _ask(self, wishes: list[_Wish], state: State, answers: dict[int, Answer]) -> None:
+    def _ask(self, wanted: list[_Wanted], state: State, answers: dict[int, Answer]) -> None:
         try:
-            capture_id = self._request(wishes, state)
+            capture_id = self._request(wanted, state)
         except Settled as settled:
             outcome, detail, found = settled.outcome, str(settled), settled.capture_id
         except Refused as refused:
@@ -158,30 +159,31 @@ class AlertDesk:
             outcome, detail, found = reason, str(refused), None
         else:
             outcome, detail, found = CAPTURED, "", capture_id
-        for place, alert, _ in wishes:
+        for number, alert, _ in wanted:
             # Of a device with several jobs, what was captured is the answer.
-            if place not in answers or answers[place].capture_id is None:
-                answers[place] = _answer(alert, outcome, detail, found)
+            if number not in answers or answers[number].capture_id is None:
+                answers[number] = _answer(alert, outcome, detail, found)
 
-    def _request(self, wishes: list[_Wish], state: State) -> str:
+    def _request(self, wanted: list[_Wanted], state: State) -> str:
         """The capture's id. Raises Settled and Refused."""
-        alerts, targets = [wish.alert for wish in wishes], [wish.target for wish in wishes]
+        alerts, targets = [one.alert for one in wanted], [one.target for one in wanted]
         job = targets[0].job
         active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
         recipes, local = self._coordinator.policy.config.recipes, self._ranks.targets(job)
         request = request_for(targets, alerts, recipes, local, active)
-        same, now = (job, request.anomaly_kind or request.kind), self._clock()
-        since, reason = self._refused.get(same, (0.0, None))
-        last = reason if now - since < REFUSAL_S else None
-        try:
-            capture = self._coordinator.request(request, last)
-        except Refused as refused:
-            if refused.reason != last:
-                self._refused[same] = (now, refused.reason)
-            raise
+        capture = self._coordinator.request(request)
         for key in request.alerts:
             self._remember(key, capture.id)
         return capture.id
+
+    def _capture_of_alert(self, alert: Alert) -> str | None:
+        """The one that was begun for this firing, unless the store had no room for it after all."""
+        _, capture_id = self._captured.get(alert.key, (0.0, None))
+        capture = None if capture_id is None else self._coordinator.capture(capture_id)
+        if capture is not None and capture.outcome == "refused_disk":
+            del self._captured[alert.key]
+            return None
+        return capture_id
 
     def _remember(self, key: str, capture_id: str) -> None:
         self._captured.pop(key, None)
@@ -193,22 +195,20 @@ class AlertDesk:
         horizon = self._clock() - REMEMBER_S
         while self._captured and next(iter(self._captured.values()))[0] < horizon:
             self._captured.popitem(last=False)
-        if len(self._refused) > MAX_REFUSALS:
-            self._refused.clear()
 
 
-def _capture_of_anomaly(target: Target, state: State) -> str | None:
-    """Of the anomaly that the alert tells of, which its own trigger has had captured."""
+def _capture_of_anomaly(target: AlertTarget, state: State) -> str | None:
+    """Of the anomaly that the alert is about, which its own trigger has had captured."""
     captured = {decision.anomaly_id: decision.capture_id for decision in state.decisions}
-    told = [
+    found = [
         captured[anomaly.id]
         for anomaly in state.anomalies
         if anomaly.end_time is None and anomaly.id in captured and _is_of(anomaly, target)
     ]
-    return next((capture_id for capture_id in told if capture_id is not None), None)
+    return next((capture_id for capture_id in found if capture_id is not None), None)
 
 
-def _is_of(anomaly: Anomaly, target: Target) -> bool:
+def _is_of(anomaly: Anomaly, target: AlertTarget) -> bool:
     if anomaly.kind != target.kind:
         return False
     if target.device is not None:

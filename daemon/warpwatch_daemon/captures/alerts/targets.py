@@ -27,10 +27,10 @@ class Settled(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class AlertTarget:
     """Ranks of one job. ranks: None for all that are here.
 
-    kind: of the anomaly that the alert tells of; capture: what the alert itself asks for; device:
+    kind: of the anomaly that the alert is about; capture: what the alert itself asks for; device:
     the UUID, where the alert is about a device. None where the labels say nothing of it.
     """
 
@@ -42,8 +42,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """This node. own_names: what an alert's ``node`` and ``instance`` may call it; peers: what an
+class ThisNode:
+    """own_names: what an alert's ``node`` and ``instance`` may call it; peers: what an
     ``instance`` calls other nodes, whose daemons can be asked.
 
     jobs: live ranks by job, empty where their numbers are not known; on_device: (job, rank) by
@@ -57,7 +57,9 @@ class Here:
     uuids: Mapping[str, str]
 
 
-def here(state: State, own_names: frozenset[str], peers: frozenset[str] = frozenset()) -> Here:
+def this_node(
+    state: State, own_names: frozenset[str], peers: frozenset[str] = frozenset()
+) -> ThisNode:
     jobs: dict[str, set[int]] = {job.name: set() for job in state.kineto_jobs}
     on_device: dict[str, set[tuple[str, int]]] = {}
     for rank in state.ranks:
@@ -66,7 +68,7 @@ def here(state: State, own_names: frozenset[str], peers: frozenset[str] = frozen
         jobs.setdefault(rank.job, set()).add(rank.rank)
         if rank.device is not None:
             on_device.setdefault(rank.device, set()).add((rank.job, rank.rank))
-    return Here(
+    return ThisNode(
         own_names,
         peers,
         {job: frozenset(ranks) for job, ranks in jobs.items()},
@@ -75,7 +77,7 @@ def here(state: State, own_names: frozenset[str], peers: frozenset[str] = frozen
     )
 
 
-def targets_of(labels: Mapping[str, str], node: Here) -> tuple[Target, ...]:
+def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, ...]:
     """One a job: a device may have ranks of several. Raises Settled."""
     kind = labels.get("kind")
     kind = kind if kind in KINDS else None
@@ -85,7 +87,7 @@ def targets_of(labels: Mapping[str, str], node: Here) -> tuple[Target, ...]:
     capture = None if asked is None else CAPTURES[asked]
     job = labels.get("training_job")
     if job:
-        return (Target(job, _ranks(job, labels, node), kind, capture),)
+        return (AlertTarget(job, _ranks(job, labels, node), kind, capture),)
     uuid = _uuid(labels, node)
     found: dict[str, set[int]] = {}
     for name, number in node.on_device.get(uuid, ()):
@@ -93,12 +95,12 @@ def targets_of(labels: Mapping[str, str], node: Here) -> tuple[Target, ...]:
     if not found:
         raise Settled(NO_RANK, f"no running rank is known on device {uuid[:64]}")
     return tuple(
-        Target(name, frozenset(numbers), kind, capture, uuid)
+        AlertTarget(name, frozenset(numbers), kind, capture, uuid)
         for name, numbers in sorted(found.items())
     )
 
 
-def _ranks(job: str, labels: Mapping[str, str], node: Here) -> frozenset[int] | None:
+def _ranks(job: str, labels: Mapping[str, str], node: ThisNode) -> frozenset[int] | None:
     """Those that are named; None: all that are here. Raises Settled."""
     known, rank = node.jobs.get(job), labels.get("rank")
     if known is None:
@@ -116,7 +118,7 @@ def _ranks(job: str, labels: Mapping[str, str], node: Here) -> frozenset[int] | 
     return frozenset({number})
 
 
-def _uuid(labels: Mapping[str, str], node: Here) -> str:
+def _uuid(labels: Mapping[str, str], node: ThisNode) -> str:
     """Of the device that the labels name. An index means something on one node only."""
     if labels.get("uuid"):
         return labels["uuid"]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from warpwatch import rendezvous
 from warpwatch_daemon.captures.kineto import protocol
-from warpwatch_daemon.captures.kineto.processes import Processes, Sender
+from warpwatch_daemon.captures.kineto.pollers import Pollers, Sender
 
 # What libkineto binds in the same folder, with a UUID behind it.
 CLIENT_PREFIX = "dynoconfigclient"
@@ -47,9 +47,9 @@ class KinetoServer:
     Raises OSError where there can be no socket.
     """
 
-    def __init__(self, folder: Path, processes: Processes, reject: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, pollers: Pollers, reject: Callable[[str], None]) -> None:
         self._folder = folder.absolute()
-        self._processes = processes
+        self._pollers = pollers
         self._reject = reject
         self._tended_at = self._swept_at = 0.0
         self._stopped = False
@@ -96,7 +96,7 @@ class KinetoServer:
         """Wait for messages and answer them, at most BATCH; look after processes once a second."""
         if self._stopped:
             return
-        idle_s = TEND_INTERVAL_S if self._processes.names() else SWEEP_INTERVAL_S
+        idle_s = TEND_INTERVAL_S if self._pollers.names() else SWEEP_INTERVAL_S
         select.select([self._socket.fileno(), self._wake], [], [], idle_s)
         for _ in range(BATCH):
             if not self._answer_one():
@@ -145,8 +145,8 @@ class KinetoServer:
     def _answer(self, data: bytes, sender: Sender) -> bytes:
         asked = protocol.parse(data)
         if isinstance(asked, protocol.Registration):
-            return protocol.registered(self._processes.register(sender))
-        text = self._processes.poll(asked, sender, time.time(), time.monotonic())
+            return protocol.registered(self._pollers.register(sender))
+        text = self._pollers.poll(asked, sender, time.time(), time.monotonic())
         return protocol.configuration(text)
 
     @contextlib.contextmanager
@@ -167,11 +167,11 @@ class KinetoServer:
     # --- housekeeping ---
 
     def _tend(self, at: float) -> None:
-        for name in self._processes.names():
+        for name in self._pollers.names():
             if not self._is_bound(name):
-                self._processes.forget(name)
+                self._pollers.forget(name)
                 self._unlink(name)
-        self._processes.expire(at)
+        self._pollers.expire(at)
         if at - self._swept_at >= SWEEP_INTERVAL_S:
             self._swept_at = at
             self._sweep()

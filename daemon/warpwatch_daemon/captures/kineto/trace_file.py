@@ -17,14 +17,17 @@ from warpwatch_daemon.ranks.directory import Directory
 
 # The size must stand still for so long; less than what a report of one flush takes is a guess.
 STILL_S = 0.3
-LOOK_INTERVAL_S = 0.1
 _TAIL_BYTES = 64
 # Level 1 is five times as quick as the default and 20 % larger.
 _LEVEL = 1
 
 
 class TraceFile:
-    """One file that is waited for. ``at`` is monotonic."""
+    """One file that is waited for.
+
+    ``look`` is for one thread; what it found, ``is_complete`` says to all. looked_at: when the
+    newest look that has ended began, monotonic.
+    """
 
     def __init__(self, folder: Path, name: str, owner_uid: int) -> None:
         self.name = name
@@ -32,16 +35,14 @@ class TraceFile:
         self._owner_uid = owner_uid
         self._size = -1
         self._since = 0.0
-        self._looked_at = -LOOK_INTERVAL_S
-        self._complete = False
+        self.looked_at = 0.0
+        self.is_complete = False
 
-    def is_complete(self, at: float) -> bool:
-        if not self._complete and at - self._looked_at >= LOOK_INTERVAL_S:
-            self._looked_at = at
-            self._complete = self._look(at)
-        return self._complete
+    def look(self, at: float) -> None:
+        self.is_complete = self.is_complete or self._is_whole(at)
+        self.looked_at = at
 
-    def _look(self, at: float) -> bool:
+    def _is_whole(self, at: float) -> bool:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(self._folder / self.name, flags)

@@ -104,7 +104,11 @@ class Triggers:
     def _open(self, trigger: _Trigger, now: float) -> None:
         """The anomaly is new, or new to this daemon."""
         anomaly = trigger.anomaly
-        taken = [c for c in self._coordinator.captures() if c.request.anomaly_id == anomaly.id]
+        taken = [
+            capture
+            for capture in self._coordinator.captures()
+            if capture.request.anomaly_id == anomaly.id and capture.outcome != "refused_disk"
+        ]
         known = self._decisions.get(anomaly.id)
         if taken:
             trigger.tries, trigger.capture_id = len(taken), taken[-1].id
@@ -146,6 +150,11 @@ class Triggers:
         if capture is not None and capture.outcome is None:
             return
         trigger.capture_id = None
+        if capture is not None and capture.outcome == "refused_disk":
+            # The store had no room, which only the attempt could tell.
+            trigger.tries -= 1
+            self._refused(trigger, Refused(capture.outcome, capture.detail), now)
+            return
         if capture is None or trigger.tries >= MAX_TRIES:
             return
         if is_interrupted(capture, trigger.anomaly.rank):
@@ -167,7 +176,7 @@ class Triggers:
             return
         request = request_for(anomaly, recipe, local, active, self._coordinator.captures())
         try:
-            capture = self._coordinator.request(request, trigger.refused)
+            capture = self._coordinator.request(request)
         except Refused as refused:
             self._refused(trigger, refused, now)
         else:

@@ -1,4 +1,4 @@
-"""One place where processes and the daemon meet: the folder of all, or a pod's own."""
+"""One folder in which processes and the daemon meet: that of all, or a pod's own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
 
 RING = ".ring"
 # What the daemon makes in a pod's folder: each folder's mode, and which files in it are no loss
-# once nobody uses the place: rings first, who has one needs its commands. Kineto's is there because
-# a shim's folder has one; nobody serves it.
+# once the pod is gone: rings first, who has one needs its commands. Kineto's is there because
+# a shim's folder has one; it is not served.
 _MADE = {
     rendezvous.RANKS: (STICKY, (RING, ".new")),
     rendezvous.KINETO: (STICKY, ()),
@@ -34,7 +34,7 @@ _MADE = {
 }
 
 
-class Place:
+class RingFolder:
     """The rings of one folder, its commands and its inbox.
 
     inbox_remedy: what a training without an inbox should have been started with.
@@ -57,16 +57,16 @@ class Place:
         self.commands.sweep(stems, self.table.max_files)
 
 
-def of_all(folder: Path, inbox: Path, table: RingTable) -> Place:
-    """The node's own folder, which everybody shares who mounts it."""
+def shared(folder: Path, inbox: Path, table: RingTable) -> RingFolder:
+    """The node's own folder, which all who mount it share."""
     remedy = f"start the training with WARPWATCH_INBOX={inbox}"
-    return Place(Directory(folder), Directory(inbox), table, remedy)
+    return RingFolder(Directory(folder), Directory(inbox), table, remedy)
 
 
-class PodPlace(Place):
-    """The place of a pod that mounts only a folder of its own.
+class PodFolder(RingFolder):
+    """The folder of a pod that mounts only this one.
 
-    Who is root in the container may do anything in there; nobody but the daemon can touch the
+    Who is root in the container may do anything in there; no one but the daemon can touch the
     folder above, ``pods``.
     """
 
@@ -75,7 +75,6 @@ class PodPlace(Place):
         super().__init__(pods / uid, inboxes / uid, table, remedy)
         self._uid = uid
         self._pods = pods
-        self._inboxes = inboxes
         self._lock_fd = -1
         # Device and inode of the folder that is held.
         self.identity: tuple[int, int] | None = None
@@ -86,8 +85,6 @@ class PodPlace(Place):
 
     def hold(self, version: str) -> None:
         """Make what a shim looks for, the lock last. Raises OSError or lock.AlreadyHeld."""
-        with self._inboxes.opened() as fd:
-            make(fd, self._uid, STICKY)
         with self.folder.opened() as fd:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():
@@ -118,13 +115,13 @@ class PodPlace(Place):
             self._lock_fd = -1
 
     def remove(self) -> bool:
-        """Remove the pod's folders unless there is something of the pod's in them.
+        """Remove the folder unless there is something of the pod's in it; whether it is gone.
 
-        Files of rings and commands are none. Whether they are gone. Raises OSError.
+        Files of rings and commands are none. Raises OSError.
         """
         with self.folder.opened() as fd:
             names = set(_names(fd, len(_MADE) + 2))
-            if not names <= {rendezvous.LOCK_FILE, *_MADE} or not self._is_inbox_empty():
+            if not names <= {rendezvous.LOCK_FILE, *_MADE}:
                 return False
             folders = [name for name in _MADE if name in names]
             if not all(_is_cleared(self.folder / name, _MADE[name][1]) for name in folders):
@@ -134,17 +131,9 @@ class PodPlace(Place):
                 os.rmdir(name, dir_fd=fd)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(rendezvous.LOCK_FILE, dir_fd=fd)
-        for above in (self._inboxes, self._pods):
-            with above.opened() as fd, contextlib.suppress(FileNotFoundError):
-                os.rmdir(self._uid, dir_fd=fd)
+        with self._pods.opened() as fd, contextlib.suppress(FileNotFoundError):
+            os.rmdir(self._uid, dir_fd=fd)
         return True
-
-    def _is_inbox_empty(self) -> bool:
-        try:
-            with self.inbox.opened() as fd:
-                return not _names(fd, 1)
-        except FileNotFoundError:
-            return True
 
 
 def _names(folder_fd: int, limit: int) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from warpwatch_daemon.captures.kineto.origin import UNKNOWN, Origin
+from warpwatch_daemon.captures.kineto.process_facts import UNKNOWN, ProcessFacts
 from warpwatch_daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
 
 MAX_PROCESSES = 1024
@@ -19,9 +19,9 @@ GONE_AFTER_S = 60.0
 # libkineto looks at a new request once a second; a start before that is refused silently.
 TICK_S = 1.0
 LEAD_S = TICK_S + 0.3
-# So long after the start a process that took the request does not say any more that it is ready.
+# So long after the start a process that took the request no longer says that it is ready.
 BUSY_AFTER_START_S = 0.2
-# Before a second poll tells: what `run` sets. Stock PyTorch polls every 5 s.
+# Until a second poll shows it: what `run` sets. Stock PyTorch polls every 5 s.
 DEFAULT_POLL_INTERVAL_S = 1.0
 
 
@@ -38,9 +38,9 @@ class Sender(NamedTuple):
 
 @dataclass(slots=True)
 class Order:
-    """One trace ordered of one process, and what its polls tell of it. ``*_at`` is monotonic.
+    """One trace ordered of one process, and what its polls show of it. ``*_at`` is monotonic.
 
-    lead_s: from the poll that is told to the start, at least; the warm-up comes on top.
+    lead_s: from the poll that it answers to the start, at least; the warm-up comes on top.
     taken: it was busy with it. refused_at: it was ready for another one when it had to be busy.
     """
 
@@ -52,13 +52,16 @@ class Order:
 
 
 @dataclass(slots=True)
-class Process:
-    """``pid`` is its own view; ``registered``: only those do that see a GPU, and only once."""
+class Poller:
+    """A process that polls.
+
+    ``pid`` is its own view; ``registered``: only those do that see a GPU, and only once.
+    """
 
     sender: Sender
     pid: int
     ancestors: tuple[int, ...]
-    origin: Origin
+    facts: ProcessFacts
     job_id: int
     polled_at: float
     ready: bool = True
@@ -68,21 +71,21 @@ class Process:
 
     @property
     def has_gpu(self) -> bool:
-        # Of one that registered with a daemon before this one, its open files tell.
-        return self.registered or self.origin.has_gpu
+        # One that registered with a daemon before this one shows it by its open files.
+        return self.registered or self.facts.has_gpu
 
     @property
     def poll_interval_s(self) -> float:
         return statistics.median(self.intervals_s or [DEFAULT_POLL_INTERVAL_S])
 
 
-class Processes:
+class Pollers:
     """Bounded. The server's side is one thread; the captures' methods any thread may call."""
 
-    def __init__(self, origin_of: Callable[[Sender], Origin]) -> None:
-        self._origin_of = origin_of
+    def __init__(self, facts_of: Callable[[Sender], ProcessFacts]) -> None:
+        self._facts_of = facts_of
         self._lock = threading.Lock()
-        self._processes: dict[str, Process] = {}
+        self._pollers: dict[str, Poller] = {}
         self._registered: dict[str, int] = {}
 
     # --- the server's side ---
@@ -98,12 +101,12 @@ class Processes:
     def poll(self, poll: Poll, sender: Sender, now: float, at: float) -> str:
         """The configuration that answers the poll, mostly empty. Raises MessageError."""
         known = self._known(sender)
-        # Who it is, its files tell: the lock is not held while they are read.
+        # Its files say who it is: the lock is not held while they are read.
         process = known or self._described(poll, sender, at)
         with self._lock:
             if known:
                 process.intervals_s.append(at - process.polled_at)
-            self._processes[sender.name] = process
+            self._pollers[sender.name] = process
             process.polled_at = at
             process.ready = poll.ready
             process.registered = sender.name in self._registered
@@ -111,37 +114,37 @@ class Processes:
 
     def forget(self, name: str) -> None:
         with self._lock:
-            self._processes.pop(name, None)
+            self._pollers.pop(name, None)
             self._registered.pop(name, None)
 
     def names(self) -> set[str]:
         with self._lock:
-            return {*self._processes, *self._registered}
+            return {*self._pollers, *self._registered}
 
     def expire(self, at: float) -> None:
         with self._lock:
-            for name, process in list(self._processes.items()):
+            for name, process in list(self._pollers.items()):
                 if at - process.polled_at >= GONE_AFTER_S:
-                    del self._processes[name]
+                    del self._pollers[name]
                     self._registered.pop(name, None)
 
-    def _known(self, sender: Sender) -> Process | None:
+    def _known(self, sender: Sender) -> Poller | None:
         """None for one that is new and may come in. Raises MessageError."""
         with self._lock:
-            process = self._processes.get(sender.name)
+            process = self._pollers.get(sender.name)
             if process is None:
-                owners = [other.sender.uid for other in self._processes.values()]
+                owners = [other.sender.uid for other in self._pollers.values()]
                 self._check_room(sender, owners, len(owners))
             elif process.sender.uid != sender.uid:
                 raise MessageError("not_the_owner")
             return process
 
-    def _described(self, poll: Poll, sender: Sender, at: float) -> Process:
+    def _described(self, poll: Poll, sender: Sender, at: float) -> Poller:
         pid, *ancestors = poll.pids
-        origin = self._origin_of(sender)
-        if origin is UNKNOWN and poll.job_id:
-            origin = replace(origin, job=f"{origin.job}-{poll.job_id}")
-        return Process(sender, pid, tuple(ancestors), origin, poll.job_id, at)
+        facts = self._facts_of(sender)
+        if facts is UNKNOWN and poll.job_id:
+            facts = replace(facts, job=f"{facts.job}-{poll.job_id}")
+        return Poller(sender, pid, tuple(ancestors), facts, poll.job_id, at)
 
     @staticmethod
     def _check_room(sender: Sender, owners: Iterable[int], count: int) -> None:
@@ -151,32 +154,32 @@ class Processes:
 
     # --- the captures' side ---
 
-    def jobs(self) -> dict[str, dict[int, Process]]:
+    def jobs(self) -> dict[str, dict[int, Poller]]:
         """The ranks of every job by number; a second job of a name is ``name#2``."""
         with self._lock:
-            return group(list(self._processes.values()))
+            return group(list(self._pollers.values()))
 
-    def is_live(self, process: Process) -> bool:
+    def is_live(self, process: Poller) -> bool:
         with self._lock:
-            return self._processes.get(process.sender.name) is process
+            return self._pollers.get(process.sender.name) is process
 
     def give(self, configs: Mapping[str, TraceConfig], lead_s: float = LEAD_S) -> dict[str, Order]:
-        """Order traces, by the sender's name; each is told at its next poll, once."""
+        """Order traces, by the sender's name; each is the answer to its next poll, once."""
         with self._lock:
             made = {name: Order(config, lead_s) for name, config in configs.items()}
             for name, order in made.items():
-                if name in self._processes:
-                    self._processes[name].order = order
+                if name in self._pollers:
+                    self._pollers[name].order = order
             return made
 
-    def withdraw(self, process: Process, order: Order) -> None:
-        """Nobody waits for it any more; what was sent already goes on."""
+    def withdraw(self, process: Poller, order: Order) -> None:
+        """It is no longer waited for; what was sent already goes on."""
         with self._lock:
             if process.order is order:
                 process.order = None
 
 
-def _answer(process: Process, now: float, at: float) -> str:
+def _answer(process: Poller, now: float, at: float) -> str:
     order = process.order
     if order is None:
         return ""
@@ -195,15 +198,15 @@ def _answer(process: Process, now: float, at: float) -> str:
     return ""
 
 
-def group(processes: list[Process]) -> dict[str, dict[int, Process]]:
+def group(processes: list[Poller]) -> dict[str, dict[int, Poller]]:
     """Ranks by job, in the order in which they came; launchers and helpers are none."""
-    jobs: dict[str, dict[int, Process]] = {}
+    jobs: dict[str, dict[int, Poller]] = {}
     for process in _ranks(processes):
-        name, number = process.origin.job, 1
+        name, number = process.facts.job, 1
         while not _fits(process, jobs.setdefault(_label(name, number), {})):
             number += 1
         members = jobs[_label(name, number)]
-        rank = process.origin.rank
+        rank = process.facts.rank
         members[len(members) if rank is None else rank] = process
     return jobs
 
@@ -212,33 +215,33 @@ def _label(name: str, number: int) -> str:
     return name if number == 1 else f"{name}#{number}"
 
 
-def _fits(process: Process, members: dict[int, Process]) -> bool:
-    origin = process.origin
-    return origin.rank not in members and all(
-        other.sender.uid == process.sender.uid and other.origin.world_size == origin.world_size
+def _fits(process: Poller, members: dict[int, Poller]) -> bool:
+    facts = process.facts
+    return facts.rank not in members and all(
+        other.sender.uid == process.sender.uid and other.facts.world_size == facts.world_size
         for other in members.values()
     )
 
 
-def _ranks(processes: list[Process]) -> list[Process]:
+def _ranks(processes: list[Poller]) -> list[Poller]:
     """Without torchrun, which imports torch as well, and what a rank itself has started.
 
     Where RANK is known, a child that has its parent's is the parent's helper (a DataLoader worker
     that was spawned); one that has another was launched by it. Else the children are the ranks.
     """
-    by_pid = {_place(p, p.pid): p for p in processes}
+    by_pid = {_key(p, p.pid): p for p in processes}
     none: set[str] = set()
     for process in processes:
         for pid in process.ancestors:
-            parent = by_pid.get(_place(process, pid))
+            parent = by_pid.get(_key(process, pid))
             if parent is None:
                 continue
-            known = process.origin.known and parent.origin.known
-            helper = known and process.origin.rank_variable == parent.origin.rank_variable
+            known = process.facts.known and parent.facts.known
+            helper = known and process.facts.rank_variable == parent.facts.rank_variable
             none.add(process.sender.name if helper else parent.sender.name)
     return [process for process in processes if process.sender.name not in none]
 
 
-def _place(process: Process, pid: int) -> tuple[int, str, int, int]:
+def _key(process: Poller, pid: int) -> tuple[int, str, int, int]:
     """PIDs mean something only among processes of one owner and PID namespace."""
-    return process.sender.uid, process.origin.pid_namespace, process.job_id, pid
+    return process.sender.uid, process.facts.pid_namespace, process.job_id, pid

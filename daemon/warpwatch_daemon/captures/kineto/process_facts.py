@@ -24,7 +24,7 @@ _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ProcessFacts:
     """rank: None where it is not known. rank_variable: what RANK was when the process started.
 
     has_gpu: it holds a GPU's device open, which a process that has only begun need not do yet.
@@ -39,10 +39,10 @@ class Origin:
     has_gpu: bool = False
 
 
-UNKNOWN = Origin("kineto")
+UNKNOWN = ProcessFacts("kineto")
 
 
-def origin_of(pid: int, uid: int, proc: Path = Path("/proc")) -> Origin:
+def read_facts(pid: int, uid: int, proc: Path = Path("/proc")) -> ProcessFacts:
     """What can be read of the process, if it is this user's; else UNKNOWN."""
     folder = proc / str(pid)
     try:
@@ -57,10 +57,12 @@ def origin_of(pid: int, uid: int, proc: Path = Path("/proc")) -> Origin:
     return replace(describe(environ, arguments, namespace), has_gpu=has_gpu)
 
 
-def describe(environ: Mapping[str, str], arguments: Sequence[str], namespace: str = "") -> Origin:
+def describe(
+    environ: Mapping[str, str], arguments: Sequence[str], namespace: str = ""
+) -> ProcessFacts:
     job = identity.job_name(None, environ, [script(arguments)])
     said = identity.describe(job, environ)
-    return Origin(
+    return ProcessFacts(
         job=clean(job) or "unnamed",
         rank=min(said["rank"], MAX_WORLD_SIZE),
         world_size=max(1, min(said["world_size"], MAX_WORLD_SIZE)),

@@ -16,12 +16,14 @@ logger = logging.getLogger(__name__)
 
 # Captures that the state shows; older ones stay in the store.
 SHOWN = 200
+# Of them, those that the store had no room for.
+SHOWN_REFUSED = 10
 # What was taken of a job so long before its ranks were started is of the same run: they were
 # restarted.
 SAME_RUN_S = 86400.0
 
 
-class Register:
+class CaptureRegister:
     """Every method may be called from any thread."""
 
     def __init__(self, store: Store, hub: Hub) -> None:
@@ -52,6 +54,18 @@ class Register:
         with self._lock:
             return self._captures.get(capture_id)
 
+    def refuse(self, capture: Capture) -> None:
+        """Show what ended without a folder, which retention does not count, beside a few others."""
+        with self._lock:
+            refused = [c.id for c in self._captures.values() if c.outcome == capture.outcome]
+            for capture_id in refused[: 1 - SHOWN_REFUSED]:
+                del self._captures[capture_id]
+            self.keep(capture)
+
+    def is_running(self, capture_id: str) -> bool:
+        capture = self.get(capture_id)
+        return capture is not None and capture.outcome is None
+
     def keep(self, capture: Capture) -> None:
         """Show it as it is now; on disk it is written by ``update``."""
         with self._lock:
@@ -71,6 +85,11 @@ class Register:
                 self._store.save(self._captures[capture_id])
             except (OSError, KeyError) as error:
                 logger.error("cannot write capture %s: %s", capture_id, error)
+
+    def create(self, capture_id: str) -> None:
+        """Make the capture's folder, with what is known of it now. Raises OSError."""
+        with self._saving:
+            self._store.create(self._captures[capture_id])
 
     def events_per_step(self, request: CaptureRequest) -> int | None:
         """What a step brought in the newest verified capture of the same job and options."""
@@ -92,6 +111,7 @@ class Register:
             for capture in self.all()
             if capture.request.trigger == "baseline"
             and capture.request.job == job
+            and capture.outcome != "refused_disk"
             and since <= capture.time <= now
         ]
 

@@ -1,10 +1,10 @@
-"""From the alerts of one job and kind to one request for a capture."""
+"""From the alerts of one job and kind, and the kind's recipe, to one request for a capture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from warpwatch_daemon.captures.alerts.targets import Settled, Target
+from warpwatch_daemon.captures.alerts.targets import AlertTarget, Settled
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.triggers.recipes import healthy_peer
 from warpwatch_daemon.config.triggers import RecipeConfig
@@ -20,7 +20,7 @@ _PLAIN = RecipeConfig(ranks="culprit")
 
 
 def request_for(
-    targets: Sequence[Target],
+    targets: Sequence[AlertTarget],
     alerts: Sequence[Alert],
     recipes: Recipes,
     local: Mapping[int, Rank],
@@ -46,7 +46,7 @@ def request_for(
     )
 
 
-def _recipe(target: Target, recipes: Recipes) -> RecipeConfig:
+def _recipe(target: AlertTarget, recipes: Recipes) -> RecipeConfig:
     if target.capture is not None or target.kind is None or target.kind not in recipes:
         return _PLAIN
     recipe = recipes[target.kind]
@@ -56,7 +56,7 @@ def _recipe(target: Target, recipes: Recipes) -> RecipeConfig:
 
 
 def _ranks(
-    targets: Sequence[Target],
+    targets: Sequence[AlertTarget],
     recipe: RecipeConfig,
     local: Mapping[int, Rank],
     active: Iterable[Anomaly],
@@ -68,12 +68,12 @@ def _ranks(
     culprits = frozenset[int]().union(*named)
     peers: set[int] = set()
     if recipe.ranks == "culprit_and_peer":
-        sick = [_told(targets[0], rank) for rank in culprits]
+        sick = [_anomaly(targets[0], rank) for rank in culprits]
         found = [healthy_peer(one, local, [*active, *sick]) for one in sick]
         peers = {peer for peer in found if peer is not None}
     return tuple(sorted(culprits | peers))
 
 
-def _told(target: Target, rank: int) -> Anomaly:
-    """The anomaly that the alert tells of, as far as its labels do."""
+def _anomaly(target: AlertTarget, rank: int) -> Anomaly:
+    """What the alert is about, as far as its labels say."""
     return Anomaly("", 0.0, str(target.kind), "warning", "", target.job, rank)
