@@ -400,7 +400,7 @@ def test_a_second_daemon_on_the_store_is_refused(tmp_path: Path) -> None:
     config = StoreConfig(url=tmp_path.as_uri())
     code = (
         "import sys; from warpwatch_daemon.captures.store import Store\n"
-        "from warpwatch_daemon.config import StoreConfig\n"
+        "from warpwatch_daemon.config.sections import StoreConfig\n"
         "Store(StoreConfig(url=sys.argv[1]))"
     )
     first = Store(config)
