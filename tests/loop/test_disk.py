@@ -1,4 +1,4 @@
-"""A full disk: nothing crashes, captures are refused with a reason and counted."""
+"""A disk that is full, or hangs: captures are refused or late, and everything else goes on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.loop.node import loop_node, poll
+from tests.loop import hung_disk
+from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import STEPPING
+
+# One rank that steps until the file argv[1] is there, and then fails.
+FAILING = """
+import os, sys, time
+import warpwatch
+
+monitor = warpwatch.attach(job="failing")
+while not os.path.exists(sys.argv[1]):
+    with monitor.step(samples=4):
+        time.sleep(0.02)
+raise RuntimeError("as it was asked to")
+"""
 
 
 @contextlib.contextmanager
@@ -60,3 +74,40 @@ def test_a_full_rendezvous_and_a_full_log_are_counted_and_named(tmp_path: Path) 
         assert node.http.get("/healthz").status_code == 200
         lines = [line for line in node.log("daemon").splitlines() if "telemetry log" in line]
         assert len(lines) == 1
+
+
+def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_path: Path) -> None:
+    hung = hung_disk.build(tmp_path, tmp_path / "captures")
+    fails = tmp_path / "fails"
+    with loop_node(tmp_path) as node:
+        node.start_daemon(wait=True, **hung.environment)
+        node.start_rank(0, FAILING, str(fails), world_size=1)
+        poll(lambda: steps_of(node) > 5, 20, "the rank steps")
+        with hung.hanging():
+            asked = node.http.post("/api/v1/captures", json={"job": "failing", "kind": "stacks"})
+            assert asked.status_code == 202
+            poll(hung.waiting_calls, 20, "the capture waits for its folder")
+            poll(lambda: state_of(node) == "exported", 20, "the rank has answered")
+            seen = steps_of(node)
+            poll(lambda: steps_of(node) > seen + 5, 20, "steps are counted")
+            fails.touch()
+            poll(lambda: node.get("anomalies"), 20, "the crash is found")
+            (found,) = node.get("anomalies")
+            assert (found["kind"], found["job"]) == ("crash", "failing")
+            assert node.get("captures")[0]["outcome"] is None
+        (capture,) = poll(lambda: ended(node), 30, "the capture ends")
+        assert capture["outcome"] == "complete"
+        assert (Path(capture["folder"]) / "capture.json").exists()
+
+
+def steps_of(node: LoopNode) -> int:
+    return sum(rank["steps_total"] for rank in node.get("ranks"))
+
+
+def state_of(node: LoopNode) -> Any:
+    """Of the only rank in the only capture."""
+    return node.get("captures")[0]["ranks"][0]["state"]
+
+
+def ended(node: LoopNode) -> list[Any]:
+    return [capture for capture in node.get("captures") if capture["outcome"] is not None]

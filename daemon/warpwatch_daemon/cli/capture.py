@@ -61,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.wait:
         capture = wait(api, capture["id"], arguments.timeout)
     print(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.url))
+    if capture["outcome"] == "refused_disk":
+        return Refused.exit_code
     return 1 if capture["outcome"] in ("partial", "failed") else 0
 
 

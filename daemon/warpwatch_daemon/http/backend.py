@@ -31,7 +31,7 @@ class Backend(Protocol):
         """Begin a capture. Raises Refused with a reason from captures.OUTCOMES."""
 
     def capture_file(self, capture_id: str, name: str) -> Path | None:
-        """A stored file of a capture, None if there is no such capture or file."""
+        """Where a file of a capture lies, None if it has none of this name; no disk is asked."""
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         """An anomaly of the history. May wait for a disk: not from the thread that serves."""

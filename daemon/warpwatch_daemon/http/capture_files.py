@@ -7,7 +7,9 @@ without scripts, everything else is not to be shown as a page.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
@@ -46,9 +48,14 @@ class CaptureFiles:
         path = None
         if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
             path = self._backend.capture_file(capture_id, name)
-        if path is None or path.is_symlink() or not path.is_file():
+        # Off the thread that serves: the store's disk may be slow.
+        if path is None or not await run_in_threadpool(_is_plain_file, path):
             raise ApiError(404, "not_found", "there is no such capture or file")
         return FileResponse(path, headers=_headers(request, name))
+
+
+def _is_plain_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _headers(request: Request, name: str) -> dict[str, str]:
