@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from warpwatch_diagnosis.diagnosis import HEALTHY, Diagnosis, diagnose
-from warpwatch_diagnosis.errors import TraceError
-from warpwatch_diagnosis.html import render_html
-from warpwatch_diagnosis.text import render_text
-from warpwatch_diagnosis.trace_out import write_trace
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.report.html import render_html
+from warpwatch_diagnosis.report.text import render_text
+from warpwatch_diagnosis.report.trace_out import write_trace
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.verdict.conclusion import HEALTHY, Diagnosis
 
 EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
 PROGRAM = "python -m warpwatch_diagnosis"

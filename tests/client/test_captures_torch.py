@@ -20,7 +20,7 @@ from tests.client.training import (
     running,
     training,
 )
-from warpwatch_diagnosis.reader import read_trace
+from warpwatch_diagnosis.trace.reader import read_trace
 
 pytestmark = pytest.mark.torch
 

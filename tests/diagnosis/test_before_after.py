@@ -11,8 +11,9 @@ import pytest
 from tests.diagnosis.faults import job
 from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
-from warpwatch_diagnosis.before_after import Comparison
-from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.comparison.before_after import Comparison
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 
 def busy_trace(

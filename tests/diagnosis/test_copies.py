@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.copies import CopyTime, kind
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.measures.copies import CopyTime, kind
+from warpwatch_diagnosis.measures.measures import measure
 
 
 @pytest.mark.parametrize(

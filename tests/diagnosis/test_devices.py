@@ -6,10 +6,11 @@ from pathlib import Path
 
 from tests.diagnosis.timeline import Timeline
 from tests.diagnosis.traces import TraceFile
-from warpwatch_diagnosis.diagnosis import conclude, diagnose
-from warpwatch_diagnosis.gpu_time import GpuTime
-from warpwatch_diagnosis.intervals import total
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.verdict.conclusion import conclude
 
 GEMM = {"Input Dims": [[8192, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"] * 2}
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.flops import Shape, convolution, shapes_of
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.measures.flops import Shape, convolution, shapes_of
+from warpwatch_diagnosis.measures.measures import measure
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.host_events import HostTime
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.measures.host_events import HostTime
+from warpwatch_diagnosis.measures.measures import measure
 
 
 def host(timeline: Timeline) -> HostTime:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile
-from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 
 def diagnosed(tmp_path: Path, *traces: TraceFile) -> Diagnosis:

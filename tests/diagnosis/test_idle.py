@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.timeline import MAIN, Timeline
 from tests.diagnosis.traces import LOADER
-from warpwatch_diagnosis.idle import CAUSES, IdleTime
-from warpwatch_diagnosis.intervals import intersection, total, union
-from warpwatch_diagnosis.measures import measure
-from warpwatch_diagnosis.reader import Kind
+from warpwatch_diagnosis.measures.idle import CAUSES, IdleTime
+from warpwatch_diagnosis.measures.intervals import intersection, total, union
+from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.trace.reader import Kind
 
 
 def idle(timeline: Timeline) -> IdleTime:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.diagnosis.faults import job
 from tests.diagnosis.workloads import simulate
-from warpwatch_diagnosis.idle import CAUSES
-from warpwatch_diagnosis.intervals import total, union
-from warpwatch_diagnosis.measures import Measures, measure
-from warpwatch_diagnosis.reader import Event, Trace, read_trace
+from warpwatch_diagnosis.measures.idle import CAUSES
+from warpwatch_diagnosis.measures.intervals import total, union
+from warpwatch_diagnosis.measures.measures import Measures, measure
+from warpwatch_diagnosis.trace.reader import Event, Trace, read_trace
 
 EVALUATION = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 FIXTURES = Path(__file__).parent / "fixtures"

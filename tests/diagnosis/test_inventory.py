@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile
-from warpwatch_diagnosis.inventory import take_inventory
-from warpwatch_diagnosis.reader import read_trace
+from warpwatch_diagnosis.trace.inventory import take_inventory
+from warpwatch_diagnosis.trace.reader import read_trace
 
 FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.gpu_time import GpuTime
-from warpwatch_diagnosis.kernels import classify
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.kernels import classify
+from warpwatch_diagnosis.measures.measures import measure
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.launches import Launches
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.measures.launches import Launches
+from warpwatch_diagnosis.measures.measures import measure
 
 
 def launches(timeline: Timeline) -> Launches:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
-from warpwatch_diagnosis.intervals import difference, intersection, total, union
-from warpwatch_diagnosis.measures import Measures, measure
-from warpwatch_diagnosis.reader import Event, Trace, read_trace
+from warpwatch_diagnosis.measures.intervals import difference, intersection, total, union
+from warpwatch_diagnosis.measures.measures import Measures, measure
+from warpwatch_diagnosis.trace.reader import Event, Trace, read_trace
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60)), max_size=20)
 

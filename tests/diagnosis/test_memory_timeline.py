@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures import measure
-from warpwatch_diagnosis.memory_timeline import POINTS
+from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.measures.memory_timeline import POINTS
 
 
 def memory(timeline: Timeline, at_us: float, total: int | None, device: int | None = 0) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.diagnosis.traces import STEP_US, TraceFile
-from warpwatch_diagnosis.alignment import align
-from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.comparison.alignment import align
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 RANKS = 4
 MB = 1 << 20

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.diagnosis.traces import TraceFile, cpu_rank
-from warpwatch_diagnosis import events, json_stream
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.reader import Kind, Trace, TraceError, read_trace
+from warpwatch_diagnosis.trace import events, json_stream
+from warpwatch_diagnosis.trace.reader import Kind, Trace, TraceError, read_trace
 
 GOOD = json.dumps({"traceEvents": cpu_rank(0).events}).encode()
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1, "pid": 1}

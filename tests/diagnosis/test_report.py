@@ -12,13 +12,14 @@ import pytest
 from tests.diagnosis.faults import job
 from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
-from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
-from warpwatch_diagnosis.html import render_html
+from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, Mark, row, shares, thin
+from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.parts import Capture, sums_us
 from warpwatch_diagnosis.report.style import COLOURS, STYLE
 from warpwatch_diagnosis.report.words import LANES, PARTS, SHORT, VERDICTS
 from warpwatch_diagnosis.rules import RULES
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 HOSTILE = "</script></title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 VOID = {"meta", "br", "img"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures import measure
-from warpwatch_diagnosis.roofline import ClassRoofline, Roofline, peaks_of
+from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.measures.roofline import ClassRoofline, Roofline, peaks_of
 
 
 @pytest.mark.parametrize(

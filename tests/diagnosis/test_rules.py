@@ -8,7 +8,8 @@ import pytest
 
 from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis import rules
-from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 
 def diagnosed(tmp_path: Path, *ranks: TraceFile) -> Diagnosis:

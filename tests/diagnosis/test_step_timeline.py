@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.diagnosis.timeline import Timeline
 from tests.diagnosis.traces import LOADER
-from warpwatch_diagnosis.measures import measure
-from warpwatch_diagnosis.step_timeline import RESOLUTION, Lane, StepTimeline
+from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.measures.step_timeline import RESOLUTION, Lane, StepTimeline
 
 
 def drawn(timeline: Timeline) -> StepTimeline:

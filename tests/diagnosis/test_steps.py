@@ -6,7 +6,7 @@ import pytest
 
 from tests.diagnosis.timeline import Timeline
 from tests.diagnosis.traces import LOADER
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.measures.measures import measure
 
 
 def test_each_step_has_its_own_share_of_what_crosses_its_border() -> None:

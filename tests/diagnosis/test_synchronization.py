@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.diagnosis.timeline import MAIN, Timeline
-from warpwatch_diagnosis.measures import measure
+from warpwatch_diagnosis.measures.measures import measure
 
 
 def test_a_read_is_counted_by_step_with_its_operator_and_its_line() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch_diagnosis.diagnosis import Diagnosis, diagnose
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

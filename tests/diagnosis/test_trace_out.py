@@ -13,11 +13,11 @@ import pytest
 from tests.diagnosis.faults import job
 from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
-from warpwatch_diagnosis import trace_out
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.errors import TraceError
-from warpwatch_diagnosis.trace_out import write_trace
+from warpwatch_diagnosis.report import trace_out
+from warpwatch_diagnosis.report.trace_out import write_trace
+from warpwatch_diagnosis.trace.errors import TraceError
 
 
 def _elements(path: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from tests.diagnosis.test_ranks import LATEST_US, MB, rank_trace
 from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.errors import TraceError
+from warpwatch_diagnosis.trace.errors import TraceError
 
 WORLD = 8
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from warpwatch_diagnosis.reader import Event, Kind, Trace
+from warpwatch_diagnosis.trace.reader import Event, Kind, Trace
 
 MAIN = "77/77"
 STREAM = "0/7"

@@ -90,9 +90,9 @@ def _diagnose_here(
     kind: str, folder: Path, paths: list[Path], missing: dict[int, str], baseline: list[str]
 ) -> int:
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
-    from warpwatch_diagnosis.errors import TraceError
-    from warpwatch_diagnosis.html import render_html
-    from warpwatch_diagnosis.stacks import diagnose_stacks
+    from warpwatch_diagnosis.report.html import render_html
+    from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
+    from warpwatch_diagnosis.trace.errors import TraceError
 
     try:
         if kind == "stacks":

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from warpwatch_diagnosis.errors import TraceError
-from warpwatch_diagnosis.inventory import Inventory, take_inventory
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.inventory import Inventory, take_inventory
 
 # Of each file, that one costs the others nothing.
 TIMEOUT_S = 180.0

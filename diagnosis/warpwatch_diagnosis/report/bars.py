@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.report.drawing import Mark, legend, row
 from warpwatch_diagnosis.report.parts import Capture, Parts, steps_us, sums_us
 from warpwatch_diagnosis.report.words import PARTS, duration, origin, safe

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from warpwatch_diagnosis.alignment import Alignment
-from warpwatch_diagnosis.diagnosis import Diagnosis
-from warpwatch_diagnosis.gpu_time import GpuTime
-from warpwatch_diagnosis.idle import CAUSES
-from warpwatch_diagnosis.intervals import (
+from warpwatch_diagnosis.comparison.alignment import Alignment
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.idle import CAUSES
+from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,
     clip,
@@ -17,8 +16,9 @@ from warpwatch_diagnosis.intervals import (
     total,
     union,
 )
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.report.words import PARTS
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 Parts = Mapping[str, Intervals]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from warpwatch_diagnosis.before_after import Comparison
-from warpwatch_diagnosis.diagnosis import Diagnosis
-from warpwatch_diagnosis.gpu_time import GpuTime
-from warpwatch_diagnosis.measures import Measures
-from warpwatch_diagnosis.operators import OperatorTime
+from warpwatch_diagnosis.comparison.before_after import Comparison
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.measures.operators import OperatorTime
 from warpwatch_diagnosis.report.words import duration, safe, size
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 # Names of templates grow to thousands of characters; the file must stay small.
 _MAX_NAME = 160

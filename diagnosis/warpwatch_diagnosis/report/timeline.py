@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.diagnosis import Diagnosis
-from warpwatch_diagnosis.intervals import within
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.intervals import within
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.measures.step_timeline import Lane, StepTimeline
+from warpwatch_diagnosis.measures.steps import StepTime
 from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, Mark, axis, legend, row, shares, thin
 from warpwatch_diagnosis.report.parts import Capture, Parts, aligned_index, clipped
 from warpwatch_diagnosis.report.words import LANES, duration, safe, stream_label
-from warpwatch_diagnosis.step_timeline import Lane, StepTimeline
-from warpwatch_diagnosis.steps import StepTime
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 MAX_RANKS = 32
 _TOLD = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.measures import Measures
 
 VERDICTS = {
     "data_loading": "Waiting for data",

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.intervals import Intervals, total, within
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.intervals import Intervals, total, within
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, percent, times, worst_gaps
 
 # Of the step that the device idles under the calls, as for other idle time (TensorBoard plugin).

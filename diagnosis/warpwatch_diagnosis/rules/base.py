@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, Protocol
 
-from warpwatch_diagnosis.idle import Cause
-from warpwatch_diagnosis.intervals import Intervals, union
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.idle import Cause
+from warpwatch_diagnosis.measures.intervals import Intervals, union
+from warpwatch_diagnosis.measures.measures import Measures
 
 Confidence = Literal["high", "medium", "low"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.alignment import Alignment, align, exposed_transfer_us
-from warpwatch_diagnosis.intervals import Intervals, total, union
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.comparison.alignment import Alignment, align, exposed_transfer_us
+from warpwatch_diagnosis.measures.intervals import Intervals, total, union
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, once, percent, times
 
 # PyTorch's TensorBoard plugin warns above 10 % of the step.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.intervals import Intervals, difference, total
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.intervals import Intervals, difference, total
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
 
 # PyTorch's TensorBoard plugin warns above 5 % of the step; with a GPU only its idle time counts.

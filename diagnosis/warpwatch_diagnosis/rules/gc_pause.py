@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.intervals import Intervals, total
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.intervals import Intervals, total
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
 
 # Reference values of this project: more than this of the step, or, where other ranks wait for it,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.cpu_time import CpuTime
-from warpwatch_diagnosis.gpu_time import GpuTime
-from warpwatch_diagnosis.intervals import Intervals, difference, intersection, total, union
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.cpu_time import CpuTime
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.intervals import Intervals, difference, intersection, total, union
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import (
     Finding,
     idle,

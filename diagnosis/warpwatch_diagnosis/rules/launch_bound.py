@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from warpwatch_diagnosis.gpu_time import SHORT_KERNEL_US, GpuTime
-from warpwatch_diagnosis.intervals import total
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.gpu_time import SHORT_KERNEL_US, GpuTime
+from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules import host_bound
 from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, percent, short
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.gpu_time import GpuTime
-from warpwatch_diagnosis.intervals import total
-from warpwatch_diagnosis.kernels import ClassTime, KernelClass
-from warpwatch_diagnosis.measures import Measures
-from warpwatch_diagnosis.roofline import ClassRoofline
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.measures.kernels import ClassTime, KernelClass
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.measures.roofline import ClassRoofline
 from warpwatch_diagnosis.rules.base import Finding, milliseconds, percent, short, times
 
 # Of the compute, what must be memory-bound kernels (reference value of this project).

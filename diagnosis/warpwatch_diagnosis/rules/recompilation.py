@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.intervals import Intervals, clip, total, union
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.intervals import Intervals, clip, total, union
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules import host_bound
 from warpwatch_diagnosis.rules.base import Finding, idle, in_lines, milliseconds, percent, times
 

@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from warpwatch_diagnosis.alignment import Alignment, align, exposed_transfer_us
-from warpwatch_diagnosis.before_after import kernel_changes, phases_ms
-from warpwatch_diagnosis.clocks import slowdown
-from warpwatch_diagnosis.cpu_time import CpuTime
-from warpwatch_diagnosis.intervals import Interval, Intervals, clip, difference, total, union
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.comparison.alignment import Alignment, align, exposed_transfer_us
+from warpwatch_diagnosis.comparison.before_after import kernel_changes, phases_ms
+from warpwatch_diagnosis.measures.clocks import slowdown
+from warpwatch_diagnosis.measures.cpu_time import CpuTime
+from warpwatch_diagnosis.measures.intervals import (
+    Interval,
+    Intervals,
+    clip,
+    difference,
+    total,
+    union,
+)
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, milliseconds, percent
 
 # Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.

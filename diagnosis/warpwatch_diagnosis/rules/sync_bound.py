@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.intervals import Intervals, total
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.intervals import Intervals, total
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.measures.synchronization import SynchronizingCall
 from warpwatch_diagnosis.rules.base import (
     Finding,
     idle,
@@ -20,7 +21,6 @@ from warpwatch_diagnosis.rules.base import (
     worst_gaps,
 )
 from warpwatch_diagnosis.rules.host_bound import reading
-from warpwatch_diagnosis.synchronization import SynchronizingCall
 
 # Idle time after synchronizing calls (reference value of this project).
 MIN_SHARE = 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from warpwatch_diagnosis.copies import CopyTime
-from warpwatch_diagnosis.intervals import Intervals, difference, total, union
-from warpwatch_diagnosis.measures import Measures
+from warpwatch_diagnosis.measures.copies import CopyTime
+from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union
+from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, idle, milliseconds, percent, times
 
 # TraceLens flags exposed copies above this share of the step.

@@ -1,0 +1,6 @@
+"""Traces beside each other.
+
+- alignment: the ranks of a capture on one clock, and who waited for whom
+- completeness: whether they are ranks of one capture, and which are missing
+- before_after: what changed since the baseline, or on a slow rank
+"""

@@ -1,0 +1,89 @@
+"""The collectives of one rank one by one, so that ranks can be compared with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from warpwatch_diagnosis.measures.intervals import Interval
+from warpwatch_diagnosis.trace.reader import Event
+
+# More than any capture of some steps holds; bounds what is kept of a hostile trace.
+MAX_COLLECTIVES = 50_000
+_MAX_NAME = 200
+_ITEM_BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "float16": 2, "int": 4, "long": 8,
+    "char": 1, "byte": 1, "bool": 1, "short": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective kernel that began or was launched in the window; µs of this rank's clock.
+
+    name: of the collective (``allreduce``), else of the kernel. process_group, sequence, bytes
+    (the larger of what goes in and out of this rank), dtype and group_size: None where the trace
+    does not tell. launched_us: begin of the launch call.
+    """
+
+    name: str
+    kernel: str
+    stream: str
+    begin_us: float
+    end_us: float
+    launched_us: float | None
+    process_group: str | None
+    sequence: int | None
+    bytes: int | None
+    dtype: str | None
+    group_size: int | None
+
+
+def collectives(
+    kernels: Sequence[Event], calls: Mapping[int | None, Event], window: Interval
+) -> tuple[Collective, ...]:
+    """``kernels``: all collective kernels; ``calls``: runtime calls by correlation. In order.
+
+    A host that is ahead launches in the window what its device begins later; a peer that is less
+    late may have begun it in time, so these count as well.
+    """
+    low, high = window
+    found = [(k, calls.get(k.correlation)) for k in kernels]
+    mine = [
+        (kernel, call)
+        for kernel, call in found
+        if low <= kernel.begin_us < high or (call is not None and low <= call.begin_us < high)
+    ]
+    mine.sort(key=lambda pair: (pair[0].begin_us, pair[0].end_us, pair[0].thread))
+    return tuple(_collective(kernel, call) for kernel, call in mine[:MAX_COLLECTIVES])
+
+
+def _collective(kernel: Event, call: Event | None) -> Collective:
+    given = kernel.arguments or {}
+    name, group = given.get("Collective name"), given.get("Process Group Name")
+    dtype = given.get("dtype")
+    return Collective(
+        name=(name if isinstance(name, str) and name else kernel.name)[:_MAX_NAME],
+        kernel=kernel.name[:_MAX_NAME],
+        stream=kernel.thread,
+        begin_us=kernel.begin_us,
+        end_us=kernel.end_us,
+        launched_us=call.begin_us if call is not None else None,
+        process_group=str(group)[:_MAX_NAME] if isinstance(group, str | int) else None,
+        sequence=_count(given, "Seq"),
+        bytes=_bytes(given),
+        dtype=dtype[:_MAX_NAME] if isinstance(dtype, str) else None,
+        group_size=_count(given, "Group size"),
+    )
+
+
+def _bytes(given: Mapping[str, Any]) -> int | None:
+    elements = [n for key in ("In msg nelems", "Out msg nelems") if (n := _count(given, key))]
+    item = _ITEM_BYTES.get(str(given.get("dtype")).lower())
+    return max(elements) * item if elements and item else None
+
+
+def _count(given: Mapping[str, Any], key: str) -> int | None:
+    value = given.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

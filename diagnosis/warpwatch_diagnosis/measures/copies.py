@@ -1,0 +1,106 @@
+"""Copies and memsets of the device by direction and kind of host memory."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from warpwatch_diagnosis.measures.intervals import (
+    Interval,
+    Intervals,
+    clip,
+    difference,
+    total,
+    union,
+)
+from warpwatch_diagnosis.measures.kernels import number
+from warpwatch_diagnosis.trace.reader import Event
+
+Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "unknown"]
+HostMemory = Literal["pageable", "pinned"]
+
+# A copy this small carries a value that the host wants to see (reference: DtoH of at most 64 B).
+SCALAR_BYTES = 64
+_PATTERNS: tuple[tuple[Direction, str], ...] = (
+    ("memset", r"memset"),
+    ("HtoD", r"HtoD|HostToDevice|Host ?-> ?Device"),
+    ("DtoH", r"DtoH|DeviceToHost|Device ?-> ?Host"),
+    ("PtoP", r"PtoP|PeerToPeer"),
+    ("DtoD", r"DtoD|DeviceToDevice|Device ?-> ?Device"),
+    ("HtoH", r"HtoH|HostToHost"),
+)
+_DIRECTIONS = tuple((known, re.compile(p, re.IGNORECASE)) for known, p in _PATTERNS)
+
+
+@lru_cache(maxsize=1024)
+def kind(name: str) -> tuple[Direction, HostMemory | None]:
+    """Direction and host memory by the name that the profiler gives a copy."""
+    direction: Direction = next((known for known, p in _DIRECTIONS if p.search(name)), "unknown")
+    lowered = name.lower()
+    memory: HostMemory | None = None
+    if "pageable" in lowered:
+        memory = "pageable"
+    elif "pinned" in lowered:
+        memory = "pinned"
+    return direction, memory
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTime:
+    """All copies of one direction and kind of host memory in the window.
+
+    memory: of the host's side, None where there is none or the trace does not tell. total_us: sum
+    of durations; busy_us: their union; exposed_us: the part of the union that no kernel hides.
+    bytes: None where no copy tells its size. small_count: copies of at most SCALAR_BYTES.
+    bandwidth_gb_per_s: whole copies, also where the window cuts them; 1 GB = 1e9 bytes.
+    """
+
+    direction: Direction
+    memory: HostMemory | None
+    count: int
+    bytes: int | None
+    total_us: float
+    busy_us: float
+    exposed_us: float
+    small_count: int
+    bandwidth_gb_per_s: float | None
+
+
+def copy_times(
+    copies: Sequence[Event], kernels: Intervals, window: Interval
+) -> tuple[CopyTime, ...]:
+    """``kernels``: union of what may hide a copy. Longest first."""
+    kinds: dict[tuple[Direction, HostMemory | None], list[Event]] = defaultdict(list)
+    for copy in copies:
+        kinds[kind(copy.name)].append(copy)
+    times = [_copy_time(key, found, kernels, window) for key, found in kinds.items()]
+    return tuple(sorted(times, key=lambda t: (-t.total_us, t.direction, t.memory or "")))
+
+
+def _copy_time(
+    key: tuple[Direction, HostMemory | None],
+    copies: list[Event],
+    kernels: Intervals,
+    window: Interval,
+) -> CopyTime:
+    spans = list(clip(((c.begin_us, c.end_us) for c in copies), window))
+    busy = union(spans)
+    sized = [(size, c) for c in copies if (size := number(c, "bytes")) is not None]
+    sizes = [size for size, _ in sized]
+    copying_us = math.fsum(c.end_us - c.begin_us for _, c in sized)
+    return CopyTime(
+        direction=key[0],
+        memory=key[1],
+        count=len(copies),
+        bytes=int(sum(sizes)) if sizes else None,
+        total_us=total(sorted(spans)),
+        busy_us=total(busy),
+        exposed_us=total(difference(busy, kernels)),
+        small_count=sum(size <= SCALAR_BYTES for size in sizes),
+        bandwidth_gb_per_s=sum(sizes) / copying_us / 1e3 if sum(sizes) and copying_us else None,
+    )

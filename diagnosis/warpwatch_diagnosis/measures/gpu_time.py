@@ -1,0 +1,300 @@
+"""Where the GPU's time went: unions of its events over the step window.
+
+Definitions: W the window, B any GPU event, C kernels that are no collective, N collective
+kernels, M copies and memsets, D iteration of a DataLoader. busy = |B|/W, idle = 1 - busy,
+compute = |C|/W, communication = |N|/W, exposed communication = |N \\ C|/W,
+overlap = |N ∩ C|/|N| (Holistic Trace Analysis), memory copy = |M|/W.
+
+A process may drive several devices. A union over them would hide one that idles behind the others,
+so the numbers are those of one device: of those in use the one that idles most.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from warpwatch_diagnosis.measures.clocks import Size, SizeTime, size_times
+from warpwatch_diagnosis.measures.collectives import Collective, collectives
+from warpwatch_diagnosis.measures.copies import CopyTime, copy_times, kind
+from warpwatch_diagnosis.measures.host_events import HostTime
+from warpwatch_diagnosis.measures.idle import IdleTime, idle_time
+from warpwatch_diagnosis.measures.intervals import (
+    Interval,
+    Intervals,
+    difference,
+    intersection,
+    merge,
+    total,
+    union,
+)
+from warpwatch_diagnosis.measures.kernels import (
+    SHORT_KERNEL_US,
+    ClassTime,
+    KernelTime,
+    classify,
+    kernel_times,
+)
+from warpwatch_diagnosis.measures.launches import Launches, by_correlation, launches
+from warpwatch_diagnosis.measures.synchronization import Wait
+from warpwatch_diagnosis.trace.events import by_begin
+from warpwatch_diagnosis.trace.reader import Event, Trace
+
+__all__ = [
+    "SHORT_KERNEL_US",
+    "Device",
+    "GpuTime",
+    "Kernels",
+    "Stream",
+    "Work",
+    "gpu_time",
+]
+
+# Copies over the bus, not those inside the device.
+_TRANSFERS = ("HtoD", "DtoH")
+# Busy for less than this share of the busiest, a device is not in use: a process that sets up
+# its context on device 0 by mistake leaves a copy or two there.
+MIN_BUSY_SHARE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The GPU's events of a trace by their begin, and the runtime calls by correlation."""
+
+    kernels: Sequence[Event]
+    copies: Sequence[Event]
+    events: Sequence[Event]
+    calls: Mapping[int | None, Event]
+
+    @classmethod
+    def of(cls, trace: Trace) -> Work:
+        calls = by_correlation(trace.events["runtime"])
+        copied = set(map(id, trace.events["copy"]))
+        events = by_begin(trace.events["kernel"] + trace.events["copy"], _order)
+        copies = [e for e in events if id(e) in copied]
+        kernels = [e for e in events if id(e) not in copied] if copied else events
+        return cls(kernels, copies, events, calls)
+
+    @property
+    def threads(self) -> set[str]:
+        """Those that launch."""
+        calls = self.calls
+        return {call.thread for e in self.events if (call := calls.get(e.correlation))}
+
+    def of_device(self, name: str) -> Work:
+        return replace(
+            self,
+            kernels=[e for e in self.kernels if _device(e) == name],
+            copies=[e for e in self.copies if _device(e) == name],
+            events=[e for e in self.events if _device(e) == name],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of the process, ``name``: its index. in_use: for more than MIN_BUSY_SHARE."""
+
+    name: str
+    count: int
+    busy_ratio: float
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream of a device, ``process/stream`` in the trace. ``busy_us``: union in the window."""
+
+    name: str
+    count: int
+    busy_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Counts and medians of the kernels in the window; times in µs."""
+
+    count: int
+    short_share: float
+    median_us: float
+    median_launch_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """Unions of time in µs, clipped to the window, of the device ``device``.
+
+    devices: all that have an event in the window, busiest first.
+    transfers: copies between host and device, a part of ``copies``.
+    idle_time: ``idle`` split into causes. kernel_times, class_times, copy_times: longest first.
+    sizes: what the steps launched, by name and grid. launches: how the host feeds the device.
+    collectives: in order. streams: busiest first.
+    """
+
+    device: str
+    devices: tuple[Device, ...]
+    busy: Intervals
+    idle: Intervals
+    compute: Intervals
+    communication: Intervals
+    copies: Intervals
+    transfers: Intervals
+    kernels: Kernels
+    idle_time: IdleTime
+    launches: Launches
+    kernel_times: tuple[KernelTime, ...]
+    class_times: tuple[ClassTime, ...]
+    copy_times: tuple[CopyTime, ...]
+    sizes: Mapping[Size, SizeTime]
+    collectives: tuple[Collective, ...]
+    streams: tuple[Stream, ...]
+
+    @property
+    def devices_in_use(self) -> int:
+        return sum(device.in_use for device in self.devices)
+
+    @property
+    def exposed_communication(self) -> Intervals:
+        return difference(self.communication, self.compute)
+
+    @property
+    def exposed_transfers(self) -> Intervals:
+        """Copies between host and device while the device does nothing else."""
+        return difference(self.transfers, union(self.compute + self.communication))
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of the communication that compute hides; None where there is none."""
+        spent = total(self.communication)
+        if not spent:
+            return None
+        return total(intersection(self.communication, self.compute)) / spent
+
+
+def gpu_time(
+    work: Work, window: Interval, host: HostTime, waits: Sequence[Wait], running: Intervals
+) -> GpuTime | None:
+    """None without GPU events in the window. Of the threads that train or launch: ``waits``, and
+    ``running``, the union of their operators."""
+    events = _within(work.events, window)
+    unions, devices = _devices(events, window)
+    if not devices:
+        return None
+    launched, judged = work.events, _idlest(devices)
+    if len(devices) > 1:
+        work = work.of_device(judged)
+        events = _within(work.events, window)
+    kernels, copies = _within(work.kernels, window), _within(work.copies, window)
+    meeting = {k.name for k in work.kernels}
+    meeting = {name for name in meeting if classify(name) == "communication"}
+    collective = [k for k in kernels if k.name in meeting]
+    compute = _union([k for k in kernels if k.name not in meeting], window)
+    communication = _union(collective, window)
+    busy = unions[judged]
+    by_name, by_class = kernel_times(kernels, window)
+    return GpuTime(
+        device=judged,
+        devices=devices,
+        busy=busy,
+        idle=difference([window], busy),
+        compute=compute,
+        communication=communication,
+        copies=_union(copies, window),
+        transfers=_union([c for c in copies if kind(c.name)[0] in _TRANSFERS], window),
+        kernels=_kernels(kernels, work.calls),
+        idle_time=idle_time(work.events, launched, work.calls, window, host, waits, running),
+        launches=launches(events, work.calls, window),
+        kernel_times=by_name,
+        class_times=by_class,
+        sizes=size_times(work.kernels, work.calls, window),
+        copy_times=copy_times(copies, union(compute + communication), window),
+        collectives=collectives([k for k in work.kernels if k.name in meeting], work.calls, window),
+        streams=_streams(events, window),
+    )
+
+
+def _order(event: Event) -> tuple[float, int, str, str]:
+    """Of events that begin at one instant."""
+    return event.end_us, event.correlation or -1, event.thread, event.name
+
+
+def _device(event: Event) -> str:
+    """Index of the device; where no argument tells it, GPU events have it as their process id."""
+    index = event.arguments.get("device") if event.arguments else None
+    return str(index) if type(index) is int else event.thread.partition("/")[0]
+
+
+def _devices(
+    events: list[Event], window: Interval
+) -> tuple[dict[str, Intervals], tuple[Device, ...]]:
+    """When each was busy, and all of them, busiest first."""
+    found: dict[str, list[Event]] = defaultdict(list)
+    # Equal arguments and equal threads are one object.
+    names: dict[tuple[int, int], str] = {}
+    for event in events:
+        key = id(event.arguments), id(event.thread)
+        name = names.get(key)
+        if name is None:
+            name = names[key] = _device(event)
+        found[name].append(event)
+    unions = {name: _union(on, window) for name, on in found.items()}
+    busy_us = {name: total(busy) for name, busy in unions.items()}
+    window_us = window[1] - window[0]
+    least_us = MIN_BUSY_SHARE * max(busy_us.values(), default=0.0)
+    devices = tuple(
+        Device(
+            name=name,
+            count=len(found[name]),
+            busy_ratio=min(1.0, busy_us[name] / window_us) if window_us else 0.0,
+            in_use=busy_us[name] >= least_us,
+        )
+        for name in sorted(found, key=lambda name: (-busy_us[name], name))
+    )
+    return unions, devices
+
+
+def _idlest(devices: Sequence[Device]) -> str:
+    return min((d for d in devices if d.in_use), key=lambda d: (d.busy_ratio, d.name)).name
+
+
+def _streams(events: list[Event], window: Interval) -> tuple[Stream, ...]:
+    found: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        found[event.thread].append(event)
+    streams = [Stream(name, len(on), total(_union(on, window))) for name, on in found.items()]
+    return tuple(sorted(streams, key=lambda s: (-s.busy_us, s.name)))
+
+
+def _within(events: Sequence[Event], window: Interval) -> list[Event]:
+    low, high = window
+    return [e for e in events if e.begin_us < high and e.end_us > low]
+
+
+def _union(events: Sequence[Event], window: Interval) -> Intervals:
+    """``events``: by their begin."""
+    low, high = window
+    return merge(
+        [
+            (begin if begin > low else low, end if end < high else high)
+            for _, begin, end, _, _, _ in events
+            if begin < high and end > low
+        ]
+    )
+
+
+def _kernels(kernels: list[Event], calls: Mapping[int | None, Event]) -> Kernels:
+    durations: list[float] = []
+    launch_us: dict[int | None, float] = {}
+    for _, begin_us, end_us, _, correlation, _ in kernels:
+        durations.append(end_us - begin_us)
+        call = calls.get(correlation)
+        if call is not None:
+            launch_us[correlation] = call.end_us - call.begin_us
+    short = sum([us < SHORT_KERNEL_US for us in durations])
+    return Kernels(
+        count=len(kernels),
+        short_share=short / len(kernels) if kernels else 0.0,
+        median_us=median(durations) if durations else 0.0,
+        median_launch_us=median(launch_us.values()) if launch_us else 0.0,
+    )

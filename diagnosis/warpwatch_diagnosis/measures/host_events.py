@@ -1,0 +1,230 @@
+"""What the host did besides running operators, and which events of a trace tell it.
+
+A slow host has a reason that often has a name of its own in the trace: the next batch is fetched,
+Python collects garbage, torch.compile compiles, a checkpoint is written, the allocator asks the
+driver for memory, a collective blocks the thread. Everything here is a union of intervals in µs,
+clipped to the window.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from warpwatch_diagnosis.measures.host_patterns import compiled_spans
+from warpwatch_diagnosis.measures.intervals import (
+    Interval,
+    Intervals,
+    clip,
+    difference,
+    total,
+    union,
+)
+from warpwatch_diagnosis.trace.reader import Event, Trace
+
+LOADER_PREFIX = "enumerate(DataLoader)"
+# torch >= 2.9 with record_python_gc_info and stacks: "Python GC"; with stacks a call of
+# gc.collect() is a frame of its own.
+_GC = re.compile(r"Python GC\b|<built-in (function|method) collect\b|gc\.collect\b")
+# dynamo_timed's names since 2.4 end in "(dynamo_timed)"; before, compile times were annotated bare.
+_COMPILE = re.compile(
+    r".*\(dynamo_timed\)$|dynamo$"
+    r"|(_compile\.(_?compile_inner|compile_inner)|entire_frame_compile|entire_backward_compile"
+    r"|compile_fx|fx_codegen_and_compile|OutputGraph\.call_user_compiler|call_user_compiler"
+    r"|backend_compile|create_aot_dispatcher_function|CachingAutotuner\.benchmark_all_configs"
+    r"|async_compile\.wait|TORCHDYNAMO)\b"
+)
+_COMPILE_FRAME = re.compile(
+    r".*torch/(_dynamo/convert_frame\.py\(\d+\): _compile$"
+    r"|_inductor/(compile_fx\.py\(\d+\): compile_fx|async_compile\.py\(\d+\): \w+)"
+    r"|_inductor/runtime/triton_heuristics\.py\(\d+\): (autotune_to_one_config|precompile))"
+)
+# The shim's annotation is the bare word. A person's or a library's has to say that something is
+# saved: activation checkpointing is no checkpoint, and neither is the reading of one.
+_CHECKPOINT = re.compile(
+    r"checkpoint$|(?!.*(gradient|activation|selective|recompute|wrapper|(?<!up)load|restor|CheckpointFunction"
+    r"|save_for_backward))"
+    r"(?=.*(sav(e|ing)|writ(e|ing)|dump|snapshot|upload|flush|persist|export|\bstor(e|ing)))"
+    r".*(torch\.save|checkpoint|ckpt|save_state|save_model|state_dict|\bDCP\b)",
+    re.IGNORECASE,
+)
+_CHECKPOINT_FRAME = re.compile(
+    r"(?!.*((gradient|activation|selective)_?checkpoint|checkpoint_wrapper))"
+    r"(.*torch/(serialization\.py\(\d+\): save$"
+    r"|distributed/checkpoint/state_dict_saver\.py\(\d+\): (save|async_save)$)"
+    r"|.*(?<!utils/)checkpoint\w*\.py\(\d+\): save\w*$"
+    r"|.*\.py\(\d+\): (_?save_(checkpoint|ckpt|model|state)\w*|save_pretrained)$)"
+)
+# What PyTorch's caching allocators call when their pools do not suffice.
+_ALLOCATOR = re.compile(
+    r"(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Free|Register|Unregister))(?!FromPool|Async)"
+    r"|(cuda|hip)(MallocHost|FreeHost|MallocManaged)"
+    r"|(cu|hip)Mem(Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)\b"
+)
+_COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d|rccl|hccl|xccl)::?|record_param_comms")
+
+# A collective that keeps its thread for longer has not only been enqueued.
+BLOCKING_COLLECTIVE_US = 1_000.0
+# From a batch that another thread has fetched to the first operator on it (own value): through
+# a queue, by a thread that first gets the interpreter's lock.
+HANDOVER_US = 2_000.0
+_NAMES = 5
+_REGION = re.compile(r"Torch-Compiled Region(?:: \S*?(\d+)/(\d+))?")
+_BACKGROUND_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
+
+_ANNOTATED: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("loading", re.compile(re.escape(LOADER_PREFIX) + ".*__next__")),
+    ("gc", _GC),
+    ("compile", _COMPILE),
+    ("collectives", _COLLECTIVE),
+    ("region", _REGION),
+    ("checkpoint", _CHECKPOINT),
+)
+_FRAMES = (("gc", _GC), ("compile", _COMPILE_FRAME), ("checkpoint", _CHECKPOINT_FRAME))
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One kind of host activity. ``names``: what it is called in the trace, longest first."""
+
+    intervals: Intervals
+    count: int
+    longest_us: float
+    names: tuple[str, ...]
+
+    @property
+    def total_us(self) -> float:
+        return total(self.intervals)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """What the host did in the window, on the threads that train or launch (GC: on any).
+
+    loading: a DataLoader's iteration; if another thread iterates it, only what the training threads
+    wait for it. gc: Python's garbage collection. compile: torch.compile at
+    work, not the compiled code; ``compile.count``: compilations, with what they nest.
+    compiled_regions: calls of compiled code in the window; recompiled_regions: how many of the
+    regions exist only because an earlier compilation of the same code did not fit;
+    compiled_frames: functions (or what graph breaks left of them) that have regions;
+    compiled_spans: the regions with the short ways from one to the next. checkpoint:
+    torch.save, torch.distributed.checkpoint and annotations that say so. allocator: calls that get
+    memory from the driver or give it back. collectives: calls and annotations of collectives on
+    the training threads, and gloo's on any thread.
+    """
+
+    loading: Activity
+    gc: Activity
+    compile: Activity
+    checkpoint: Activity
+    allocator: Activity
+    collectives: Activity
+    compiled_regions: int
+    recompiled_regions: int
+    compiled_frames: int
+    compiled_spans: Intervals
+
+
+def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
+    """``threads``: those that train or launch GPU work; other threads do not hold a step up."""
+    found: dict[str, list[Event]] = {}
+    for kind in ("annotation", "operator"):
+        _sort(trace.events[kind], _ANNOTATED, window, found)
+    _sort(trace.events["python"], _FRAMES, window, found)
+    _sort(trace.events["runtime"], (("allocator", _ALLOCATOR),), window, found)
+    regions = found.pop("region", [])
+    mine = {what: [e for e in events if e.thread in threads] for what, events in found.items()}
+    # An interpreter has one garbage collection at a time and it stops every thread.
+    mine["gc"] = found.get("gc", [])
+    mine["collectives"] = [e for e in found.get("collectives", []) if _keeps(e, threads)]
+    activities = {
+        what: _activity(mine.get(what, []), window)
+        for what in ("loading", "gc", "compile", "checkpoint", "allocator", "collectives")
+    }
+    if not mine.get("loading") and "loading" in found:
+        activities["loading"] = _waited_for(found["loading"], trace, window, threads)
+    return HostTime(
+        **activities,
+        compiled_regions=len(regions),
+        recompiled_regions=_recompiled(regions),
+        compiled_frames=len({m[1] for e in regions if (m := _REGION.match(e.name)) and m[1]}),
+        compiled_spans=compiled_spans(regions, window),
+    )
+
+
+def _sort(
+    events: Sequence[Event],
+    patterns: tuple[tuple[str, re.Pattern[str]], ...],
+    window: Interval,
+    found: dict[str, list[Event]],
+) -> None:
+    """Puts into ``found`` what is in the window; a name is looked at once."""
+    names = {event.name for event in events}
+    known = {name: next((what for what, p in patterns if p.match(name)), None) for name in names}
+    if not any(known.values()):
+        return
+    low, high = window
+    for event in events:
+        what = known[event.name]
+        if what is not None and event.begin_us < high and event.end_us > low:
+            found.setdefault(what, []).append(event)
+
+
+def _keeps(event: Event, threads: set[str]) -> bool:
+    """Whether a collective keeps a thread that matters: NCCL's calls only enqueue."""
+    if _BACKGROUND_COLLECTIVE.match(event.name):
+        return True
+    return event.thread in threads and event.end_us - event.begin_us >= BLOCKING_COLLECTIVE_US
+
+
+def _waited_for(
+    loading: list[Event], trace: Trace, window: Interval, threads: set[str]
+) -> Activity:
+    """A prefetcher's loading, where it holds the training threads up: these do nothing meanwhile
+    and go on as soon as a batch is there. A thread that is busy with Python goes on at any time.
+    """
+    working = union(
+        (e.begin_us, e.end_us)
+        for kind in (trace.events["operator"], trace.events["runtime"])
+        for e in kind
+        if e.thread in threads
+    )
+    pauses = difference([window], working)
+    begins = [begin for begin, _ in pauses]
+    spans = []
+    for event in loading:
+        index = bisect_right(begins, event.end_us) - 1
+        if index >= 0 and 0 <= pauses[index][1] - event.end_us <= HANDOVER_US:
+            spans.append((max(pauses[index][0], event.begin_us), event.end_us))
+    waited = union(clip(spans, window))
+    longest_us = max((end - begin for begin, end in waited), default=0.0)
+    return replace(_activity(loading, window), intervals=waited, longest_us=longest_us)
+
+
+def _activity(events: list[Event], window: Interval) -> Activity:
+    taken: Counter[str] = Counter()
+    outermost: dict[str, float] = {}
+    count = 0
+    for event in sorted(events, key=lambda e: (e.begin_us, -e.end_us, e.name, e.thread)):
+        if event.begin_us < outermost.get(event.thread, window[0] - 1):
+            continue
+        outermost[event.thread] = event.end_us
+        count += 1
+        taken[event.name] += round(1000 * (event.end_us - event.begin_us))
+    names = sorted(taken, key=lambda name: (-taken[name], name))
+    spans = union(clip(((e.begin_us, e.end_us) for e in events), window))
+    return Activity(
+        intervals=spans,
+        count=count,
+        longest_us=max((end - begin for begin, end in spans), default=0.0),
+        names=tuple(names[:_NAMES]),
+    )
+
+
+def _recompiled(regions: list[Event]) -> int:
+    """Regions are named frame/compilation: what is above 0 was compiled again for its frame."""
+    found = {match.groups() for e in regions if (match := _REGION.match(e.name))}
+    return sum(compilation not in (None, "0") for _, compilation in found)

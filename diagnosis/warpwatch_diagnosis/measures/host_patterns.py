@@ -1,0 +1,121 @@
+"""What the order of the training thread's operators tells although no event says it.
+
+A loop over ``.item()`` reads value after value; ``state_dict()`` detaches every parameter and the
+gap after it is the file that is written; compiled code that graph breaks cut into pieces is many
+short regions with Python between them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+from warpwatch_diagnosis.measures.intervals import Interval, Intervals, clip, union
+from warpwatch_diagnosis.trace.events import Event
+
+# Own values. A pass of a loop that reads a value takes this long under the profiler at most; a step
+# that logs a handful of values has no loop over values.
+READ_PACE_US = 500.0
+# A busy machine takes the core away for some of its time slices: if operators hardly run in
+# between, the loop goes on after this.
+MAX_PAUSE_US = 20_000.0
+MIN_READS_IN_A_ROW = 10
+# state_dict() detaches one tensor after the other; models have more than a few. Gaps that are
+# shorter wrote nothing worth mentioning.
+MIN_DETACHED = 4
+MIN_SAVING_US = 1_000.0
+# Guards, cache lookup and the way into the next region take 50 to 300 µs.
+BORDER_US = 1_000.0
+
+_OPTIMIZER = "Optimizer.step#"
+_DETACH = frozenset({"aten::detach", "detach"})
+_REGION = "Torch-Compiled Region"
+_OVERHEAD = ("TorchDynamo Cache Lookup", "Pregraph bytecode")
+
+
+def reading_loops(
+    reads: Sequence[Interval],
+    operators: Sequence[Event],
+    annotations: Sequence[Event],
+    window: Interval,
+) -> Intervals:
+    """Loops that read one value after the other, from the first to the last one in a row.
+
+    ``reads``, ``operators`` of the top level: in order. Optimizers on the CPU read their step
+    counters: these do not count.
+    """
+    stepping = union((e.begin_us, e.end_us) for e in annotations if e.name.startswith(_OPTIMIZER))
+    begins = [event.begin_us for event in operators]
+    ran_us = list(accumulate((event.end_us - event.begin_us for event in operators), initial=0.0))
+    loops: Intervals = []
+    for begin, end in _rows(_outside(reads, stepping)):
+        if loops and begin - loops[-1][1] <= MAX_PAUSE_US:
+            since, until = bisect_left(begins, loops[-1][1]), bisect_left(begins, begin)
+            if ran_us[until] - ran_us[since] <= READ_PACE_US:
+                loops[-1] = (loops[-1][0], end)
+                continue
+        loops.append((begin, end))
+    return union(clip(loops, window))
+
+
+def _rows(reads: Intervals) -> Intervals:
+    """Spans of reads that follow each other at the pace of a loop."""
+    rows: list[tuple[float, float, int]] = []
+    for begin, end in reads:
+        if rows and begin - rows[-1][1] <= READ_PACE_US:
+            rows[-1] = (rows[-1][0], end, rows[-1][2] + 1)
+        else:
+            rows.append((begin, end, 1))
+    return [(begin, end) for begin, end, count in rows if count >= MIN_READS_IN_A_ROW]
+
+
+def _outside(reads: Sequence[Interval], taken: Intervals) -> Intervals:
+    left: Intervals = []
+    index = 0
+    for begin, end in sorted(reads):
+        while index < len(taken) and taken[index][1] <= begin:
+            index += 1
+        if index == len(taken) or end <= taken[index][0]:
+            left.append((begin, end))
+    return left
+
+
+def saving_gaps(operators: Sequence[Event], host: Intervals) -> Intervals:
+    """Gaps of ``host`` right after what ``state_dict()`` does; ``operators``: of one thread's top
+    level, in order."""
+    ends: set[float] = set()
+    detached = 0
+    for event in operators:
+        detached = detached + 1 if event.name in _DETACH else 0
+        if detached >= MIN_DETACHED:
+            ends.add(event.end_us)
+    return [(begin, end) for begin, end in host if begin in ends and end - begin >= MIN_SAVING_US]
+
+
+def compiled_spans(regions: Sequence[Event], window: Interval) -> Intervals:
+    """Calls of compiled code with the Python between one and the next."""
+    spans: Intervals = []
+    for begin, end in sorted((e.begin_us, e.end_us) for e in regions):
+        near = spans and begin - spans[-1][1] <= BORDER_US
+        spans.append((spans[-1][1] if near else begin, end))
+    return union(clip(spans, window))
+
+
+def real_operators(operators: Sequence[Event]) -> list[Event]:
+    """Operators in order of begin without those that torch.compile puts around its own calls.
+
+    Their own time is the host's. A region that contains nothing else stays: what it computes has
+    no event of its own.
+    """
+    kept: list[Event] = []
+    next_us: dict[str, float] = {}
+    for event in reversed(operators):
+        if event.name.startswith(_OVERHEAD):
+            continue
+        wraps = event.name.startswith(_REGION)
+        if not wraps or next_us.get(event.thread, event.end_us) >= event.end_us:
+            kept.append(event)
+        if not wraps:
+            next_us[event.thread] = event.begin_us
+    return kept[::-1]

@@ -1,0 +1,128 @@
+"""How the host feeds the device: launch calls, launch delay, queue length."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter, mul, sub
+from statistics import median
+
+from warpwatch_diagnosis.measures.intervals import Interval
+from warpwatch_diagnosis.trace.reader import Event
+
+# Holistic Trace Analysis's limits for a slow launch call and for a late start.
+SLOW_CALL_US = 50.0
+LATE_START_US = 100.0
+# CUDA's launch queue; a launch blocks while it is full.
+QUEUE_LIMIT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StreamQueue:
+    """Work of one stream that was launched and had not begun: longest and time-weighted mean.
+
+    full_us: time with at least QUEUE_LIMIT entries, when a launch call blocks the host.
+    """
+
+    stream: str
+    launches: int
+    longest: int
+    mean: float
+    full_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launch calls of kernels, copies and memsets whose GPU work is in the window; times in µs.
+
+    A graph's launch counts once, however many kernels it starts. delay: from the end of the call
+    to the begin of its first work, at least 0 (Holistic Trace Analysis). slow_calls: longer than
+    50 µs; late_starts: delay above 100 µs; short_kernels: shorter than their launch call.
+    without_launch: GPU work whose launch is not in the trace. in_graphs: work that a CUDA graph
+    launched, which is neither in short_kernels nor in queues. queues: by stream, busiest first.
+    """
+
+    count: int
+    total_call_us: float
+    median_call_us: float
+    median_delay_us: float
+    slow_calls: int
+    late_starts: int
+    short_kernels: int
+    without_launch: int
+    in_graphs: int
+    queues: tuple[StreamQueue, ...]
+
+
+def by_correlation(events: Sequence[Event]) -> dict[int | None, Event]:
+    """The first event of each correlation, whatever the order of ``events``."""
+    found: dict[int | None, Event] = {}
+    for event in events:
+        known = found.setdefault(event.correlation, event)
+        if known is not event and _order(event) < _order(known):
+            found[event.correlation] = event
+    found.pop(None, None)
+    return found
+
+
+def _order(event: Event) -> tuple[float, float, str, str]:
+    return event.begin_us, event.end_us, event.thread, event.name
+
+
+def launches(
+    work: Sequence[Event], calls: Mapping[int | None, Event], window: Interval
+) -> Launches:
+    """``work``: kernels and copies in the window by their begin; ``calls``: runtime calls by
+    correlation."""
+    call_us: dict[int | None, float] = {}
+    delays_us: dict[int | None, float] = {}
+    waited: dict[str, list[Interval]] = defaultdict(list)
+    in_graphs = short_kernels = without_launch = 0
+    for _, begin_us, end_us, stream, correlation, _ in work:
+        call = calls.get(correlation)
+        if call is None:
+            without_launch += 1
+            continue
+        name, call_begin_us, call_end_us, _, _, _ = call
+        took_us = call_end_us - call_begin_us
+        if correlation not in call_us:
+            call_us[correlation] = took_us
+            delays_us[correlation] = begin_us - call_end_us if begin_us > call_end_us else 0.0
+        if "GraphLaunch" in name:
+            in_graphs += 1
+        else:
+            short_kernels += end_us - begin_us < took_us
+            waited[stream].append((call_begin_us, begin_us))
+    taken, delays = sorted(call_us.values()), sorted(delays_us.values())
+    queues = [_queue(stream, spans, window) for stream, spans in waited.items()]
+    return Launches(
+        count=len(taken),
+        total_call_us=sum(taken),
+        median_call_us=median(taken) if taken else 0.0,
+        median_delay_us=median(delays) if delays else 0.0,
+        slow_calls=len(taken) - bisect_right(taken, SLOW_CALL_US),
+        late_starts=len(delays) - bisect_right(delays, LATE_START_US),
+        short_kernels=short_kernels,
+        without_launch=without_launch,
+        in_graphs=in_graphs,
+        queues=tuple(sorted(queues, key=lambda q: (-q.launches, q.stream))),
+    )
+
+
+def _queue(stream: str, spans: list[Interval], window: Interval) -> StreamQueue:
+    """Length over time: one more at each launch call's begin, one less at each work's begin."""
+    changes = [(begin, 1) for begin, end in spans if begin < end]
+    changes += [(end, -1) for begin, end in spans if begin < end]
+    changes.sort()
+    low, high = window
+    times = [low if at < low else high if at > high else at for at, _ in changes]
+    stays = list(map(sub, times[1:], times))
+    lengths = list(accumulate(map(itemgetter(1), changes)))
+    longest = max(lengths, default=0)
+    area = sum(map(mul, lengths, stays))
+    mean = area / (high - low) if high > low else 0.0
+    full = [us for us, length in zip(stays, lengths, strict=False) if length >= QUEUE_LIMIT]
+    return StreamQueue(stream, len(spans), longest, mean, sum(full, 0.0))

@@ -1,0 +1,143 @@
+"""Calls that make the host wait for the device, and who made them.
+
+A call waits if its name says so (``cudaStreamSynchronize``, ``cudaMemcpy``), and a copy from or to
+pageable memory does too, whatever its name: the driver moves the data through a buffer of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+from warpwatch_diagnosis.measures.copies import kind
+from warpwatch_diagnosis.measures.intervals import Interval
+from warpwatch_diagnosis.measures.kernels import number
+from warpwatch_diagnosis.trace.reader import Event
+
+Purpose = Literal["read", "copy", "wait"]
+
+_WAITS = re.compile(
+    r"(cuda|hip)(Stream|Device|Event|Thread|Context)Synchronize|cu(Stream|Ctx|Event)Synchronize"
+    r"|hipCtxSynchronize|(cuda|hip)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol)?$|hipMemcpyWithStream"
+    r"|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?$|xpu.*[Ss]ynchronize|ze(CommandQueue|Event|Fence)\w*Synch"
+)
+# A synchronization this soon after the launch of a copy on the same thread waits for that copy.
+AFTER_COPY_US = 100.0
+# Larger copies to the host are data (outputs, a checkpoint), not values that steer the program.
+MAX_READ_BYTES = 1 << 20
+TOP = 20
+
+
+class Wait(NamedTuple):
+    """One call that blocked its thread; in µs."""
+
+    begin_us: float
+    end_us: float
+    thread: str
+    name: str
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class SynchronizingCall:
+    """All calls of one name under one operator at one place.
+
+    name: the runtime's call (``cudaStreamSynchronize``), on a CPU-only trace the operator that
+    would synchronize. operator: the innermost operator around it. place: ``file.py(12): function``
+    of the user's code. purpose: ``copy`` if it waits for a copy that the operator made, else
+    ``read`` (of a value by the host) or ``wait``. total_us: what the calls took.
+    """
+
+    name: str
+    operator: str | None
+    place: str | None
+    purpose: Purpose
+    count: int
+    total_us: float
+    longest_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronization:
+    """``calls``: at most twenty, longest in total first. ``count``: of all calls in the window.
+
+    per_step: calls that began in each step. total_us: what the calls took together.
+    """
+
+    calls: tuple[SynchronizingCall, ...]
+    count: int
+    per_step: tuple[int, ...]
+    total_us: float
+
+
+def waits(
+    runtime: Sequence[Event], copies: Mapping[int | None, Event], window: Interval
+) -> list[Wait]:
+    """Every call in the window that waits for the device, by its end; ``copies``: GPU copies by
+    correlation."""
+    low, high = window
+    launched: dict[str, list[Event]] = defaultdict(list)
+    blocking: list[Event] = []
+    known: dict[str, bool] = {}
+    for call in runtime:
+        copy = copies.get(call.correlation)
+        if copy is not None:
+            launched[call.thread].append(call)
+        if call.begin_us >= high or call.end_us <= low:
+            continue
+        named = known.get(call.name)
+        if named is None:
+            named = known[call.name] = _WAITS.match(call.name) is not None
+        if named or (copy is not None and kind(copy.name)[1] == "pageable"):
+            blocking.append(call)
+    for calls in launched.values():
+        calls.sort(key=attrgetter("begin_us", "end_us"))
+    found = [
+        Wait(c.begin_us, c.end_us, c.thread, c.name, _purpose(c, launched[c.thread], copies))
+        for c in blocking
+    ]
+    return sorted(found, key=lambda w: (w.end_us, w.begin_us, w.thread, w.name))
+
+
+def _purpose(call: Event, launched: list[Event], copies: Mapping[int | None, Event]) -> Purpose:
+    """What the call waits for: its own copy, or the one launched just before on the thread."""
+    copy = copies.get(call.correlation)
+    if copy is None:
+        index = bisect_left(launched, call.begin_us, key=attrgetter("begin_us")) - 1
+        if index >= 0 and call.begin_us - launched[index].end_us <= AFTER_COPY_US:
+            copy = copies.get(launched[index].correlation)
+    if copy is None:
+        return "wait"
+    direction, _ = kind(copy.name)
+    small = (number(copy, "bytes") or 0) <= MAX_READ_BYTES
+    return "read" if direction == "DtoH" and small else "copy"
+
+
+def synchronization(
+    found: Sequence[Wait],
+    steps: Sequence[Interval],
+    owners: Mapping[tuple[str, float], str],
+    places: Mapping[tuple[str, float], str],
+) -> Synchronization:
+    """``owners``, ``places``: operator and line of the user's code by thread and begin."""
+    groups: dict[tuple[str, str | None, str | None, Purpose], list[float]] = defaultdict(list)
+    begins = sorted(wait.begin_us for wait in found)
+    for wait in found:
+        at = (wait.thread, wait.begin_us)
+        key = (wait.name, owners.get(at), places.get(at), wait.purpose)
+        groups[key].append(wait.end_us - wait.begin_us)
+    calls = [SynchronizingCall(*key, len(us), sum(us), max(us)) for key, us in groups.items()]
+    calls.sort(key=lambda c: (-c.total_us, c.name, c.operator or "", c.place or "", c.purpose))
+    return Synchronization(
+        calls=tuple(calls[:TOP]),
+        count=len(found),
+        per_step=tuple(
+            bisect_left(begins, end) - bisect_left(begins, begin) for begin, end in steps
+        ),
+        total_us=sum(wait.end_us - wait.begin_us for wait in found),
+    )

@@ -1,0 +1,221 @@
+"""Writes a reduced trace for a viewer: the steps, what ran in them, and why the GPU was idle.
+
+Of each trace it keeps what diagnosis reads, as many whole steps around the longest one as fit, and
+adds two things: an arrow from each launch to its work, and a track that names the cause of each
+long idle gap. Several ranks come into one file on the clock of the first one. The file of a single
+rank is a trace like any other: its diagnosis gives the same verdict. That of several ranks says so,
+and the reader refuses it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, TextIO
+
+from warpwatch_diagnosis.measures.gpu_time import Work
+from warpwatch_diagnosis.measures.idle import CAUSES
+from warpwatch_diagnosis.measures.intervals import Interval
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.report.excerpt import CATEGORIES, DEVICE, excerpt, excerpt_window
+from warpwatch_diagnosis.report.parts import aligned_index
+from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.kinds import MEMORY_NAME, Kind
+from warpwatch_diagnosis.trace.reader import Trace, read_trace
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+
+# What a viewer opens in a second or two; all ranks together.
+MAX_BYTES = 64 << 20
+MAX_GAPS = 2_000
+# Process ids in a file of several ranks: rank k has those from (k + 1) times this on.
+_PROCESSES_A_RANK = 100
+# The process of the idle track: the last one of a rank; alone, an id that no machine gives.
+_IDLE, _IDLE_ALONE = _PROCESSES_A_RANK - 1, 1 << 30
+# The process of what the trace tells without a thread: pauses of all of them.
+_ANY_THREAD = _IDLE_ALONE + 1
+_MAX_DIGITS = 15
+
+Element = dict[str, Any]
+Id = int | str
+PathOrText = str | PathLike[str]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a rank's events go: its clock's offset in µs, and its process ids.
+
+    first_process: the first one of this rank; None where the ids stay as they are.
+    """
+
+    label: str
+    offset_us: float
+    first_process: int | None
+    processes: dict[str, Id] = field(default_factory=dict)
+
+    def where(self, thread: str) -> dict[str, Id]:
+        process, _, number = thread.partition("/")
+        if process not in self.processes:
+            count = min(len(self.processes), _IDLE - 1)
+            first = self.first_process
+            own = _id(process) if process else _ANY_THREAD
+            self.processes[process] = own if first is None else first + count
+        return {"pid": self.processes[process], "tid": _id(number) if number else 0}
+
+    @property
+    def idle_process(self) -> int:
+        return _IDLE_ALONE if self.first_process is None else self.first_process + _IDLE
+
+    def at(self, us: float) -> float:
+        return round(us - self.offset_us, 3)
+
+
+def _id(text: str) -> Id:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
+
+
+def write_trace(diagnosis: Diagnosis, paths: Sequence[PathOrText], target: Path) -> None:
+    """``paths``: the traces that were diagnosed; compressed if ``target`` ends in ``.gz``.
+
+    Raises TraceError when a trace cannot be read again, OSError when ``target`` cannot be written.
+    """
+    waiting = list(diagnosis.measures)
+    with _opened(target) as file:
+        separator = ""
+        for index, path in enumerate(paths):
+            trace = read_trace(Path(path))
+            measures = _measures_of(trace, waiting)
+            place = _place(diagnosis, measures)
+            if not index:
+                file.write(f'{{{_head(trace, len(paths))},\n"traceEvents": [\n')
+            for element in _elements(trace, measures, place, MAX_BYTES // len(paths)):
+                file.write(separator + json.dumps(element, separators=(",", ":")))
+                separator = ",\n"
+        file.write("\n]}\n")
+
+
+def _opened(target: Path) -> TextIO:
+    if target.suffix == ".gz":
+        return gzip.open(target, "wt", compresslevel=6, encoding="utf-8")
+    return target.open("w", encoding="utf-8")
+
+
+def _measures_of(trace: Trace, waiting: list[Measures]) -> Measures:
+    """Traces of equal name and rank are in the order of their paths."""
+    found = next(m for m in waiting if (m.file, m.rank) == (trace.file, trace.rank))
+    waiting.remove(found)
+    return found
+
+
+def _place(diagnosis: Diagnosis, measures: Measures) -> _Place:
+    offset_us = 0.0
+    aligned = aligned_index(diagnosis, measures)
+    if diagnosis.alignment is not None and aligned is not None:
+        offset_us = diagnosis.alignment.offsets_us[aligned]
+    if len(diagnosis.measures) == 1:
+        return _Place(measures.label, offset_us, None)
+    row = [id(m) for m in diagnosis.measures].index(id(measures))
+    return _Place(measures.label, offset_us, (row + 1) * _PROCESSES_A_RANK)
+
+
+def _head(trace: Trace, ranks: int) -> str:
+    """The members beside the events that the reader looks for."""
+    head: Element = {"schemaVersion": 1, "displayTimeUnit": "ms"}
+    work = trace.events["kernel"] or trace.events["copy"]
+    if work and trace.device_name is not None:
+        device = _id(work[0].thread.partition("/")[0])
+        head["deviceProperties"] = [{"id": device, "name": trace.device_name}]
+    if ranks > 1:
+        head["warpwatch"] = {"merged_ranks": ranks}
+    elif trace.rank is not None:
+        world = {} if trace.world_size is None else {"world_size": trace.world_size}
+        head["distributedInfo"] = {"rank": trace.rank} | world
+    return json.dumps(head)[1:-1]
+
+
+def _elements(trace: Trace, measures: Measures, place: _Place, max_bytes: int) -> Iterator[Element]:
+    work = Work.of(trace)
+    window = excerpt_window(trace, measures, max_bytes)
+    kept = excerpt(trace, work, window, max_bytes)
+    for kind, events in kept.items():
+        for event in events:
+            yield _element(kind, event, place)
+    launched = [event for kind in DEVICE for event in kept[kind]]
+    calls = set(map(id, kept["runtime"]))
+    for event in launched:
+        call = work.calls.get(event.correlation)
+        if call is not None and id(call) in calls:
+            yield _arrow_end("s", call, call, place)
+            yield _arrow_end("f", call, event, place) | {"bp": "e"}
+    yield from _idle_track(measures, window or measures.window, place)
+    threads = {event.thread for events in kept.values() for event in events}
+    yield from _names(threads, {event.thread for event in launched}, place)
+
+
+def _element(kind: Kind, event: Event, place: _Place) -> Element:
+    element: Element = {"cat": CATEGORIES[kind], "name": event.name, **place.where(event.thread)}
+    element["ts"] = place.at(event.begin_us)
+    if event.name == MEMORY_NAME:
+        element |= {"ph": "i", "s": "t"}
+    else:
+        element |= {"ph": "X", "dur": round(event.end_us - event.begin_us, 3)}
+    arguments = dict(event.arguments or {})
+    if event.correlation is not None:
+        arguments["correlation"] = event.correlation
+    return element | ({"args": arguments} if arguments else {})
+
+
+def _arrow_end(phase: str, call: Event, event: Event, place: _Place) -> Element:
+    """One end of the arrow from a launch call to its work, as the profiler writes it."""
+    number: Id | None = call.correlation
+    if place.first_process is not None:
+        # Correlations of two ranks may be equal.
+        number = f"{place.first_process}.{number}"
+    return {
+        "ph": phase, "id": number, "cat": "ac2g", "name": "ac2g", **place.where(event.thread),
+        "ts": place.at(event.begin_us),
+    }  # fmt: skip
+
+
+def _idle_track(measures: Measures, window: Interval, place: _Place) -> Iterator[Element]:
+    """The longest idle intervals with their causes; the reader passes over their category."""
+    if measures.gpu is None:
+        return
+    gaps = [
+        (begin, end, cause)
+        for cause in CAUSES
+        for begin, end in measures.gpu.idle_time.by_cause[cause]
+        if begin < window[1] and end > window[0]
+    ]
+    gaps.sort(key=lambda gap: (gap[0] - gap[1], gap[0]))
+    for begin, end, cause in sorted(gaps[:MAX_GAPS]):
+        yield {
+            "ph": "X", "cat": "idle", "name": f"idle: {cause}", "pid": place.idle_process,
+            "tid": 0, "ts": place.at(begin), "dur": round(end - begin, 3),
+        }  # fmt: skip
+
+
+def _names(threads: set[str], streams: set[str], place: _Place) -> Iterator[Element]:
+    """What the viewer calls processes and threads, and their order: CPU, GPU, idle time."""
+    before = "" if place.first_process is None else f"{place.label}: "
+    order = 10 * (place.first_process or 0)
+    devices = {thread.partition("/")[0] for thread in streams}
+    for process, number in place.processes.items():
+        on_device = process in devices
+        title = f"GPU {process}" if on_device else f"CPU, process {process or 'any'}"
+        yield from _process(number, before + title, order + on_device)
+    if devices:
+        yield from _process(place.idle_process, f"{before}GPU idle, by cause", order + 2)
+    for thread in sorted(threads):
+        name = thread.partition("/")[2].removeprefix("stream ")
+        title = f"stream {name}" if thread in streams else f"thread {name}"
+        yield {"ph": "M", "name": "thread_name", **place.where(thread), "args": {"name": title}}
+
+
+def _process(number: Id, title: str, order: int) -> Iterator[Element]:
+    common: Element = {"ph": "M", "pid": number, "tid": 0}
+    yield common | {"name": "process_name", "args": {"name": title}}
+    yield common | {"name": "process_sort_index", "args": {"sort_index": order}}

@@ -1,0 +1,269 @@
+"""Elements of a trace's JSON become Events, or are left out.
+
+What events have in common (names, threads, arguments) is kept once, so that an event takes about
+200 bytes; how much of it there can be is bounded, whatever the file holds.
+"""
+
+from __future__ import annotations
+
+import marshal
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from operator import eq, itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.kinds import ARGUMENTS, KINDS, MEMORY_NAME, Kind
+from warpwatch_diagnosis.trace.raw_events import (
+    ABSENT_US,
+    RawArguments,
+    RawEvent,
+    arguments_json,
+    decode_value,
+)
+
+# Names of templates reach 6,000 characters; what tells a kernel's class comes first.
+MAX_NAME_CHARS = 10_000
+# Distinct names and threads; real traces have some thousands.
+MAX_NAMES_BYTES = 64 << 20
+# Distinct arguments, as bytes of `marshal`; real traces with stacks have some megabytes. As much
+# again of them as JSON, by which those of most events are found without decoding them.
+MAX_ARGUMENTS_BYTES = 64 << 20
+# Python frames give source lines; beyond so many those of the rest stay unknown.
+MAX_FRAMES = 1_000_000
+# 30,000 years: profilers with a lost clock write negative, absent or absurd times.
+MAX_TIME_US = 1e18
+# What one entry of a dict and its objects take beside their text.
+_ENTRY_BYTES = 200
+_MAX_LAYOUTS = 1000
+_MAX_ID = 1 << 64
+# Of numbers as arguments: what 64 bits with a sign hold. Sums and products of some stay floats.
+MAX_NUMBER = 1 << 63
+_NUMBERS = frozenset({int, float})
+# What old traces file under Operator although a person or a library annotated it.
+_ANNOTATION = re.compile(
+    r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.|DistributedDataParallel\."
+)
+# Frames, nine in ten with stacks, that are neither a user's nor an activity that diagnosis knows.
+_UNUSED_FRAME = re.compile(
+    r"nn\.Module: |<built-in (?!.*\bcollect\b)|<frozen |<string>|<eval_with_key>"
+    r"|(.*(site|dist)-packages/)?torch/(nn|autograd|optim|amp|fx|cuda|profiler|utils/data)/"
+    r"|(.*(site|dist)-packages/)?torch/(_ops|_tensor|_jit_internal|functional|overrides)\.py"
+    r"|(.*lib/python3\.\d+/)?(threading|contextlib|runpy|typing|enum)\.py\("
+)
+
+
+class Event(NamedTuple):
+    """Something with a duration, or an instant. ``correlation``: joins a launch and its kernel.
+
+    ``arguments``: of its ``args`` what ARGUMENTS names, None when there is none of it; equal ones
+    are one object.
+    """
+
+    name: str
+    begin_us: float
+    end_us: float
+    thread: str
+    correlation: int | None
+    arguments: Mapping[str, Any] | None = None
+
+
+BEGIN = itemgetter(Event._fields.index("begin_us"))
+
+
+def by_begin(events: Iterable[Event], then: Callable[[Event], Any]) -> list[Event]:
+    """Sorted by their begin, and those of one instant by ``then``: that is seldom asked."""
+    ordered = sorted(events, key=BEGIN)
+    begins = list(map(BEGIN, ordered))
+    if any(map(eq, begins, islice(begins, 1, None))):
+        ordered.sort(key=lambda event: (event.begin_us, then(event)))
+    return ordered
+
+
+_new_event: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__
+
+
+class _Layout(NamedTuple):
+    """Which of the arguments ``args`` with certain keys has, and what is known of such."""
+
+    picked: tuple[str, ...]
+    values: Callable[[dict[str, Any]], Any]
+    known: dict[bytes, dict[str, Any]]
+
+
+_NOTHING = _Layout((), tuple, {})
+
+
+class Collector:
+    """Takes elements and keeps what diagnosis needs of them in ``events``."""
+
+    def __init__(self, path: Path, events: Mapping[Kind, list[Event]]) -> None:
+        self._path = path
+        self._events = events
+        self._names: dict[str, str] = {}
+        self._annotations: set[str] = set()
+        self._unused_frames: set[str] = set()
+        self._threads: dict[tuple[Any, Any], str] = {}
+        self._names_bytes = 0
+        self._layouts: dict[Kind, dict[tuple[str, ...], _Layout]] = defaultdict(dict)
+        self._known: dict[tuple[str, ...], dict[bytes, dict[str, Any]]] = {}
+        self._arguments_bytes = 0
+        self._texts: dict[Kind, dict[bytes, Mapping[str, Any] | None]] = defaultdict(dict)
+        self._texts_bytes = 0
+
+    def take(self, elements: list[Any]) -> None:
+        """RawEvents, or any JSON. Raises TraceError when there are too many distinct names."""
+        for element in elements:
+            try:
+                if type(element) is RawEvent:
+                    self._keep(element)
+                elif isinstance(element, dict):
+                    self._keep(_raw(element))
+            except TypeError:  # a list where a category, a name or a thread should be
+                continue
+
+    def _keep(self, raw: RawEvent) -> None:
+        name = raw.name
+        begin_us, took_us = raw.ts, raw.dur
+        kind: Kind | None
+        if raw.ph == "X":
+            kind = KINDS.get(raw.cat or "")
+        elif raw.ph == "i" and name == MEMORY_NAME:
+            kind, took_us = "memory", 0.0
+        else:
+            return
+        if kind is None or not 0 < begin_us < MAX_TIME_US or not 0 <= took_us < MAX_TIME_US:
+            return
+        name = self._names.get(name) or self._name(name)
+        if kind == "operator" and name in self._annotations:
+            kind = "annotation"
+        elif kind == "python" and not self._uses(name):
+            return
+        place = raw.pid, raw.tid
+        thread = self._threads.get(place) or self._thread(place)
+        given: Any = raw.args
+        if type(given) is RawArguments:
+            correlation = given.correlation
+            # Drivers count from 1; 0 is what a lost correlation is written as.
+            if type(correlation) is not int or not 0 < correlation < _MAX_ID:
+                correlation = None
+            arguments = self._arguments_of(kind, given) if kind in ARGUMENTS else None
+        else:
+            correlation, arguments = self._inside(kind, given)
+        values = name, begin_us, begin_us + took_us, thread, correlation, arguments
+        self._events[kind].append(_new_event(Event, values))
+
+    def _name(self, name: Any) -> str:
+        if not isinstance(name, str):
+            raise TypeError
+        if len(name) > MAX_NAME_CHARS:
+            name = name[:MAX_NAME_CHARS]
+        if name not in self._names:
+            self._spend(name)
+            self._names[name] = name
+            if _ANNOTATION.match(name):
+                self._annotations.add(name)
+            if _UNUSED_FRAME.match(name):
+                self._unused_frames.add(name)
+        return self._names[name]
+
+    def _uses(self, frame: str) -> bool:
+        return frame not in self._unused_frames and len(self._events["python"]) < MAX_FRAMES
+
+    def _thread(self, place: tuple[Any, Any]) -> str:
+        """``process/thread``, of GPU events ``device/stream``."""
+        thread = f"{place[0]}/{place[1]}"
+        self._spend(thread)
+        self._threads[place] = thread = self._names.setdefault(thread, thread)
+        return thread
+
+    def _spend(self, text: str) -> None:
+        self._names_bytes += _ENTRY_BYTES + 2 * len(text)
+        if self._names_bytes > MAX_NAMES_BYTES:
+            count = len(self._names) + len(self._threads)
+            raise TraceError(f"{self._path}: more than {count:,} different names and threads")
+
+    def _arguments_of(self, kind: Kind, given: Any) -> Mapping[str, Any] | None:
+        # Each launch has another one: without it, what is encoded anew is a key that many share.
+        given.correlation = None
+        content = arguments_json(given)
+        known = self._texts[kind]
+        return known[content] if content in known else self._learn(kind, content)
+
+    def _learn(self, kind: Kind, content: bytes) -> Mapping[str, Any] | None:
+        _, arguments = self._inside(kind, decode_value(content))
+        # Totals of memory are hardly ever equal.
+        if kind != "memory" and self._texts_bytes < MAX_ARGUMENTS_BYTES:
+            self._texts_bytes += _ENTRY_BYTES + len(content)
+            self._texts[kind][content] = arguments
+        return arguments
+
+    def _inside(self, kind: Kind, given: Any) -> tuple[int | None, Mapping[str, Any] | None]:
+        """Correlation and arguments of ``args`` as a value."""
+        if not given or not isinstance(given, dict):
+            return None, None
+        correlation = given.get("correlation")
+        if type(correlation) is not int or not 0 < correlation < _MAX_ID:
+            correlation = None
+        keys = tuple(given)
+        layout = self._layouts[kind].get(keys) or self._layout(kind, keys)
+        if layout is _NOTHING:
+            return correlation, None
+        return correlation, self._arguments(kind, given, layout)
+
+    def _arguments(
+        self, kind: Kind, given: dict[str, Any], layout: _Layout
+    ) -> Mapping[str, Any] | None:
+        if kind == "memory":
+            # Totals are hardly ever equal.
+            return {k: v for k in layout.picked if type(v := given[k]) is int and abs(v) < _MAX_ID}
+        try:
+            content = marshal.dumps(layout.values(given), 2)
+        except ValueError:  # nested too deeply
+            return None
+        known = layout.known.get(content)
+        if known is None and self._arguments_bytes < MAX_ARGUMENTS_BYTES:
+            self._arguments_bytes += _ENTRY_BYTES + len(content)
+            known = layout.known[content] = {
+                k: value for k in layout.picked if is_bounded(value := given[k])
+            }
+        return known
+
+    def _layout(self, kind: Kind, keys: tuple[str, ...]) -> _Layout:
+        picked = tuple(key for key in ARGUMENTS.get(kind, ()) if key in keys)
+        layout = _NOTHING
+        if picked:
+            layout = _Layout(picked, itemgetter(*picked), self._known.setdefault(picked, {}))
+        layouts = self._layouts[kind]
+        if len(layouts) < _MAX_LAYOUTS and sum(map(len, keys)) < MAX_NAME_CHARS:
+            layouts[keys] = layout
+        return layout
+
+
+def _raw(element: dict[str, Any]) -> RawEvent:
+    """Times that are no numbers become absent ones."""
+    get = element.get
+    begin, took = get("ts"), get("dur")
+    return RawEvent(
+        ph=get("ph"),
+        cat=get("cat"),
+        name=get("name"),
+        ts=float(begin) if is_time(begin) else ABSENT_US,
+        dur=float(took) if is_time(took) else ABSENT_US,
+        pid=get("pid"),
+        tid=get("tid"),
+        args=get("args"),
+    )
+
+
+def is_bounded(value: Any) -> bool:
+    """Whether it is no number at all, or one that nothing overflows with."""
+    return type(value) not in _NUMBERS or abs(value) < MAX_NUMBER
+
+
+def is_time(value: Any) -> TypeGuard[float]:
+    """Whether it can be a time or a duration in µs."""
+    return type(value) in _NUMBERS and 0 <= value < MAX_TIME_US

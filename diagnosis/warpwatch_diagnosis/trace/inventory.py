@@ -1,0 +1,86 @@
+"""What is in a trace, counted while it streams by: nothing of it is kept, however large it is."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from warpwatch_diagnosis.trace.events import is_time
+from warpwatch_diagnosis.trace.kinds import KINDS, Kind
+from warpwatch_diagnosis.trace.reader import EVENTS, HEAD, members
+
+# Steps beyond these are not told apart; no capture has that many.
+MAX_STEPS = 1000
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+@dataclass(slots=True)
+class Inventory:
+    """Times in microseconds of the trace's own clock.
+
+    listed: all elements of the trace, also those that no count has. counts: events by kind that
+    have a time. untimed: how many of them have none, or one that cannot be (at or before 0).
+    steps: when each ``ProfilerStep#`` began and ended. begin_us, end_us: of all timed events.
+    rank: as the trace's metadata says, None when it does not. sees_gpu: the profiler found a GPU.
+    """
+
+    listed: int = 0
+    counts: Counter[Kind] = field(default_factory=Counter)
+    untimed: int = 0
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    begin_us: float | None = None
+    end_us: float | None = None
+    rank: int | None = None
+    sees_gpu: bool = False
+
+
+def take_inventory(path: Path) -> Inventory:
+    """Raises TraceError when the file is no whole trace."""
+    inventory = Inventory()
+    head: dict[str, Any] = {}
+    for key, value in members(path):
+        if key in HEAD:
+            head[key] = value
+        if key != EVENTS:
+            continue
+        inventory.listed += len(value)
+        for event in value:
+            if isinstance(event, dict) and event.get("ph") == "X":
+                _count(inventory, event)
+    inventory.rank = _rank(head)
+    inventory.sees_gpu = bool(head.get("deviceProperties"))
+    return inventory
+
+
+def _count(inventory: Inventory, event: dict[str, Any]) -> None:
+    category, name = event.get("cat"), event.get("name")
+    kind = KINDS.get(category) if isinstance(category, str) else None
+    if kind is None:
+        return
+    begin, duration = event.get("ts"), event.get("dur")
+    if not is_time(begin) or not is_time(duration) or not begin:
+        inventory.untimed += 1
+        return
+    begin_us = float(begin)
+    end_us = begin_us + duration
+    inventory.counts[kind] += 1
+    if inventory.begin_us is None or begin_us < inventory.begin_us:
+        inventory.begin_us = begin_us
+    if inventory.end_us is None or end_us > inventory.end_us:
+        inventory.end_us = end_us
+    if kind in ("annotation", "operator") and isinstance(name, str):
+        step = _STEP.fullmatch(name)
+        if step and len(inventory.steps) < MAX_STEPS:
+            inventory.steps[int(step[1])] = (begin_us, end_us)
+
+
+def _rank(head: dict[str, Any]) -> int | None:
+    for key in ("warpwatch", "distributedInfo"):
+        about = head.get(key)
+        rank = about.get("rank") if isinstance(about, dict) else None
+        if isinstance(rank, int) and not isinstance(rank, bool):
+            return rank
+    return None

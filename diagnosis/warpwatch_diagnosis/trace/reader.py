@@ -1,0 +1,224 @@
+"""A Kineto/Chrome trace file becomes a Trace: the events that diagnosis needs, and no more.
+
+Reads what PyTorch 1.8 to 2.15 write for CUDA, ROCm, XPU and the CPU: ``.json`` or gzip, the
+category names of before and after 2022, as an object or as a bare array. The JSON is streamed:
+memory grows with the kept events (about 200 bytes each), not with the file. Both are bounded: more
+than ``max_bytes`` of decompressed text or ``max_events`` kept events is refused with a TraceError.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, get_args
+
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.events import MAX_NUMBER, Collector, Event, is_bounded, is_time
+from warpwatch_diagnosis.trace.json_stream import JsonStream, Malformed, decode_json
+from warpwatch_diagnosis.trace.kinds import Kind
+from warpwatch_diagnosis.trace.raw_events import decode_elements
+
+__all__ = [
+    "EVENTS",
+    "HEAD",
+    "Event",
+    "Kind",
+    "Trace",
+    "TraceError",
+    "members",
+    "read_trace",
+    "without_collection",
+]
+
+EVENTS = "traceEvents"
+MAX_BYTES = 4 << 30
+MAX_EVENTS = 4_000_000
+# Of any kind, kept or not: 4 GiB of real events are 15 million.
+MAX_ELEMENTS = 50_000_000
+# What no capture lasts; profilers with broken clocks write events years apart.
+MAX_SPAN_S = 86_400.0
+
+_BEGIN, _END = attrgetter("begin_us"), attrgetter("end_us")
+# What is read beside the events.
+HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeNanoseconds"})
+_RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Trace:
+    """One process's trace. ``rank`` is None when neither the trace nor its name tells it."""
+
+    file: str
+    rank: int | None = None
+    world_size: int | None = None
+    job: str | None = None
+    first_step: int | None = None
+    device_name: str | None = None
+    events: dict[Kind, list[Event]] = field(
+        default_factory=lambda: {kind: [] for kind in get_args(Kind)}
+    )
+
+    @property
+    def count(self) -> int:
+        """Of the events."""
+        return sum(map(len, self.events.values()))
+
+    def named(self, prefix: str) -> list[Event]:
+        """Annotations and operators of the CPU whose name begins with ``prefix``."""
+        kinds: tuple[Kind, ...] = ("annotation", "operator")
+        return [e for kind in kinds for e in self.events[kind] if e.name.startswith(prefix)]
+
+
+def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS) -> Trace:
+    """Raises TraceError, in one line, for whatever is no usable trace."""
+    trace = Trace(file=path.name)
+    collector = Collector(path, trace.events)
+    head: dict[str, Any] = {}
+    listed: int | None = None
+    with without_collection():
+        for key, value in members(path, max_bytes, decode_elements):
+            if key == EVENTS:
+                listed = len(value) + (listed or 0)
+                collector.take(value)
+            elif key in HEAD:
+                head[key] = value
+            if trace.count > max_events:
+                raise TraceError(f"{path}: more than {max_events:,} events; capture fewer steps")
+    if not listed:
+        missing = "traceEvents" if listed is None else "events"
+        raise TraceError(f"{path}: not a profiler trace: no {missing} in it")
+    if not trace.count:
+        raise TraceError(f"{path}: no operator, annotation or GPU event with a usable time")
+    _check_span(path, trace)
+    _describe(path, trace, head)
+    return trace
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Events make no cycles, and Python would look for some in all of them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def members(
+    path: Path,
+    max_bytes: int = MAX_BYTES,
+    decode_list: Callable[[str], list[Any]] = decode_json,
+) -> Iterator[tuple[str, Any]]:
+    """(key, value) of the trace's object; of EVENTS lists of some elements. Raises TraceError.
+
+    ``decode_list``: makes the elements of the text of a list, where they are decoded together.
+    """
+    listed = 0
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            source: Any = gzip.GzipFile(fileobj=file) if zipped else file
+            read = _bounded(path, source.read, max_bytes)
+            for key, value in JsonStream(read, decode_list).members(EVENTS):
+                listed += len(value) if key == EVENTS else 0
+                if listed > MAX_ELEMENTS:
+                    raise TraceError(f"{path}: more than {MAX_ELEMENTS:,} elements")
+                yield key, value
+    except Malformed as error:
+        raise TraceError(f"{path}: {error}") from None
+    except EOFError:
+        raise TraceError(f"{path}: is cut short") from None
+    except (gzip.BadGzipFile, zlib.error):
+        raise TraceError(f"{path}: damaged gzip data") from None
+    except (OSError, ValueError) as error:
+        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _bounded(path: Path, read: Callable[[int], bytes], limit: int) -> Callable[[int], bytes]:
+    left = limit
+
+    def read_within(size: int) -> bytes:
+        nonlocal left
+        data = read(size)
+        left -= len(data)
+        if left < 0:
+            raise TraceError(f"{path}: more than {limit:,} bytes decompressed")
+        return data
+
+    return read_within
+
+
+def _check_span(path: Path, trace: Trace) -> None:
+    kinds = [kept for kept in trace.events.values() if kept]
+    first_us = min(min(map(_BEGIN, kept)) for kept in kinds)
+    span_us = max(max(map(_END, kept)) for kept in kinds) - first_us
+    if span_us > MAX_SPAN_S * 1e6:
+        raise TraceError(f"{path}: times span {span_us / 1e6 / 86400:,.0f} days; broken clock")
+
+
+def _describe(path: Path, trace: Trace, head: dict[str, Any]) -> None:
+    distributed, own = _mapping(head, "distributedInfo"), _mapping(head, "warpwatch")
+    merged = _count(own, "merged_ranks")
+    if merged:
+        raise TraceError(f"{path}: {merged} ranks for a viewer; diagnose their own traces")
+    in_name = _RANK_IN_NAME.search(trace.file)
+    ranks = (_count(distributed, "rank"), _count(own, "rank"), int(in_name[1]) if in_name else None)
+    trace.rank = next((rank for rank in ranks if rank is not None), None)
+    trace.world_size = _count(distributed, "world_size")
+    job = own.get("job")
+    trace.job = job if isinstance(job, str) else None
+    trace.first_step = _count(own, "first_step")
+    trace.events["python"] += _gc_pauses(
+        trace, own.get("gc_pauses_us"), head.get("baseTimeNanoseconds")
+    )
+    devices = head.get("deviceProperties")
+    if (trace.events["kernel"] or trace.events["copy"]) and isinstance(devices, list):
+        trace.device_name = _device_name(devices, trace)
+
+
+def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[Event]:
+    """Collections that the capture noted where torch does not, among the trace's operators.
+
+    ``noted``: begin since the epoch and duration in µs.
+    """
+    operators = trace.events["operator"]
+    if not isinstance(noted, list) or not operators:
+        return []
+    first_us, last_us = min(e.begin_us for e in operators), max(e.end_us for e in operators)
+    base_us = base_ns / 1e3 if type(base_ns) is int and is_bounded(base_ns) else 0.0
+    found = []
+    for pause in noted:
+        if isinstance(pause, list) and len(pause) == 2 and all(map(is_time, pause)):
+            begin_us = pause[0] - base_us
+            if first_us < begin_us < last_us and begin_us + pause[1] < last_us:
+                found.append(Event("Python GC", begin_us, begin_us + pause[1], "", None))
+    return found
+
+
+def _device_name(devices: list[Any], trace: Trace) -> str | None:
+    """The name of the device that the GPU events belong to, whose process id is its index."""
+    event = (trace.events["kernel"] or trace.events["copy"])[0]
+    index = event.thread.partition("/")[0]
+    known = [d for d in devices if isinstance(d, dict) and isinstance(d.get("name"), str)]
+    same = [d for d in known if str(d.get("id")) == index] or known
+    return str(same[0]["name"]) if same else None
+
+
+def _mapping(head: dict[str, Any], key: str) -> dict[str, Any]:
+    value = head.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _count(mapping: dict[str, Any], key: str) -> int | None:
+    value = mapping.get(key)
+    return value if type(value) is int and 0 <= value < MAX_NUMBER else None
