@@ -11,7 +11,7 @@ import pytest
 from tests.diagnosis.faults import job
 from tests.diagnosis.traces import LOADER, STEP_US, TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
-from warpwatch_diagnosis.comparison.before_after import Comparison
+from warpwatch_diagnosis.comparison.before_after import BaselineComparison
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
@@ -40,7 +40,7 @@ def compared(tmp_path: Path, now: TraceFile, before: TraceFile) -> Diagnosis:
     )
 
 
-def one(found: Diagnosis) -> Comparison:
+def one(found: Diagnosis) -> BaselineComparison:
     assert len(found.comparison) == 1
     return found.comparison[0]
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_is_gone_is_told(tmp_path: Path) -> None:
 
 def test_kernels_that_are_all_slower_alike_are_lower_clocks(tmp_path: Path) -> None:
     comparison = one(compared(tmp_path, busy_trace(factor=1.2), busy_trace()))
-    assert comparison.slowdown == pytest.approx(1.2)
+    assert comparison.slowdown_ratio == pytest.approx(1.2)
     assert comparison.sentences[-1] == (
         "the same kernels are all 20 % slower, as with lower clocks"
     )
@@ -89,8 +89,8 @@ def test_one_slower_kernel_is_not_lower_clocks(tmp_path: Path) -> None:
         if event["name"] == "gemm":
             event["dur"] *= 1.3
     comparison = one(compared(tmp_path, now, busy_trace(factor=1.0, count=2)))
-    assert comparison.slowdown is None or comparison.slowdown == pytest.approx(1.3)
-    assert one(compared(tmp_path, busy_trace(), busy_trace())).slowdown is None
+    assert comparison.slowdown_ratio is None or comparison.slowdown_ratio == pytest.approx(1.3)
+    assert one(compared(tmp_path, busy_trace(), busy_trace())).slowdown_ratio is None
 
 
 def test_a_slower_step_without_any_finding_is_not_healthy(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from warpwatch_diagnosis.measures.clocks import SizeTime, size_times, slowdown
-from warpwatch_diagnosis.trace.reader import Event
+from warpwatch_diagnosis.trace.events import Event
 
 WINDOW = (0.0, 1000.0)
 FORWARD, BACKWARD = {"grid": [64, 1, 1]}, {"grid": [128, 1, 1]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.diagnosis.timeline import Timeline
-from warpwatch_diagnosis.measures.copies import CopyTime, kind
+from warpwatch_diagnosis.measures.copies import CopyTime, copy_kind
 from warpwatch_diagnosis.measures.measures import measure
 
 
@@ -26,7 +26,7 @@ from warpwatch_diagnosis.measures.measures import measure
 def test_the_profilers_name_tells_direction_and_memory(
     name: str, direction: str, memory: str | None
 ) -> None:
-    assert kind(name) == (direction, memory)
+    assert copy_kind(name) == (direction, memory)
 
 
 def copies(timeline: Timeline) -> list[CopyTime]:

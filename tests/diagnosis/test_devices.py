@@ -10,6 +10,7 @@ from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.measures.measures_json import trace_json
 from warpwatch_diagnosis.verdict.conclusion import conclude
 
 GEMM = {"Input Dims": [[8192, 4096], [4096, 4096]], "Input type": ["c10::BFloat16"] * 2}
@@ -32,7 +33,7 @@ def two_devices() -> Timeline:
 
 def test_an_idle_device_does_not_hide_behind_a_busy_one() -> None:
     measures = measure(two_devices().trace)
-    document = measures.to_json()
+    document = trace_json(measures)
     assert document["time"]["gpu_busy_ratio"] == 0.09
     assert sum(document["idle"].values()) == 0.91
     assert document["device"] == "1"

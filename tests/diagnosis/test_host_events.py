@@ -7,6 +7,7 @@ import pytest
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.host_events import HostTime
 from warpwatch_diagnosis.measures.measures import measure
+from warpwatch_diagnosis.measures.measures_json import cpu_ratios
 
 
 def host(timeline: Timeline) -> HostTime:
@@ -119,7 +120,7 @@ def test_a_cpu_only_trace_has_the_same_parts_disjoint() -> None:
     timeline.add("python", "Python GC", 3_000, 1_000)
     timeline.add("annotation", "torch.save", 5_000, 2_000)
     timeline.add("operator", "aten::mm", 8_000, 1_000)
-    cpu = measure(timeline.trace).to_json()["cpu"]
+    cpu = cpu_ratios(measure(timeline.trace))
     assert cpu == {
         "operator_ratio": 0.1,
         "dispatch_ratio": 0.0,

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.timeline import MAIN, Timeline
 from tests.diagnosis.traces import LOADER
-from warpwatch_diagnosis.measures.idle import CAUSES, IdleTime
+from warpwatch_diagnosis.measures.idle import IdleTime
+from warpwatch_diagnosis.measures.idle_causes import CAUSES
 from warpwatch_diagnosis.measures.intervals import intersection, total, union
 from warpwatch_diagnosis.measures.measures import measure
-from warpwatch_diagnosis.trace.reader import Kind
+from warpwatch_diagnosis.trace.kinds import Kind
 
 
 def idle(timeline: Timeline) -> IdleTime:

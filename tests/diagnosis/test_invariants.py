@@ -12,10 +12,12 @@ import pytest
 
 from tests.diagnosis.faults import job
 from tests.diagnosis.workloads import simulate
-from warpwatch_diagnosis.measures.idle import CAUSES
+from warpwatch_diagnosis.measures.idle_causes import CAUSES
 from warpwatch_diagnosis.measures.intervals import total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.trace.reader import Event, Trace, read_trace
+from warpwatch_diagnosis.measures.measures_json import trace_json
+from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.reader import Trace, read_trace
 
 EVALUATION = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -52,7 +54,7 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         path = simulate(job(path, 1), tmp_path_factory.mktemp("simulated"), 1)[-1]
     trace = read_trace(path)
     measures = measure(trace)
-    return Known(trace, measures, measures.to_json())
+    return Known(trace, measures, trace_json(measures))
 
 
 def rebuilt(trace: Trace, change: Callable[[list[Event]], list[Event]]) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def rebuilt(trace: Trace, change: Callable[[list[Event]], list[Event]]) -> dict[
     other = Trace(trace.file, trace.rank, device_name=trace.device_name)
     for kind, events in trace.events.items():
         other.events[kind] = change(events)
-    return measure(other).to_json()
+    return trace_json(measure(other))
 
 
 def ratios(value: Any) -> list[float]:

@@ -47,9 +47,8 @@ def test_the_counts_of_real_traces_agree_with_what_diagnosis_reads(
     # Old traces file annotations under operators, which the diagnosis tells apart by name.
     operators = found.counts["operator"] + found.counts["annotation"]
     assert operators == len(events["operator"]) + len(events["annotation"])
-    assert sorted(found.steps) == sorted(
-        {int(step.name.partition("#")[2]) for step in trace.named("ProfilerStep#")}
-    )
+    annotated = [e for e in events["annotation"] if e.name.startswith("ProfilerStep#")]
+    assert set(found.steps) == {int(step.name.partition("#")[2]) for step in annotated}
     assert found.begin_us == min(e.begin_us for kept in events.values() for e in kept)
     assert found.end_us == max(e.end_us for kept in events.values() for e in kept)
     assert found.sees_gpu is sees_gpu

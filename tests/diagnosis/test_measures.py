@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
 from warpwatch_diagnosis.measures.intervals import difference, intersection, total, union
 from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.trace.reader import Event, Trace, read_trace
+from warpwatch_diagnosis.measures.measures_json import trace_json
+from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.reader import Trace, read_trace
 
 SPANS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 60)), max_size=20)
 
@@ -29,7 +31,7 @@ def test_overlapping_kernels_copies_and_collectives_are_counted_once(tmp_path: P
         trace.kernel(begin + 3000, 1000, launched_us=begin + 1010)
         trace.kernel(begin + 5000, 3000, begin + 1020, name="ncclDevKernel_AllReduce_Sum_f32_RING")
         trace.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", begin + 7000, 2000, 9)
-    found = measured(trace, tmp_path).to_json()
+    found = trace_json(measured(trace, tmp_path))
     assert found["device_name"] == "Tesla"
     assert (found["steps"], found["window_s"], found["cpu"]) == (2, 0.02, None)
     assert found["time"] == {
@@ -48,7 +50,7 @@ def test_a_cpu_trace_has_no_gpu_ratios_but_the_training_threads_times(tmp_path: 
     trace = cpu_rank(1, host_us=2000, loading_us=3000, waiting_us=1000)
     for begin in trace.each_step():
         trace.operator(begin + 3500, 5, name="aten::add")
-    found = measured(trace, tmp_path).to_json()
+    found = trace_json(measured(trace, tmp_path))
     assert {value for key, value in found["time"].items() if key != "data_loading_ratio"} == {None}
     assert found["time"]["data_loading_ratio"] == 0.3
     assert found["cpu"] == {
@@ -126,12 +128,12 @@ def test_ratios_are_shares_and_the_order_of_events_does_not_matter(
     trace.events["kernel"] = _events(["gemm", "ncclDevKernel"] * 10, kernels)
     if not any(trace.events.values()):
         return
-    first = measure(trace).to_json()
+    first = trace_json(measure(trace))
     ratios = [*first["time"].values(), *(first["cpu"] or {}).values()]
     assert all(value is None or 0 <= value <= 1 for value in ratios)
     for events in trace.events.values():
         shuffler.shuffle(events)
-    assert measure(trace).to_json() == first
+    assert trace_json(measure(trace)) == first
 
 
 def _events(names: list[str], spans: list[tuple[int, int]]) -> list[Event]:

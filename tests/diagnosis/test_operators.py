@@ -9,7 +9,8 @@ import pytest
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.flops import work_of
 from warpwatch_diagnosis.measures.measures import measure
-from warpwatch_diagnosis.measures.operators import Operators, OperatorTime
+from warpwatch_diagnosis.measures.operator_sweep import OperatorTime
+from warpwatch_diagnosis.measures.operators import Operators
 
 SHAPES = {"Input Dims": [[16, 64], [64, 8]], "Input type": ["float", "float"]}
 

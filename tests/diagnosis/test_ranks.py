@@ -10,6 +10,7 @@ import pytest
 from tests.diagnosis.traces import STEP_US, TraceFile
 from warpwatch_diagnosis.comparison.alignment import align
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 RANKS = 4
@@ -53,14 +54,19 @@ def diagnosed(tmp_path: Path, *ranks: TraceFile) -> Diagnosis:
     return diagnose([t.write(tmp_path / f"rank{k}.json") for k, t in enumerate(ranks)])
 
 
+def waited_us(found: Diagnosis, rank: int) -> float:
+    assert found.alignment is not None
+    return total(found.alignment.waits(rank, found.measures[rank].window))
+
+
 def test_the_last_one_is_the_straggler_and_its_kernel_the_transfer(tmp_path: Path) -> None:
     ranks = [rank_trace(k, late_us=LATEST_US if k == 2 else 0) for k in range(RANKS)]
     found = diagnosed(tmp_path, *ranks)
     assert [(f.kind, f.rank, f.share) for f in found.findings] == [("straggler", 2, 0.3)]
     assert found.findings[0].recoverable_s == pytest.approx(0.012)
     assert found.alignment is not None
-    assert [round(found.alignment.waits_us(k)) for k in range(RANKS)] == [12000, 12000, 0, 12000]
-    assert {m.transfer_us for m in found.alignment.meetings} == {500}
+    assert [round(waited_us(found, k)) for k in range(RANKS)] == [12000, 12000, 0, 12000]
+    assert {m.transfer_us for m in found.alignment.matched} == {500}
     assert found.findings[0].evidence[2] == (
         "rank 2 is the last in 4 of 4 matched collectives; in the worst, allreduce, the others "
         "wait 3.0 ms for a transfer of 0.5 ms"
@@ -72,7 +78,7 @@ def test_clocks_are_aligned_at_the_ends_of_collectives(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, *(rank_trace(k, clock_us=us) for k, us in enumerate(clocks)))
     assert found.alignment is not None
     assert found.alignment.offsets_us == pytest.approx(clocks)
-    assert [m.skew_us for m in found.alignment.meetings] == pytest.approx([0, 0, 0, 0])
+    assert [m.skew_us for m in found.alignment.matched] == pytest.approx([0, 0, 0, 0])
 
 
 def test_bandwidth_is_that_of_the_transfer_without_the_waiting(tmp_path: Path) -> None:
@@ -89,9 +95,9 @@ def test_bus_bandwidth_knows_the_kind_of_the_collective(
 ) -> None:
     found = diagnosed(tmp_path, *(rank_trace(k, name=name) for k in range(RANKS)))
     assert found.alignment is not None
-    meeting = found.alignment.meetings[0]
-    assert meeting.algorithm_gb_per_s is not None
-    assert meeting.bus_gb_per_s == pytest.approx(factor * meeting.algorithm_gb_per_s)
+    matched = found.alignment.matched[0]
+    assert matched.algorithm_gb_per_s is not None
+    assert matched.bus_gb_per_s == pytest.approx(factor * matched.algorithm_gb_per_s)
 
 
 def test_time_that_all_ranks_transfer_is_communication_bound(tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ def test_only_steps_that_ranks_have_in_common_are_compared(tmp_path: Path) -> No
     ranks[0] = rank_trace(0, first_step=5, clock_us=77)
     found = diagnosed(tmp_path, *ranks)
     assert found.alignment is not None
-    assert {len(m.ranks) for m in found.alignment.meetings} == {3, 4}
+    assert {len(m.ranks) for m in found.alignment.matched} == {3, 4}
     assert [(f.kind, f.rank) for f in found.findings] == [("straggler", 2)]
 
 
@@ -143,7 +149,7 @@ def test_steps_with_different_numbers_of_collectives_are_left_out(tmp_path: Path
     found = diagnosed(tmp_path, *ranks)
     assert found.alignment is not None
     assert found.alignment.unmatched == 2
-    assert [len(m.ranks) for m in found.alignment.meetings] == [3, 4, 4, 4]
+    assert [len(m.ranks) for m in found.alignment.matched] == [3, 4, 4, 4]
 
 
 def test_ranks_without_common_collectives_are_not_aligned(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tests.diagnosis.traces import TraceFile, cpu_rank
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.trace import events, json_stream
-from warpwatch_diagnosis.trace.reader import Kind, Trace, TraceError, read_trace
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.kinds import Kind
+from warpwatch_diagnosis.trace.reader import Trace, read_trace
 
 GOOD = json.dumps({"traceEvents": cpu_rank(0).events}).encode()
 STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "tid": 1, "pid": 1}

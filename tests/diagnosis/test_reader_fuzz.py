@@ -19,7 +19,8 @@ from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.trace import json_stream, reader
-from warpwatch_diagnosis.trace.reader import EVENTS, TraceError, members, read_trace
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
 
 BOUNDED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 ODD: st.SearchStrategy[Any] = st.sampled_from(

@@ -15,9 +15,9 @@ from tests.diagnosis.workloads import simulate
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, Mark, row, shares, thin
 from warpwatch_diagnosis.report.html import render_html
-from warpwatch_diagnosis.report.parts import Capture, sums_us
+from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.style import COLOURS, STYLE
-from warpwatch_diagnosis.report.words import LANES, PARTS, SHORT, VERDICTS
+from warpwatch_diagnosis.report.words import COLUMN_HEADS, LANES, PARTS, VERDICTS
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
@@ -115,9 +115,9 @@ def test_every_rank_has_a_row_and_the_slow_one_is_marked(eight_ranks: Diagnosis)
 def test_the_parts_of_a_window_add_up_to_it(eight_ranks: Diagnosis, tmp_path: Path) -> None:
     cpu = diagnose([cpu_rank(0, loading_us=1000, host_us=3000).write(tmp_path / "c.json")])
     for diagnosis in (eight_ranks, cpu):
-        capture = Capture(diagnosis)
-        for measures in capture.ranks:
-            parts = sums_us(capture.parts(measures))
+        breakdown = Breakdown(diagnosis)
+        for measures in breakdown.ranks:
+            parts = sums_us(breakdown.parts(measures))
             assert sum(parts.values()) == pytest.approx(measures.window_us, rel=1e-6)
 
 
@@ -223,7 +223,7 @@ def test_a_row_tells_its_content_in_words_and_escapes_it() -> None:
 
 def test_every_label_has_a_colour_and_every_kind_a_title() -> None:
     assert set(LANES) == set(COLOURS)
-    assert set(SHORT) == set(PARTS)
+    assert set(COLUMN_HEADS) == set(PARTS)
     assert {rule.kind for rule in RULES} | {"healthy", "inconclusive"} == set(VERDICTS)
 
 

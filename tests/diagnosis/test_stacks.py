@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
-from warpwatch_diagnosis.trace.reader import TraceError
+from warpwatch_diagnosis.trace.errors import TraceError
 
 TORCH = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
 OWN = {"file": "/home/me/train.py", "line": 41, "function": "wait_for_lock"}

@@ -43,15 +43,13 @@ def test_the_longest_step_has_lanes_for_the_host_each_stream_and_the_idle_time()
     ]
 
 
-def test_thousands_of_short_kernels_become_few_spans_that_know_how_busy_they_are() -> None:
+def test_thousands_of_short_kernels_become_few_spans_of_the_longest() -> None:
     timeline = Timeline(step_us=100_000)
     for index in range(20_000):
         name = "ampere_sgemm_128x64_nn" if index % 2 else "vectorized_elementwise_kernel"
         timeline.kernel(5 * index, 1 + index % 2, launched_us=None, name=name)
     stream = drawn(timeline).lanes[1]
     assert len(stream.spans) <= RESOLUTION
-    assert sum(span.busy_us for span in stream.spans) == 30_000
-    assert sum(span.count for span in stream.spans) == 20_000
     assert {span.label for span in stream.spans} == {"gemm"}
 
 

@@ -15,6 +15,7 @@ from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.measures.measures_json import trace_json
 from warpwatch_diagnosis.report import trace_out
 from warpwatch_diagnosis.report.trace_out import write_trace
 from warpwatch_diagnosis.trace.errors import TraceError
@@ -36,7 +37,7 @@ def test_the_reduced_trace_has_the_same_diagnosis(fault: str, tmp_path: Path) ->
     after = diagnose([tmp_path / "reduced.json.gz"])
     assert (after.verdict, after.summary) == (before.verdict, before.summary)
     assert after.findings == before.findings
-    one, other = before.measures[0].to_json(), after.measures[0].to_json()
+    one, other = trace_json(before.measures[0]), trace_json(after.measures[0])
     assert other | {"file": one["file"]} == one
 
 

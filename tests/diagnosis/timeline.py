@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from warpwatch_diagnosis.trace.reader import Event, Kind, Trace
+from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.kinds import Kind
+from warpwatch_diagnosis.trace.reader import Trace
 
 MAIN = "77/77"
 STREAM = "0/7"

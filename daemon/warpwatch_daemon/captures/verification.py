@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.inventory import Inventory, take_inventory
+from warpwatch_diagnosis.trace.inventory import TraceInventory, take_inventory
 
 # Of each file, that one costs the others nothing.
 TIMEOUT_S = 180.0
@@ -91,7 +91,7 @@ def _verify_file(path: Path, expectation: Expectation) -> TraceVerdict:
     return TraceVerdict(events, tuple(lacks))
 
 
-def problems(found: Inventory, expected: Expectation) -> list[str]:
+def problems(found: TraceInventory, expected: Expectation) -> list[str]:
     """What a trace lacks of what was asked for, each beginning with one of PROBLEMS."""
     lacks = [*_step_problems(found, expected), *_rank_problems(found, expected)]
     if not found.counts["operator"]:
@@ -101,7 +101,7 @@ def problems(found: Inventory, expected: Expectation) -> list[str]:
     return [*lacks, *_time_problems(found, expected)]
 
 
-def _step_problems(found: Inventory, expected: Expectation) -> Iterator[str]:
+def _step_problems(found: TraceInventory, expected: Expectation) -> Iterator[str]:
     if expected.first_step is None or expected.last_step is None:
         return
     wanted = range(expected.first_step, expected.last_step + 1)
@@ -116,14 +116,14 @@ def _numbers(steps: Sequence[int]) -> str:
     return f"{steps[0]} to {steps[-1]}" if whole else ", ".join(map(str, steps[:10]))
 
 
-def _rank_problems(found: Inventory, expected: Expectation) -> Iterator[str]:
+def _rank_problems(found: TraceInventory, expected: Expectation) -> Iterator[str]:
     if found.rank is None and expected.first_step is not None:
         yield f"{RANK}: not said"
     elif None not in (found.rank, expected.rank) and found.rank != expected.rank:
         yield f"{RANK}: {found.rank} instead of {expected.rank}"
 
 
-def _time_problems(found: Inventory, expected: Expectation) -> Iterator[str]:
+def _time_problems(found: TraceInventory, expected: Expectation) -> Iterator[str]:
     if found.untimed:
         yield f"{TIMESTAMPS}: {found.untimed} events have none that can be"
     if found.begin_us is None or found.end_us is None:

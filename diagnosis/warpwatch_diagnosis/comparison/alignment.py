@@ -23,7 +23,14 @@ from statistics import median
 from typing import Any
 
 from warpwatch_diagnosis.measures.collectives import Collective
-from warpwatch_diagnosis.measures.intervals import clip, difference, total, union
+from warpwatch_diagnosis.measures.intervals import (
+    Interval,
+    Intervals,
+    clip,
+    difference,
+    total,
+    union,
+)
 from warpwatch_diagnosis.measures.measures import Measures
 
 # Ends of one collective further apart than this and half of its shortest kernel: not the same one.
@@ -43,7 +50,7 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MatchedCollective:
     """One collective on the ranks that took part; ranks are indices into the capture.
 
     begins_us: by rank, on its own clock. transfer_us: duration on the rank that came last.
@@ -96,40 +103,52 @@ class Alignment:
     of single ranks that no other one has, counted on each.
     """
 
-    meetings: tuple[Meeting, ...]
+    matched: tuple[MatchedCollective, ...]
     offsets_us: tuple[float, ...]
     unmatched: int
 
-    def waits_us(self, rank: int) -> float:
-        """What the rank waited for others in all collectives."""
-        return sum(m.waits_us[m.ranks.index(rank)] for m in self.meetings if rank in m.ranks)
+    def waits(self, rank: int, window: Interval) -> Intervals:
+        """When the rank was in a collective that others had not reached, on its own clock."""
+        found = []
+        for collective in self.matched:
+            if rank in collective.ranks:
+                index = collective.ranks.index(rank)
+                begin_us = collective.begins_us[index]
+                found.append((begin_us, begin_us + collective.waits_us[index]))
+        return union(clip(found, window))
 
     def blamed_us(self, rank: int) -> float:
         """How long the others typically waited in the collectives that this rank entered last."""
-        return sum(m.lateness_us for m in self.meetings if m.last == rank)
+        return sum(m.lateness_us for m in self.matched if m.last == rank)
+
+    def by_name(self) -> list[dict[str, Any]]:
+        """Sums by name, group and size, longest transfer first, at most SHOWN."""
+        groups: dict[tuple[str, str | None, int | None], list[MatchedCollective]]
+        groups = defaultdict(list)
+        for collective in self.matched:
+            key = collective.name, collective.process_group, collective.bytes
+            groups[key].append(collective)
+        rows = [_row(found) for found in groups.values()]
+        rows.sort(key=lambda row: (-row["transfer_us"], row["name"], row["bytes"] or 0))
+        return rows[:SHOWN]
 
     def to_json(self) -> dict[str, Any]:
-        """The key ``collectives`` of a diagnosis: by name and size, longest transfer first."""
-        groups: dict[tuple[str, str | None, int | None], list[Meeting]] = defaultdict(list)
-        for meeting in self.meetings:
-            groups[meeting.name, meeting.process_group, meeting.bytes].append(meeting)
-        rows = [_row(key, found) for key, found in groups.items()]
-        rows.sort(key=lambda row: (-row["transfer_us"], row["name"], row["bytes"] or 0))
+        """The key ``collectives`` of a diagnosis."""
         return {
-            "matched": len(self.meetings),
+            "matched": len(self.matched),
             "unmatched": self.unmatched,
             "clock_offsets_us": [round(us, 3) for us in self.offsets_us],
-            "by_name": rows[:SHOWN],
+            "by_name": self.by_name(),
         }
 
 
-def _row(key: tuple[str, str | None, int | None], found: list[Meeting]) -> dict[str, Any]:
+def _row(found: list[MatchedCollective]) -> dict[str, Any]:
     rates = [m.algorithm_gb_per_s for m in found if m.algorithm_gb_per_s is not None]
     bus = [m.bus_gb_per_s for m in found if m.bus_gb_per_s is not None]
     return {
-        "name": key[0],
-        "process_group": key[1],
-        "bytes": key[2],
+        "name": found[0].name,
+        "process_group": found[0].process_group,
+        "bytes": found[0].bytes,
         "ranks": max(len(m.ranks) for m in found),
         "count": len(found),
         "transfer_us": round(sum(m.transfer_us for m in found), 3),
@@ -153,24 +172,16 @@ def align(capture: Sequence[Measures]) -> Alignment | None:
     agreeing = [found for found in shared if _agree(found, offsets)]
     if not agreeing or len(agreeing) < MIN_AGREEING_SHARE * len(shared):
         return None
-    meetings = [_meeting(found, offsets) for found in agreeing]
-    meetings.sort(key=lambda m: (m.begins_us[0] - offsets[m.ranks[0]], m.name))
-    met = sum(len(m.ranks) for m in meetings)
-    return Alignment(tuple(meetings), tuple(offsets), sum(map(len, common.values())) - met)
+    matched = [_matched(found, offsets) for found in agreeing]
+    matched.sort(key=lambda m: (m.begins_us[0] - offsets[m.ranks[0]], m.name))
+    met = sum(len(m.ranks) for m in matched)
+    return Alignment(tuple(matched), tuple(offsets), sum(map(len, common.values())) - met)
 
 
 def exposed_transfer_us(measures: Measures, rank: int, alignment: Alignment) -> float:
     """Exposed communication without the waiting for other ranks, which is how a kernel begins."""
-    if measures.gpu is None:
-        return 0.0
-    waits = []
-    for meeting in alignment.meetings:
-        if rank in meeting.ranks:
-            index = meeting.ranks.index(rank)
-            begin_us = meeting.begins_us[index]
-            waits.append((begin_us, begin_us + meeting.waits_us[index]))
-    waited = union(clip(waits, measures.window))
-    return total(difference(measures.gpu.exposed_communication, waited))
+    exposed = measures.gpu.exposed_communication if measures.gpu else []
+    return total(difference(exposed, alignment.waits(rank, measures.window)))
 
 
 def _keyed(measures: Measures) -> list[tuple[Key, Collective]]:
@@ -230,13 +241,13 @@ def _agree(found: Mapping[int, Collective], offsets: Sequence[float]) -> bool:
     return max(ends) - min(ends) <= MAX_END_SPREAD_US + MAX_END_SPREAD_SHARE * shortest
 
 
-def _meeting(found: Mapping[int, Collective], offsets: Sequence[float]) -> Meeting:
+def _matched(found: Mapping[int, Collective], offsets: Sequence[float]) -> MatchedCollective:
     ranks = tuple(sorted(found))
     durations = [found[rank].end_us - found[rank].begin_us for rank in ranks]
     arrivals = [found[rank].begin_us - offsets[rank] for rank in ranks]
     sizes = [c.bytes for c in found.values() if c.bytes]
     first = found[ranks[0]]
-    return Meeting(
+    return MatchedCollective(
         name=first.name,
         process_group=first.process_group,
         bytes=max(sizes) if sizes else None,

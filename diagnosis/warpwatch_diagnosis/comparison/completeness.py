@@ -46,23 +46,6 @@ def _unlike(capture: Sequence[Measures]) -> str | None:
     return None
 
 
-def waits_for_missing(
-    capture: Sequence[Measures], missing: Mapping[int, str], label: str, share: str
-) -> list[str]:
-    """The doubt that ``label``, who waits ``share`` of the step, waits for a rank that is missing.
-
-    None where there is one trace alone, unless others are known to have been asked for: whoever
-    gave only one knows that.
-    """
-    absent = missing_ranks(capture, missing) if len(capture) > 1 or missing else None
-    if absent is None:
-        return []
-    return [
-        f"without {absent} the reason cannot be told: {label} waits {share} of the step for "
-        "collectives, perhaps for a rank whose trace is not here"
-    ]
-
-
 def missing_ranks(capture: Sequence[Measures], missing: Mapping[int, str]) -> str | None:
     """The ranks of the job without a usable trace, as the subject of a sentence; None: none.
 

@@ -15,7 +15,7 @@ from statistics import median
 
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.measures.kernels import classify
-from warpwatch_diagnosis.trace.reader import Event
+from warpwatch_diagnosis.trace.events import Event
 
 # Kernels of the same clock differ by less from run to run; the ratio of all of them does not
 # spread more when the clock is the reason (reference values of this project).

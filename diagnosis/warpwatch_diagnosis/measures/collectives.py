@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.trace.reader import Event
+from warpwatch_diagnosis.trace.events import Event
 
 # More than any capture of some steps holds; bounds what is kept of a hostile trace.
 MAX_COLLECTIVES = 50_000

@@ -19,7 +19,7 @@ from warpwatch_diagnosis.measures.intervals import (
     union,
 )
 from warpwatch_diagnosis.measures.kernels import number
-from warpwatch_diagnosis.trace.reader import Event
+from warpwatch_diagnosis.trace.events import Event
 
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "unknown"]
 HostMemory = Literal["pageable", "pinned"]
@@ -38,7 +38,7 @@ _DIRECTIONS = tuple((known, re.compile(p, re.IGNORECASE)) for known, p in _PATTE
 
 
 @lru_cache(maxsize=1024)
-def kind(name: str) -> tuple[Direction, HostMemory | None]:
+def copy_kind(name: str) -> tuple[Direction, HostMemory | None]:
     """Direction and host memory by the name that the profiler gives a copy."""
     direction: Direction = next((known for known, p in _DIRECTIONS if p.search(name)), "unknown")
     lowered = name.lower()
@@ -77,7 +77,7 @@ def copy_times(
     """``kernels``: union of what may hide a copy. Longest first."""
     kinds: dict[tuple[Direction, HostMemory | None], list[Event]] = defaultdict(list)
     for copy in copies:
-        kinds[kind(copy.name)].append(copy)
+        kinds[copy_kind(copy.name)].append(copy)
     times = [_copy_time(key, found, kernels, window) for key, found in kinds.items()]
     return tuple(sorted(times, key=lambda t: (-t.total_us, t.direction, t.memory or "")))
 

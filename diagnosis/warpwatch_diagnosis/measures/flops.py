@@ -36,7 +36,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class Work(NamedTuple):
+class OperatorWork(NamedTuple):
     """What one call computes and moves at least; ``dtype``: of its first input."""
 
     kernel_class: KernelClass
@@ -45,14 +45,20 @@ class Work(NamedTuple):
     dtype: str | None
 
 
-def shapes_of(arguments: Mapping[str, Any] | None) -> Shapes | None:
+def shapes_of(arguments: Mapping[str, Any]) -> Shapes | None:
     """The shapes of an operator's inputs as recorded; None without record_shapes."""
-    given = arguments.get("Input Dims") if arguments else None
+    given = arguments.get("Input Dims")
     if isinstance(given, str):
         given = _parsed(given)
     if not isinstance(given, list | tuple):
         return None
     return tuple(_shape(one) for one in given)
+
+
+def types_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Of an operator's inputs, "" for what has none."""
+    given = arguments.get("Input type")
+    return tuple(t if isinstance(t, str) else "" for t in given) if isinstance(given, list) else ()
 
 
 @lru_cache(maxsize=4096)
@@ -73,15 +79,14 @@ def _shape(given: Any) -> Shape:
     return tuple(sizes) if len(sizes) == len(given) and bounded else ()
 
 
-def work_of(name: str, shapes: Shapes, types: Sequence[str]) -> Work | None:
+def work_of(name: str, shapes: Shapes, types: Sequence[str]) -> OperatorWork | None:
     """None for operators whose work the shapes do not tell."""
-    known = _FORMULAS.get(name)
-    if known is None:
+    if name not in _FORMULAS:
         return None
-    kernel_class, formula = known
+    kernel_class, formula, inputs = _FORMULAS[name]
     try:
-        counted = formula(shapes)
-    except IndexError:
+        counted = formula(*(shapes[index] for index in inputs))
+    except (IndexError, ValueError):  # fewer inputs or other dimensions than the formula's
         return None
     if counted is None or not 0 < counted[0] < MAX_ELEMENTS**2:
         return None
@@ -90,7 +95,7 @@ def work_of(name: str, shapes: Shapes, types: Sequence[str]) -> Work | None:
 
 def _work(
     kernel_class: KernelClass, shapes: Shapes, types: Sequence[str], counted: Counted
-) -> Work:
+) -> OperatorWork:
     flops, output = counted
     first = next((t for t in types if t in _DTYPES), None)
     item_bytes = _ITEM_BYTES.get(first or "float", 4)
@@ -99,46 +104,29 @@ def _work(
         for shape, kind in zip(shapes, [*types, *[""] * len(shapes)], strict=False)
         if shape
     )
-    return Work(kernel_class, flops, inputs + output * item_bytes, _DTYPES.get(first or ""))
+    return OperatorWork(kernel_class, flops, inputs + output * item_bytes, _DTYPES.get(first or ""))
 
 
-def _mm(shapes: Shapes, first: int = 0) -> Counted | None:
-    (m, k), (inner, n) = _rank(shapes[first], 2), _rank(shapes[first + 1], 2)
+def _product(left: Shape, right: Shape) -> Counted | None:
+    (m, k), (inner, n) = left, right
     return (2.0 * m * k * n, float(m * n)) if k == inner else None
 
 
-def _addmm(shapes: Shapes) -> Counted | None:
-    return _mm(shapes, 1)
+def _batched_product(left: Shape, right: Shape) -> Counted | None:
+    (b, m, k), (other, inner, n) = left, right
+    return (2.0 * b * m * k * n, float(b * m * n)) if k == inner and b == other else None
 
 
-def _bmm(shapes: Shapes, first: int = 0) -> Counted | None:
-    (b, m, k), (other, inner, n) = _rank(shapes[first], 3), _rank(shapes[first + 1], 3)
-    same = k == inner and b == other
-    return (2.0 * b * m * k * n, float(b * m * n)) if same else None
-
-
-def _baddbmm(shapes: Shapes) -> Counted | None:
-    return _bmm(shapes, 1)
-
-
-def _linear(shapes: Shapes) -> Counted | None:
-    given, weight = shapes[0], _rank(shapes[1], 2)
-    if not given or given[-1] != weight[1]:
-        return None
+def _linear(given: Shape, weight: Shape) -> Counted | None:
+    outputs, inputs = weight
     rows = prod(given[:-1])
-    return 2.0 * rows * weight[0] * weight[1], float(rows * weight[0])
+    return (2.0 * rows * outputs * inputs, float(rows * outputs)) if given[-1] == inputs else None
 
 
-def _convolution_backward(shapes: Shapes) -> Counted | None:
-    """Inputs: gradient of the output, input, weight. Both gradients cost what forward does."""
-    gradient, given, weight = shapes[0], shapes[1], shapes[2]
+def _convolution_backward(gradient: Shape, given: Shape, weight: Shape) -> Counted | None:
+    """Both gradients cost what forward does; ``gradient``: of the output."""
     forward = convolution(given, gradient, weight)
     return None if forward is None else (2 * forward, float(prod(given) + prod(weight)))
-
-
-def _cudnn_convolution_backward(shapes: Shapes) -> Counted | None:
-    """Before 1.11: input, gradient of the output, weight."""
-    return _convolution_backward((shapes[1], shapes[0], shapes[2]))
 
 
 def convolution(given: Shape, output: Shape, weight: Shape) -> float | None:
@@ -153,63 +141,58 @@ def convolution(given: Shape, output: Shape, weight: Shape) -> float | None:
     return 2.0 * prod(given if transposed else output) * prod(weight[1:])
 
 
-def _attention(shapes: Shapes) -> Counted | None:
-    """Query, key, value: (batch, heads, length, head)."""
-    (b, h, s, d), (_, _, t, _) = _rank(shapes[0], 4), _rank(shapes[1], 4)
+def _attention(query: Shape, key: Shape) -> Counted:
+    """Both are (batch, heads, length, head)."""
+    (b, h, s, d), (_, _, t, _) = query, key
     return 4.0 * b * h * s * t * d, float(b * h * s * d)
 
 
-def _attention_backward(shapes: Shapes) -> Counted | None:
-    """Gradient of the output, query, key, value."""
-    forward = _attention(shapes[1:])
-    if forward is None:
-        return None
-    return 2.5 * forward[0], float(sum(prod(shape) for shape in shapes[1:4]))
+def _attention_backward(query: Shape, key: Shape, value: Shape) -> Counted:
+    return 2.5 * _attention(query, key)[0], float(prod(query) + prod(key) + prod(value))
 
 
-def _rank(shape: Shape, dimensions: int) -> Shape:
-    if len(shape) != dimensions:
-        raise IndexError(shape)
-    return shape
-
-
-_FORMULAS: dict[str, tuple[KernelClass, Callable[[Shapes], Counted | None]]] = {
-    "aten::mm": ("gemm", _mm),
-    "aten::addmm": ("gemm", _addmm),
-    "aten::_addmm_activation": ("gemm", _addmm),
-    "aten::bmm": ("gemm", _bmm),
-    "aten::baddbmm": ("gemm", _baddbmm),
-    "aten::linear": ("gemm", _linear),
-    "aten::_scaled_mm": ("gemm", _mm),
-    "aten::convolution_backward": ("convolution", _convolution_backward),
-    "aten::cudnn_convolution_backward": ("convolution", _cudnn_convolution_backward),
-    "aten::_scaled_dot_product_flash_attention": ("attention", _attention),
-    "aten::_scaled_dot_product_efficient_attention": ("attention", _attention),
-    "aten::_scaled_dot_product_cudnn_attention": ("attention", _attention),
-    "aten::_scaled_dot_product_flash_attention_for_cpu": ("attention", _attention),
-    "aten::scaled_dot_product_attention": ("attention", _attention),
-    "aten::_scaled_dot_product_flash_attention_backward": ("attention", _attention_backward),
-    "aten::_scaled_dot_product_efficient_attention_backward": ("attention", _attention_backward),
-    "aten::_scaled_dot_product_cudnn_attention_backward": ("attention", _attention_backward),
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (
-        "attention",
-        _attention_backward,
-    ),
-}
+_FUSED_ATTENTION = (
+    "flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu",
+)  # fmt: skip
+# The class of an operator's kernels, its formula, and which of its inputs that takes.
+_FORMULAS: dict[str, tuple[KernelClass, Callable[..., Counted | None], tuple[int, ...]]] = {
+    "aten::mm": ("gemm", _product, (0, 1)),
+    "aten::addmm": ("gemm", _product, (1, 2)),
+    "aten::_addmm_activation": ("gemm", _product, (1, 2)),
+    "aten::bmm": ("gemm", _batched_product, (0, 1)),
+    "aten::baddbmm": ("gemm", _batched_product, (1, 2)),
+    "aten::linear": ("gemm", _linear, (0, 1)),
+    "aten::_scaled_mm": ("gemm", _product, (0, 1)),
+    "aten::convolution_backward": ("convolution", _convolution_backward, (0, 1, 2)),
+    # Before 1.11: input, gradient of the output, weight.
+    "aten::cudnn_convolution_backward": ("convolution", _convolution_backward, (1, 0, 2)),
+    "aten::scaled_dot_product_attention": ("attention", _attention, (0, 1)),
+    **{
+        f"aten::_scaled_dot_product_{kernels}": ("attention", _attention, (0, 1))
+        for kernels in _FUSED_ATTENTION
+    },
+    # Gradient of the output, query, key, value.
+    **{
+        f"aten::_scaled_dot_product_{kernels}_backward": (
+            "attention", _attention_backward, (1, 2, 3)
+        )
+        for kernels in _FUSED_ATTENTION
+    },
+}  # fmt: skip
 # Their output's shape is in no argument: it is known where the backward call has its gradient.
 CONVOLUTIONS = frozenset({"aten::convolution"})
 
 
 def gradient_of_convolution(name: str, shapes: Shapes) -> tuple[Shape, Shape, Shape] | None:
     """Input, weight and gradient of the output, from the backward call of a convolution."""
-    if name == "aten::convolution_backward" and len(shapes) > 2:
-        return shapes[1], shapes[2], shapes[0]
-    if name == "aten::cudnn_convolution_backward" and len(shapes) > 2:
-        return shapes[0], shapes[2], shapes[1]
-    return None
+    known = _FORMULAS.get(name)
+    if known is None or known[0] != "convolution" or len(shapes) < 3:
+        return None
+    gradient, given, weight = (shapes[index] for index in known[2])
+    return given, weight, gradient
 
 
-def convolution_work(shapes: Shapes, output: Shape, types: Sequence[str]) -> Work | None:
+def convolution_work(shapes: Shapes, output: Shape, types: Sequence[str]) -> OperatorWork | None:
     """Of a forward call with the inputs ``shapes`` and a known shape of the output."""
     flops = convolution(shapes[0], output, shapes[1])
     return None if flops is None else _work("convolution", shapes, types, (flops, prod(output)))

@@ -6,17 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
-from warpwatch_diagnosis.measures.copies import kind
+from warpwatch_diagnosis.measures.copies import copy_kind
+from warpwatch_diagnosis.measures.idle_causes import Cause
 from warpwatch_diagnosis.measures.intervals import Intervals
-from warpwatch_diagnosis.trace.reader import Event
-
-Cause = Literal[
-    "compile", "gc", "checkpoint", "data_loading", "allocator", "communication",
-    "synchronization", "copy", "launch", "dispatch", "host", "kernel_gap", "unexplained",
-]  # fmt: skip
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+from warpwatch_diagnosis.trace.events import Event
 
 # Back to back kernels of one stream follow each other within some µs; launch latency is similar.
 KERNEL_GAP_US = 10.0
@@ -25,8 +20,8 @@ LEAD_US = 50.0
 # Holistic Trace Analysis calls a launch above this an outlier: no host that merely launches.
 LAUNCH_PACE_US = 50.0
 
-# A part of a gap and its cause.
-Part = tuple[float, float, Cause]
+# Begin, end and cause of a part of a gap.
+GapPart = tuple[float, float, Cause]
 
 
 class HostWait(NamedTuple):
@@ -38,19 +33,19 @@ class HostWait(NamedTuple):
 
 
 @dataclass(slots=True)
-class Parts:
+class OrderedParts:
     """Disjoint parts in order, asked for spans whose begins do not fall."""
 
-    parts: list[Part]
+    parts: list[GapPart]
     _first: int = 0
 
-    def inside(self, low: float, high: float) -> tuple[list[Part], Intervals]:
+    def inside(self, low: float, high: float) -> tuple[list[GapPart], Intervals]:
         """What lies in the span, and the rest of it."""
         parts, index, count = self.parts, self._first, len(self.parts)
         while index < count and parts[index][1] <= low:
             index += 1
         self._first = index
-        found: list[Part] = []
+        found: list[GapPart] = []
         rest: Intervals = []
         while index < count and parts[index][0] < high:
             begin, end, cause = parts[index]
@@ -73,8 +68,8 @@ class GapSplitter:
     owed_us: idle time that the last wait explains.
     """
 
-    named: Parts
-    operators: Parts
+    named: OrderedParts
+    operators: OrderedParts
     waits: Sequence[HostWait]
     previous_ends: Mapping[int | None, float]
     owed_us: float = 0.0
@@ -84,24 +79,24 @@ class GapSplitter:
 
     def pass_by(self, event: Event, launch: Event) -> None:
         """Work that the device did: a launch well ahead of it pays what the host owed."""
-        self._waited(launch.begin_us)
+        self._take_waits(launch.begin_us)
         ahead_us = event.begin_us - launch.end_us
         if ahead_us > LEAD_US and launch.begin_us >= self.waited_until_us:
             self.owed_us = 0.0
 
     def split(
         self, low: float, high: float, event: Event | None, launch: Event | None
-    ) -> list[Part]:
-        """Parts in order that add up to the gap from ``low`` to ``high``."""
+    ) -> list[GapPart]:
+        """OrderedParts in order that add up to the gap from ``low`` to ``high``."""
         if launch is not None and launch.end_us <= low and event is not None:
             return [(low, high, _queued(high - low, event.begin_us - launch.end_us))]
         parts, rest = self.named.inside(low, high)
         if launch is None and event is not None:
             return sorted(parts + [(begin, end, "unexplained") for begin, end in rest])
         until = high if launch is None else min(max(launch.begin_us, low), high)
-        self._waited(until)
+        self._take_waits(until)
         if until == high:
-            self._waiting(low, high)
+            self._take_open_wait(low, high)
         owed_us = max(0.0, self.owed_us - sum(end - begin for begin, end, _ in parts))
         self.owed_us = max(0.0, self.owed_us - (high - low))
         for begin, end in rest:
@@ -113,11 +108,13 @@ class GapSplitter:
             if paid < own_end:
                 parts += self._own_time(paid, own_end, launch)
             if own_end < end:
-                parts.append((own_end, end, "launch" if event is None else _call(event.name)))
+                parts.append(
+                    (own_end, end, "launch" if event is None else _launch_cause(event.name))
+                )
         parts.sort()
         return parts
 
-    def _waited(self, until_us: float) -> None:
+    def _take_waits(self, until_us: float) -> None:
         """Waits that returned before ``until_us`` hold up what the host does from then on."""
         while self._next_wait < len(self.waits):
             wait = self.waits[self._next_wait]
@@ -129,12 +126,12 @@ class GapSplitter:
                 self.owed_us = wait.end_us - wait.begin_us
                 self.owed_cause = wait.cause
 
-    def _waiting(self, low: float, high: float) -> None:
+    def _take_open_wait(self, low: float, high: float) -> None:
         """A wait with nothing to wait for that the end of the window cuts."""
         for wait in self.waits[self._next_wait : self._next_wait + 1]:
             self.owed_us = max(self.owed_us, high - max(low, wait.begin_us))
 
-    def _own_time(self, low: float, high: float, launch: Event | None) -> list[Part]:
+    def _own_time(self, low: float, high: float, launch: Event | None) -> list[GapPart]:
         """What the host did up to a launch call, where nothing else has a claim; low < high."""
         before_us = self.previous_ends.get(launch.correlation) if launch is not None else None
         pace_us = launch.begin_us - before_us if launch is not None and before_us else math.inf
@@ -152,9 +149,9 @@ def _queued(gap_us: float, delay_us: float) -> Cause:
 
 
 @lru_cache(maxsize=1024)
-def _call(name: str) -> Cause:
+def _launch_cause(name: str) -> Cause:
     """Who pays for the launch call and the way to the device, by the name of the work."""
     lowered = name.lower()
     # Names of kernels may hold a direction by accident: group-TOP-k.
-    named = "copy" in lowered and kind(name)[0] not in ("memset", "unknown")
+    named = "copy" in lowered and copy_kind(name)[0] not in ("memset", "unknown")
     return "copy" if named or "memcpy" in lowered else "launch"

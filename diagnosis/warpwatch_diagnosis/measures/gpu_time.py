@@ -18,12 +18,13 @@ from statistics import median
 
 from warpwatch_diagnosis.measures.clocks import Size, SizeTime, size_times
 from warpwatch_diagnosis.measures.collectives import Collective, collectives
-from warpwatch_diagnosis.measures.copies import CopyTime, copy_times, kind
+from warpwatch_diagnosis.measures.copies import CopyTime, copy_kind, copy_times
 from warpwatch_diagnosis.measures.host_events import HostTime
 from warpwatch_diagnosis.measures.idle import IdleTime, idle_time
 from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,
+    clip,
     difference,
     intersection,
     merge,
@@ -38,19 +39,9 @@ from warpwatch_diagnosis.measures.kernels import (
     kernel_times,
 )
 from warpwatch_diagnosis.measures.launches import Launches, by_correlation, launches
-from warpwatch_diagnosis.measures.synchronization import Wait
-from warpwatch_diagnosis.trace.events import by_begin
-from warpwatch_diagnosis.trace.reader import Event, Trace
-
-__all__ = [
-    "SHORT_KERNEL_US",
-    "Device",
-    "GpuTime",
-    "Kernels",
-    "Stream",
-    "Work",
-    "gpu_time",
-]
+from warpwatch_diagnosis.measures.synchronization import BlockingCall
+from warpwatch_diagnosis.trace.events import Event, by_begin, inside, spans
+from warpwatch_diagnosis.trace.reader import Trace
 
 # Copies over the bus, not those inside the device.
 _TRANSFERS = ("HtoD", "DtoH")
@@ -60,8 +51,9 @@ MIN_BUSY_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """The GPU's events of a trace by their begin, and the runtime calls by correlation."""
+class GpuEvents:
+    """A trace's kernels and copies by their begin, together in ``events``, and the runtime calls by
+    correlation."""
 
     kernels: Sequence[Event]
     copies: Sequence[Event]
@@ -69,13 +61,14 @@ class Work:
     calls: Mapping[int | None, Event]
 
     @classmethod
-    def of(cls, trace: Trace) -> Work:
-        calls = by_correlation(trace.events["runtime"])
-        copied = set(map(id, trace.events["copy"]))
-        events = by_begin(trace.events["kernel"] + trace.events["copy"], _order)
-        copies = [e for e in events if id(e) in copied]
-        kernels = [e for e in events if id(e) not in copied] if copied else events
-        return cls(kernels, copies, events, calls)
+    def of(cls, trace: Trace) -> GpuEvents:
+        kernels, copies = trace.events["kernel"], trace.events["copy"]
+        return cls(
+            kernels=by_begin(kernels, _order),
+            copies=by_begin(copies, _order),
+            events=by_begin(kernels + copies, _order),
+            calls=by_correlation(trace.events["runtime"]),
+        )
 
     @property
     def threads(self) -> set[str]:
@@ -83,7 +76,7 @@ class Work:
         calls = self.calls
         return {call.thread for e in self.events if (call := calls.get(e.correlation))}
 
-    def of_device(self, name: str) -> Work:
+    def of_device(self, name: str) -> GpuEvents:
         return replace(
             self,
             kernels=[e for e in self.kernels if _device(e) == name],
@@ -93,7 +86,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceUse:
     """One device of the process, ``name``: its index. in_use: for more than MIN_BUSY_SHARE."""
 
     name: str
@@ -103,7 +96,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamUse:
     """One stream of a device, ``process/stream`` in the trace. ``busy_us``: union in the window."""
 
     name: str
@@ -112,7 +105,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class KernelSummary:
     """Counts and medians of the kernels in the window; times in µs."""
 
     count: int
@@ -133,14 +126,14 @@ class GpuTime:
     """
 
     device: str
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceUse, ...]
     busy: Intervals
     idle: Intervals
     compute: Intervals
     communication: Intervals
     copies: Intervals
     transfers: Intervals
-    kernels: Kernels
+    kernels: KernelSummary
     idle_time: IdleTime
     launches: Launches
     kernel_times: tuple[KernelTime, ...]
@@ -148,7 +141,7 @@ class GpuTime:
     copy_times: tuple[CopyTime, ...]
     sizes: Mapping[Size, SizeTime]
     collectives: tuple[Collective, ...]
-    streams: tuple[Stream, ...]
+    streams: tuple[StreamUse, ...]
 
     @property
     def devices_in_use(self) -> int:
@@ -167,49 +160,49 @@ class GpuTime:
     def overlap_ratio(self) -> float | None:
         """Share of the communication that compute hides; None where there is none."""
         spent = total(self.communication)
-        if not spent:
-            return None
-        return total(intersection(self.communication, self.compute)) / spent
+        hidden = total(intersection(self.communication, self.compute))
+        return hidden / spent if spent else None
 
 
 def gpu_time(
-    work: Work, window: Interval, host: HostTime, waits: Sequence[Wait], running: Intervals
+    work: GpuEvents,
+    window: Interval,
+    host: HostTime,
+    waits: Sequence[BlockingCall],
+    running: Intervals,
 ) -> GpuTime | None:
     """None without GPU events in the window. Of the threads that train or launch: ``waits``, and
     ``running``, the union of their operators."""
-    events = _within(work.events, window)
-    unions, devices = _devices(events, window)
+    busy = _busy_by_device(inside(work.events, window), window)
+    devices = _devices(busy, window)
     if not devices:
         return None
-    launched, judged = work.events, _idlest(devices)
-    if len(devices) > 1:
-        work = work.of_device(judged)
-        events = _within(work.events, window)
-    kernels, copies = _within(work.kernels, window), _within(work.copies, window)
-    meeting = {k.name for k in work.kernels}
-    meeting = {name for name in meeting if classify(name) == "communication"}
-    collective = [k for k in kernels if k.name in meeting]
-    compute = _union([k for k in kernels if k.name not in meeting], window)
-    communication = _union(collective, window)
-    busy = unions[judged]
+    judged, launched = _idlest(devices), work.events
+    work = work.of_device(judged) if len(devices) > 1 else work
+    calls = work.calls
+    events, kernels = inside(work.events, window), inside(work.kernels, window)
+    copies = inside(work.copies, window)
+    collective = {k.name for k in work.kernels if classify(k.name) == "communication"}
+    compute = _union([k for k in kernels if k.name not in collective], window)
+    communication = _union([k for k in kernels if k.name in collective], window)
     by_name, by_class = kernel_times(kernels, window)
     return GpuTime(
         device=judged,
         devices=devices,
-        busy=busy,
-        idle=difference([window], busy),
+        busy=busy[judged][1],
+        idle=difference([window], busy[judged][1]),
         compute=compute,
         communication=communication,
         copies=_union(copies, window),
-        transfers=_union([c for c in copies if kind(c.name)[0] in _TRANSFERS], window),
-        kernels=_kernels(kernels, work.calls),
-        idle_time=idle_time(work.events, launched, work.calls, window, host, waits, running),
-        launches=launches(events, work.calls, window),
+        transfers=_union([c for c in copies if copy_kind(c.name)[0] in _TRANSFERS], window),
+        kernels=_summary(kernels, calls),
+        idle_time=idle_time(work.events, launched, calls, window, host, waits, running),
+        launches=launches(events, calls, window),
         kernel_times=by_name,
         class_times=by_class,
-        sizes=size_times(work.kernels, work.calls, window),
         copy_times=copy_times(copies, union(compute + communication), window),
-        collectives=collectives([k for k in work.kernels if k.name in meeting], work.calls, window),
+        sizes=size_times(work.kernels, calls, window),
+        collectives=collectives([k for k in work.kernels if k.name in collective], calls, window),
         streams=_streams(events, window),
     )
 
@@ -225,12 +218,10 @@ def _device(event: Event) -> str:
     return str(index) if type(index) is int else event.thread.partition("/")[0]
 
 
-def _devices(
-    events: list[Event], window: Interval
-) -> tuple[dict[str, Intervals], tuple[Device, ...]]:
-    """When each was busy, and all of them, busiest first."""
+def _busy_by_device(events: list[Event], window: Interval) -> dict[str, tuple[int, Intervals]]:
+    """By device the number of its events, and when it was busy."""
     found: dict[str, list[Event]] = defaultdict(list)
-    # Equal arguments and equal threads are one object.
+    # Equal arguments and equal threads are one object, so each pair is looked into once.
     names: dict[tuple[int, int], str] = {}
     for event in events:
         key = id(event.arguments), id(event.thread)
@@ -238,63 +229,50 @@ def _devices(
         if name is None:
             name = names[key] = _device(event)
         found[name].append(event)
-    unions = {name: _union(on, window) for name, on in found.items()}
-    busy_us = {name: total(busy) for name, busy in unions.items()}
+    return {name: (len(mine), _union(mine, window)) for name, mine in found.items()}
+
+
+def _devices(busy: Mapping[str, tuple[int, Intervals]], window: Interval) -> tuple[DeviceUse, ...]:
+    """Busiest first."""
+    busy_us = {name: total(intervals) for name, (_, intervals) in busy.items()}
     window_us = window[1] - window[0]
     least_us = MIN_BUSY_SHARE * max(busy_us.values(), default=0.0)
-    devices = tuple(
-        Device(
+    return tuple(
+        DeviceUse(
             name=name,
-            count=len(found[name]),
+            count=busy[name][0],
             busy_ratio=min(1.0, busy_us[name] / window_us) if window_us else 0.0,
             in_use=busy_us[name] >= least_us,
         )
-        for name in sorted(found, key=lambda name: (-busy_us[name], name))
+        for name in sorted(busy, key=lambda name: (-busy_us[name], name))
     )
-    return unions, devices
 
 
-def _idlest(devices: Sequence[Device]) -> str:
+def _idlest(devices: Sequence[DeviceUse]) -> str:
     return min((d for d in devices if d.in_use), key=lambda d: (d.busy_ratio, d.name)).name
 
 
-def _streams(events: list[Event], window: Interval) -> tuple[Stream, ...]:
+def _streams(events: list[Event], window: Interval) -> tuple[StreamUse, ...]:
     found: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         found[event.thread].append(event)
-    streams = [Stream(name, len(on), total(_union(on, window))) for name, on in found.items()]
+    streams = [StreamUse(name, len(on), total(_union(on, window))) for name, on in found.items()]
     return tuple(sorted(streams, key=lambda s: (-s.busy_us, s.name)))
-
-
-def _within(events: Sequence[Event], window: Interval) -> list[Event]:
-    low, high = window
-    return [e for e in events if e.begin_us < high and e.end_us > low]
 
 
 def _union(events: Sequence[Event], window: Interval) -> Intervals:
     """``events``: by their begin."""
-    low, high = window
-    return merge(
-        [
-            (begin if begin > low else low, end if end < high else high)
-            for _, begin, end, _, _, _ in events
-            if begin < high and end > low
-        ]
-    )
+    return merge(clip(spans(events), window))
 
 
-def _kernels(kernels: list[Event], calls: Mapping[int | None, Event]) -> Kernels:
-    durations: list[float] = []
-    launch_us: dict[int | None, float] = {}
-    for _, begin_us, end_us, _, correlation, _ in kernels:
-        durations.append(end_us - begin_us)
-        call = calls.get(correlation)
-        if call is not None:
-            launch_us[correlation] = call.end_us - call.begin_us
-    short = sum([us < SHORT_KERNEL_US for us in durations])
-    return Kernels(
+def _summary(kernels: list[Event], calls: Mapping[int | None, Event]) -> KernelSummary:
+    durations = [kernel.end_us - kernel.begin_us for kernel in kernels]
+    # A graph's launch counts once, however many kernels it starts.
+    launched = {kernel.correlation for kernel in kernels} & calls.keys()
+    launch_us = [calls[key].end_us - calls[key].begin_us for key in launched]
+    return KernelSummary(
         count=len(kernels),
-        short_share=short / len(kernels) if kernels else 0.0,
+        short_share=sum(us < SHORT_KERNEL_US for us in durations) / (len(kernels) or 1),
         median_us=median(durations) if durations else 0.0,
-        median_launch_us=median(launch_us.values()) if launch_us else 0.0,
+        median_launch_us=median(launch_us) if launch_us else 0.0,
     )

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from warpwatch_diagnosis.measures.host_patterns import compiled_spans
+from warpwatch_diagnosis.measures.idle_causes import Cause
 from warpwatch_diagnosis.measures.intervals import (
     Interval,
     Intervals,
     clip,
     difference,
+    longest_us,
     total,
     union,
 )
-from warpwatch_diagnosis.trace.reader import Event, Trace
+from warpwatch_diagnosis.trace.events import Event, inside, spans
+from warpwatch_diagnosis.trace.reader import Trace
 
-LOADER_PREFIX = "enumerate(DataLoader)"
+LOADING = re.compile(r"enumerate\(DataLoader\).*__next__")
 # torch >= 2.9 with record_python_gc_info and stacks: "Python GC"; with stacks a call of
 # gc.collect() is a frame of its own.
 _GC = re.compile(r"Python GC\b|<built-in (function|method) collect\b|gc\.collect\b")
@@ -64,7 +67,7 @@ _ALLOCATOR = re.compile(
     r"|(cuda|hip)(MallocHost|FreeHost|MallocManaged)"
     r"|(cu|hip)Mem(Create|Map|Unmap|Release|SetAccess|AddressReserve|AddressFree)\b"
 )
-_COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d|rccl|hccl|xccl)::?|record_param_comms")
+COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d|rccl|hccl|xccl)::?|record_param_comms")
 
 # A collective that keeps its thread for longer has not only been enqueued.
 BLOCKING_COLLECTIVE_US = 1_000.0
@@ -76,18 +79,21 @@ _REGION = re.compile(r"Torch-Compiled Region(?:: \S*?(\d+)/(\d+))?")
 _BACKGROUND_COLLECTIVE = re.compile(r"(gloo|mpi|ucc):")
 
 _ANNOTATED: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("loading", re.compile(re.escape(LOADER_PREFIX) + ".*__next__")),
+    ("loading", LOADING),
     ("gc", _GC),
     ("compile", _COMPILE),
-    ("collectives", _COLLECTIVE),
+    ("collectives", COLLECTIVE),
     ("region", _REGION),
     ("checkpoint", _CHECKPOINT),
 )
 _FRAMES = (("gc", _GC), ("compile", _COMPILE_FRAME), ("checkpoint", _CHECKPOINT_FRAME))
 
 
+ACTIVITIES = ("loading", "gc", "compile", "checkpoint", "allocator", "collectives")
+
+
 @dataclass(frozen=True, slots=True)
-class Activity:
+class HostActivity:
     """One kind of host activity. ``names``: what it is called in the trace, longest first."""
 
     intervals: Intervals
@@ -116,41 +122,55 @@ class HostTime:
     the training threads, and gloo's on any thread.
     """
 
-    loading: Activity
-    gc: Activity
-    compile: Activity
-    checkpoint: Activity
-    allocator: Activity
-    collectives: Activity
+    loading: HostActivity
+    gc: HostActivity
+    compile: HostActivity
+    checkpoint: HostActivity
+    allocator: HostActivity
+    collectives: HostActivity
     compiled_regions: int
     recompiled_regions: int
     compiled_frames: int
     compiled_spans: Intervals
 
+    def by_cause(self) -> Iterator[tuple[Cause, Intervals]]:
+        """Disjoint: of several activities at one time, the first."""
+        taken: Intervals = []
+        activities: dict[Cause, HostActivity] = {
+            "compile": self.compile,
+            "gc": self.gc,
+            "checkpoint": self.checkpoint,
+            "data_loading": self.loading,
+            "allocator": self.allocator,
+            "communication": self.collectives,
+        }
+        for cause, activity in activities.items():
+            yield cause, difference(activity.intervals, taken)
+            taken = union(taken + activity.intervals)
+
 
 def host_time(trace: Trace, window: Interval, threads: set[str]) -> HostTime:
     """``threads``: those that train or launch GPU work; other threads do not hold a step up."""
-    found: dict[str, list[Event]] = {}
-    for kind in ("annotation", "operator"):
-        _sort(trace.events[kind], _ANNOTATED, window, found)
+    found: dict[str, list[Event]] = defaultdict(list)
+    _sort(trace.events["annotation"], _ANNOTATED, window, found)
+    _sort(trace.events["operator"], _ANNOTATED, window, found)
     _sort(trace.events["python"], _FRAMES, window, found)
     _sort(trace.events["runtime"], (("allocator", _ALLOCATOR),), window, found)
     regions = found.pop("region", [])
-    mine = {what: [e for e in events if e.thread in threads] for what, events in found.items()}
+    mine = {what: [e for e in found[what] if e.thread in threads] for what in ACTIVITIES}
     # An interpreter has one garbage collection at a time and it stops every thread.
-    mine["gc"] = found.get("gc", [])
-    mine["collectives"] = [e for e in found.get("collectives", []) if _keeps(e, threads)]
-    activities = {
-        what: _activity(mine.get(what, []), window)
-        for what in ("loading", "gc", "compile", "checkpoint", "allocator", "collectives")
-    }
-    if not mine.get("loading") and "loading" in found:
+    mine["gc"] = found["gc"]
+    mine["collectives"] = [e for e in found["collectives"] if _keeps_thread(e, threads)]
+    activities = {what: _activity(mine[what], window) for what in ACTIVITIES}
+    if found["loading"] and not mine["loading"]:
         activities["loading"] = _waited_for(found["loading"], trace, window, threads)
+    numbers = {match.groups() for e in regions if (match := _REGION.match(e.name))}
     return HostTime(
         **activities,
         compiled_regions=len(regions),
-        recompiled_regions=_recompiled(regions),
-        compiled_frames=len({m[1] for e in regions if (m := _REGION.match(e.name)) and m[1]}),
+        # Numbered frame/compilation: above 0 it was compiled again for its frame.
+        recompiled_regions=sum(compilation not in (None, "0") for _, compilation in numbers),
+        compiled_frames=len({frame for frame, _ in numbers if frame}),
         compiled_spans=compiled_spans(regions, window),
     )
 
@@ -163,17 +183,15 @@ def _sort(
 ) -> None:
     """Puts into ``found`` what is in the window; a name is looked at once."""
     names = {event.name for event in events}
-    known = {name: next((what for what, p in patterns if p.match(name)), None) for name in names}
-    if not any(known.values()):
-        return
-    low, high = window
-    for event in events:
-        what = known[event.name]
-        if what is not None and event.begin_us < high and event.end_us > low:
-            found.setdefault(what, []).append(event)
+    matches = {name: next((what for what, p in patterns if p.match(name)), None) for name in names}
+    if any(matches.values()):
+        for event in inside(events, window):
+            what = matches[event.name]
+            if what is not None:
+                found[what].append(event)
 
 
-def _keeps(event: Event, threads: set[str]) -> bool:
+def _keeps_thread(event: Event, threads: set[str]) -> bool:
     """Whether a collective keeps a thread that matters: NCCL's calls only enqueue."""
     if _BACKGROUND_COLLECTIVE.match(event.name):
         return True
@@ -182,29 +200,23 @@ def _keeps(event: Event, threads: set[str]) -> bool:
 
 def _waited_for(
     loading: list[Event], trace: Trace, window: Interval, threads: set[str]
-) -> Activity:
+) -> HostActivity:
     """A prefetcher's loading, where it holds the training threads up: these do nothing meanwhile
     and go on as soon as a batch is there. A thread that is busy with Python goes on at any time.
     """
-    working = union(
-        (e.begin_us, e.end_us)
-        for kind in (trace.events["operator"], trace.events["runtime"])
-        for e in kind
-        if e.thread in threads
-    )
-    pauses = difference([window], working)
+    calls = trace.events["operator"] + trace.events["runtime"]
+    pauses = difference([window], union(spans(e for e in calls if e.thread in threads)))
     begins = [begin for begin, _ in pauses]
-    spans = []
+    waits = []
     for event in loading:
         index = bisect_right(begins, event.end_us) - 1
         if index >= 0 and 0 <= pauses[index][1] - event.end_us <= HANDOVER_US:
-            spans.append((max(pauses[index][0], event.begin_us), event.end_us))
-    waited = union(clip(spans, window))
-    longest_us = max((end - begin for begin, end in waited), default=0.0)
-    return replace(_activity(loading, window), intervals=waited, longest_us=longest_us)
+            waits.append((max(pauses[index][0], event.begin_us), event.end_us))
+    waited = union(clip(waits, window))
+    return replace(_activity(loading, window), intervals=waited, longest_us=longest_us(waited))
 
 
-def _activity(events: list[Event], window: Interval) -> Activity:
+def _activity(events: list[Event], window: Interval) -> HostActivity:
     taken: Counter[str] = Counter()
     outermost: dict[str, float] = {}
     count = 0
@@ -215,16 +227,5 @@ def _activity(events: list[Event], window: Interval) -> Activity:
         count += 1
         taken[event.name] += round(1000 * (event.end_us - event.begin_us))
     names = sorted(taken, key=lambda name: (-taken[name], name))
-    spans = union(clip(((e.begin_us, e.end_us) for e in events), window))
-    return Activity(
-        intervals=spans,
-        count=count,
-        longest_us=max((end - begin for begin, end in spans), default=0.0),
-        names=tuple(names[:_NAMES]),
-    )
-
-
-def _recompiled(regions: list[Event]) -> int:
-    """Regions are named frame/compilation: what is above 0 was compiled again for its frame."""
-    found = {match.groups() for e in regions if (match := _REGION.match(e.name))}
-    return sum(compilation not in (None, "0") for _, compilation in found)
+    intervals = union(clip(spans(events), window))
+    return HostActivity(intervals, count, longest_us(intervals), tuple(names[:_NAMES]))

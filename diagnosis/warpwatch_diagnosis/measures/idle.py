@@ -27,28 +27,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from warpwatch_diagnosis.measures.gap_splitter import (
-    CAUSES,
-    Cause,
-    GapSplitter,
-    HostWait,
-    Part,
-    Parts,
-)
+from warpwatch_diagnosis.measures.gap_splitter import GapPart, GapSplitter, HostWait, OrderedParts
 from warpwatch_diagnosis.measures.host_events import HostTime
-from warpwatch_diagnosis.measures.intervals import (
-    Interval,
-    Intervals,
-    difference,
-    merge,
-    total,
-    union,
-)
-from warpwatch_diagnosis.measures.synchronization import Wait
-from warpwatch_diagnosis.trace.events import by_begin
-from warpwatch_diagnosis.trace.reader import Event
-
-__all__ = ["CAUSES", "Cause", "Gap", "IdleTime", "idle_time"]
+from warpwatch_diagnosis.measures.idle_causes import CAUSES, Cause
+from warpwatch_diagnosis.measures.intervals import Interval, Intervals, merge, total
+from warpwatch_diagnosis.measures.synchronization import BlockingCall
+from warpwatch_diagnosis.trace.events import Event, by_begin
 
 _END_AND_THREAD = attrgetter("end_us", "thread")
 _WORST = 3
@@ -56,7 +40,7 @@ _MAX_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class IdleGap:
     """One idle interval in µs, for evidence. ``cause``: the one that takes most of it.
 
     before: the GPU work that ended it, None at the end of the trace. blamed_us: the cause's part.
@@ -77,7 +61,7 @@ class IdleTime:
     """
 
     by_cause: Mapping[Cause, Intervals]
-    worst: Mapping[Cause, tuple[Gap, ...]]
+    worst: Mapping[Cause, tuple[IdleGap, ...]]
 
     def total_us(self, cause: Cause) -> float:
         return total(self.by_cause[cause])
@@ -89,20 +73,22 @@ def idle_time(
     calls: Mapping[int | None, Event],
     window: Interval,
     host: HostTime,
-    waits: Sequence[Wait],
+    waits: Sequence[BlockingCall],
     running: Intervals,
 ) -> IdleTime:
     """``work``: all events of the device by their begin; ``launched``: those of every device, which
     tell the host's pace; ``calls``: runtime calls by correlation. Of the threads that train or
     launch: ``waits``, by their end, and ``running``, the union of their operators."""
     splitter = GapSplitter(
-        named=Parts(_named(host)),
-        operators=Parts([(begin, end, "dispatch") for begin, end in running]),
+        named=OrderedParts(
+            sorted((begin, end, cause) for cause, spans in host.by_cause() for begin, end in spans)
+        ),
+        operators=OrderedParts([(begin, end, "dispatch") for begin, end in running]),
         waits=_host_waits(waits, host),
         previous_ends=_previous_ends(launched, calls),
     )
     parts: dict[Cause, list[Interval]] = {cause: [] for cause in CAUSES}
-    gaps: dict[Cause, list[Gap]] = {}
+    gaps: dict[Cause, list[IdleGap]] = {}
     for low, high, event in _gaps(work, calls, window, splitter):
         launch = calls.get(event.correlation) if event is not None else None
         split = splitter.split(low, high, event, launch)
@@ -140,7 +126,7 @@ def _gaps(
         yield reached, high, None
 
 
-def _host_waits(waits: Sequence[Wait], host: HostTime) -> list[HostWait]:
+def _host_waits(waits: Sequence[BlockingCall], host: HostTime) -> list[HostWait]:
     """By their end. The allocator's calls wait as well: freeing synchronizes the device."""
     found = [
         HostWait(w.end_us, w.begin_us, "copy" if w.purpose == "copy" else "synchronization")
@@ -148,24 +134,6 @@ def _host_waits(waits: Sequence[Wait], host: HostTime) -> list[HostWait]:
     ]
     calls = [HostWait(end, begin, "allocator") for begin, end in host.allocator.intervals]
     return sorted(found + calls)
-
-
-def _named(host: HostTime) -> list[Part]:
-    """Disjoint parts of the window in order: the first cause of CAUSES that applies."""
-    named: tuple[tuple[Cause, Intervals], ...] = (
-        ("compile", host.compile.intervals),
-        ("gc", host.gc.intervals),
-        ("checkpoint", host.checkpoint.intervals),
-        ("data_loading", host.loading.intervals),
-        ("allocator", host.allocator.intervals),
-        ("communication", host.collectives.intervals),
-    )
-    taken: Intervals = []
-    parts: list[Part] = []
-    for cause, intervals in named:
-        parts += [(begin, end, cause) for begin, end in difference(intervals, taken)]
-        taken = union(taken + intervals)
-    return sorted(parts)
 
 
 def _previous_ends(
@@ -183,7 +151,11 @@ def _previous_ends(
 
 
 def _remember(
-    gaps: dict[Cause, list[Gap]], split: list[Part], low: float, high: float, event: Event | None
+    gaps: dict[Cause, list[IdleGap]],
+    split: list[GapPart],
+    low: float,
+    high: float,
+    event: Event | None,
 ) -> None:
     """Keeps the gap if it is one of the worst of the cause that takes most of it."""
     blamed: dict[Cause, float] = {}
@@ -195,6 +167,6 @@ def _remember(
     worst = gaps.setdefault(cause, [])
     if len(worst) < _WORST or blamed[cause] > worst[-1].blamed_us:
         before = event.name[:_MAX_NAME] if event else None
-        worst.append(Gap(low, high, cause, blamed[cause], before))
+        worst.append(IdleGap(low, high, cause, blamed[cause], before))
         worst.sort(key=lambda gap: (-gap.blamed_us, gap.begin_us))
         del worst[_WORST:]

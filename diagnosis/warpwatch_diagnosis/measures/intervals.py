@@ -37,6 +37,10 @@ def total(intervals: Iterable[Interval]) -> float:
     return sum([end - begin for begin, end in intervals])
 
 
+def longest_us(intervals: Iterable[Interval]) -> float:
+    return max((end - begin for begin, end in intervals), default=0.0)
+
+
 def clip(intervals: Iterable[Interval], window: Interval) -> Intervals:
     low, high = window
     return [

@@ -17,8 +17,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from warpwatch_diagnosis.measures.intervals import Interval, total, union
-from warpwatch_diagnosis.trace.events import MAX_NUMBER
-from warpwatch_diagnosis.trace.reader import Event
+from warpwatch_diagnosis.trace.events import MAX_NUMBER, Event
 
 KernelClass = Literal[
     "gemm", "convolution", "attention", "normalization", "softmax", "elementwise", "reduction",

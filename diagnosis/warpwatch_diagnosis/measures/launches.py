@@ -11,7 +11,7 @@ from operator import itemgetter, mul, sub
 from statistics import median
 
 from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.trace.reader import Event
+from warpwatch_diagnosis.trace.events import Event
 
 # Holistic Trace Analysis's limits for a slow launch call and for a late start.
 SLOW_CALL_US = 50.0

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from warpwatch_diagnosis.measures.cpu_time import CpuTime, busiest_thread, cpu_time, reads
-from warpwatch_diagnosis.measures.gpu_time import GpuTime, Work, gpu_time
-from warpwatch_diagnosis.measures.host_events import LOADER_PREFIX, HostTime, host_time
+from warpwatch_diagnosis.measures.code_lines import CodeLine, longest_lines
+from warpwatch_diagnosis.measures.cpu_time import CpuTime, cpu_time
+from warpwatch_diagnosis.measures.gpu_time import GpuEvents, GpuTime, gpu_time
+from warpwatch_diagnosis.measures.host_events import LOADING, HostTime, host_time
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.launches import by_correlation
-from warpwatch_diagnosis.measures.lines import Line, lines
-from warpwatch_diagnosis.measures.measures_json import details
-from warpwatch_diagnosis.measures.memory_timeline import MemoryTimeline, memory_timelines
+from warpwatch_diagnosis.measures.memory_use import MemoryUse, memory_use
 from warpwatch_diagnosis.measures.operators import Operators, operators
-from warpwatch_diagnosis.measures.places import Instant, of_instants
 from warpwatch_diagnosis.measures.roofline import Roofline, roofline
 from warpwatch_diagnosis.measures.step_timeline import StepTimeline, longest_step
 from warpwatch_diagnosis.measures.steps import StepTime, step_times
 from warpwatch_diagnosis.measures.synchronization import (
+    BlockingCall,
     Synchronization,
-    Wait,
+    reads,
     synchronization,
     waits,
 )
-from warpwatch_diagnosis.trace.reader import Event, Trace
+from warpwatch_diagnosis.trace.events import Event, inside, spans
+from warpwatch_diagnosis.trace.reader import Trace
 
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
-_GPU_RATIOS = (
-    "gpu_busy_ratio",
-    "idle_ratio",
-    "compute_ratio",
-    "communication_ratio",
-    "exposed_communication_ratio",
-    "overlap_ratio",
-    "memory_copy_ratio",
-)
 # stop() in the middle of a step leaves a last annotation of some µs.
 RUNT_STEP_SHARE = 0.01
 MIN_STEPS = 2
@@ -60,7 +50,7 @@ class Measures:
     device, empty without profile_memory. roofline: None without a GPU. per_step: as ``steps``.
     timeline: the longest step, to be drawn.
     lines: of the user's code in loading, gc, compile, checkpoint and the host's own time (with a
-    GPU: while it idles for it); empty without stacks. derived: what rules have computed from these.
+    GPU: while it idles for it); empty without stacks.
     """
 
     file: str
@@ -78,12 +68,11 @@ class Measures:
     host: HostTime
     operators: Operators
     synchronization: Synchronization
-    memory: tuple[MemoryTimeline, ...]
+    memory: tuple[MemoryUse, ...]
     roofline: Roofline | None
     per_step: tuple[StepTime, ...]
     timeline: StepTimeline | None
-    lines: Mapping[str, tuple[Line, ...]]
-    derived: dict[object, Intervals] = field(default_factory=dict, compare=False, repr=False)
+    lines: Mapping[str, tuple[CodeLine, ...]]
 
     @property
     def window_us(self) -> float:
@@ -117,68 +106,21 @@ class Measures:
             return f"no step is annotated and there are only {events} kernels or operators"
         return None
 
-    def to_json(self) -> dict[str, Any]:
-        """One entry of ``traces``; ratios of the window, None where they do not apply."""
-        return {
-            "file": self.file,
-            "rank": self.rank,
-            "device_name": self.device_name,
-            "steps": len(self.steps),
-            "window_s": round(self.window_s, 6),
-            "time": self._gpu_ratios() | {"data_loading_ratio": self._ratio(self.loading)},
-            "cpu": self._cpu_ratios(),
-            **details(self),
-        }
-
-    def _ratio(self, intervals: Intervals) -> float:
-        return round(self.share(intervals), 4)
-
-    def _gpu_ratios(self) -> dict[str, float | None]:
-        gpu = self.gpu
-        if gpu is None:
-            return dict.fromkeys(_GPU_RATIOS)
-        overlap = gpu.overlap_ratio
-        values = (
-            self._ratio(gpu.busy),
-            self._ratio(gpu.idle),
-            self._ratio(gpu.compute),
-            self._ratio(gpu.communication),
-            self._ratio(gpu.exposed_communication),
-            None if overlap is None else round(overlap, 4),
-            self._ratio(gpu.copies),
-        )
-        return dict(zip(_GPU_RATIOS, values, strict=True))
-
-    def _cpu_ratios(self) -> dict[str, float | None] | None:
-        if self.cpu is None:
-            return None
-        return {
-            "operator_ratio": self._ratio(self.cpu.operators),
-            "dispatch_ratio": self._ratio(self.cpu.dispatch),
-            "collective_wait_ratio": self._ratio(self.cpu.waiting),
-            "host_ratio": self._ratio(self.cpu.host),
-            "compile_ratio": self._ratio(self.cpu.compile),
-            "gc_ratio": self._ratio(self.cpu.gc),
-            "checkpoint_ratio": self._ratio(self.cpu.checkpoint),
-        }
-
 
 def measure(trace: Trace) -> Measures:
     """Pure; the order of the trace's events does not matter."""
     step_events = _steps(trace)
-    window = _window(trace, step_events)
-    steps = tuple((e.begin_us, e.end_us) for e in step_events)
-    training = {e.thread for e in step_events} or busiest_thread(trace)
-    work = Work.of(trace)
+    window, steps = _window(trace, step_events), tuple(spans(step_events))
+    training = {e.thread for e in step_events} or _busiest_thread(trace)
+    work = GpuEvents.of(trace)
     threads = training | work.threads
     host = host_time(trace, window, threads)
-    loading, loader = host.loading.intervals, _loader(trace, window, threads)
+    loading = host.loading.intervals
     waited = _waits(trace, work, window, threads)
     found = _operators(trace, work, window, waited)
-    places = _places(trace, waited, found)
     running = union(span for thread in threads for span in found.running.get(thread, []))
     gpu = gpu_time(work, window, host, waited, running)
-    cpu = cpu_time(trace, window, loading, training, host) if gpu is None else None
+    cpu = None if gpu else cpu_time(trace, window, loading, training, host)
     per_step = step_times([_number(e) for e in step_events], steps, loading, gpu)
     return Measures(
         file=trace.file,
@@ -189,18 +131,18 @@ def measure(trace: Trace) -> Measures:
         window=window,
         steps=steps,
         loading=loading,
-        loader=tuple(sorted(loader, key=lambda e: (e.begin_us, e.end_us, e.thread, e.name))),
+        loader=_loader(trace, window, threads),
         launches=sum("LaunchKernel" in e.name for e in trace.events["runtime"]),
         gpu=gpu,
         cpu=cpu,
         host=host,
-        operators=found.with_places(places),
-        synchronization=synchronization(waited, steps, found.owners, places),
-        memory=memory_timelines(trace.events["memory"], window),
+        operators=found,
+        synchronization=synchronization(waited, steps, found.owners, found.lines),
+        memory=memory_use(trace.events["memory"], window),
         roofline=_roofline(trace.device_name, window, found, gpu),
         per_step=per_step,
         timeline=longest_step(per_step, work.events, host, running, gpu),
-        lines=lines(trace.events["python"], training, _parts(host, gpu, cpu)),
+        lines=longest_lines(trace.events["python"], training, _parts(host, gpu, cpu)),
     )
 
 
@@ -216,27 +158,31 @@ def _parts(host: HostTime, gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str
     }
 
 
-def _loader(trace: Trace, window: Interval, threads: set[str]) -> list[Event]:
-    found = [
-        e
-        for e in trace.events["annotation"]
-        if e.name.startswith(LOADER_PREFIX)
-        and "__next__" in e.name
-        and e.begin_us < window[1]
-        and e.end_us > window[0]
-    ]
-    return [e for e in found if e.thread in threads] or found
+def _loader(trace: Trace, window: Interval, threads: set[str]) -> tuple[Event, ...]:
+    """Of the training threads, else of those that iterate for them."""
+    found = [e for e in inside(trace.events["annotation"], window) if LOADING.match(e.name)]
+    mine = [e for e in found if e.thread in threads] or found
+    return tuple(sorted(mine, key=lambda e: (e.begin_us, e.end_us, e.thread, e.name)))
 
 
-def _waits(trace: Trace, work: Work, window: Interval, threads: set[str]) -> list[Wait]:
+def _busiest_thread(trace: Trace) -> set[str]:
+    """The thread with most operators, where no step annotation names the training thread."""
+    counts = Counter(e.thread for e in trace.events["operator"])
+    return {thread for thread, _ in counts.most_common(1)}
+
+
+def _waits(
+    trace: Trace, work: GpuEvents, window: Interval, threads: set[str]
+) -> list[BlockingCall]:
     """What waits for the device; without one, what would."""
     if not work.events:
         return reads(trace.events["operator"], window, threads)
-    copies = by_correlation(work.copies)
-    return [w for w in waits(trace.events["runtime"], copies, window) if w.thread in threads]
+    return waits(trace.events["runtime"], by_correlation(work.copies), window, threads)
 
 
-def _operators(trace: Trace, work: Work, window: Interval, waited: list[Wait]) -> Operators:
+def _operators(
+    trace: Trace, work: GpuEvents, window: Interval, waited: list[BlockingCall]
+) -> Operators:
     launched: dict[str, dict[float, float]] = defaultdict(dict)
     calls = work.calls
     for _, begin_us, end_us, _, correlation, _ in work.events:
@@ -245,13 +191,7 @@ def _operators(trace: Trace, work: Work, window: Interval, waited: list[Wait]) -
             mine, at_us = launched[call.thread], call.begin_us
             mine[at_us] = mine.get(at_us, 0.0) + end_us - begin_us
     instants = {(wait.thread, wait.begin_us) for wait in waited}
-    return operators(trace.events["operator"], window, launched, instants)
-
-
-def _places(trace: Trace, waited: list[Wait], found: Operators) -> dict[Instant, str]:
-    """Lines of the user's code of the waits and of the longest operators."""
-    instants = {(wait.thread, wait.begin_us) for wait in waited} | found.longest
-    return of_instants(trace.events["python"], instants) | dict(found.owner_places)
+    return operators(trace.events["operator"], trace.events["python"], window, launched, instants)
 
 
 def _roofline(
@@ -272,17 +212,15 @@ def _number(step: Event) -> int:
 
 def _steps(trace: Trace) -> list[Event]:
     """The ProfilerStep annotations in order, each name once, without a runt at the end."""
-    longest: dict[str, Event] = {}
+    named: dict[str, list[Event]] = defaultdict(list)
     for event in trace.events["annotation"]:
-        if _STEP.match(event.name) is None:
-            continue
-        known = longest.get(event.name)
-        if known is None or _size(event) > _size(known):
-            longest[event.name] = event
-    steps = sorted(longest.values(), key=lambda e: (e.begin_us, e.end_us, _number(e), e.name))
+        if _STEP.match(event.name):
+            named[event.name].append(event)
+    longest = [max(events, key=_size) for events in named.values()]
+    steps = sorted(longest, key=lambda e: (e.begin_us, e.end_us, _number(e), e.name))
     if len(steps) > 1:
-        usual = max(e.end_us - e.begin_us for e in steps)
-        if steps[-1].end_us - steps[-1].begin_us < RUNT_STEP_SHARE * usual:
+        usual_us = max(e.end_us - e.begin_us for e in steps)
+        if steps[-1].end_us - steps[-1].begin_us < RUNT_STEP_SHARE * usual_us:
             steps.pop()
     return steps
 

@@ -1,105 +1,147 @@
-"""Measures as JSON: the numbers beside the ratios of schema 1."""
+"""Measures as JSON, as docs/diagnosis.md describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from warpwatch_diagnosis.measures.idle import CAUSES
+from warpwatch_diagnosis.measures.host_events import ACTIVITIES
+from warpwatch_diagnosis.measures.idle_causes import CAUSES
+from warpwatch_diagnosis.measures.intervals import Intervals
+from warpwatch_diagnosis.measures.measures import Measures
 
-if TYPE_CHECKING:
-    from warpwatch_diagnosis.measures.gpu_time import GpuTime
-    from warpwatch_diagnosis.measures.measures import Measures
-
-# Times are in µs with ns; ratios to a hundredth of a percent.
+# Times are in µs with ns; ratios to a hundredth of a percent; counts a step.
 _TIME_DIGITS = 3
 _RATIO_DIGITS = 4
+_COUNT_DIGITS = 2
+_GPU_RATIOS = (
+    "gpu_busy_ratio", "idle_ratio", "compute_ratio", "communication_ratio",
+    "exposed_communication_ratio", "overlap_ratio", "memory_copy_ratio",
+)  # fmt: skip
 
 
-def details(measures: Measures) -> dict[str, Any]:
-    """Keys of one entry of ``traces`` beside the ratios; times in µs from the window's begin."""
-    gpu = measures.gpu
-    begin_us = measures.window[0]
+def trace_json(measures: Measures) -> dict[str, Any]:
+    """One entry of ``traces``; times in µs from the window's begin, None where nothing applies."""
+    gpu, operators = measures.gpu, measures.operators
     return {
-        "idle": _idle(measures, gpu),
-        "per_step": [
-            {"begin_us": round(s.begin_us - begin_us, _TIME_DIGITS)}
-            | {"duration_us": round(s.duration_us, _TIME_DIGITS)}
-            | {k: v for k, v in plain(s).items() if k not in ("begin_us", "end_us")}
-            for s in measures.per_step
-        ],
+        "file": measures.file,
+        "rank": measures.rank,
+        "device_name": measures.device_name,
+        "steps": len(measures.steps),
+        "window_s": round(measures.window_s, 6),
+        "time": gpu_ratios(measures),
+        "cpu": cpu_ratios(measures),
+        "idle": _idle(measures),
+        "per_step": _per_step(measures),
         "kernels": plain(gpu.kernel_times) if gpu else [],
         "classes": plain(gpu.class_times) if gpu else [],
-        "copies": [
-            plain(c) | {"bandwidth_gb_per_s": plain(c.bandwidth_gb_per_s)} for c in gpu.copy_times
-        ]
-        if gpu
-        else [],
+        "copies": plain(gpu.copy_times) if gpu else [],
         "launches": plain(gpu.launches) if gpu else None,
         "device": gpu.device if gpu else None,
         "devices": plain(gpu.devices) if gpu else [],
         "streams": plain(gpu.streams) if gpu else [],
         "synchronization": plain(measures.synchronization),
         "operators": {
-            "by_self_time": _operators(measures.operators.by_self_time),
-            "by_gpu_time": _operators(measures.operators.by_gpu_time),
+            "by_self_time": plain(operators.by_self_time, without=("longest", "longest_us")),
+            "by_gpu_time": plain(operators.by_gpu_time, without=("longest", "longest_us")),
         },
         "host": _host(measures),
-        "memory": [
-            {key: value for key, value in plain(m).items() if key != "points"}
-            for m in measures.memory
-        ],
+        "memory": plain(measures.memory),
         "roofline": plain(measures.roofline),
     }
 
 
-def _idle(measures: Measures, gpu: GpuTime | None) -> dict[str, float] | None:
+def gpu_ratios(measures: Measures) -> dict[str, float | None]:
+    gpu = measures.gpu
+    found: dict[str, float | None] = dict.fromkeys(_GPU_RATIOS)
+    if gpu is not None:
+        overlap = gpu.overlap_ratio
+        found |= {
+            "gpu_busy_ratio": _ratio(measures, gpu.busy),
+            "idle_ratio": _ratio(measures, gpu.idle),
+            "compute_ratio": _ratio(measures, gpu.compute),
+            "communication_ratio": _ratio(measures, gpu.communication),
+            "exposed_communication_ratio": _ratio(measures, gpu.exposed_communication),
+            "overlap_ratio": None if overlap is None else round(overlap, _RATIO_DIGITS),
+            "memory_copy_ratio": _ratio(measures, gpu.copies),
+        }
+    return found | {"data_loading_ratio": _ratio(measures, measures.loading)}
+
+
+def cpu_ratios(measures: Measures) -> dict[str, float] | None:
+    cpu = measures.cpu
+    if cpu is None:
+        return None
+    parts = {
+        "operator_ratio": cpu.operators,
+        "dispatch_ratio": cpu.dispatch,
+        "collective_wait_ratio": cpu.waiting,
+        "host_ratio": cpu.host,
+        "compile_ratio": cpu.compile,
+        "gc_ratio": cpu.gc,
+        "checkpoint_ratio": cpu.checkpoint,
+    }
+    return {key: _ratio(measures, intervals) for key, intervals in parts.items()}
+
+
+def _ratio(measures: Measures, intervals: Intervals) -> float:
+    return round(measures.share(intervals), _RATIO_DIGITS)
+
+
+def _idle(measures: Measures) -> dict[str, float] | None:
     """Shares of the window by cause; together they are ``idle_ratio``."""
-    if gpu is None:
+    if measures.gpu is None:
         return None
     window_us = measures.window_us or 1.0
-    shares = {cause: gpu.idle_time.total_us(cause) / window_us for cause in CAUSES}
+    shares = {cause: measures.gpu.idle_time.total_us(cause) / window_us for cause in CAUSES}
     return {cause: round(share, _RATIO_DIGITS) for cause, share in shares.items()}
 
 
-def _operators(times: tuple[Any, ...]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in plain(time).items() if k != "longest"} for time in times]
+def _per_step(measures: Measures) -> list[dict[str, Any]]:
+    return [
+        {
+            "begin_us": round(step.begin_us - measures.window[0], _TIME_DIGITS),
+            "duration_us": round(step.duration_us, _TIME_DIGITS),
+            **plain(step, without=("begin_us", "end_us")),
+        }
+        for step in measures.per_step
+    ]
 
 
 def _host(measures: Measures) -> dict[str, Any]:
     host = measures.host
-    activities = ("loading", "gc", "compile", "checkpoint", "allocator", "collectives")
-    found: dict[str, Any] = {}
-    for name in activities:
-        activity = getattr(host, name)
-        found[name] = {
+    activities = {
+        name: {
             "count": activity.count,
             "total_us": round(activity.total_us, _TIME_DIGITS),
             "longest_us": round(activity.longest_us, _TIME_DIGITS),
             "names": list(activity.names),
         }
-    return found | {
+        for name in ACTIVITIES
+        for activity in (getattr(host, name),)
+    }
+    return activities | {
         "compiled_regions": host.compiled_regions,
         "recompiled_regions": host.recompiled_regions,
     }
 
 
-def plain(value: Any) -> Any:
-    """Dataclasses become objects, floats are rounded: ratios finer than times."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            f.name: _rounded(f.name, getattr(value, f.name))
-            if isinstance(getattr(value, f.name), float)
-            else plain(getattr(value, f.name))
-            for f in fields(value)
-        }
+def plain(value: Any, without: tuple[str, ...] = (), name: str = "") -> Any:
+    """Dataclasses become objects, less the fields ``without``; ``name``: says how to round."""
+    if isinstance(value, float):
+        return round(value, _digits(name))
+    if is_dataclass(value):
+        kept = [f.name for f in fields(value) if f.name not in without]
+        return {key: plain(getattr(value, key), name=key) for key in kept}
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(one) for one in value]
-    return round(value, _TIME_DIGITS) if isinstance(value, float) else value
+        return [plain(one, without) for one in value]
+    return value
 
 
-def _rounded(name: str, value: float) -> float:
-    return round(value, _RATIO_DIGITS if name.endswith("_ratio") else _TIME_DIGITS)
+def _digits(name: str) -> int:
+    if name.endswith("_count"):
+        return _COUNT_DIGITS
+    return _RATIO_DIGITS if name.endswith("ratio") else _TIME_DIGITS

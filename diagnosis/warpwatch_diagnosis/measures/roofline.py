@@ -140,7 +140,7 @@ _DEVICES: tuple[tuple[str, Peaks], ...] = (
                        float8=2614.9, int8=2614.9)),
 )  # fmt: skip
 # At most a few FLOP per element that they read or write; every ridge is above 10 FLOP per byte.
-_MEMORY_CLASSES: frozenset[KernelClass] = frozenset(
+MEMORY_CLASSES: frozenset[KernelClass] = frozenset(
     ("elementwise", "copy", "normalization", "softmax", "reduction", "optimizer", "indexing")
 )
 # By dtype of the inputs: kernels that compute on tensor cores, and the rate that they have there.
@@ -197,7 +197,7 @@ def _class(
     tensor: set[tuple[KernelClass, str]],
 ) -> ClassRoofline:
     if work is None or not work.bytes:
-        bound: Literal["memory"] | None = "memory" if kernel_class in _MEMORY_CLASSES else None
+        bound: Literal["memory"] | None = "memory" if kernel_class in MEMORY_CLASSES else None
         return ClassRoofline(kernel_class, None, None, None, None, bound, None, None)
     dtype = _dtype(kernel_class, work, tensor)
     rate = _rate(peaks, dtype)

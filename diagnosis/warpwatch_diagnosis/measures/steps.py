@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
-from warpwatch_diagnosis.measures.idle import CAUSES, Cause
+from warpwatch_diagnosis.measures.idle_causes import CAUSES, Cause
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, within
 
 
@@ -21,12 +21,12 @@ class StepTime:
     begin_us: float
     end_us: float
     data_loading_us: float
-    gpu_busy_us: float | None
-    compute_us: float | None
-    communication_us: float | None
-    exposed_communication_us: float | None
-    memory_copy_us: float | None
-    idle_us: Mapping[Cause, float]
+    gpu_busy_us: float | None = None
+    compute_us: float | None = None
+    communication_us: float | None = None
+    exposed_communication_us: float | None = None
+    memory_copy_us: float | None = None
+    idle_us: Mapping[Cause, float] = field(default_factory=dict)
 
     @property
     def duration_us(self) -> float:
@@ -37,29 +37,19 @@ def step_times(
     numbers: Sequence[int], steps: Sequence[Interval], loading: Intervals, gpu: GpuTime | None
 ) -> tuple[StepTime, ...]:
     """``numbers``: of the steps; ``loading``: union of the DataLoader's iteration."""
-    loads = within(loading, steps)
+    times = [
+        StepTime(number, begin, end, load)
+        for number, (begin, end), load in zip(numbers, steps, within(loading, steps), strict=True)
+    ]
     if gpu is None:
-        return tuple(
-            StepTime(number, begin, end, load, None, None, None, None, None, {})
-            for number, (begin, end), load in zip(numbers, steps, loads, strict=True)
-        )
+        return tuple(times)
+    busy, compute = within(gpu.busy, steps), within(gpu.compute, steps)
+    communication = within(gpu.communication, steps)
+    exposed, copies = within(gpu.exposed_communication, steps), within(gpu.copies, steps)
     causes = {cause: within(gpu.idle_time.by_cause[cause], steps) for cause in CAUSES}
-    busy, compute, communication, exposed, copies = (
-        within(intervals, steps)
-        for intervals in (
-            gpu.busy,
-            gpu.compute,
-            gpu.communication,
-            gpu.exposed_communication,
-            gpu.copies,
-        )
-    )
     return tuple(
-        StepTime(
-            number=numbers[index],
-            begin_us=begin,
-            end_us=end,
-            data_loading_us=loads[index],
+        replace(
+            time,
             gpu_busy_us=busy[index],
             compute_us=compute[index],
             communication_us=communication[index],
@@ -67,5 +57,5 @@ def step_times(
             memory_copy_us=copies[index],
             idle_us={cause: us[index] for cause, us in causes.items()},
         )
-        for index, (begin, end) in enumerate(steps)
+        for index, time in enumerate(times)
     )

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, NamedTuple
 
-from warpwatch_diagnosis.measures.copies import kind
+from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.measures.kernels import number
-from warpwatch_diagnosis.trace.reader import Event
+from warpwatch_diagnosis.trace.events import Event, inside
 
 Purpose = Literal["read", "copy", "wait"]
 
@@ -26,6 +26,8 @@ _WAITS = re.compile(
     r"|hipCtxSynchronize|(cuda|hip)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol)?$|hipMemcpyWithStream"
     r"|cuMemcpy(HtoD|DtoH|DtoD)?(_v2)?$|xpu.*[Ss]ynchronize|ze(CommandQueue|Event|Fence)\w*Synch"
 )
+# What copies a value to the host: on a GPU each of them waits for it.
+_READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
 # A synchronization this soon after the launch of a copy on the same thread waits for that copy.
 AFTER_COPY_US = 100.0
 # Larger copies to the host are data (outputs, a checkpoint), not values that steer the program.
@@ -33,8 +35,8 @@ MAX_READ_BYTES = 1 << 20
 TOP = 20
 
 
-class Wait(NamedTuple):
-    """One call that blocked its thread; in µs."""
+class BlockingCall(NamedTuple):
+    """One call that waited for the device, or would on a GPU; in µs."""
 
     begin_us: float
     end_us: float
@@ -76,32 +78,44 @@ class Synchronization:
 
 
 def waits(
-    runtime: Sequence[Event], copies: Mapping[int | None, Event], window: Interval
-) -> list[Wait]:
-    """Every call in the window that waits for the device, by its end; ``copies``: GPU copies by
-    correlation."""
-    low, high = window
+    runtime: Sequence[Event],
+    copies: Mapping[int | None, Event],
+    window: Interval,
+    threads: set[str],
+) -> list[BlockingCall]:
+    """Every call of the threads in the window that waits for the device, by its end; ``copies``:
+    GPU copies by correlation."""
+    named = {name for name in {call.name for call in runtime} if _WAITS.match(name)}
     launched: dict[str, list[Event]] = defaultdict(list)
-    blocking: list[Event] = []
-    known: dict[str, bool] = {}
     for call in runtime:
-        copy = copies.get(call.correlation)
-        if copy is not None:
+        if call.correlation in copies:
             launched[call.thread].append(call)
-        if call.begin_us >= high or call.end_us <= low:
-            continue
-        named = known.get(call.name)
-        if named is None:
-            named = known[call.name] = _WAITS.match(call.name) is not None
-        if named or (copy is not None and kind(copy.name)[1] == "pageable"):
-            blocking.append(call)
     for calls in launched.values():
         calls.sort(key=attrgetter("begin_us", "end_us"))
-    found = [
-        Wait(c.begin_us, c.end_us, c.thread, c.name, _purpose(c, launched[c.thread], copies))
-        for c in blocking
-    ]
-    return sorted(found, key=lambda w: (w.end_us, w.begin_us, w.thread, w.name))
+    return _by_end(
+        BlockingCall(
+            c.begin_us, c.end_us, c.thread, c.name, _purpose(c, launched[c.thread], copies)
+        )
+        for c in inside(runtime, window)
+        if c.thread in threads and (c.name in named or _is_pageable(copies.get(c.correlation)))
+    )
+
+
+def reads(operators: Sequence[Event], window: Interval, threads: set[str]) -> list[BlockingCall]:
+    """Operators that read a value on the host; of a device, each would wait for it. By end."""
+    return _by_end(
+        BlockingCall(e.begin_us, e.end_us, e.thread, e.name, "read")
+        for e in inside(operators, window)
+        if e.name in _READS and e.thread in threads
+    )
+
+
+def _by_end(calls: Iterable[BlockingCall]) -> list[BlockingCall]:
+    return sorted(calls, key=lambda w: (w.end_us, w.begin_us, w.thread, w.name))
+
+
+def _is_pageable(copy: Event | None) -> bool:
+    return copy is not None and copy_kind(copy.name)[1] == "pageable"
 
 
 def _purpose(call: Event, launched: list[Event], copies: Mapping[int | None, Event]) -> Purpose:
@@ -113,13 +127,13 @@ def _purpose(call: Event, launched: list[Event], copies: Mapping[int | None, Eve
             copy = copies.get(launched[index].correlation)
     if copy is None:
         return "wait"
-    direction, _ = kind(copy.name)
+    direction, _ = copy_kind(copy.name)
     small = (number(copy, "bytes") or 0) <= MAX_READ_BYTES
     return "read" if direction == "DtoH" and small else "copy"
 
 
 def synchronization(
-    found: Sequence[Wait],
+    found: Sequence[BlockingCall],
     steps: Sequence[Interval],
     owners: Mapping[tuple[str, float], str],
     places: Mapping[tuple[str, float], str],

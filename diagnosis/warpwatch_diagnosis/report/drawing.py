@@ -52,22 +52,18 @@ def thin(marks: Iterable[Mark], limit: int) -> list[Mark]:
 
 
 def _merged(marks: list[Mark], near_us: float) -> list[Mark]:
+    """Close marks of one colour become one, and slivers in the colour of the longer one."""
     kept: list[Mark] = []
     for mark in marks:
         last = kept[-1] if kept else None
-        close = last is not None and mark.begin_us - last.end_us < near_us
-        if last is None or not close:
-            kept.append(mark)
-        elif last.label == mark.label:
-            longer = mark if mark.end_us - mark.begin_us > last.end_us - last.begin_us else last
-            end_us = max(last.end_us, mark.end_us)
-            kept[-1] = Mark(last.begin_us, end_us, last.label, longer.name)
-        elif max(mark.end_us - mark.begin_us, last.end_us - last.begin_us) >= near_us:
-            kept.append(mark)
-        else:
-            # Two slivers: the longer one's colour stands for both.
-            longer = mark if mark.end_us - mark.begin_us > last.end_us - last.begin_us else last
-            kept[-1] = Mark(last.begin_us, mark.end_us, longer.label, longer.name)
+        if last is not None and mark.begin_us - last.end_us < near_us:
+            us, last_us = mark.end_us - mark.begin_us, last.end_us - last.begin_us
+            if last.label == mark.label or max(us, last_us) < near_us:
+                longer = mark if us > last_us else last
+                end_us = max(last.end_us, mark.end_us)
+                kept[-1] = Mark(last.begin_us, end_us, longer.label, longer.name)
+                continue
+        kept.append(mark)
     return kept
 
 
@@ -83,7 +79,7 @@ def row(marks: Sequence[Mark], span_us: float, title: str, height: int = 10) -> 
         if n in named:
             rectangles.append(
                 f'<rect class="p-{mark.label}" x="{_short(x)}" width="{_short(width)}" '
-                f'height="{height}"><title>{safe(_told(mark))}</title></rect>'
+                f'height="{height}"><title>{safe(_described(mark))}</title></rect>'
             )
         else:
             paths[mark.label].append(f"M{_short(x)} 0h{_short(width)}v{height}h-{_short(width)}z")
@@ -102,7 +98,7 @@ def _short(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _told(mark: Mark) -> str:
+def _described(mark: Mark) -> str:
     what = f"{LANES[mark.label]}, {duration(mark.end_us - mark.begin_us)}"
     return f"{what}: {mark.name}" if mark.name else what
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from warpwatch_diagnosis.measures.gpu_time import Work
+from warpwatch_diagnosis.measures.gpu_time import GpuEvents
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.measures.measures import MIN_STEPS, Measures
 from warpwatch_diagnosis.trace.events import Event
@@ -56,7 +56,7 @@ def _size(kind: Kind, event: Event) -> int:
 
 
 def excerpt(
-    trace: Trace, work: Work, window: Interval | None, max_bytes: int
+    trace: Trace, work: GpuEvents, window: Interval | None, max_bytes: int
 ) -> dict[Kind, list[Event]]:
     """By kind what lies in the window, and the launches of what ran in it; if that is too much,
     the longest of each kind, in the order of importance of CATEGORIES."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from warpwatch_diagnosis.comparison.before_after import Comparison
+from warpwatch_diagnosis.comparison.before_after import BaselineComparison
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.operators import OperatorTime
+from warpwatch_diagnosis.measures.operator_sweep import OperatorTime
 from warpwatch_diagnosis.report.words import duration, safe, size
+from warpwatch_diagnosis.rules.base import short
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 # Names of templates grow to thousands of characters; the file must stay small.
@@ -21,20 +22,21 @@ Row = Sequence[str]
 
 def tables(diagnosis: Diagnosis, chosen: Measures) -> str:
     """Tables of the chosen rank and of the capture; those without rows are left out."""
-    found = [
-        *(_comparison(c) for c in diagnosis.comparison if c.label == chosen.label),
-        _collectives(diagnosis),
-        *_device(chosen),
-        _synchronization(chosen),
-        _operators("Operators by time on the CPU", chosen.operators.by_self_time),
-        _operators("Operators by time on the GPU", chosen.operators.by_gpu_time)
-        if chosen.gpu
-        else "",
-        _memory(chosen),
-    ]
-    told = "".join(found)
+    found = "".join(
+        [
+            *(_comparison(c) for c in diagnosis.comparison if c.label == chosen.label),
+            _collectives(diagnosis),
+            *_device(chosen),
+            _synchronization(chosen),
+            _operators("Operators by time on the CPU", chosen.operators.by_self_time),
+            _operators("Operators by time on the GPU", chosen.operators.by_gpu_time)
+            if chosen.gpu
+            else "",
+            _memory(chosen),
+        ]
+    )
     whose = f" of {chosen.label}" if len(diagnosis.measures) > 1 else ""
-    return f"<h2>Details{safe(whose)}</h2>{told}" if told else ""
+    return f"<h2>Details{safe(whose)}</h2>{found}" if found else ""
 
 
 def _table(title: str, heads: Row, rows: Iterable[Row], opened: bool = False) -> str:
@@ -64,9 +66,7 @@ def _table(title: str, heads: Row, rows: Iterable[Row], opened: bool = False) ->
 
 
 def _name(text: str | None) -> str:
-    if not text:
-        return _NONE
-    return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"
+    return short(text, _MAX_NAME) or _NONE
 
 
 def _ratio(value: float | None) -> str:
@@ -174,7 +174,7 @@ def _collectives(diagnosis: Diagnosis) -> str:
         (_name(c["name"]), f"{c['ranks']}", f"{c['count']:,}", size(c["bytes"]),
          duration(c["transfer_us"]), duration(c["wait_us"]), duration(c["median_skew_us"]),
          _number(c["bus_gb_per_s"]))
-        for c in diagnosis.alignment.to_json()["by_name"]
+        for c in diagnosis.alignment.by_name()
     ]  # fmt: skip
     heads = (
         "collective", "ranks", "count", "bytes", "transfer", "waiting for the last rank",
@@ -193,7 +193,7 @@ def _memory(measures: Measures) -> str:
     return _table("Memory", heads, rows)
 
 
-def _comparison(comparison: Comparison) -> str:
+def _comparison(comparison: BaselineComparison) -> str:
     phases = [
         (p.phase.replace("_", " "), _ms(p.before_ms), _ms(p.now_ms), f"{p.change_ms:+,.2f}")
         for p in comparison.phases

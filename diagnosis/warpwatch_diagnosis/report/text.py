@@ -6,18 +6,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.report.parts import Capture, sums_us
-from warpwatch_diagnosis.report.words import PARTS, SHORT, duration, origin, printable
+from warpwatch_diagnosis.measures.measures_json import cpu_ratios, gpu_ratios
+from warpwatch_diagnosis.report.bars import MAX_RANKS, MIN_SHARE, largest_parts
+from warpwatch_diagnosis.report.parts import Breakdown, sums_us
+from warpwatch_diagnosis.report.words import COLUMN_HEADS, PARTS, duration, origin, printable
 from warpwatch_diagnosis.rules.base import Finding, percent
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 WIDTH = 100
-MAX_RANKS = 64
 _BAR = 40
 _COLUMNS = 7
 _MAX_LABEL = 16
-# Less would read as 0.0 %.
-_MIN_SHARE = 0.0005
 TITLES = {
     "gpu_busy_ratio": "GPU busy",
     "idle_ratio": "GPU idle",
@@ -36,99 +35,84 @@ TITLES = {
 
 def render_text(diagnosis: Diagnosis) -> str:
     """At most 100 columns; names without a blank are not broken."""
-    lines = [*_wrapped(f"{diagnosis.verdict}: {printable(diagnosis.summary)}", "   "), ""]
+    lines = [*_wrapped(f"{diagnosis.verdict}: {diagnosis.summary}", "   "), ""]
     for number, finding in enumerate(diagnosis.findings, 1):
         # The summary is the first sentence of the first finding.
-        told = finding.evidence[1:] if number == 1 else finding.evidence
-        lines += [*_finding(number, finding, told), ""]
-    capture = Capture(diagnosis)
-    lines += _against_baseline(capture)
-    if capture.several:
-        lines += [*_ranks(capture), ""]
-    if capture.chosen is not None:
-        lines += _numbers(capture, capture.chosen)
+        evidence = finding.evidence[1:] if number == 1 else finding.evidence
+        lines += [*_finding(number, finding, evidence), ""]
+    breakdown = Breakdown(diagnosis)
+    lines += _against_baseline(breakdown)
+    if breakdown.several:
+        lines += [*_ranks(breakdown), ""]
+    if breakdown.chosen is not None:
+        lines += _numbers(breakdown, breakdown.chosen)
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _finding(number: int, finding: Finding, evidence: Sequence[str]) -> list[str]:
     head = f"{number}. {finding.kind}, {finding.label}: {percent(finding.share)} of the step"
     price = f"{finding.recoverable_s:.3f} s to win back, confidence {finding.confidence}"
-    lines = _wrapped(f"{printable(head)}, {price}", "   ")
+    lines = _wrapped(f"{head}, {price}", "   ")
     for sentence in evidence:
-        lines += _wrapped(f"   - {printable(sentence)}", "     ")
-    return lines + _wrapped(f"   Advice: {printable(finding.advice)}", "     ")
+        lines += _wrapped(f"   - {sentence}", "     ")
+    return lines + _wrapped(f"   Advice: {finding.advice}", "     ")
 
 
-def _against_baseline(capture: Capture) -> list[str]:
+def _against_baseline(breakdown: Breakdown) -> list[str]:
     """Of the chosen rank; the others are in the JSON."""
-    labels = {capture.chosen.label} if capture.chosen is not None else set()
-    found = [c for c in capture.diagnosis.comparison if c.label in labels]
-    if not found:
-        return []
-    lines = ["Against the baseline:"]
-    for sentence in found[0].sentences:
-        lines += _wrapped(f"   - {printable(sentence)}", "     ")
-    return [*lines, ""]
+    label = breakdown.chosen.label if breakdown.chosen is not None else None
+    for comparison in breakdown.diagnosis.comparison:
+        if comparison.label == label:
+            sentences = [_wrapped(f"   - {s}", "     ") for s in comparison.sentences]
+            return ["Against the baseline:", *(line for lines in sentences for line in lines), ""]
+    return []
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
     """Without a break between a number and its percent sign."""
-    joined = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    joined = printable(text).replace(" %", "\N{NO-BREAK SPACE}%")
     lines = textwrap.wrap(joined, WIDTH, subsequent_indent=indent, break_long_words=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
-def _numbers(capture: Capture, measures: Measures) -> list[str]:
+def _numbers(breakdown: Breakdown, measures: Measures) -> list[str]:
     """Which trace it is, its window as parts that add up to it, and the ratios."""
     lines = [origin(measures)]
-    spent = sums_us(capture.parts(measures))
-    if spent:
+    parts = breakdown.parts(measures)
+    if parts:
         each = "a step" if measures.steps else "in all"
         lines.append(f"   {'where the time goes':<26}{'share':>7}{each:>11}")
-        lines += _parts(spent, measures)
-    ratios = [f"{title} {100 * value:.1f} %" for title, value in known_ratios(measures)]
-    return [*lines, "", *_wrapped(f"   {', '.join(ratios)}", "   ")]
+        lines += [
+            f"   {PARTS[part]:<26}{100 * share:5.1f} %{duration(us):>11}  "
+            f"{'█' * round(_BAR * min(1.0, share))}".rstrip()
+            for part, share, us in largest_parts(parts, measures)
+        ]
+    ratios = gpu_ratios(measures) | (cpu_ratios(measures) or {})
+    known = [(title, ratios.get(key)) for key, title in TITLES.items()]
+    named = [f"{title} {100 * value:.1f} %" for title, value in known if value is not None]
+    return [*lines, "", *_wrapped(f"   {', '.join(named)}", "   ")]
 
 
-def _parts(spent: Mapping[str, float], measures: Measures) -> list[str]:
-    per = max(1, len(measures.steps))
-    window_us = measures.window_us or 1.0
-    shown = [part for part in spent if spent[part] / window_us >= _MIN_SHARE]
-    return [
-        f"   {PARTS[part]:<26}{100 * share:5.1f} %{duration(spent[part] / per):>11}  "
-        f"{'█' * round(_BAR * min(1.0, share))}".rstrip()
-        for part in sorted(shown, key=lambda part: -spent[part])
-        for share in (spent[part] / window_us,)
-    ]
-
-
-def known_ratios(measures: Measures) -> list[tuple[str, float]]:
-    """Title and value of the known ratios of one trace, in the order of TITLES."""
-    known = measures.to_json()
-    values = dict(known["time"]) | dict(known["cpu"] or {})
-    return [(TITLES[key], value) for key in TITLES if (value := values.get(key)) is not None]
-
-
-def _ranks(capture: Capture) -> list[str]:
+def _ranks(breakdown: Breakdown) -> list[str]:
     """One row a rank: the parts that take most on any of them."""
-    shown = capture.ranks[:MAX_RANKS]
+    shown = breakdown.ranks[:MAX_RANKS]
     rows = []
     for measures in shown:
-        spent = sums_us(capture.parts(measures))
+        spent = sums_us(breakdown.parts(measures))
         rows.append({part: us / (measures.window_us or 1.0) for part, us in spent.items()})
     columns = _columns(rows)
-    heads = "".join(f"{SHORT[part]:>10}" for part in columns)
+    heads = "".join(f"{COLUMN_HEADS[part]:>10}" for part in columns)
     lines = [f"   {'share of time':<{_MAX_LABEL}}{'a step':>9}{heads}"]
     for measures, shares in zip(shown, rows, strict=True):
         step_us = measures.window_us / max(1, len(measures.steps))
         cells = "".join(f"{100 * shares.get(part, 0.0):8.1f} %" for part in columns)
         label = printable(measures.label)[: _MAX_LABEL - 1]
         lines.append(f"   {label:<{_MAX_LABEL}}{duration(step_us):>9}{cells}")
-    rest = len(capture.ranks) - len(shown)
+    rest = len(breakdown.ranks) - len(shown)
     return lines + ([f"   and {rest} more"] if rest else [])
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> list[str]:
     most = {part: max(shares.get(part, 0.0) for shares in rows) for part in PARTS}
     largest = sorted(most, key=lambda part: -most[part])[:_COLUMNS]
-    return [part for part in PARTS if part in largest and most[part] >= _MIN_SHARE]
+    return [part for part in PARTS if part in largest and most[part] >= MIN_SHARE]

@@ -17,12 +17,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
-from warpwatch_diagnosis.measures.gpu_time import Work
-from warpwatch_diagnosis.measures.idle import CAUSES
+from warpwatch_diagnosis.measures.gpu_time import GpuEvents
+from warpwatch_diagnosis.measures.idle_causes import CAUSES
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.report.excerpt import CATEGORIES, DEVICE, excerpt, excerpt_window
-from warpwatch_diagnosis.report.parts import aligned_index
 from warpwatch_diagnosis.trace.events import Event
 from warpwatch_diagnosis.trace.kinds import MEMORY_NAME, Kind
 from warpwatch_diagnosis.trace.reader import Trace, read_trace
@@ -45,8 +44,8 @@ PathOrText = str | PathLike[str]
 
 
 @dataclass(slots=True)
-class _Place:
-    """Where a rank's events go: its clock's offset in µs, and its process ids.
+class _RankMapping:
+    """How a rank's events are written: on which clock, and with which process ids.
 
     first_process: the first one of this rank; None where the ids stay as they are.
     """
@@ -56,7 +55,7 @@ class _Place:
     first_process: int | None
     processes: dict[str, Id] = field(default_factory=dict)
 
-    def where(self, thread: str) -> dict[str, Id]:
+    def ids(self, thread: str) -> dict[str, Id]:
         process, _, number = thread.partition("/")
         if process not in self.processes:
             count = min(len(self.processes), _IDLE - 1)
@@ -88,10 +87,10 @@ def write_trace(diagnosis: Diagnosis, paths: Sequence[PathOrText], target: Path)
         for index, path in enumerate(paths):
             trace = read_trace(Path(path))
             measures = _measures_of(trace, waiting)
-            place = _place(diagnosis, measures)
+            mapping = _mapping(diagnosis, measures)
             if not index:
                 file.write(f'{{{_head(trace, len(paths))},\n"traceEvents": [\n')
-            for element in _elements(trace, measures, place, MAX_BYTES // len(paths)):
+            for element in _elements(trace, measures, mapping, MAX_BYTES // len(paths)):
                 file.write(separator + json.dumps(element, separators=(",", ":")))
                 separator = ",\n"
         file.write("\n]}\n")
@@ -110,15 +109,13 @@ def _measures_of(trace: Trace, waiting: list[Measures]) -> Measures:
     return found
 
 
-def _place(diagnosis: Diagnosis, measures: Measures) -> _Place:
-    offset_us = 0.0
-    aligned = aligned_index(diagnosis, measures)
-    if diagnosis.alignment is not None and aligned is not None:
-        offset_us = diagnosis.alignment.offsets_us[aligned]
-    if len(diagnosis.measures) == 1:
-        return _Place(measures.label, offset_us, None)
-    row = [id(m) for m in diagnosis.measures].index(id(measures))
-    return _Place(measures.label, offset_us, (row + 1) * _PROCESSES_A_RANK)
+def _mapping(diagnosis: Diagnosis, measures: Measures) -> _RankMapping:
+    offset_us = diagnosis.clock_offset_us(measures) or 0.0
+    first = None
+    if len(diagnosis.measures) > 1:
+        row = [id(m) for m in diagnosis.measures].index(id(measures))
+        first = (row + 1) * _PROCESSES_A_RANK
+    return _RankMapping(measures.label, offset_us, first)
 
 
 def _head(trace: Trace, ranks: int) -> str:
@@ -136,28 +133,30 @@ def _head(trace: Trace, ranks: int) -> str:
     return json.dumps(head)[1:-1]
 
 
-def _elements(trace: Trace, measures: Measures, place: _Place, max_bytes: int) -> Iterator[Element]:
-    work = Work.of(trace)
+def _elements(
+    trace: Trace, measures: Measures, mapping: _RankMapping, max_bytes: int
+) -> Iterator[Element]:
+    work = GpuEvents.of(trace)
     window = excerpt_window(trace, measures, max_bytes)
     kept = excerpt(trace, work, window, max_bytes)
     for kind, events in kept.items():
         for event in events:
-            yield _element(kind, event, place)
+            yield _element(kind, event, mapping)
     launched = [event for kind in DEVICE for event in kept[kind]]
     calls = set(map(id, kept["runtime"]))
     for event in launched:
         call = work.calls.get(event.correlation)
         if call is not None and id(call) in calls:
-            yield _arrow_end("s", call, call, place)
-            yield _arrow_end("f", call, event, place) | {"bp": "e"}
-    yield from _idle_track(measures, window or measures.window, place)
+            yield _arrow_end("s", call, call, mapping)
+            yield _arrow_end("f", call, event, mapping) | {"bp": "e"}
+    yield from _idle_track(measures, window or measures.window, mapping)
     threads = {event.thread for events in kept.values() for event in events}
-    yield from _names(threads, {event.thread for event in launched}, place)
+    yield from _names(threads, {event.thread for event in launched}, mapping)
 
 
-def _element(kind: Kind, event: Event, place: _Place) -> Element:
-    element: Element = {"cat": CATEGORIES[kind], "name": event.name, **place.where(event.thread)}
-    element["ts"] = place.at(event.begin_us)
+def _element(kind: Kind, event: Event, mapping: _RankMapping) -> Element:
+    element: Element = {"cat": CATEGORIES[kind], "name": event.name, **mapping.ids(event.thread)}
+    element["ts"] = mapping.at(event.begin_us)
     if event.name == MEMORY_NAME:
         element |= {"ph": "i", "s": "t"}
     else:
@@ -168,19 +167,19 @@ def _element(kind: Kind, event: Event, place: _Place) -> Element:
     return element | ({"args": arguments} if arguments else {})
 
 
-def _arrow_end(phase: str, call: Event, event: Event, place: _Place) -> Element:
+def _arrow_end(phase: str, call: Event, event: Event, mapping: _RankMapping) -> Element:
     """One end of the arrow from a launch call to its work, as the profiler writes it."""
     number: Id | None = call.correlation
-    if place.first_process is not None:
+    if mapping.first_process is not None:
         # Correlations of two ranks may be equal.
-        number = f"{place.first_process}.{number}"
+        number = f"{mapping.first_process}.{number}"
     return {
-        "ph": phase, "id": number, "cat": "ac2g", "name": "ac2g", **place.where(event.thread),
-        "ts": place.at(event.begin_us),
+        "ph": phase, "id": number, "cat": "ac2g", "name": "ac2g", **mapping.ids(event.thread),
+        "ts": mapping.at(event.begin_us),
     }  # fmt: skip
 
 
-def _idle_track(measures: Measures, window: Interval, place: _Place) -> Iterator[Element]:
+def _idle_track(measures: Measures, window: Interval, mapping: _RankMapping) -> Iterator[Element]:
     """The longest idle intervals with their causes; the reader passes over their category."""
     if measures.gpu is None:
         return
@@ -193,26 +192,26 @@ def _idle_track(measures: Measures, window: Interval, place: _Place) -> Iterator
     gaps.sort(key=lambda gap: (gap[0] - gap[1], gap[0]))
     for begin, end, cause in sorted(gaps[:MAX_GAPS]):
         yield {
-            "ph": "X", "cat": "idle", "name": f"idle: {cause}", "pid": place.idle_process,
-            "tid": 0, "ts": place.at(begin), "dur": round(end - begin, 3),
+            "ph": "X", "cat": "idle", "name": f"idle: {cause}", "pid": mapping.idle_process,
+            "tid": 0, "ts": mapping.at(begin), "dur": round(end - begin, 3),
         }  # fmt: skip
 
 
-def _names(threads: set[str], streams: set[str], place: _Place) -> Iterator[Element]:
+def _names(threads: set[str], streams: set[str], mapping: _RankMapping) -> Iterator[Element]:
     """What the viewer calls processes and threads, and their order: CPU, GPU, idle time."""
-    before = "" if place.first_process is None else f"{place.label}: "
-    order = 10 * (place.first_process or 0)
+    before = "" if mapping.first_process is None else f"{mapping.label}: "
+    order = 10 * (mapping.first_process or 0)
     devices = {thread.partition("/")[0] for thread in streams}
-    for process, number in place.processes.items():
+    for process, number in mapping.processes.items():
         on_device = process in devices
         title = f"GPU {process}" if on_device else f"CPU, process {process or 'any'}"
         yield from _process(number, before + title, order + on_device)
     if devices:
-        yield from _process(place.idle_process, f"{before}GPU idle, by cause", order + 2)
+        yield from _process(mapping.idle_process, f"{before}GPU idle, by cause", order + 2)
     for thread in sorted(threads):
         name = thread.partition("/")[2].removeprefix("stream ")
         title = f"stream {name}" if thread in streams else f"thread {name}"
-        yield {"ph": "M", "name": "thread_name", **place.where(thread), "args": {"name": title}}
+        yield {"ph": "M", "name": "thread_name", **mapping.ids(thread), "args": {"name": title}}
 
 
 def _process(number: Id, title: str, order: int) -> Iterator[Element]:

@@ -22,49 +22,30 @@ VERDICTS = {
     "healthy": "Healthy",
     "inconclusive": "No clear answer",
 }
-# Disjoint parts of a step in the order in which they are stacked: what the step is for, what it
-# pays for company, what it loses.
-PARTS = {
-    "compute": "Compute",
-    "operators": "Operators",
-    "communication": "Communication not hidden",
-    "rank_wait": "Waiting for other ranks",
-    "copies": "Copies not hidden",
-    "data_loading": "Waiting for data",
-    "host": "Python between operators",
-    "dispatch": "Operator overhead",
-    "launch": "Launch overhead",
-    "synchronization": "Code waited for the GPU",
-    "copy": "Code waited for a copy",
-    "blocked": "Blocked in a collective",
-    "allocator": "Allocator",
-    "gc": "Garbage collection",
-    "compile": "torch.compile",
-    "checkpoint": "Checkpoint",
-    "kernel_gap": "Between kernels",
-    "unexplained": "Unexplained",
+# Disjoint parts of a step in the order in which they are stacked (what the step is for, what it
+# pays for company, what it loses), and what they are called at the head of a terminal's column.
+_PARTS = {
+    "compute": ("Compute", "compute"),
+    "operators": ("Operators", "operators"),
+    "communication": ("Communication not hidden", "comm."),
+    "rank_wait": ("Waiting for other ranks", "waiting"),
+    "copies": ("Copies not hidden", "copies"),
+    "data_loading": ("Waiting for data", "data"),
+    "host": ("Python between operators", "python"),
+    "dispatch": ("Operator overhead", "op. cost"),
+    "launch": ("Launch overhead", "launch"),
+    "synchronization": ("Code waited for the GPU", "sync"),
+    "copy": ("Code waited for a copy", "copy wait"),
+    "blocked": ("Blocked in a collective", "blocked"),
+    "allocator": ("Allocator", "allocator"),
+    "gc": ("Garbage collection", "gc"),
+    "compile": ("torch.compile", "compile"),
+    "checkpoint": ("Checkpoint", "checkp."),
+    "kernel_gap": ("Between kernels", "gaps"),
+    "unexplained": ("Unexplained", "unknown"),
 }
-# Heads of columns in a terminal.
-SHORT = {
-    "compute": "compute",
-    "operators": "operators",
-    "communication": "comm.",
-    "rank_wait": "waiting",
-    "copies": "copies",
-    "data_loading": "data",
-    "host": "python",
-    "dispatch": "op. cost",
-    "launch": "launch",
-    "synchronization": "sync",
-    "copy": "copy wait",
-    "blocked": "blocked",
-    "allocator": "allocator",
-    "gc": "gc",
-    "compile": "compile",
-    "checkpoint": "checkp.",
-    "kernel_gap": "gaps",
-    "unexplained": "unknown",
-}
+PARTS = {part: title for part, (title, _) in _PARTS.items()}
+COLUMN_HEADS = {part: head for part, (_, head) in _PARTS.items()}
 # What the spans of a timeline's lanes are called beside PARTS.
 LANES = {
     "matrix": "Matrix products",
@@ -78,10 +59,6 @@ _MAX_TEXT = 2_000
 _MAX_DEVICE = 100
 _MATRIX = frozenset({"gemm", "convolution", "attention"})
 _COPIES = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset"})
-
-
-def verdict_title(kind: str) -> str:
-    return VERDICTS.get(kind, kind.replace("_", " ").capitalize())
 
 
 def stream_label(label: str) -> str:

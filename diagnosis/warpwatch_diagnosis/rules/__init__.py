@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from warpwatch_diagnosis.rules.allocator_thrash import AllocatorThrash
+from warpwatch_diagnosis.rules.allocator_thrash import AllocatorThrashRule
 from warpwatch_diagnosis.rules.base import Rule
-from warpwatch_diagnosis.rules.checkpoint import Checkpoint
-from warpwatch_diagnosis.rules.communication_bound import CommunicationBound
-from warpwatch_diagnosis.rules.data_loading import DataLoading
-from warpwatch_diagnosis.rules.gc_pause import GcPause
-from warpwatch_diagnosis.rules.host_bound import HostBound
-from warpwatch_diagnosis.rules.launch_bound import LaunchBound
-from warpwatch_diagnosis.rules.memory_bound import MemoryBound
-from warpwatch_diagnosis.rules.recompilation import Recompilation
-from warpwatch_diagnosis.rules.straggler import Straggler
-from warpwatch_diagnosis.rules.sync_bound import SyncBound
-from warpwatch_diagnosis.rules.transfer_bound import TransferBound
+from warpwatch_diagnosis.rules.checkpoint import CheckpointRule
+from warpwatch_diagnosis.rules.communication_bound import CommunicationBoundRule
+from warpwatch_diagnosis.rules.data_loading import DataLoadingRule
+from warpwatch_diagnosis.rules.gc_pause import GcPauseRule
+from warpwatch_diagnosis.rules.host_bound import HostBoundRule
+from warpwatch_diagnosis.rules.launch_bound import LaunchBoundRule
+from warpwatch_diagnosis.rules.memory_bound import MemoryBoundRule
+from warpwatch_diagnosis.rules.recompilation import RecompilationRule
+from warpwatch_diagnosis.rules.straggler import StragglerRule
+from warpwatch_diagnosis.rules.sync_bound import SyncBoundRule
+from warpwatch_diagnosis.rules.transfer_bound import TransferBoundRule
 
 RULES: tuple[Rule, ...] = (
-    AllocatorThrash(),
-    Checkpoint(),
-    CommunicationBound(),
-    DataLoading(),
-    GcPause(),
-    HostBound(),
-    LaunchBound(),
-    MemoryBound(),
-    Recompilation(),
-    Straggler(),
-    SyncBound(),
-    TransferBound(),
+    AllocatorThrashRule(),
+    CheckpointRule(),
+    CommunicationBoundRule(),
+    DataLoadingRule(),
+    GcPauseRule(),
+    HostBoundRule(),
+    LaunchBoundRule(),
+    MemoryBoundRule(),
+    RecompilationRule(),
+    StragglerRule(),
+    SyncBoundRule(),
+    TransferBoundRule(),
 )

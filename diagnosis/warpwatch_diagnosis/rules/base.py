@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from warpwatch_diagnosis.measures.idle import Cause
-from warpwatch_diagnosis.measures.intervals import Intervals, union
+from warpwatch_diagnosis.comparison.alignment import Alignment
+from warpwatch_diagnosis.measures.idle_causes import Cause
+from warpwatch_diagnosis.measures.intervals import Intervals, total, union
 from warpwatch_diagnosis.measures.measures import Measures
-
-Confidence = Literal["high", "medium", "low"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class Finding:
     label: str
     share: float
     recoverable_s: float
-    confidence: Confidence
+    confidence: Literal["high", "medium", "low"]
     evidence: tuple[str, ...]
     advice: str
     yields_to: tuple[str, ...] = ()
@@ -46,30 +44,97 @@ class Finding:
         }
 
 
-class Rule(Protocol):
+class Rule:
     """``supersedes``: kinds that see the same time less exactly; they are dropped for that rank."""
 
     kind: str
-    supersedes: tuple[str, ...]
+    supersedes: tuple[str, ...] = ()
 
-    def share(self, measures: Measures) -> float | None:
-        """The share that the rule judges, to compare with a baseline; None: not comparable."""
-
-    def find(self, capture: Sequence[Measures]) -> list[Finding]:
+    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
         """Findings in the traces of one capture, which all hold enough to be judged."""
+        raise NotImplementedError
+
+    def usual_shares(
+        self, baseline: Sequence[Measures], alignment: Alignment | None
+    ) -> list[float]:
+        """What the rule judges, of the ranks of a baseline; of none where that tells nothing.
+
+        ``alignment``: of the capture that is compared with it.
+        """
+        raise NotImplementedError
+
+    def finding(
+        self,
+        measures: Measures,
+        share: float,
+        recoverable_us: float,
+        sure: bool,
+        evidence: Iterable[str],
+        advice: str,
+        yields_to: tuple[str, ...] = (),
+    ) -> Finding:
+        return Finding(
+            self.kind, measures.rank, measures.label, share, recoverable_us / 1e6,
+            "high" if sure else "medium", tuple(evidence), advice, yields_to,
+        )  # fmt: skip
 
 
-def once(compute: Callable[[Measures], Intervals]) -> Callable[[Measures], Intervals]:
-    """Computes for each measures once what several rules ask for; nobody changes the answer."""
+class RankRule(Rule):
+    """A fault that each rank has by itself: time that it loses.
 
-    @wraps(compute)
-    def known(measures: Measures) -> Intervals:
-        found = measures.derived.get(compute)
-        if found is None:
-            found = measures.derived[compute] = compute(measures)
+    min_share, high_share: of the window that is lost, for a finding and for confidence "high".
+    """
+
+    min_share: float
+    high_share: float
+    needs_gpu = False
+
+    def lost(self, measures: Measures) -> Intervals:
+        """What the fault costs; nothing where there is none."""
+        raise NotImplementedError
+
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterable[str]:
+        raise NotImplementedError
+
+    def advice(self, measures: Measures) -> str:
+        raise NotImplementedError
+
+    def share(self, measures: Measures, lost: Intervals) -> float:
+        """What is reported, and compared with a baseline."""
+        return measures.share(lost)
+
+    def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
+        """``several``: whether other ranks may have to wait for this one."""
+        return measures.share(lost) > self.min_share
+
+    def recoverable_us(self, measures: Measures, lost: Intervals) -> float:
+        return total(lost)
+
+    def is_sure(self, measures: Measures, lost: Intervals) -> bool:
+        return measures.share(lost) > self.high_share
+
+    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
+        found = []
+        for measures in capture:
+            lost = [] if self.needs_gpu and measures.gpu is None else self.lost(measures)
+            if lost and self.applies(measures, lost, several=len(capture) > 1):
+                found.append(
+                    self.finding(
+                        measures,
+                        share=self.share(measures, lost),
+                        recoverable_us=self.recoverable_us(measures, lost),
+                        sure=self.is_sure(measures, lost),
+                        evidence=self.evidence(measures, lost),
+                        advice=self.advice(measures),
+                    )
+                )
         return found
 
-    return known
+    def usual_shares(
+        self, baseline: Sequence[Measures], alignment: Alignment | None
+    ) -> list[float]:
+        known = [m for m in baseline if m.gpu is not None or not self.needs_gpu]
+        return [self.share(m, self.lost(m)) for m in known]
 
 
 def idle(measures: Measures, *causes: Cause) -> Intervals:
@@ -80,26 +145,21 @@ def idle(measures: Measures, *causes: Cause) -> Intervals:
     return union(gap for cause in causes for gap in by_cause[cause])
 
 
-def worst_gaps(measures: Measures, cause: Cause) -> str | None:
-    """The longest idle gaps of the cause and what they held up, in a clause."""
+def worst_gaps(measures: Measures, cause: Cause) -> tuple[str, ...]:
+    """The longest idle gaps of the cause and what they held up, at most one clause."""
     gaps = measures.gpu.idle_time.worst.get(cause, ()) if measures.gpu else ()
-    if not gaps:
-        return None
     shown = [
         milliseconds(gap.end_us - gap.begin_us)
-        + (f" before {short(gap.before)}" * bool(gap.before))
+        + (f" before {short(gap.before)}" if gap.before else "")
         for gap in gaps
     ]
-    return f"the longest gaps took {', '.join(shown)}"
+    return (f"the longest gaps took {', '.join(shown)}",) if shown else ()
 
 
 def in_lines(measures: Measures, part: str) -> tuple[str, ...]:
     """Where in the user's code a part of the step was spent, at most one clause; see Measures."""
-    found = measures.lines.get(part, ())
-    if not found:
-        return ()
-    named = ", ".join(f"{line.place} {milliseconds(line.us)}" for line in found)
-    return (f"lines that take it: {named}",)
+    named = [f"{line.place} {milliseconds(line.us)}" for line in measures.lines.get(part, ())]
+    return (f"lines that take it: {', '.join(named)}",) if named else ()
 
 
 def short(name: str | None, limit: int = 60) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from warpwatch_diagnosis.measures.gpu_time import GpuTime
-from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.measures.intervals import Intervals, total
 from warpwatch_diagnosis.measures.kernels import ClassTime, KernelClass
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.measures.roofline import ClassRoofline
-from warpwatch_diagnosis.rules.base import Finding, milliseconds, percent, short, times
+from warpwatch_diagnosis.measures.roofline import MEMORY_CLASSES, ClassRoofline
+from warpwatch_diagnosis.rules.base import RankRule, milliseconds, percent, short, times
 
 # Of the compute, what must be memory-bound kernels (reference value of this project).
 MIN_SHARE_OF_COMPUTE = 0.50
@@ -22,91 +21,68 @@ MIN_BANDWIDTH_RATIO = 0.50
 # compiler wins on such chains, conservatively (our own value).
 SAVED_BY_FUSION = 0.5
 _SHOWN = 3
-# At most some FLOP per element, whatever the shapes. What a compiler has fused already is not here.
-_MOVING: frozenset[KernelClass] = frozenset(
-    ("elementwise", "copy", "normalization", "softmax", "reduction", "optimizer", "indexing")
-)
 
 
-class MemoryBound:
+class MemoryBoundRule(RankRule):
     kind = "memory_bound"
-    supersedes: tuple[str, ...] = ()
+    needs_gpu = True
 
-    def share(self, measures: Measures) -> float | None:
-        return _share(measures, measures.gpu) if measures.gpu else None
+    def lost(self, measures: Measures) -> Intervals:
+        """The compute: a part of it can be won, see ``recoverable_us``."""
+        return measures.gpu.compute if measures.gpu else []
 
-    def find(self, capture: Sequence[Measures]) -> list[Finding]:
-        return [
-            _finding(self.kind, m, m.gpu)
-            for m in capture
-            if m.gpu is not None and _applies(m, m.gpu)
-        ]
+    def share(self, measures: Measures, lost: Intervals) -> float:
+        return min(1.0, _moving_us(measures) / measures.window_us) if measures.window_us else 0.0
 
+    def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
+        computes = measures.share(lost) > MIN_COMPUTE_SHARE
+        return computes and _share_of_compute(measures, lost) > MIN_SHARE_OF_COMPUTE
 
-def _applies(measures: Measures, gpu: GpuTime) -> bool:
-    return (
-        measures.share(gpu.compute) > MIN_COMPUTE_SHARE
-        and _share_of_compute(measures, gpu) > MIN_SHARE_OF_COMPUTE
-    )
+    def is_sure(self, measures: Measures, lost: Intervals) -> bool:
+        return _share_of_compute(measures, lost) > HIGH_SHARE_OF_COMPUTE
 
+    def recoverable_us(self, measures: Measures, lost: Intervals) -> float:
+        return SAVED_BY_FUSION * min(_moving_us(measures), total(lost))
 
-def _moving(measures: Measures, gpu: GpuTime) -> list[ClassTime]:
-    """Classes that hardly compute, and those that the roofline proves to be limited by memory."""
-    known = {c.kernel_class: c for c in measures.roofline.classes} if measures.roofline else {}
-    return [c for c in gpu.class_times if _moves(c.kernel_class, known.get(c.kernel_class))]
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterator[str]:
+        classes = _moving(measures)
+        named = {c.kernel_class for c in classes}
+        by_class = [f"{c.kernel_class} {milliseconds(c.busy_us)}" for c in classes[: 2 * _SHOWN]]
+        yield (
+            f"{percent(_share_of_compute(measures, lost))} of the GPU's compute goes to kernels "
+            "that move memory and hardly compute"
+        )
+        yield f"by class: {', '.join(by_class)}"
+        kernels = measures.gpu.kernel_times if measures.gpu else ()
+        for k in [k for k in kernels if k.kernel_class in named][:_SHOWN]:
+            yield f"{short(k.name)} ran {times(k.count)} for {milliseconds(k.total_us)}"
+        yield f"the GPU computes for {percent(measures.share(lost))} of the step"
 
-
-def _moves(kernel_class: KernelClass, known: ClassRoofline | None) -> bool:
-    if known is None or known.bound is None or known.bandwidth_ratio is None:
-        return kernel_class in _MOVING
-    reached = kernel_class in _MOVING or known.bandwidth_ratio > MIN_BANDWIDTH_RATIO
-    return known.bound == "memory" and reached
-
-
-def _time_us(measures: Measures, gpu: GpuTime) -> float:
-    return sum(c.busy_us for c in _moving(measures, gpu))
-
-
-def _share(measures: Measures, gpu: GpuTime) -> float:
-    return min(1.0, _time_us(measures, gpu) / measures.window_us) if measures.window_us else 0.0
-
-
-def _share_of_compute(measures: Measures, gpu: GpuTime) -> float:
-    compute_us = total(gpu.compute)
-    return min(1.0, _time_us(measures, gpu) / compute_us) if compute_us else 0.0
-
-
-def _finding(kind: str, measures: Measures, gpu: GpuTime) -> Finding:
-    of_compute = _share_of_compute(measures, gpu)
-    spent_us = min(_time_us(measures, gpu), total(gpu.compute))
-    return Finding(
-        kind=kind,
-        rank=measures.rank,
-        label=measures.label,
-        share=_share(measures, gpu),
-        recoverable_s=SAVED_BY_FUSION * spent_us / 1e6,
-        confidence="high" if of_compute > HIGH_SHARE_OF_COMPUTE else "medium",
-        evidence=tuple(_evidence(measures, gpu, of_compute)),
-        advice=(
+    def advice(self, measures: Measures) -> str:
+        return (
             "Let torch.compile(model) fuse the pointwise and normalisation kernels, train in "
             "bfloat16 (torch.autocast) so that they move half the bytes, use a fused optimizer "
             "(fused=True), channels_last for convolutions and scaled_dot_product_attention."
-        ),
-    )
+        )
 
 
-def _evidence(measures: Measures, gpu: GpuTime, of_compute: float) -> list[str]:
-    classes = _moving(measures, gpu)
-    named = {c.kernel_class for c in classes}
-    sentences = [
-        f"{percent(of_compute)} of the GPU's compute goes to kernels that move memory and hardly "
-        "compute",
-        "by class: "
-        + ", ".join(f"{c.kernel_class} {milliseconds(c.busy_us)}" for c in classes[: 2 * _SHOWN]),
-    ]
-    top = [k for k in gpu.kernel_times if k.kernel_class in named][:_SHOWN]
-    sentences += [
-        f"{short(k.name)} ran {times(k.count)} for {milliseconds(k.total_us)}" for k in top
-    ]
-    sentences.append(f"the GPU computes for {percent(measures.share(gpu.compute))} of the step")
-    return sentences
+def _moving(measures: Measures) -> list[ClassTime]:
+    """Classes that hardly compute, and those that the roofline proves to be limited by memory."""
+    known = {c.kernel_class: c for c in measures.roofline.classes} if measures.roofline else {}
+    classes = measures.gpu.class_times if measures.gpu else ()
+    return [c for c in classes if _moves(c.kernel_class, known.get(c.kernel_class))]
+
+
+def _moves(kernel_class: KernelClass, known: ClassRoofline | None) -> bool:
+    by_nature = kernel_class in MEMORY_CLASSES
+    if known is None or known.bound is None or known.bandwidth_ratio is None:
+        return by_nature
+    return known.bound == "memory" and (by_nature or known.bandwidth_ratio > MIN_BANDWIDTH_RATIO)
+
+
+def _moving_us(measures: Measures) -> float:
+    return sum(c.busy_us for c in _moving(measures))
+
+
+def _share_of_compute(measures: Measures, compute: Intervals) -> float:
+    return min(1.0, _moving_us(measures) / total(compute)) if compute else 0.0

@@ -10,20 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from warpwatch_diagnosis.comparison.alignment import Alignment, align, exposed_transfer_us
+from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us
 from warpwatch_diagnosis.comparison.before_after import kernel_changes, phases_ms
 from warpwatch_diagnosis.measures.clocks import slowdown
 from warpwatch_diagnosis.measures.cpu_time import CpuTime
-from warpwatch_diagnosis.measures.intervals import (
-    Interval,
-    Intervals,
-    clip,
-    difference,
-    total,
-    union,
-)
+from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union, within
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import Finding, milliseconds, percent
+from warpwatch_diagnosis.rules.base import Finding, Rule, milliseconds, percent
 
 # Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.
 MIN_LOCAL_RATIO = 1.25
@@ -37,7 +30,7 @@ MIN_CONSISTENCY = 0.80
 HIGH_RATIO = 1.5
 # The parts of a step on the CPU as the evidence names them, and the rules that say more.
 OPERATORS = "operators"
-_PARTS: dict[str, tuple[str, ...]] = {
+_CPU_PARTS: dict[str, tuple[str, ...]] = {
     "data loading": ("data_loading",),
     "compiling": ("recompilation",),
     "garbage collection": ("gc_pause",),
@@ -73,57 +66,114 @@ _REASONS = {
 }
 
 
+class StragglerRule(Rule):
+    kind = "straggler"
+    supersedes = ("host_bound", "launch_bound", "sync_bound")
+
+    def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
+        if alignment is not None:
+            return self._on_gpu(capture, alignment)
+        ranks = [_RankSteps.of(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
+        return self._on_cpu(ranks) if len(capture) == len(ranks) > 1 else []
+
+    def usual_shares(
+        self, baseline: Sequence[Measures], alignment: Alignment | None
+    ) -> list[float]:
+        return []
+
+    def _on_cpu(self, ranks: list[_RankSteps]) -> list[Finding]:
+        """The rank with the longest steps, if more than somewhat slower operators explain them."""
+        culprit = max(ranks, key=lambda r: median(r.local_us))
+        others = [r for r in ranks if r is not culprit]
+        usual = {part: median(r.parts_us[part] for r in others) for part in culprit.parts_us}
+        part = max(usual, key=lambda name: culprit.parts_us[name] - usual[name])
+        own, typical = median(culprit.local_us), median(median(r.local_us) for r in others)
+        shared_cores = part == OPERATORS and own < MIN_OPERATOR_RATIO * typical
+        if shared_cores or not _lags(culprit, others):
+            return []
+        measures = culprit.measures
+        lost_us = (own - typical) * len(measures.steps)
+        return [
+            self.finding(
+                measures,
+                share=min(1.0, lost_us / measures.window_us),
+                recoverable_us=lost_us,
+                sure=own > HIGH_RATIO * typical,
+                evidence=(
+                    f"{measures.label} keeps the others waiting: without waiting its step takes "
+                    f"{milliseconds(own)}, theirs {milliseconds(typical)}",
+                    f"the difference is {part}: {milliseconds(culprit.parts_us[part])} a step "
+                    f"against {milliseconds(usual[part])}",
+                    f"the others wait {percent(min(r.wait_share for r in others))} of the time or "
+                    f"more for collectives, {measures.label} {percent(culprit.wait_share)}",
+                ),
+                advice=(
+                    f"Look at what {measures.label} alone does (rank-dependent code, logging, "
+                    "validation, a larger share of the data) and at its machine: load, clocks, "
+                    "throttling."
+                ),
+                yields_to=_CPU_PARTS[part],
+            )
+        ]
+
+    def _on_gpu(self, capture: Sequence[Measures], alignment: Alignment) -> list[Finding]:
+        """The rank that the others wait for, if it is (nearly) always the same one."""
+        ranks = range(len(capture))
+        blamed = [alignment.blamed_us(rank) for rank in ranks]
+        culprit = max(ranks, key=lambda rank: blamed[rank])
+        others = [rank for rank in ranks if rank != culprit]
+        waits_us = {rank: _exposed_wait_us(capture[rank], rank, alignment) for rank in others}
+        share = median(waits_us[rank] / (capture[rank].window_us or 1.0) for rank in others)
+        late = blamed[culprit] > MIN_GPU_WAIT * capture[culprit].window_us
+        if not late or share <= MIN_EXPOSED_WAIT or blamed[culprit] < MIN_BLAME * sum(blamed):
+            return []
+        measures = capture[culprit]
+        sentence, yields_to, advice = _reason(measures, [capture[rank] for rank in others])
+        return [
+            self.finding(
+                measures,
+                share=min(1.0, share),
+                recoverable_us=median(waits_us.values()),
+                sure=share > HIGH_GPU_WAIT,
+                evidence=(
+                    f"{measures.label} keeps the others waiting: {percent(share)} of their step is "
+                    f"collectives that {measures.label} enters last",
+                    sentence,
+                    _lateness(measures, culprit, alignment),
+                ),
+                advice=advice,
+                yields_to=yields_to,
+            )
+        ]
+
+
 @dataclass(frozen=True, slots=True)
-class _Rank:
-    """Time of each step in µs: without waiting, and of it in loader, operators and host."""
+class _RankSteps:
+    """A rank on the CPU, in µs: each step without waiting, and the parts of the typical step."""
 
     measures: Measures
     local_us: list[float]
     parts_us: dict[str, float]
+    wait_share: float
+
+    @classmethod
+    def of(cls, measures: Measures, cpu: CpuTime) -> _RankSteps:
+        waits = within(cpu.waiting, measures.steps)
+        spent = zip(_CPU_PARTS, _spent(measures, cpu), strict=True)
+        return cls(
+            measures=measures,
+            local_us=[
+                end - begin - us for (begin, end), us in zip(measures.steps, waits, strict=True)
+            ],
+            parts_us={part: median(within(us, measures.steps)) for part, us in spent},
+            wait_share=measures.share(cpu.waiting),
+        )
 
 
-class Straggler:
-    kind = "straggler"
-    supersedes: tuple[str, ...] = ("host_bound", "launch_bound", "sync_bound")
-
-    def share(self, measures: Measures) -> float | None:
-        return None
-
-    def find(self, capture: Sequence[Measures]) -> list[Finding]:
-        alignment = align(capture)
-        if alignment is not None:
-            return _on_gpu(self.kind, capture, alignment)
-        ranks = [_rank(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
-        if len(ranks) < 2 or len(ranks) < len(capture):
-            return []
-        culprit = max(ranks, key=lambda r: median(r.local_us))
-        others = [r for r in ranks if r is not culprit]
-        if not _lags(culprit, others):
-            return []
-        finding = _finding(self.kind, culprit, others)
-        return [] if finding is None else [finding]
-
-
-def _rank(measures: Measures, cpu: CpuTime) -> _Rank:
-    def of_step(intervals: Intervals, step: Interval) -> float:
-        return total(clip(intervals, step))
-
-    def a_step(intervals: Intervals) -> float:
-        return median(of_step(intervals, step) for step in measures.steps)
-
-    return _Rank(
-        measures=measures,
-        local_us=[
-            end - begin - of_step(cpu.waiting, (begin, end)) for begin, end in measures.steps
-        ],
-        parts_us={part: a_step(spent) for part, spent in _spent(measures, cpu).items()},
-    )
-
-
-def _spent(measures: Measures, cpu: CpuTime) -> dict[str, Intervals]:
-    """Disjoint, in the order of _PARTS."""
+def _spent(measures: Measures, cpu: CpuTime) -> tuple[Intervals, ...]:
+    """Disjoint, in the order of _CPU_PARTS."""
     patterns = union(cpu.reading + cpu.saving)
-    parts = (
+    return (
         measures.loading,
         cpu.compile,
         cpu.gc,
@@ -132,108 +182,30 @@ def _spent(measures: Measures, cpu: CpuTime) -> dict[str, Intervals]:
         difference(cpu.operators, patterns),
         difference(cpu.host, patterns),
     )
-    return dict(zip(_PARTS, parts, strict=True))
 
 
-def _lags(culprit: _Rank, others: list[_Rank]) -> bool:
+def _lags(culprit: _RankSteps, others: list[_RankSteps]) -> bool:
     steps = min(len(r.local_us) for r in (culprit, *others))
-    if steps < MIN_STEPS:
-        return False
     typical = median(median(r.local_us) for r in others)
     slower = sum(culprit.local_us[i] > max(r.local_us[i] for r in others) for i in range(steps))
-    waits = min(_wait_share(r) for r in others) - _wait_share(culprit)
     return (
-        median(culprit.local_us) > MIN_LOCAL_RATIO * typical
+        steps >= MIN_STEPS
+        and median(culprit.local_us) > MIN_LOCAL_RATIO * typical
         and slower >= MIN_CONSISTENCY * steps
-        and waits > MIN_WAIT_EXCESS
+        and min(r.wait_share for r in others) - culprit.wait_share > MIN_WAIT_EXCESS
     )
-
-
-def _wait_share(rank: _Rank) -> float:
-    cpu = rank.measures.cpu
-    return rank.measures.share(cpu.waiting) if cpu else 0.0
-
-
-def _finding(kind: str, culprit: _Rank, others: list[_Rank]) -> Finding | None:
-    """None where operators are merely somewhat slower."""
-    usual = {part: median(r.parts_us[part] for r in others) for part in culprit.parts_us}
-    surplus = {part: us - usual[part] for part, us in culprit.parts_us.items()}
-    part = max(surplus, key=lambda name: surplus[name])
-    own, typical = median(culprit.local_us), median(median(r.local_us) for r in others)
-    if part == OPERATORS and own < MIN_OPERATOR_RATIO * typical:
-        return None
-    measures = culprit.measures
-    lost_us = (own - typical) * len(measures.steps)
-    share = min(1.0, lost_us / measures.window_us)
-    return Finding(
-        kind=kind,
-        rank=measures.rank,
-        label=measures.label,
-        share=share,
-        recoverable_s=lost_us / 1e6,
-        confidence="high" if own > HIGH_RATIO * typical else "medium",
-        evidence=(
-            f"{measures.label} keeps the others waiting: without waiting its step takes "
-            f"{milliseconds(own)}, theirs {milliseconds(typical)}",
-            f"the difference is {part}: {milliseconds(culprit.parts_us[part])} a step against "
-            f"{milliseconds(usual[part])}",
-            f"the others wait {percent(min(_wait_share(r) for r in others))} of the time or more "
-            f"for collectives, {measures.label} {percent(_wait_share(culprit))}",
-        ),
-        advice=(
-            f"Look at what {measures.label} alone does (rank-dependent code, logging, validation, "
-            "a larger share of the data) and at its machine: load, clocks, throttling."
-        ),
-        yields_to=_PARTS[part],
-    )
-
-
-def _on_gpu(kind: str, capture: Sequence[Measures], alignment: Alignment) -> list[Finding]:
-    """The rank that the others wait for, if it is (nearly) always the same one."""
-    ranks = range(len(capture))
-    blamed = [alignment.blamed_us(rank) for rank in ranks]
-    culprit = max(ranks, key=lambda rank: blamed[rank])
-    others = [rank for rank in ranks if rank != culprit]
-    waits_us = {rank: _exposed_wait_us(capture[rank], rank, alignment) for rank in others}
-    share = median(waits_us[rank] / (capture[rank].window_us or 1.0) for rank in others)
-    late = blamed[culprit] > MIN_GPU_WAIT * capture[culprit].window_us
-    if not late or share <= MIN_EXPOSED_WAIT or blamed[culprit] < MIN_BLAME * sum(blamed):
-        return []
-    measures = capture[culprit]
-    peers = [m for m in capture if m is not measures]
-    sentence, yields_to, advice = _reason(measures, peers)
-    return [
-        Finding(
-            kind=kind,
-            rank=measures.rank,
-            label=measures.label,
-            share=min(1.0, share),
-            recoverable_s=median(waits_us.values()) / 1e6,
-            confidence="high" if share > HIGH_GPU_WAIT else "medium",
-            evidence=(
-                f"{measures.label} keeps the others waiting: {percent(share)} of their step is "
-                f"collectives that {measures.label} enters last",
-                sentence,
-                _meetings(measures, culprit, alignment),
-            ),
-            advice=advice,
-            yields_to=yields_to,
-        )
-    ]
 
 
 def _exposed_wait_us(measures: Measures, rank: int, alignment: Alignment) -> float:
-    if measures.gpu is None:
-        return 0.0
-    exposed_us = total(measures.gpu.exposed_communication)
+    exposed_us = total(measures.gpu.exposed_communication) if measures.gpu else 0.0
     return exposed_us - exposed_transfer_us(measures, rank, alignment)
 
 
-def _meetings(measures: Measures, rank: int, alignment: Alignment) -> str:
-    late = [m for m in alignment.meetings if m.last == rank]
+def _lateness(measures: Measures, rank: int, alignment: Alignment) -> str:
+    late = [m for m in alignment.matched if m.last == rank]
     worst = max(late, key=lambda m: m.lateness_us)
     return (
-        f"{measures.label} is the last in {len(late):,} of {len(alignment.meetings):,} matched "
+        f"{measures.label} is the last in {len(late):,} of {len(alignment.matched):,} matched "
         f"collectives; in the worst, {worst.name}, the others wait "
         f"{milliseconds(worst.lateness_us)} for a transfer of {milliseconds(worst.transfer_us)}"
     )

@@ -21,7 +21,7 @@ _COLLECTIVE = re.compile(
     r"(_object_list|_object|_into_tensor|_tensor|_base|_single|_coalesced|_multigpu)?"
 )
 _TORCH_DISTRIBUTED = re.compile(r"torch[/\\]distributed[/\\]")
-# Python that torch or the standard library runs on the way says nothing of the place.
+# Python that torch or the standard library runs on the way says nothing of where it is.
 _NOT_OWN = re.compile(
     r"[/\\]torch[/\\]|[/\\]python3\.\d+[/\\](?!site-packages|dist-packages)|<frozen "
 )
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
     line: int
 
 
-class Entry(NamedTuple):
+class RecordedCollective(NamedTuple):
     """A collective of the Flight Recorder: its number in its process group, and its name."""
 
     group: str
@@ -54,13 +54,13 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankStack:
     """The thread that matters of one rank: its main thread, or the one that holds the GIL.
 
     thread: its name, where it is not the main thread. collective: the one that it is in.
     where: the user's own innermost frame. waits_for: what it waits for there, if that can be seen.
     silent: STOPPED or HOLDS_GIL for a process that could not answer. locked: the other threads
-    that wait for a lock, (name, where). entries: its newest collectives.
+    that wait for a lock, (name, where). recorded: its newest collectives.
     """
 
     rank: int
@@ -71,16 +71,16 @@ class Place:
     in_backward: bool = False
     silent: str | None = None
     locked: tuple[tuple[str, str], ...] = ()
-    entries: tuple[Entry, ...] = ()
+    recorded: tuple[RecordedCollective, ...] = ()
 
 
-def read_place(path: Path) -> Place:
+def read_stack(path: Path) -> RankStack:
     """Raises TraceError when it is no stacks file."""
     content = _load(path)
     rank = content.get("rank") if isinstance(content, dict) else None
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
         raise TraceError(f"{path}: no stacks file: it has no rank")
-    if named_rank(path) not in (None, rank):
+    if rank_in_name(path) not in (None, rank):
         raise TraceError(f"{path}: it says that it is another rank's")
     silent = content.get("silent_reason")
     threads = _dicts(content.get("threads"))
@@ -91,7 +91,7 @@ def read_place(path: Path) -> Place:
     if not frames:
         raise TraceError(f"{path}: no frames of a main thread in it")
     waiting = [(t, _frames(t)) for t in threads if t is not chosen and _in_lock(t)]
-    return Place(
+    return RankStack(
         rank,
         _collective(frames),
         _where(frames),
@@ -100,12 +100,12 @@ def read_place(path: Path) -> Place:
         in_backward=any(_AUTOGRAD.search(f.file) and "backward" in f.function for f in frames),
         silent=silent if silent in (STOPPED, HOLDS_GIL) else None,
         locked=tuple((_text(t.get("name")), _where(found)) for t, found in waiting if found),
-        entries=_entries(content.get("collectives")),
+        recorded=_recorded(content.get("collectives")),
     )
 
 
-def named_rank(path: Path) -> int | None:
-    """Whose stacks a file of this name holds, where the name tells."""
+def rank_in_name(path: Path) -> int | None:
+    """The rank whose stacks a file of this name holds, if it is in it."""
     named = _NAMED.search(path.name)
     return int(named[1]) if named else None
 
@@ -176,12 +176,12 @@ def _where(frames: list[Frame]) -> str:
     return f"{function} ({name}:{line})"
 
 
-def _entries(collectives: Any) -> tuple[Entry, ...]:
+def _recorded(collectives: Any) -> tuple[RecordedCollective, ...]:
     """Collectives of all ranks of a group; what two ranks do between themselves is left out."""
     found = []
     for entry in _dicts(collectives):
         sequence = entry.get("sequence")
         if isinstance(sequence, int) and entry.get("p2p") is not True:
             name = _text(entry.get("name")).rpartition(":")[2]
-            found.append(Entry(_text(entry.get("process_group")), sequence, name))
+            found.append(RecordedCollective(_text(entry.get("process_group")), sequence, name))
     return tuple(found)

@@ -6,7 +6,6 @@ and for those that are stopped, dead, or keep their GIL.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -15,10 +14,9 @@ from typing import Any
 from warpwatch_diagnosis.stacks.stacks_file import (
     HOLDS_GIL,
     STOPPED,
-    Entry,
-    Place,
-    named_rank,
-    read_place,
+    RankStack,
+    rank_in_name,
+    read_stack,
 )
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.verdict.conclusion import INCONCLUSIVE, SCHEMA
@@ -35,22 +33,22 @@ def diagnose_stacks(
 ) -> dict[str, Any]:
     """The JSON of a diagnosis (schema 1) whose summary says who waits for whom.
 
-    missing: ranks that were asked and brought no file, and why. A damaged file whose name tells
+    missing: ranks that were asked and brought no file, and why. A damaged file whose name has
     its rank counts as missing too. Raises TraceError when no file can be used.
     """
-    places: dict[int, Place] = {}
+    stacks: dict[int, RankStack] = {}
     lost = {rank: _fate(why) for rank, why in (missing or {}).items()}
     trouble: list[str] = []
     for path in map(Path, files):
         try:
-            place = read_place(path)
+            stack = read_stack(path)
         except TraceError as error:
             trouble.append(str(error))
-            named = named_rank(path)
+            named = rank_in_name(path)
             lost |= {} if named is None else {named: _UNREAD}
         else:
-            places[place.rank] = place
-    if not places:
+            stacks[stack.rank] = stack
+    if not stacks:
         raise TraceError(trouble[0] if trouble else "no stacks file was given")
     return {
         "schema": SCHEMA,
@@ -58,57 +56,59 @@ def diagnose_stacks(
         "findings": [],
         "verdict": INCONCLUSIVE,
         "summary": _summary(
-            [places[r] for r in sorted(places)],
-            {rank: fate for rank, fate in sorted(lost.items()) if rank not in places},
+            [stacks[rank] for rank in sorted(stacks)],
+            {rank: fate for rank, fate in sorted(lost.items()) if rank not in stacks},
         ),
     }
 
 
-def _summary(places: list[Place], lost: dict[int, str]) -> str:
-    waiting = [p for p in places if p.collective and not p.silent]
-    busy = [p for p in places if p not in waiting]
-    behind = _behind(places)
+def _summary(stacks: list[RankStack], lost: dict[int, str]) -> str:
+    """``lost``: ranks without a stack, and what has become of them."""
+    waiting = [s for s in stacks if s.collective and not s.silent]
+    busy = [s for s in stacks if s not in waiting]
+    behind = _who_is_behind(stacks)
     if waiting:
-        return _for_whom(waiting, busy, lost, behind)
-    backward = [p for p in places if p.in_backward and not p.silent]
-    others = [p for p in busy if p not in backward]
+        return _who_waits_for_whom(waiting, busy, lost, behind)
+    backward = [s for s in stacks if s.in_backward and not s.silent]
+    others = [s for s in busy if s not in backward]
     if backward and (others or lost):
         verb = "is" if len(backward) == 1 else "are"
         return (
-            f"{_ranks([p.rank for p in backward])} {verb} in backward, where ranks wait for each "
+            f"{_ranks([s.rank for s in backward])} {verb} in backward, where ranks wait for each "
             f"other's gradients: probably for {_culprits(others, lost)}{behind}"
         )
-    told = any(p.waits_for or p.silent for p in places)
-    lead = "" if told else "no rank waits in a collective: "
+    explained = any(s.waits_for or s.silent for s in stacks)
+    lead = "" if explained else "no rank waits in a collective: "
     unread = "".join(f"; {_ranks(of)} {_is(of, fate)}" for fate, of in _by_fate(lost).items())
-    return f"{lead}{_whereabouts(places)}{unread}{behind}"
+    return f"{lead}{_whereabouts(stacks)}{unread}{behind}"
 
 
-def _for_whom(waiting: list[Place], busy: list[Place], lost: dict[int, str], behind: str) -> str:
-    names = sorted(Counter(p.collective for p in waiting if p.collective))
+def _who_waits_for_whom(
+    waiting: list[RankStack], busy: list[RankStack], lost: dict[int, str], behind: str
+) -> str:
+    names = sorted({s.collective for s in waiting if s.collective})
     verb = "waits" if len(waiting) == 1 else "wait"
-    said = f"{_ranks([p.rank for p in waiting])} {verb} in {' and '.join(names)}"
+    text = f"{_ranks([s.rank for s in waiting])} {verb} in {' and '.join(names)}"
     if busy or lost:
-        return f"{said} for {_culprits(busy, lost)}{behind}"
+        return f"{text} for {_culprits(busy, lost)}{behind}"
     if behind:
-        return said + behind
+        return text + behind
     if len(names) > 1:
-        return f"{said}: they are in different collectives ({_whereabouts(waiting)})"
-    return f"{said} and none is missing: the collective itself hangs, or a rank is elsewhere"
+        return f"{text}: they are in different collectives ({_whereabouts(waiting)})"
+    return f"{text} and none is missing: the collective itself hangs, or a rank is elsewhere"
 
 
-def _culprits(busy: list[Place], lost: dict[int, str]) -> str:
+def _culprits(busy: list[RankStack], lost: dict[int, str]) -> str:
     """Those that are waited for, together where the same can be said of them."""
     clauses: dict[str, list[int]] = {}
-    for place in busy:
-        clauses.setdefault(_clause(place), []).append(place.rank)
+    for stack in busy:
+        does = _predicate(stack)
+        clauses.setdefault(f", which {does}" if does else "", []).append(stack.rank)
     fates = _by_fate(lost)
     unread = fates.pop(_UNREAD, [])
     for fate, ranks in fates.items():
-        clauses.setdefault(f"which {_is(ranks, fate)}", []).extend(ranks)
-    parts = [
-        f"{_ranks(ranks)}{', ' + clause if clause else ''}" for clause, ranks in clauses.items()
-    ]
+        clauses.setdefault(f", which {_is(ranks, fate)}", []).extend(ranks)
+    parts = [_ranks(ranks) + clause for clause, ranks in clauses.items()]
     noun = "stack" if len(unread) == 1 else "stacks"
     if unread and not parts:
         return f"{_ranks(unread)}, whose {noun} {_UNREAD}"
@@ -116,51 +116,41 @@ def _culprits(busy: list[Place], lost: dict[int, str]) -> str:
     return " and for ".join(parts) + more
 
 
-def _clause(place: Place) -> str:
-    predicate = _predicate(place)
-    return f"which {predicate}" if predicate else ""
-
-
-def _predicate(place: Place) -> str:
-    """What the rank does, where more than its place is known."""
-    if place.silent == STOPPED:
-        return f"is stopped in {place.where}"
-    if place.silent == HOLDS_GIL:
-        thread = f" of thread {place.thread}" if place.thread else ""
-        return f"is inside a C call{thread} in {place.where} that holds the GIL"
-    if place.waits_for is None:
+def _predicate(stack: RankStack) -> str:
+    """What the rank does, where more than its line is known."""
+    if stack.silent == STOPPED:
+        return f"is stopped in {stack.where}"
+    if stack.silent == HOLDS_GIL:
+        thread = f" of thread {stack.thread}" if stack.thread else ""
+        return f"is inside a C call{thread} in {stack.where} that holds the GIL"
+    if stack.waits_for is None:
         return ""
-    also = [f"thread {name} in {where}" for name, where in place.locked[:3]]
-    too = f", as does {', '.join(also)}" if also and place.waits_for == "a lock" else ""
-    return f"waits for {place.waits_for} in {place.where}{too}"
+    also = [f"thread {name} in {where}" for name, where in stack.locked[:3]]
+    too = f", as does {', '.join(also)}" if also and stack.waits_for == "a lock" else ""
+    return f"waits for {stack.waits_for} in {stack.where}{too}"
 
 
-def _whereabouts(places: list[Place]) -> str:
-    named = [f"rank {p.rank} {_predicate(p) or 'is in ' + p.where}" for p in places[:MAX_NAMED]]
-    more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""
+def _whereabouts(stacks: list[RankStack]) -> str:
+    named = [f"rank {s.rank} {_predicate(s) or 'is in ' + s.where}" for s in stacks[:MAX_NAMED]]
+    more = f" and {len(stacks) - MAX_NAMED} more" if len(stacks) > MAX_NAMED else ""
     return ", ".join(named) + more
 
 
-def _behind(places: list[Place]) -> str:
+def _who_is_behind(stacks: list[RankStack]) -> str:
     """Whose newest collective is older than the others': it never entered the next one."""
-    newest: dict[str, dict[int, Entry]] = {}
-    for place in places:
-        for entry in place.entries:
+    newest: dict[str, dict[int, int]] = {}
+    names: dict[tuple[str, int], str] = {}
+    for stack in stacks:
+        for entry in stack.recorded:
             ranks = newest.setdefault(entry.group, {})
-            if place.rank not in ranks or entry.sequence > ranks[place.rank].sequence:
-                ranks[place.rank] = entry
+            ranks[stack.rank] = max(entry.sequence, ranks.get(stack.rank, entry.sequence))
+            names.setdefault((entry.group, entry.sequence), entry.name)
     for group, ranks in newest.items():
-        last = min(entry.sequence for entry in ranks.values())
-        slow = [rank for rank, entry in ranks.items() if entry.sequence == last]
-        named = [
-            entry.name
-            for place in places
-            for entry in place.entries
-            if entry.group == group and entry.sequence == last + 1
-        ]
-        if len(slow) < len(ranks):
-            what = named[0] if named else "collective"
-            return f"; {_ranks(slow)} never entered {what} #{last + 1}"
+        last = min(ranks.values())
+        behind = [rank for rank, sequence in ranks.items() if sequence == last]
+        if len(behind) < len(ranks):
+            missed = names.get((group, last + 1), "collective")
+            return f"; {_ranks(behind)} never entered {missed} #{last + 1}"
     return ""
 
 

@@ -38,7 +38,6 @@ MAX_FRAMES = 1_000_000
 MAX_TIME_US = 1e18
 # What one entry of a dict and its objects take beside their text.
 _ENTRY_BYTES = 200
-_MAX_LAYOUTS = 1000
 _MAX_ID = 1 << 64
 # Of numbers as arguments: what 64 bits with a sign hold. Sums and products of some stay floats.
 MAX_NUMBER = 1 << 63
@@ -83,18 +82,17 @@ def by_begin(events: Iterable[Event], then: Callable[[Event], Any]) -> list[Even
     return ordered
 
 
+def inside(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
+    """Those that overlap the window, in µs."""
+    low, high = window
+    return [e for e in events if e.begin_us < high and e.end_us > low]
+
+
+def spans(events: Iterable[Event]) -> list[tuple[float, float]]:
+    return [(e.begin_us, e.end_us) for e in events]
+
+
 _new_event: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__
-
-
-class _Layout(NamedTuple):
-    """Which of the arguments ``args`` with certain keys has, and what is known of such."""
-
-    picked: tuple[str, ...]
-    values: Callable[[dict[str, Any]], Any]
-    known: dict[bytes, dict[str, Any]]
-
-
-_NOTHING = _Layout((), tuple, {})
 
 
 class Collector:
@@ -108,8 +106,7 @@ class Collector:
         self._unused_frames: set[str] = set()
         self._threads: dict[tuple[Any, Any], str] = {}
         self._names_bytes = 0
-        self._layouts: dict[Kind, dict[tuple[str, ...], _Layout]] = defaultdict(dict)
-        self._known: dict[tuple[str, ...], dict[bytes, dict[str, Any]]] = {}
+        self._arguments: dict[bytes, dict[str, Any]] = {}
         self._arguments_bytes = 0
         self._texts: dict[Kind, dict[bytes, Mapping[str, Any] | None]] = defaultdict(dict)
         self._texts_bytes = 0
@@ -142,17 +139,14 @@ class Collector:
             kind = "annotation"
         elif kind == "python" and not self._uses(name):
             return
-        place = raw.pid, raw.tid
-        thread = self._threads.get(place) or self._thread(place)
+        thread = self._threads.get((raw.pid, raw.tid)) or self._thread(raw.pid, raw.tid)
         given: Any = raw.args
+        correlation = arguments = None
         if type(given) is RawArguments:
-            correlation = given.correlation
-            # Drivers count from 1; 0 is what a lost correlation is written as.
-            if type(correlation) is not int or not 0 < correlation < _MAX_ID:
-                correlation = None
+            correlation = _correlation(given.correlation)
             arguments = self._arguments_of(kind, given) if kind in ARGUMENTS else None
-        else:
-            correlation, arguments = self._inside(kind, given)
+        elif isinstance(given, dict):
+            correlation, arguments = _correlation(given.get("correlation")), self._pick(kind, given)
         values = name, begin_us, begin_us + took_us, thread, correlation, arguments
         self._events[kind].append(_new_event(Event, values))
 
@@ -173,11 +167,11 @@ class Collector:
     def _uses(self, frame: str) -> bool:
         return frame not in self._unused_frames and len(self._events["python"]) < MAX_FRAMES
 
-    def _thread(self, place: tuple[Any, Any]) -> str:
+    def _thread(self, process: Any, number: Any) -> str:
         """``process/thread``, of GPU events ``device/stream``."""
-        thread = f"{place[0]}/{place[1]}"
+        thread = f"{process}/{number}"
         self._spend(thread)
-        self._threads[place] = thread = self._names.setdefault(thread, thread)
+        self._threads[process, number] = thread = self._names.setdefault(thread, thread)
         return thread
 
     def _spend(self, text: str) -> None:
@@ -187,60 +181,43 @@ class Collector:
             raise TraceError(f"{self._path}: more than {count:,} different names and threads")
 
     def _arguments_of(self, kind: Kind, given: Any) -> Mapping[str, Any] | None:
-        # Each launch has another one: without it, what is encoded anew is a key that many share.
+        # Each launch has another one: without it, the encoded text is a key that many share.
         given.correlation = None
         content = arguments_json(given)
         known = self._texts[kind]
         return known[content] if content in known else self._learn(kind, content)
 
     def _learn(self, kind: Kind, content: bytes) -> Mapping[str, Any] | None:
-        _, arguments = self._inside(kind, decode_value(content))
+        given = decode_value(content)
+        arguments = self._pick(kind, given) if isinstance(given, dict) else None
         # Totals of memory are hardly ever equal.
         if kind != "memory" and self._texts_bytes < MAX_ARGUMENTS_BYTES:
             self._texts_bytes += _ENTRY_BYTES + len(content)
             self._texts[kind][content] = arguments
         return arguments
 
-    def _inside(self, kind: Kind, given: Any) -> tuple[int | None, Mapping[str, Any] | None]:
-        """Correlation and arguments of ``args`` as a value."""
-        if not given or not isinstance(given, dict):
-            return None, None
-        correlation = given.get("correlation")
-        if type(correlation) is not int or not 0 < correlation < _MAX_ID:
-            correlation = None
-        keys = tuple(given)
-        layout = self._layouts[kind].get(keys) or self._layout(kind, keys)
-        if layout is _NOTHING:
-            return correlation, None
-        return correlation, self._arguments(kind, given, layout)
-
-    def _arguments(
-        self, kind: Kind, given: dict[str, Any], layout: _Layout
-    ) -> Mapping[str, Any] | None:
+    def _pick(self, kind: Kind, given: dict[str, Any]) -> Mapping[str, Any] | None:
+        """What diagnosis reads of ``args``; equal ones are one object."""
+        picked = {key: given[key] for key in ARGUMENTS.get(kind, ()) if key in given}
+        if not picked:
+            return None
         if kind == "memory":
-            # Totals are hardly ever equal.
-            return {k: v for k in layout.picked if type(v := given[k]) is int and abs(v) < _MAX_ID}
+            return {k: v for k, v in picked.items() if type(v) is int and abs(v) < _MAX_ID}
         try:
-            content = marshal.dumps(layout.values(given), 2)
+            content = marshal.dumps(picked, 2)
         except ValueError:  # nested too deeply
             return None
-        known = layout.known.get(content)
+        known = self._arguments.get(content)
         if known is None and self._arguments_bytes < MAX_ARGUMENTS_BYTES:
             self._arguments_bytes += _ENTRY_BYTES + len(content)
-            known = layout.known[content] = {
-                k: value for k in layout.picked if is_bounded(value := given[k])
-            }
+            known = {k: value for k, value in picked.items() if is_bounded(value)}
+            self._arguments[content] = known
         return known
 
-    def _layout(self, kind: Kind, keys: tuple[str, ...]) -> _Layout:
-        picked = tuple(key for key in ARGUMENTS.get(kind, ()) if key in keys)
-        layout = _NOTHING
-        if picked:
-            layout = _Layout(picked, itemgetter(*picked), self._known.setdefault(picked, {}))
-        layouts = self._layouts[kind]
-        if len(layouts) < _MAX_LAYOUTS and sum(map(len, keys)) < MAX_NAME_CHARS:
-            layouts[keys] = layout
-        return layout
+
+def _correlation(value: Any) -> int | None:
+    """Drivers count from 1; 0 is what a lost correlation is written as."""
+    return value if type(value) is int and 0 < value < _MAX_ID else None
 
 
 def _raw(element: dict[str, Any]) -> RawEvent:

@@ -18,7 +18,7 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
 
 @dataclass(slots=True)
-class Inventory:
+class TraceInventory:
     """Times in microseconds of the trace's own clock.
 
     listed: all elements of the trace, also those that no count has. counts: events by kind that
@@ -37,9 +37,9 @@ class Inventory:
     sees_gpu: bool = False
 
 
-def take_inventory(path: Path) -> Inventory:
+def take_inventory(path: Path) -> TraceInventory:
     """Raises TraceError when the file is no whole trace."""
-    inventory = Inventory()
+    inventory = TraceInventory()
     head: dict[str, Any] = {}
     for key, value in members(path):
         if key in HEAD:
@@ -55,7 +55,7 @@ def take_inventory(path: Path) -> Inventory:
     return inventory
 
 
-def _count(inventory: Inventory, event: dict[str, Any]) -> None:
+def _count(inventory: TraceInventory, event: dict[str, Any]) -> None:
     category, name = event.get("cat"), event.get("name")
     kind = KINDS.get(category) if isinstance(category, str) else None
     if kind is None:

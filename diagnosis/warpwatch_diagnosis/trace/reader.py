@@ -25,18 +25,6 @@ from warpwatch_diagnosis.trace.json_stream import JsonStream, Malformed, decode_
 from warpwatch_diagnosis.trace.kinds import Kind
 from warpwatch_diagnosis.trace.raw_events import decode_elements
 
-__all__ = [
-    "EVENTS",
-    "HEAD",
-    "Event",
-    "Kind",
-    "Trace",
-    "TraceError",
-    "members",
-    "read_trace",
-    "without_collection",
-]
-
 EVENTS = "traceEvents"
 MAX_BYTES = 4 << 30
 MAX_EVENTS = 4_000_000
@@ -53,13 +41,12 @@ _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Trace:
-    """One process's trace. ``rank`` is None when neither the trace nor its name tells it."""
+    """One process's trace. ``rank`` is None when neither the trace nor its name says it."""
 
     file: str
     rank: int | None = None
     world_size: int | None = None
     job: str | None = None
-    first_step: int | None = None
     device_name: str | None = None
     events: dict[Kind, list[Event]] = field(
         default_factory=lambda: {kind: [] for kind in get_args(Kind)}
@@ -69,11 +56,6 @@ class Trace:
     def count(self) -> int:
         """Of the events."""
         return sum(map(len, self.events.values()))
-
-    def named(self, prefix: str) -> list[Event]:
-        """Annotations and operators of the CPU whose name begins with ``prefix``."""
-        kinds: tuple[Kind, ...] = ("annotation", "operator")
-        return [e for kind in kinds for e in self.events[kind] if e.name.startswith(prefix)]
 
 
 def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS) -> Trace:
@@ -177,7 +159,6 @@ def _describe(path: Path, trace: Trace, head: dict[str, Any]) -> None:
     trace.world_size = _count(distributed, "world_size")
     job = own.get("job")
     trace.job = job if isinstance(job, str) else None
-    trace.first_step = _count(own, "first_step")
     trace.events["python"] += _gc_pauses(
         trace, own.get("gc_pauses_us"), head.get("baseTimeNanoseconds")
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.measures import measure
-from warpwatch_diagnosis.measures.memory_timeline import POINTS
 
 
 def memory(timeline: Timeline, at_us: float, total: int | None, device: int | None = 0) -> None:
@@ -14,7 +13,7 @@ def memory(timeline: Timeline, at_us: float, total: int | None, device: int | No
     timeline.add("memory", "[memory]", at_us, 0, arguments=arguments)
 
 
-def test_peaks_growth_and_points_of_each_device() -> None:
+def test_peaks_and_growth_of_each_device() -> None:
     timeline = Timeline()
     timeline.add("operator", "aten::mm", 0, 10_000)
     for at_us, allocated in ((0, 1_000), (20, 5_000), (5_000, 9_000), (9_990, 3_000)):
@@ -25,18 +24,7 @@ def test_peaks_growth_and_points_of_each_device() -> None:
     assert (gpu.device, cpu.device, gpu.allocations) == ("0", "cpu", 4)
     assert (gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) == (9_000, 18_000)
     assert gpu.growth_bytes == 2_000
-    assert gpu.points == ((20, 5_000, 10_000), (5_000, 9_000, 18_000), (9_990, 3_000, 6_000))
     assert (cpu.allocated_peak_bytes, cpu.growth_bytes) == (64, 0)
-
-
-def test_many_events_become_few_points_that_keep_the_peak() -> None:
-    timeline = Timeline()
-    timeline.add("operator", "aten::mm", 0, 10_000)
-    for at_us in range(10_000):
-        memory(timeline, at_us, at_us % 977)
-    (found,) = measure(timeline.trace).memory
-    assert len(found.points) <= POINTS
-    assert max(allocated for _, allocated, _ in found.points) == 976
 
 
 def test_traces_that_tell_only_sizes_have_no_peaks() -> None:
@@ -45,4 +33,3 @@ def test_traces_that_tell_only_sizes_have_no_peaks() -> None:
     memory(timeline, 10, None)
     (found,) = measure(timeline.trace).memory
     assert (found.allocations, found.allocated_peak_bytes, found.growth_bytes) == (1, None, None)
-    assert found.points == ()

@@ -1,0 +1,117 @@
+"""Lines of the user's code: behind a call or an operator, and where a part of the step was spent.
+
+They come from stacks and from recorded Python frames, where the trace has them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from warpwatch_diagnosis.measures.intervals import Intervals, total
+from warpwatch_diagnosis.trace.events import Event
+
+# A thread and a time in µs.
+Instant = tuple[str, float]
+
+# Frames of Python itself, of installed packages and of builtins are not the user's own code.
+_FOREIGN = re.compile(
+    r"<built-in|<frozen|<string>|<eval_with_key>|nn\.Module: |(^|/)(site|dist)-packages/"
+    r"|(^|/)lib/python\d|^torch/|^python\d?[./]|(^|/)runpy\.py|^threading\.py|^contextlib\.py"
+    r"|torchinductor_\w+/"
+)
+_FRAME = re.compile(r"(?P<file>[^()]+)\((?P<line>\d+)\): (?P<function>.+)")
+_MAX_CHARS = 200
+# How many path components of a file are shown: enough to find it, without a home directory.
+_COMPONENTS = 3
+# As a sampling profiler: a line that takes a tenth of the time has about twenty of these.
+SAMPLES = 200
+TOP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """``place``: ``file.py(12): function``; ``us``: of the time that was looked at, estimated."""
+
+    place: str
+    us: float
+
+
+@lru_cache(maxsize=65_536)
+def own_line(frame: str) -> str | None:
+    """``file.py(12): function`` of the user's code, the path's end only; else None."""
+    match = _FRAME.match(frame)
+    if match is None or _FOREIGN.search(frame):
+        return None
+    file = "/".join(match["file"].split("/")[-_COMPONENTS:])
+    return f"{file}({match['line']}): {match['function']}"[:_MAX_CHARS]
+
+
+def line_of_stack(stack: str) -> str | None:
+    """The innermost own frame of an operator's ``Call stack``, innermost frame first."""
+    return next((line for f in stack.split(";") if (line := own_line(f.strip()))), None)
+
+
+def lines_at(frames: Sequence[Event], instants: Iterable[Instant]) -> dict[Instant, str]:
+    """The innermost own frame around each instant, from ``python_function`` events."""
+    wanted: dict[str, list[float]] = {}
+    for thread, at_us in sorted(set(instants)):
+        wanted.setdefault(thread, []).append(at_us)
+    inner: dict[Instant, tuple[float, float, str]] = {}
+    for frame in frames:
+        times = wanted.get(frame.thread, [])
+        index = bisect_left(times, frame.begin_us)
+        line = None
+        if index < len(times) and times[index] <= frame.end_us:
+            line = own_line(frame.name)
+        if line is None:
+            continue
+        found = (frame.begin_us, -frame.end_us, line)
+        while index < len(times) and times[index] <= frame.end_us:
+            at = (frame.thread, times[index])
+            if at not in inner or found > inner[at]:
+                inner[at] = found
+            index += 1
+    return {at: line for at, (_, _, line) in inner.items()}
+
+
+def longest_lines(
+    frames: Sequence[Event], threads: set[str], parts: Mapping[str, Intervals]
+) -> dict[str, tuple[CodeLine, ...]]:
+    """For each of the named parts of the window the lines that take most of it, at most TOP.
+
+    Samples the innermost own frame at even distances. Nothing without Python frames.
+    """
+    if not frames or not threads:
+        return {}
+    samples = {
+        name: [(thread, at_us) for at_us in _even_times(spent) for thread in sorted(threads)]
+        for name, spent in parts.items()
+    }
+    lines = lines_at(frames, (instant for instants in samples.values() for instant in instants))
+    found = {}
+    for name, instants in samples.items():
+        counts = Counter(lines[at] for at in instants if at in lines)
+        longest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:TOP]
+        us = total(parts[name])
+        found[name] = tuple(CodeLine(line, us * count / SAMPLES) for line, count in longest)
+    return found
+
+
+def _even_times(intervals: Intervals) -> list[float]:
+    """SAMPLES times at even distances in the time that the intervals have together."""
+    distance = total(intervals) / SAMPLES
+    found: list[float] = []
+    passed = 0.0
+    for begin, end in intervals:
+        while len(found) < SAMPLES:
+            at_us = begin + distance * (len(found) + 0.5) - passed
+            if at_us > end:
+                break
+            found.append(at_us)
+        passed += end - begin
+    return found

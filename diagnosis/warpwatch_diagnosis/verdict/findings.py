@@ -1,0 +1,71 @@
+"""What the rules find becomes one finding a fault, judged against the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from warpwatch_diagnosis.comparison.alignment import Alignment
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.rules import RULES
+from warpwatch_diagnosis.rules.base import Finding, percent
+
+# A share that rose by less than this against the baseline is as usual.
+MIN_RISE = 0.02
+_SHOWN_RANKS = 8
+
+
+def find(
+    capture: Sequence[Measures], alignment: Alignment | None, baseline: Sequence[Measures]
+) -> list[Finding]:
+    """Most recoverable time first."""
+    found = [finding for rule in RULES for finding in rule.find(capture, alignment)]
+    usual = {
+        rule.kind: rule.usual_shares(baseline, alignment) if baseline else [] for rule in RULES
+    }
+    judged = [_against_baseline(f, usual[f.kind]) for f in _one_a_fault(found)]
+    return sorted(judged, key=lambda f: (-f.recoverable_s, f.kind))
+
+
+def _one_a_fault(found: list[Finding]) -> list[Finding]:
+    """Without what a more exact rule explains, and each kind once, for the rank it hits most."""
+    supersedes = {rule.kind: rule.supersedes for rule in RULES}
+    present = {(f.kind, f.label) for f in found}
+    exact = {f: [k for k in f.yields_to if (k, f.label) in present] for f in found}
+    hidden = {(kind, f.label) for f in found if not exact[f] for kind in supersedes[f.kind]}
+    kept: dict[str, list[Finding]] = {}
+    for finding in found:
+        if exact[finding] or (finding.kind, finding.label) in hidden:
+            continue
+        also = [
+            f.evidence[0] for f in found if finding.kind in exact[f] and f.label == finding.label
+        ]
+        finding = replace(finding, evidence=(*finding.evidence, *also))
+        kept.setdefault(finding.kind, []).append(finding)
+    return [_merged(findings) for findings in kept.values()]
+
+
+def _merged(findings: list[Finding]) -> Finding:
+    worst, *others = sorted(findings, key=lambda f: (-f.recoverable_s, f.label))
+    if not others:
+        return worst
+    also = ", ".join(f"{f.label} {percent(f.share)}" for f in others[:_SHOWN_RANKS])
+    rest = len(others) - _SHOWN_RANKS
+    more = f" and {rest} more" if rest > 0 else ""
+    return replace(worst, evidence=(*worst.evidence, f"the same on other ranks: {also}{more}"))
+
+
+def _against_baseline(finding: Finding, usual_shares: list[float]) -> Finding:
+    """What was so before is less sure to be the fault, and only the surplus can be won back."""
+    if not usual_shares or not finding.share:
+        return finding
+    usual = median(usual_shares)
+    rise = finding.share - usual
+    before = "it was so before: " if rise < MIN_RISE else ""
+    return replace(
+        finding,
+        recoverable_s=finding.recoverable_s * min(1.0, max(0.0, rise / finding.share)),
+        confidence="low" if before else finding.confidence,
+        evidence=(*finding.evidence, f"{before}the baseline has {percent(usual)}"),
+    )
