@@ -80,7 +80,7 @@ _TEXTS: dict[str, str] = {
     **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
     **dict.fromkeys(("tuple_type", "list_type"), "expected a list"),
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "expected a mapping"),
-    "bool_type": "expected true or false",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
     "finite_number": "expected a finite number",
     "path_type": "expected a path",
     "string_type": "expected a text",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import anyio.to_thread
 from anyio import CapacityLimiter
@@ -21,6 +20,7 @@ from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.backend import Backend
 from warpwatch_daemon.http.bodies import json_body
 from warpwatch_daemon.http.forwarding import Forwarding, Places
+from warpwatch_daemon.http.models import AlertAnswer, AlertAnswers
 from warpwatch_telemetry.alerts import NO_RANK, PEER_FAILED
 
 # Webhooks that are being answered: each may hold a body in memory.
@@ -134,6 +134,6 @@ class AlertWebhook:
         return said
 
 
-def _document(answers: Sequence[Answer]) -> dict[str, Any]:
-    written = [answer._asdict() for answer in answers[:MAX_ANSWERS]]
-    return {"alerts": written, "unlisted": max(0, len(answers) - MAX_ANSWERS)}
+def _document(answers: Sequence[Answer]) -> AlertAnswers:
+    listed = [AlertAnswer.model_validate(answer) for answer in answers[:MAX_ANSWERS]]
+    return AlertAnswers(alerts=listed, unlisted=max(0, len(answers) - MAX_ANSWERS))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
 from starlette.responses import Response
+
+from warpwatch_daemon.http.models import Error, ErrorAnswer
 
 
 class ApiError(Exception):
@@ -22,12 +25,21 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def answer(self) -> Response:
-        error = {"reason": self.reason, "detail": self.detail}
-        return json_answer({"error": error}, self.status, self.headers)
+        error = Error(reason=self.reason, detail=self.detail)
+        return json_answer(ErrorAnswer(error=error), self.status, self.headers)
 
 
 def json_answer(
-    document: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    document: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    return Response(text + "\n", status, dict(headers or {}), "application/json")
+    return Response(_text(document) + "\n", status, dict(headers or {}), "application/json")
+
+
+def _text(document: BaseModel) -> str:
+    try:
+        return document.model_dump_json()
+    except PydanticSerializationError:
+        # The name of a process or job may hold half a character (a lone surrogate), which only an
+        # escape can write. json has escapes, but words of its own for numbers that are not finite.
+        escaped = json.dumps(document.model_dump(mode="json"))
+        return json.dumps(json.loads(escaped, parse_constant=lambda _: None))

@@ -1,18 +1,20 @@
-"""The routes."""
+"""The application: all operations behind one guard."""
 
 from __future__ import annotations
+
+import functools
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.alertmanager import AlertWebhook
-from warpwatch_daemon.http.answers import ApiError, json_answer
+from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.api import Api
 from warpwatch_daemon.http.backend import Backend
 from warpwatch_daemon.http.basic_auth import BasicAuth
@@ -20,8 +22,15 @@ from warpwatch_daemon.http.capture_files import CaptureFiles
 from warpwatch_daemon.http.guard import Admission, Guard
 from warpwatch_daemon.http.limits import PeerLimit
 from warpwatch_daemon.http.metrics import MetricsPages
-from warpwatch_daemon.http.openapi import openapi
+from warpwatch_daemon.http.openapi import Schema, openapi
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
+from warpwatch_daemon.http.routes import (
+    Operation,
+    alert_operation,
+    capture_operations,
+    daemon_operations,
+    state_operations,
+)
 
 _REASONS = {404: "not_found", 405: "method_not_allowed"}
 
@@ -43,8 +52,9 @@ def create_app(
     admission = Admission(access, limit or PeerLimit(), basic_auth)
     pages = MetricsPages(backend)
     guard = Middleware(Guard, admission=admission, count=backend.count_request)
+    operations = _operations(backend, access, pages, AlertWebhook(backend, access, config))
     app = Starlette(
-        routes=_routes(backend, access, pages, AlertWebhook(backend, access, config)),
+        routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in operations],
         middleware=[guard],
         exception_handlers={HTTPException: _http_error},
     )
@@ -54,33 +64,27 @@ def create_app(
     return app
 
 
-def _routes(
+def _operations(
     backend: Backend, access: Access, pages: MetricsPages, webhook: AlertWebhook
-) -> list[Route]:
+) -> list[Operation]:
     api = Api(backend, access)
 
-    async def describe(request: Request) -> Response:
-        return json_answer(openapi(backend.state().version))
+    # It takes 20 ms, and seldom does someone ask.
+    @functools.cache
+    def document() -> Schema:
+        return openapi(backend.state().version, operations)
 
-    return [
-        Route("/", PageEndpoint(backend, access).show),
-        Route("/metrics", pages.scrape),
-        Route("/healthz", api.healthz),
-        Route("/readyz", api.readyz),
-        Route("/openapi.json", describe),
-        Route("/api/v1/devices", api.devices),
-        Route("/api/v1/jobs", api.jobs),
-        Route("/api/v1/ranks", api.ranks),
-        Route("/api/v1/anomalies", api.anomalies),
-        Route("/api/v1/anomalies/{id}", api.anomaly),
-        Route("/api/v1/detectors", api.detectors),
-        Route("/api/v1/captures", api.captures, methods=["GET"]),
-        Route("/api/v1/captures", api.request_capture, methods=["POST"]),
-        Route("/api/v1/captures/{id}", api.capture),
-        Route("/api/v1/captures/{id}/{file}", CaptureFiles(backend, access).send),
-        Route("/api/v1/diagnoses", api.diagnoses),
-        Route("/api/v1/alertmanager", webhook.receive, methods=["POST"]),
+    async def describe(request: Request) -> Response:
+        return JSONResponse(document())
+
+    operations = [
+        *daemon_operations(api, pages, PageEndpoint(backend, access)),
+        *state_operations(api),
+        *capture_operations(api, CaptureFiles(backend, access)),
+        alert_operation(webhook),
+        Operation("/openapi.json", describe, "This document", "application/json"),
     ]
+    return operations
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

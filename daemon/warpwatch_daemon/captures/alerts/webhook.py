@@ -48,7 +48,9 @@ class Alert(BaseModel):
         return " ".join(self.labels.get("alertname", "").split())[:100]
 
 
-class _Webhook(BaseModel):
+class Webhook(BaseModel):
+    """A notification; what is not named here is passed over."""
+
     alerts: list[Alert]
 
 
@@ -59,9 +61,9 @@ class NotAWebhookError(ValueError):
 def decode(body: bytes) -> list[Alert]:
     """The alerts of a notification, each with a fingerprint. Raises NotAWebhookError."""
     try:
-        alerts = _Webhook.model_validate_json(body, strict=True).alerts
+        alerts = Webhook.model_validate_json(body, strict=True).alerts
     except ValidationError as error:
-        text = mistakes(error, _Webhook)[0].without_value()[:MAX_ERROR_CHARS]
+        text = mistakes(error, Webhook)[0].without_value()[:MAX_ERROR_CHARS]
         raise NotAWebhookError(f"no webhook of Alertmanager: {text}") from error
     return [alert if alert.fingerprint else _with_fingerprint(alert) for alert in alerts]
 

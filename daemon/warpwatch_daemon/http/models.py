@@ -1,0 +1,271 @@
+"""The documents of the API, each written once: bodies of requests, filters of lists, answers.
+
+`/openapi.json` describes them. A record of the telemetry that the API shows as it is has no model
+of its own: its dataclass serves as one. A number that is not finite is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
+
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
+from warpwatch_telemetry.alerts import ALERT_OUTCOMES
+from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Severity
+from warpwatch_telemetry.captures import (
+    CAPTURE_KINDS,
+    Capture,
+    CaptureKind,
+    CaptureRequest,
+    Decision,
+)
+from warpwatch_telemetry.log import series_text
+from warpwatch_telemetry.samples import DeviceProcess, DeviceSample, SourceHealth
+from warpwatch_telemetry.state import JobState, RankState
+
+Rank = Annotated[int, Field(ge=0, lt=2**31)]
+AnomalyKind = Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
+CaptureKindName = Annotated[str, Field(json_schema_extra={"enum": list(CAPTURE_KINDS)})]
+AlertOutcome = Annotated[str, Field(json_schema_extra={"enum": list(ALERT_OUTCOMES)})]
+
+
+class CaptureBody(BaseModel):
+    """What ``POST /api/v1/captures`` asks for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    job: Annotated[str, Field(min_length=1, max_length=512)]
+    kind: CaptureKind = "torch"
+    ranks: Annotated[
+        Annotated[list[Rank], Field(min_length=1, max_length=1024)] | None,
+        Field(description="null: all ranks of the job that this daemon sees"),
+    ] = None
+    steps: Annotated[int, Field(ge=1, le=100)] = 5
+    options: Annotated[
+        tuple[Literal["stacks", "shapes", "memory"], ...],
+        Field(description="of kind torch: what it records besides, at a price"),
+    ] = ()
+    backend: Annotated[
+        Literal["shim", "kineto"] | None, Field(description="null: whichever the job has")
+    ] = None
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+    @model_validator(mode="after")
+    def _options_are_of_traces(self) -> CaptureBody:
+        if self.options and self.kind != "torch":
+            raise ValueError(f"options: kind torch has them, {self.kind} has none")
+        return self
+
+    def request(self) -> CaptureRequest:
+        return CaptureRequest(
+            job=self.job,
+            kind=self.kind,
+            trigger="manual",
+            ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),
+            steps=self.steps,
+            options=tuple(sorted(set(self.options))),
+            backend=self.backend,
+            reason=self.reason,
+        )
+
+
+# --- filters: the parameters of lists, as they are named in the query ---
+
+
+class Filters(BaseModel):
+    """What is not given admits everything."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def admits(self, **values: object) -> bool:
+        """Whether something with these values, by the filters' names, is asked for."""
+        return all(getattr(self, name) in (None, value) for name, value in values.items())
+
+
+class JobFilters(Filters):
+    job: str | None = None
+
+
+class DetectorFilters(JobFilters):
+    kind: AnomalyKind | None = None
+
+
+class AnomalyFilters(DetectorFilters):
+    active: bool | None = None
+
+
+class DiagnosisFilters(JobFilters):
+    kind: CaptureKindName | None = None
+
+
+class CaptureFilters(DiagnosisFilters):
+    active: bool | None = None
+
+
+# --- answers ---
+
+
+class Error(BaseModel):
+    """``reason``: of a closed set, for programs; ``detail``: for people."""
+
+    reason: str
+    detail: str
+
+
+class ErrorAnswer(BaseModel):
+    error: Error
+
+
+class Health(BaseModel):
+    status: Literal["ok"] = "ok"
+    version: str
+
+
+class Readiness(BaseModel):
+    """``missing``: what cannot be read, one line each."""
+
+    ready: bool
+    missing: tuple[str, ...]
+    sources: tuple[SourceHealth, ...]
+
+
+class DeviceReport(BaseModel):
+    """A device and its newest values, by series: ``power_watts``, ``clock_hertz{domain=sm}``."""
+
+    uuid: str
+    index: int
+    name: str
+    gpu_instance: str
+    profile: str
+    info: Mapping[str, str]
+    time: float
+    values: Mapping[str, float | None]
+    up: bool
+    reason: str
+    processes: tuple[DeviceProcess, ...]
+    source: str
+
+    @classmethod
+    def of(cls, sample: DeviceSample) -> DeviceReport:
+        device = sample.device
+        return cls(
+            uuid=device.uuid,
+            index=device.index,
+            name=device.name,
+            gpu_instance=device.gpu_instance,
+            profile=device.profile,
+            info=device.info,
+            time=sample.time,
+            values={series_text(key): value for key, value in sample.values.items()},
+            up=sample.up,
+            reason=sample.reason,
+            processes=sample.processes,
+            source=sample.source,
+        )
+
+
+class Devices(BaseModel):
+    devices: list[DeviceReport]
+
+
+class Jobs(BaseModel):
+    jobs: list[JobState]
+
+
+class Ranks(BaseModel):
+    ranks: list[RankState]
+
+
+class AnomalyReport(BaseModel):
+    """``decision``: what became of its trigger, null where none was taken yet."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: str
+    time: float
+    kind: AnomalyKind
+    severity: Severity
+    summary: str
+    job: str | None
+    rank: int | None
+    device: str | None
+    step: int | None
+    begin_step: int | None
+    value: float | None
+    baseline: float | None
+    end_time: float | None
+    explained_by: str | None
+    effects: tuple[str, ...]
+    reopened: int
+    decision: Decision | None = None
+
+    @classmethod
+    def of(cls, anomaly: Anomaly, decision: Decision | None) -> Self:
+        return cls.model_validate(anomaly).model_copy(update={"decision": decision})
+
+
+class Anomalies(BaseModel):
+    anomalies: list[AnomalyReport]
+
+
+class AnomalyInContext(AnomalyReport):
+    """``context``: the metrics of the minutes around it, null where nothing is known."""
+
+    context: AnomalyContext | None = None
+
+
+class DetectorReport(BaseModel):
+    """How the detector of a kind sees each job, rank and device now."""
+
+    kind: str
+    readings: list[DetectorStatus]
+
+
+class Detectors(BaseModel):
+    """``suppressed``: what is found and explained by another anomaly."""
+
+    detectors: list[DetectorReport]
+    suppressed: list[Suppressed]
+
+
+class Captures(BaseModel):
+    captures: list[Capture]
+
+
+class OneCapture(RootModel[Capture]):
+    """From the request to the diagnosis."""
+
+
+class DiagnosisReport(BaseModel):
+    """The diagnosis of one capture: docs/diagnosis.md has its fields."""
+
+    capture: str
+    job: str
+    time: float
+    outcome: str | None
+    diagnosis: Mapping[str, Any]
+
+
+class Diagnoses(BaseModel):
+    diagnoses: list[DiagnosisReport]
+
+
+class AlertAnswer(BaseModel):
+    """What became of one alert."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    fingerprint: str
+    outcome: AlertOutcome
+    detail: str
+    capture_id: str | None
+
+
+class AlertAnswers(BaseModel):
+    """In the order of the alerts; ``unlisted`` counts the answers beyond the first 1,000."""
+
+    alerts: list[AlertAnswer]
+    unlisted: int
