@@ -1,21 +1,10 @@
 """One file per way out; each turns what is known into somebody else's format.
 
-- base: what a way out is
 - series: every series of a state, for the formats that are made of series
-- prometheus: text exposition and OpenMetrics
+- prometheus: text exposition and OpenMetrics; dcgm_names: the names that dcgm-exporter has for them
+- collector: the state as a collector of prometheus_client, for other people's registries
+- exposition: the grammar of both formats
 - jsonl: the telemetry log
 - grafana, grafana_api: annotations
+- config: the section ``exporters``
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from pathlib import Path
-
-from warpwatch_exporters.base import Renderer, Writer
-from warpwatch_exporters.jsonl import JsonlWriter
-from warpwatch_exporters.prometheus import render
-
-# The ways out by their section in the configuration.
-RENDERERS: Mapping[str, Renderer] = {"prometheus": render}
-WRITERS: Mapping[str, Callable[[Path], Writer]] = {"jsonl": JsonlWriter}

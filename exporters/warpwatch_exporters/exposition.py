@@ -5,9 +5,12 @@ from __future__ import annotations
 
 def escape(text: str) -> str:
     """A label's value between its quotes."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    # A lone surrogate, from a file name that is not UTF-8, would fail the whole scrape.
-    return escaped.encode("utf-8", "replace").decode()
+    return encodable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def encodable(text: str) -> str:
+    """Without lone surrogates, as of a file name that is not UTF-8: one would fail the scrape."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def header(name: str, kind: str, help: str, unit: str = "", *, openmetrics: bool) -> str:

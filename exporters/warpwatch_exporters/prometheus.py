@@ -6,7 +6,6 @@ identity, and a scrape only joins cached prefixes with values.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,16 +13,18 @@ from itertools import accumulate
 
 from warpwatch_exporters import dcgm_names
 from warpwatch_exporters.exposition import escape, header
-from warpwatch_exporters.series import Identity, Part, exported_ranks, series_of
+from warpwatch_exporters.series import (
+    BUCKETS,
+    Identity,
+    SeriesGroup,
+    exported_ranks,
+    labels_of,
+    series_of,
+)
 from warpwatch_telemetry.attribution import Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric, SeriesKey
-from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, RankState, State
-
-logger = logging.getLogger(__name__)
-
-TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.state import RankState, State
 
 # Prefixes that are cached beyond those of the newest page, e.g. of processes that have ended.
 SPARE_PREFIXES = 500
@@ -53,12 +54,15 @@ class Options:
 
 
 def render(state: State, options: Options = Options(), *, openmetrics: bool = False) -> bytes:
-    """The exposition of ``state``: HELP and TYPE once a family, only what the catalogue knows."""
+    """The exposition of ``state``: HELP and TYPE once a family, only what the catalogue knows.
+
+    Without OpenMetrics' final ``# EOF``: what the daemon counts about itself comes after it.
+    """
     lines: _Lines = {name: [] for name in CATALOGUE}
     needed: Counter[_Holder] = Counter()
-    for part in series_of(state, inline_workloads=options.inline_workloads):
-        needed[part.identity, part.workload] += len(part.values)
-        _add(lines, part)
+    for group in series_of(state, inline_workloads=options.inline_workloads):
+        needed[group.identity, group.workload] += len(group.values)
+        _add(lines, group)
     ranks: dict[Identity, RankState] = {
         (rank.job, rank.name): rank for rank in exported_ranks(state)
     }
@@ -69,17 +73,15 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
     if options.dcgm_names:
         page.extend(dcgm_names.families(state, options.node, openmetrics=openmetrics))
-    if openmetrics:
-        page.append("# EOF")
     return ("\n".join(page) + "\n").encode()
 
 
-def _add(lines: _Lines, part: Part) -> None:
-    prefixes = _prefixes.setdefault((part.identity, part.workload), {})
-    for key, value in part.values.items():
+def _add(lines: _Lines, group: SeriesGroup) -> None:
+    prefixes = _prefixes.setdefault((group.identity, group.workload), {})
+    for key, value in group.values.items():
         prefix = prefixes.get(key)
         if prefix is None:
-            prefix = prefixes[key] = _series_prefix(part, key)
+            prefix = prefixes[key] = _series_prefix(group, key)
         # Neither NaN nor infinity is a value that was read.
         if prefix and value - value == 0:
             lines[key[0]].append(f"{prefix}{value!r}")
@@ -96,40 +98,15 @@ def _forget_others(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankS
         del _buckets[identity]
 
 
-def _series_prefix(part: Part, key: SeriesKey) -> str:
+def _series_prefix(group: SeriesGroup, key: SeriesKey) -> str:
     """Name and labels with the blank before the value; empty for what is not in the catalogue."""
-    name, own = key
-    identity = part.identity
-    row = CATALOGUE.get(name)
-    if row is None or len(own) != len(row.labels) or len(identity) != _identity_size(row):
-        logger.warning("not exported, since the catalogue has no such series: %s %s", name, own)
-        return ""
-    workload = _workload_labels(part.workload) if part.workload else ()
-    return f"{row.full_name}{_labels(row, identity, own, *workload)} "
+    labels = labels_of(group, key)
+    return "" if labels is None else _prefix(CATALOGUE[key[0]].full_name, labels)
 
 
-def _workload_labels(workload: Workload) -> tuple[str, ...]:
-    return (
-        f'namespace="{escape(workload.namespace)}"',
-        f'pod="{escape(workload.pod)}"',
-        f'container="{escape(workload.container)}"',
-    )
-
-
-def _identity_size(row: Metric) -> int:
-    return len(IDENTITY_LABELS[row.scope])
-
-
-def _labels(row: Metric, identity: Identity, own: tuple[str, ...], *more: str) -> str:
-    """An identity label without a value says nothing (a GPU without MIG) and is left out."""
-    pairs = [
-        f'{label}="{escape(value)}"'
-        for label, value in zip(IDENTITY_LABELS[row.scope], identity, strict=True)
-        if value
-    ]
-    pairs += [f'{label}="{escape(value)}"' for label, value in zip(row.labels, own, strict=True)]
-    pairs += more
-    return f"{{{','.join(pairs)}}}" if pairs else ""
+def _prefix(name: str, labels: Mapping[str, str]) -> str:
+    pairs = ",".join(f'{label}="{escape(value)}"' for label, value in labels.items())
+    return f"{name}{{{pairs}}} " if pairs else f"{name} "
 
 
 def _histogram(identity: Identity, rank: RankState) -> Iterator[str]:
@@ -142,14 +119,10 @@ def _histogram(identity: Identity, rank: RankState) -> Iterator[str]:
 
 
 def _histogram_prefixes(identity: Identity) -> list[str]:
-    row = _STEP_DURATION
-    bounds = [repr(float(bound)) for bound in STEP_DURATION_BOUNDS_S] + ["+Inf"]
-    buckets = [
-        f"{row.full_name}_bucket" + _labels(row, identity, (), f'le="{bound}"') + " "
-        for bound in bounds
-    ]
-    plain = _labels(row, identity, ())
-    return [*buckets, f"{row.full_name}_count{plain} ", f"{row.full_name}_sum{plain} "]
+    name = _STEP_DURATION.full_name
+    labels = labels_of(SeriesGroup(identity, {}), (_STEP_DURATION.name, ())) or {}
+    buckets = [_prefix(f"{name}_bucket", {**labels, "le": bound}) for bound in BUCKETS]
+    return [*buckets, _prefix(f"{name}_count", labels), _prefix(f"{name}_sum", labels)]
 
 
 _TEXT_HEADERS = {

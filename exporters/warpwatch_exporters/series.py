@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from warpwatch_telemetry.anomalies import KINDS
 from warpwatch_telemetry.attribution import Attribution, Workload
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.state import JobState, RankState, State
+from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, JobState, RankState, State
+
+logger = logging.getLogger(__name__)
 
 # More ranks than this are counted, not exported.
 MAX_RANKS = 1000
 # Active anomalies beyond the newest so many are counted by kind, not described.
 MAX_ANOMALIES = 200
 
+# The label ``le`` of the step durations' buckets.
+BUCKETS = (*(repr(float(bound)) for bound in STEP_DURATION_BOUNDS_S), "+Inf")
+
 # The values of a scope's IDENTITY_LABELS.
 Identity = tuple[str, ...]
 Values = Mapping[SeriesKey, float]
 
 
-class Part(NamedTuple):
+class SeriesGroup(NamedTuple):
     """The series of one identity. ``workload`` is whose labels its series carry, if any."""
 
     identity: Identity
@@ -33,7 +41,7 @@ class Part(NamedTuple):
 _DESCRIPTIONS = ("driver_version", "pci_bus_id", "vbios_version", "serial", "architecture")
 
 
-def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Part]:
+def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[SeriesGroup]:
     """Everything but the histograms, which ranks carry as they are. No series comes twice.
 
     ``inline_workloads``: a device's series name the container that it is allocated to. One that
@@ -42,13 +50,31 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Part]
     for sample in state.devices:
         yield from _device(sample, state.attributions, inline_workloads)
     for rank in exported_ranks(state):
-        yield Part((rank.job, rank.name), _rank(rank))
+        yield SeriesGroup((rank.job, rank.name), _rank(rank))
     shares = _diagnosis_shares(state)
     jobs = {job.name: _job(job) for job in state.jobs}
     for name in jobs | shares:
-        yield Part((name,), jobs.get(name, {}) | shares.get(name, {}))
+        yield SeriesGroup((name,), jobs.get(name, {}) | shares.get(name, {}))
     host = state.host.values if state.host is not None else {}
-    yield Part((), {**host, **_attributed(state.attributions), **_agent(state)})
+    yield SeriesGroup((), {**host, **_attributed(state.attributions), **_agent(state)})
+
+
+def labels_of(group: SeriesGroup, key: SeriesKey) -> dict[str, str] | None:
+    """The labels of one series of the group; None for what is not in the catalogue.
+
+    An identity label without a value says nothing (a GPU without MIG) and is left out.
+    """
+    name, own = key
+    row = CATALOGUE.get(name)
+    identity = IDENTITY_LABELS[row.scope] if row else ()
+    if row is None or len(own) != len(row.labels) or len(group.identity) != len(identity):
+        logger.warning("not exported, since the catalogue has no such series: %s %s", name, own)
+        return None
+    labels = {label: value for label, value in zip(identity, group.identity, strict=True) if value}
+    labels |= zip(row.labels, own, strict=True)
+    if group.workload:
+        labels |= asdict(group.workload)
+    return labels
 
 
 def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Workload, ...]:
@@ -72,14 +98,14 @@ def exported_ranks(state: State) -> Iterable[RankState]:
 
 def _device(
     sample: DeviceSample, attributions: tuple[Attribution, ...], inline: bool
-) -> Iterator[Part]:
+) -> Iterator[SeriesGroup]:
     device = sample.device
     identity = (str(device.index), device.uuid, device.gpu_instance, device.profile)
     workloads = workloads_of(device.uuid, attributions)
     holder = workloads[0] if inline and len(workloads) == 1 else None
-    yield Part(identity, _device_facts(sample), holder)
-    yield Part(identity, sample.values, holder)
-    yield Part(identity, _device_users(device.uuid, workloads, attributions))
+    yield SeriesGroup(identity, _device_facts(sample), holder)
+    yield SeriesGroup(identity, sample.values, holder)
+    yield SeriesGroup(identity, _device_users(device.uuid, workloads, attributions))
 
 
 def _device_facts(sample: DeviceSample) -> Values:
@@ -205,7 +231,7 @@ def _agent(state: State) -> Values:
         values["source_duration_seconds", (source.name,)] = round(source.duration_s, 6)
         values["source_errors_total", (source.name,)] = source.errors
     values["ranks_unexported", ()] = len(state.ranks) - len(list(exported_ranks(state)))
-    return {**values, **_anomalies(state), **dict(state.agent)}
+    return {**values, **_anomalies(state)}
 
 
 def _anomalies(state: State) -> Values:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.captures import Capture, Decision
-from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 # Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
@@ -99,10 +98,9 @@ class JobState:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``agent``: the daemon's own series (anomalies, captures, rejects, loops, build).
+    """kineto_jobs: those that are not among ``jobs``. decisions: one an anomaly at most.
 
-    kineto_jobs: those that are not among ``jobs``. decisions: one an anomaly at most. contexts:
-    by the anomaly's id, of those that are active and the newest that ended.
+    contexts: by the anomaly's id, of those that are active and the newest that ended.
     """
 
     time: float
@@ -119,4 +117,3 @@ class State:
     captures: tuple[Capture, ...] = ()
     decisions: tuple[Decision, ...] = ()
     attributions: tuple[Attribution, ...] = ()
-    agent: Mapping[SeriesKey, float] = field(default_factory=dict)

@@ -101,10 +101,4 @@ def full_state() -> State:
         ),
         captures=(capture, older),
         attributions=attributions,
-        agent={
-            ("anomalies_total", ("straggler", "warning")): 2,
-            ("captures_total", ("torch", "anomaly", "complete")): 1,
-            ("captures_total", ("torch", "anomaly", "refused_cooldown")): 4,
-            ("rendezvous_rejected_total", ("checksum",)): 1,
-        },
     )

@@ -158,7 +158,7 @@ def test_a_device_that_is_down_has_no_series() -> None:
 def test_strict_parsers_take_both_formats() -> None:
     text = render(full_state(), OPTIONS).decode()
     named = {family.name for family in parse_text(text) if family.name.startswith("DCGM_")}
-    strict = render(full_state(), OPTIONS, openmetrics=True).decode()
+    strict = render(full_state(), OPTIONS, openmetrics=True).decode() + "# EOF\n"
     families = list(parse_openmetrics(strict))  # type: ignore[no-untyped-call]
     assert {family.name for family in families if family.name.startswith("DCGM_")} == named
     assert len(named) == 25

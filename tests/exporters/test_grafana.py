@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.daemon.state.counted import counted
 from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stand_in
 from warpwatch_daemon.agent import grafana as daemon_grafana
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_exporters.grafana import Annotations, GrafanaAnnotations
 from warpwatch_exporters.grafana_api import GrafanaApi
@@ -318,12 +320,12 @@ def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
         }
         hub = Hub(10.0)
         config = loading.parse(tree, "the test")
-        follower = daemon_grafana.follower(config, "gpu-17", hub)
+        follower = daemon_grafana.follower(config, "gpu-17", hub.metrics)
         assert follower is not None
         follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
         assert "https://warpwatch.example/gpu-17/api/v1/anomalies/" in grafana.only()["text"]
-        assert hub.state().agent["grafana_annotations_total", ("written",)] == 1.0
-        assert hub.state().agent["grafana_annotations_total", ("dropped",)] == 0.0
+        assert counted(hub, "grafana_annotations_total", "written") == 1.0
+        assert counted(hub, "grafana_annotations_total", "dropped") == 0.0
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -345,7 +347,7 @@ def test_the_authority_of_grafanas_certificate_may_be_ones_own(
         if trusted:
             section["ca_file"] = str(tmp_path / "grafana.crt")
         config = loading.parse({"exporters": {"grafana": section}}, "the test")
-        follower = daemon_grafana.follower(config, "gpu-17", Hub(10.0))
+        follower = daemon_grafana.follower(config, "gpu-17", AgentMetrics())
         assert follower is not None
         follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
         assert len(grafana.annotations) == int(trusted)
@@ -353,4 +355,4 @@ def test_the_authority_of_grafanas_certificate_may_be_ones_own(
 
 
 def test_it_is_off_by_default() -> None:
-    assert daemon_grafana.follower(Config(), "gpu-17", Hub(10.0)) is None
+    assert daemon_grafana.follower(Config(), "gpu-17", AgentMetrics()) is None

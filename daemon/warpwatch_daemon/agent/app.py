@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from warpwatch import rendezvous
 from warpwatch._version import __version__
 from warpwatch_daemon.agent import grafana
@@ -76,20 +78,24 @@ class Daemon:
         self._environ = environ
         self.supervisor = Supervisor()
         self.hub = _hub(config)
+        metrics = self.hub.metrics
+        metrics.read("loop_failures_total", self.supervisor.failures)
+        metrics.read("loop_duration_seconds", self.supervisor.durations_s)
         self._fatal = ""
         self.server = Server(self, config.http)
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
         self.store = Store(config.store)
+        rejected = metrics.counter("rendezvous_rejected_total")
         self.ranks = RanksSource(
             self.folder,
             config.detection.hang.stopped_after_s,
-            lambda reason: self.hub.count("rendezvous_rejected_total", reason),
+            lambda reason: rejected.labels(reason).inc(),
         )
         self.disk = Disk(self.store.path)
         self.policy = Policy(config.triggers, self.disk)
-        self.reloading = Reloading(config, config_path, environ, self.policy, self.hub)
+        self.reloading = Reloading(config, config_path, environ, self.policy, metrics)
         pollers = Pollers(lambda sender: read_facts(sender.pid, sender.uid))
         self.kineto = self._kineto_server(pollers)
         self._kineto_backend = KinetoBackend(
@@ -98,13 +104,13 @@ class Daemon:
         self.coordinator = self._coordinate()
         node = environ.get("NODE_NAME") or socket.gethostname()
         self.alerts = AlertRequests(self.coordinator, self.ranks, self.hub, node)
-        self._grafana = grafana.follower(config, node, self.hub)
+        self._grafana = grafana.follower(config, node, metrics)
         detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
             self.store.path,
             config.anomalies,
             detection,
-            lambda what: self.hub.count("anomaly_store_errors_total", what),
+            lambda what: metrics.counter("anomaly_store_errors_total").labels(what).inc(),
             self._wake_archive,
         )
         self._archive_loop: Loop | None = None
@@ -144,11 +150,12 @@ class Daemon:
         """None where it is switched off or there can be no socket."""
         if not self._config.rendezvous.kineto:
             return None
+        rejected = self.hub.metrics.counter("rendezvous_rejected_total")
         try:
             return KinetoServer(
                 self.folder.path / rendezvous.KINETO,
                 pollers,
-                lambda reason: self.hub.count("rendezvous_rejected_total", f"kineto_{reason}"),
+                lambda reason: rejected.labels(f"kineto_{reason}").inc(),
             )
         except OSError as error:
             logger.warning("no socket for Kineto in %s: %s", self.folder.path, error.strerror)
@@ -236,21 +243,17 @@ class Daemon:
                 loop.wake()
 
     def _observe_self(self) -> None:
-        """How the loops do, and what jobs Kineto sees; also where a reload is carried out."""
+        """What jobs Kineto sees; also where a reload is carried out."""
         self.reloading.advance()
-        for name, failures in self.supervisor.failures().items():
-            self.hub.gauge("loop_failures_total", failures, name)
-        alive = [loop for loop in self.supervisor.loops if loop.alive]
-        durations_s: dict[tuple[str, ...], float] = {
-            (loop.name,): loop.last_duration_s for loop in alive
-        }
-        self.hub.replace_gauges("loop_duration_seconds", durations_s)
         self.hub.publish_kineto_jobs(self._kineto_backend.states())
 
     # --- what HTTP asks ---
 
     def state(self) -> State:
         return self.hub.state()
+
+    def registry(self) -> CollectorRegistry:
+        return self.hub.metrics.registry
 
     def exposition(self) -> Options:
         configured = self._config.exporters.prometheus
@@ -275,7 +278,7 @@ class Daemon:
         return self.alerts.receive(alerts, own_names, peers)
 
     def count_alerts(self, outcome: str, count: int) -> None:
-        self.hub.count("alerts_received_total", outcome, by=count)
+        self.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def capture_file(self, capture_id: str, name: str) -> Path | None:
         return self.coordinator.file(capture_id, name)
@@ -289,7 +292,7 @@ class Daemon:
         return self.pipeline.detector_statuses()
 
     def count_request(self, code: int) -> None:
-        self.hub.count("http_requests_total", str(code))
+        self.hub.metrics.counter("http_requests_total").labels(code).inc()
 
 
 def _hub(config: Config) -> Hub:

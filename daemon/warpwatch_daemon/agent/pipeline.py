@@ -66,9 +66,12 @@ class Pipeline:
         self._failure: Exception | None = None
         if log is not None:
             # There from the start, so that an increase can be seen.
-            hub.count("jsonl_errors_total", by=0)
+            hub.metrics.counter("jsonl_errors_total")
         self._rank_errors = 0
         hub.watch_ranks(lambda: ranks.states(time.monotonic()))
+        hub.metrics.read("anomalies_suppressed_total", lambda: detection.suppressed_counts)
+        hub.metrics.read("detector_errors_total", lambda: detection.failures)
+        hub.metrics.read("detection_refused_total", lambda: detection.refused)
         # Whoever asks at once learns what is known already.
         self._publish()
 
@@ -122,12 +125,6 @@ class Pipeline:
         detection = self._detection
         anomalies = (*detection.history, *detection.active)
         self._hub.publish_anomalies(anomalies, self._archive.contexts())
-        for (kind, cause), count in detection.suppressed_counts.items():
-            self._hub.gauge("anomalies_suppressed_total", count, kind, cause)
-        for kind, count in detection.failures.items():
-            self._hub.gauge("detector_errors_total", count, kind)
-        for what, count in detection.refused.items():
-            self._hub.gauge("detection_refused_total", count, what)
 
     def detector_statuses(
         self,
@@ -174,10 +171,11 @@ class Pipeline:
                 return
             records = [Clock(now)]
         self._logged_time = now
+        metrics = self._hub.metrics
         try:
-            self._hub.count("jsonl_records_total", by=self._log.write(records))
+            metrics.counter("jsonl_records_total").inc(self._log.write(records))
         except OSError as error:
-            self._hub.count("jsonl_errors_total")
+            metrics.counter("jsonl_errors_total").inc()
             if self._log_failed is None or self._log_failed != error.errno:
                 logger.error("cannot write the telemetry log: %s", error.strerror)
             self._log_failed = error.errno
@@ -192,7 +190,8 @@ class Pipeline:
         self._opened.add(anomaly.id)
         if anomaly.reopened:
             return
-        self._hub.count("anomalies_total", anomaly.kind, anomaly.severity)
+        anomalies = self._hub.metrics.counter("anomalies_total")
+        anomalies.labels(anomaly.kind, anomaly.severity).inc()
         level = logging.INFO if anomaly.severity == "info" else logging.WARNING
         logger.log(
             level, "%s of %s: %s", anomaly.kind, anomaly.job or anomaly.device, anomaly.summary

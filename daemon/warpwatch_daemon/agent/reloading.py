@@ -9,7 +9,7 @@ from pathlib import Path
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.state.hub import Hub
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_telemetry.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ class Reloading:
         path: Path | None,
         environ: Mapping[str, str],
         policy: Policy,
-        hub: Hub,
+        metrics: AgentMetrics,
     ) -> None:
         self._config = config
         self._path = path
         self._environ = environ
         self._policy = policy
-        self._hub = hub
+        self._reloads = metrics.counter("config_reloads_total")
         self._asked = False
 
     def ask(self) -> None:
@@ -48,11 +48,11 @@ class Reloading:
         try:
             new = loading.load(self._path, self._environ)
         except UsageError as error:
-            self._hub.count("config_reloads_total", "failed")
+            self._reloads.labels("failed").inc()
             logger.error("the configuration stays as it was: %s", error)
             return
         self._swap(new)
-        self._hub.count("config_reloads_total", "ok")
+        self._reloads.labels("ok").inc()
         logger.info("configuration reloaded")
 
     def _swap(self, new: Config) -> None:

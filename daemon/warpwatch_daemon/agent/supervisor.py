@@ -115,6 +115,10 @@ class Supervisor:
                 counts[loop.name] += loop.failures
         return dict(counts)
 
+    def durations_s(self) -> dict[str, float]:
+        """How long the newest round of each loop took."""
+        return {loop.name: loop.last_duration_s for loop in self.loops if loop.alive}
+
     @property
     def loops(self) -> tuple[Loop, ...]:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections.abc import Set
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,8 @@ class CaptureRegister:
         self._hub = hub
         self._lock = threading.RLock()
         self._saving = threading.Lock()
+        # Jobs whose residual is shown.
+        self._with_residual: Set[str] = frozenset()
         self._captures = {capture.id: capture for capture in store.load(SHOWN)}
         self._end_interrupted()
         self._publish()
@@ -42,7 +45,8 @@ class CaptureRegister:
                 detail = f"{INTERRUPTED}the daemon ended meanwhile"
                 self.update(capture.id, outcome="failed", detail=detail)
                 request = capture.request
-                self._hub.count("captures_total", request.kind, request.trigger, "failed")
+                captures = self._hub.metrics.counter("captures_total")
+                captures.labels(request.kind, request.trigger, "failed").inc()
                 logger.warning("capture %s was running when the daemon ended", capture.id)
 
     def all(self) -> list[Capture]:
@@ -131,19 +135,25 @@ class CaptureRegister:
             for capture_id in gone:
                 self._captures.pop(capture_id, None)
             self._publish()
-        self._hub.gauge("store_bytes", size)
-        self._hub.gauge("store_captures", len(kept))
+        self._hub.metrics.gauge("store_bytes").set(size)
+        self._hub.metrics.gauge("store_captures").set(len(kept))
 
     def publish_residuals(self) -> None:
         """The newest residual of every job that still runs, of this run of it."""
         began = self._began()
-        ratios: dict[tuple[str, ...], float] = {
-            (capture.request.job,): capture.residual.ratio
+        ratios = {
+            capture.request.job: capture.residual.ratio
             for capture in self.all()
             if capture.residual is not None
             and capture.time >= began.get(capture.request.job, math.inf)
         }
-        self._hub.replace_gauges("capture_residual_ratio", ratios)
+        residuals = self._hub.metrics.gauge("capture_residual_ratio")
+        with self._lock:
+            for job in self._with_residual - ratios.keys():
+                residuals.remove(job)
+            for job, ratio in ratios.items():
+                residuals.labels(job).set(ratio)
+            self._with_residual = ratios.keys()
 
     def _began(self) -> dict[str, float]:
         """When the ranks of the jobs that run now began."""

@@ -213,7 +213,8 @@ class Coordinator:
         self, request: CaptureRequest, reason: str, detail: object, at: float
     ) -> None:
         if self._refusals.is_new(request, reason, at):
-            self._hub.count("captures_total", request.kind, request.trigger, reason)
+            captures = self._hub.metrics.counter("captures_total")
+            captures.labels(request.kind, request.trigger, reason).inc()
             logger.info("no %s capture of %s: %s", request.kind, request.job, detail)
 
     def _steps(self, request: CaptureRequest, backend: CaptureBackend) -> int:

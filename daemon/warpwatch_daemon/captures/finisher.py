@@ -97,7 +97,8 @@ class Finisher:
             logger.exception("capture %s could not be finished", name)
             outcome = "failed"
             self._register.update(name, outcome=outcome, detail=f"{type(error).__name__}: {error}")
-        self._hub.count("captures_total", request.kind, request.trigger, outcome)
+        captures = self._hub.metrics.counter("captures_total")
+        captures.labels(request.kind, request.trigger, outcome).inc()
 
     def _conclude(self, session: CaptureSession) -> str:
         """The outcome; the capture is complete when every rank's file is there and readable."""
@@ -142,9 +143,10 @@ class Finisher:
             if rank.file and (expectation := session.expectation(rank.rank)) is not None
         }
         verdicts = verification.verify(folder, expected) if expected else {}
+        problems = self._hub.metrics.counter("capture_problems_total")
         for verdict in verdicts.values():
             for problem in verdict.problems:
-                self._hub.count("capture_problems_total", problem.partition(":")[0])
+                problems.labels(problem.partition(":")[0]).inc()
         return tuple(_with_verdict(rank, verdicts) for rank in ranks)
 
     def _diagnose(
@@ -181,7 +183,8 @@ class Finisher:
         changes = {"step_s": cost.medians(), "cost_s": cost_s, "residual": residual}
         self._register.update(capture.id, **changes)
         if cost_s is not None:
-            self._hub.count("capture_cost_seconds_total", capture.request.kind, by=max(0.0, cost_s))
+            costs = self._hub.metrics.counter("capture_cost_seconds_total")
+            costs.labels(capture.request.kind).inc(max(0.0, cost_s))
         if residual is not None:
             self._register.publish_residuals()
         if residual is not None and residual.slower:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from prometheus_client import CollectorRegistry
+
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_detection.anomalies.register_state import Suppressed
@@ -23,6 +25,9 @@ class Backend(Protocol):
 
     def exposition(self) -> Options:
         """How ``/metrics`` is written."""
+
+    def registry(self) -> CollectorRegistry:
+        """The metrics of the daemon itself."""
 
     def missing(self) -> tuple[str, ...]:
         """What keeps the daemon from being ready, one line each; empty when it is."""

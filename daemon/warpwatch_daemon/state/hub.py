@@ -1,4 +1,4 @@
-"""The one state: sources put their part in, everybody else takes a snapshot."""
+"""The one state: sources put their part in, everyone else takes a snapshot."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from warpwatch._version import __version__
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.device_table import DeviceTable
 from warpwatch_daemon.state.job_energy import JobEnergy
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.captures import Capture, Decision
-from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankKey, RankState, State
 
 
 class Hub:
-    """Implements ``sources.base.Sink``. Every method may be called from any thread.
+    """Implements ``warpwatch_devices.source.Sink``. Every method may be called from any thread.
 
     ``stale_after_s``: how long what a source read is believed; ``by_source`` where it differs.
     """
@@ -33,6 +33,8 @@ class Hub:
         by_source: Mapping[str, float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        # What the daemon counts about itself; no part of the state.
+        self.metrics = AgentMetrics()
         self._clock = clock
         self._monotonic = monotonic
         self._stale_after_s = {"": stale_after_s, **(by_source or {})}
@@ -50,9 +52,6 @@ class Hub:
         self._contexts: Mapping[str, AnomalyContext] = {}
         self._captures: tuple[Capture, ...] = ()
         self._decisions: tuple[Decision, ...] = ()
-        self._agent: dict[SeriesKey, float] = {
-            ("build_info", (__version__,)): 1.0,
-        }
         self._hostname = socket.gethostname()
 
     # --- what sources publish ---
@@ -86,10 +85,14 @@ class Hub:
         with self._lock:
             self._health[health.name] = health
 
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        counter = self.metrics.counter(name)
+        (counter.labels(*labels) if labels else counter).inc(by)
+
     # --- what the daemon's own parts publish ---
 
     def watch_ranks(self, states: Callable[[], tuple[RankState, ...]]) -> None:
-        """Where to ask for the ranks when somebody wants to see them; from any thread."""
+        """Where to ask for the ranks when they are to be seen; called from any thread."""
         self._rank_states = states
 
     def follow_ranks(self, devices: Mapping[RankKey, str | None]) -> None:
@@ -118,25 +121,7 @@ class Hub:
         with self._lock:
             self._decisions = decisions
 
-    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
-        """Add to one of the agent's own counters (catalogue scope ``agent``)."""
-        with self._lock:
-            key = (name, labels)
-            self._agent[key] = self._agent.get(key, 0.0) + by
-
-    def gauge(self, name: str, value: float, *labels: str) -> None:
-        with self._lock:
-            self._agent[(name, labels)] = value
-
-    def replace_gauges(self, name: str, values: Mapping[tuple[str, ...], float]) -> None:
-        """Set every series of a gauge; those that are not named end."""
-        with self._lock:
-            for key in [key for key in self._agent if key[0] == name and key[1] not in values]:
-                del self._agent[key]
-            for labels, value in values.items():
-                self._agent[(name, labels)] = value
-
-    # --- what everybody reads ---
+    # --- what everyone reads ---
 
     def take_records(self) -> list[Record]:
         """What was published since the last call; for the pipeline alone."""
@@ -188,7 +173,6 @@ class Hub:
                 captures=self._captures,
                 decisions=self._decisions,
                 attributions=tuple(self._attributions.values()),
-                agent=dict(self._agent),
             )
 
     def _fresh_host(self, now: float) -> HostSample | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.state.counted import counted
 from warpwatch import protocol
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.disk import Disk
@@ -142,4 +143,4 @@ class CaptureNode:
         return next(c for c in self.hub.state().captures if c.id == capture.id)
 
     def counted(self, outcome: str, trigger: str = "manual", kind: str = "torch") -> float:
-        return self.hub.state().agent.get(("captures_total", (kind, trigger, outcome)), 0.0)
+        return counted(self.hub, "captures_total", kind, trigger, outcome) or 0.0

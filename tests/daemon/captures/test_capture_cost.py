@@ -12,6 +12,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import Baselines, StepCost, rank_sum_z
 from warpwatch_daemon.captures.store import Store
@@ -128,9 +129,9 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     assert capture.residual is not None
     assert (round(capture.residual.ratio, 1), capture.residual.slower) == (2.0, True)
     assert f"since capture {asked.id} the steps of train take 100 % longer" in caplog.text
-    agent = node.hub.state().agent
-    assert agent["capture_cost_seconds_total", ("torch",)] == pytest.approx(1.5, abs=0.01)
-    assert agent["capture_residual_ratio", ("train",)] == capture.residual.ratio
+    cost_s = counted(node.hub, "capture_cost_seconds_total", "torch")
+    assert cost_s == pytest.approx(1.5, abs=0.01)
+    assert counted(node.hub, "capture_residual_ratio", "train") == capture.residual.ratio
 
 
 def test_the_price_stays_when_the_steps_after_it_come_before_the_files(node: CaptureNode) -> None:
@@ -167,7 +168,7 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
         )
         hub.watch_ranks(lambda: ranks)
         register.publish_residuals()
-        return hub.state().agent.get(("capture_residual_ratio", ("train",)))
+        return counted(hub, "capture_residual_ratio", "train")
 
     assert shown(4000.0, 6000.0) == 1.4
     assert shown(6000.0, 7000.0) is None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, trace
+from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures import verification
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.verification import Expectation, TraceVerdict, verify
@@ -138,7 +139,7 @@ def test_a_trace_that_lacks_something_is_kept_and_the_capture_says_what(
     assert capture.ranks[1].verified is False
     assert "rank1.pt.trace.json.gz" in capture.files
     assert capture.diagnosis is not None
-    assert node.hub.state().agent["capture_problems_total", ("steps",)] == 1
+    assert counted(node.hub, "capture_problems_total", "steps") == 1
 
 
 def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(node: CaptureNode) -> None:
@@ -150,7 +151,7 @@ def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(node: CaptureNode)
     assert capture.detail == "rank 0 is not verified (unreadable: is not JSON)"
     assert capture.diagnosis is not None
     assert [found["rank"] for found in capture.diagnosis["traces"]] == [1]
-    assert node.hub.state().agent["capture_problems_total", ("unreadable",)] == 1
+    assert counted(node.hub, "capture_problems_total", "unreadable") == 1
 
 
 def test_a_child_that_dies_leaves_the_traces_and_an_outcome(
@@ -164,7 +165,7 @@ def test_a_child_that_dies_leaves_the_traces_and_an_outcome(
     assert capture.outcome == "complete"
     assert [rank.verified for rank in capture.ranks] == [None, None]
     assert capture.ranks[0].problems == ("unverified: exit status 1",)
-    assert node.hub.state().agent["capture_problems_total", ("unverified",)] == 2
+    assert counted(node.hub, "capture_problems_total", "unverified") == 2
     assert (capture.diagnosis, capture.diagnosis_outcome) == (None, "exit status 1")
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client import CollectorRegistry
 
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.http.conftest import MemoryBackend
+from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_telemetry.captures import Capture
@@ -42,19 +44,22 @@ class AlertNode(MemoryBackend):
     def state(self) -> State:
         return self.node.hub.state()
 
+    def registry(self) -> CollectorRegistry:
+        return self.node.hub.metrics.registry
+
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
     ) -> list[Answer]:
         return self.requests.receive(alerts, own_names, peers)
 
     def count_alerts(self, outcome: str, count: int) -> None:
-        self.node.hub.count("alerts_received_total", outcome, by=count)
+        self.node.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def captures(self) -> list[Capture]:
         return list(self.state().captures)
 
     def counted(self, outcome: str) -> float:
-        return self.state().agent.get(("alerts_received_total", (outcome,)), 0.0)
+        return counted(self.node.hub, "alerts_received_total", outcome) or 0.0
 
 
 def alert(fingerprint: str = "f1", **labels: str) -> dict[str, Any]:

@@ -13,11 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
@@ -230,6 +232,7 @@ class MemoryBackend:
 
     def reset(self, folder: Path) -> None:
         self.now = node_in_trouble()
+        self.metrics = AgentMetrics()
         self.lacks: tuple[str, ...] = ()
         self.refusal: Refused | None = None
         self.asked: list[CaptureRequest] = []
@@ -241,6 +244,9 @@ class MemoryBackend:
 
     def state(self) -> State:
         return self.now
+
+    def registry(self) -> CollectorRegistry:
+        return self.metrics.registry
 
     def exposition(self) -> Options:
         return Options()

@@ -9,7 +9,6 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from warpwatch_daemon.http.metrics import accepts_gzip, wants_openmetrics
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.samples import DeviceProcess
 
@@ -216,29 +215,40 @@ def test_metrics_come_as_openmetrics_and_compressed_when_asked_for(client):
     assert gzip.decompress(raw).endswith(b"# EOF\n")
 
 
+PROMETHEUS_3 = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+PROMETHEUS_2 = (
+    "application/openmetrics-text;version=1.0.0;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
 @pytest.mark.parametrize(
     ("accept", "expected"),
     [
-        ("", False),
-        ("*/*", False),
-        ("application/openmetrics-text", True),
-        ("application/openmetrics-text; version=0.0.1,text/plain;q=0.5", True),
-        ("application/openmetrics-text;q=0.2,text/plain;q=0.5", False),
-        ("application/openmetrics-text;q=0", False),
-        ("application/openmetrics-text;version=7.0.0", False),
-        ("application/openmetrics-text;q=much", False),
+        (
+            PROMETHEUS_3,
+            "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8",
+        ),
+        (
+            PROMETHEUS_2,
+            "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=underscores",
+        ),
+        ("text/plain;version=1.0.0", TEXT.replace("0.0.4", "1.0.0") + "; escaping=underscores"),
+        ("text/plain;version=0.0.4", TEXT),
+        ("*/*", TEXT),
+        ("", TEXT),
+        ("application/openmetrics-text;version=newest", TEXT),
     ],
 )
-def test_openmetrics_is_chosen_by_quality_and_version(accept, expected):
-    assert wants_openmetrics(accept) is expected
-
-
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [("gzip", True), ("br, gzip;q=0.5", True), ("gzip;q=0", False), ("", False), ("*", False)],
-)
-def test_gzip_is_sent_only_where_it_is_accepted(accept, expected):
-    assert accepts_gzip(accept) is expected
+def test_a_scraper_gets_the_format_that_it_asks_for(client, accept, expected):
+    answer = client.get("/metrics", headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, expected)
+    assert answer.text.endswith("\n# EOF\n") == ("openmetrics" in expected)
 
 
 def test_every_answer_carries_the_security_headers(client):

@@ -51,14 +51,6 @@ def test_a_wall_clock_that_is_set_makes_nothing_old() -> None:
     assert hub.state().devices[0].up
 
 
-def test_gauges_that_are_replaced_end_when_they_are_not_named() -> None:
-    hub = Hub(4.0)
-    hub.replace_gauges("loop_duration_seconds", {("a",): 1.0, ("b",): 2.0})
-    hub.replace_gauges("loop_duration_seconds", {("b",): 3.0})
-    found = {key[1]: v for key, v in hub.state().agent.items() if key[0] == "loop_duration_seconds"}
-    assert found == {("b",): 3.0}
-
-
 def test_a_published_sample_is_also_a_record_for_the_pipeline() -> None:
     hub = Hub(4.0)
     hub.publish_device(sample(1.0, 5.0))
@@ -160,13 +152,3 @@ def test_a_job_that_the_shim_reports_as_well_is_told_once() -> None:
     state = hub.state()
     assert [job.name for job in state.jobs] == ["train"]
     assert state.kineto_jobs == (stock,)
-
-
-def test_counters_add_up_by_their_labels() -> None:
-    hub = Hub(4.0)
-    hub.count("captures_total", "torch", "manual", "complete")
-    hub.count("captures_total", "torch", "manual", "complete")
-    hub.count("captures_total", "torch", "manual", "failed")
-    agent = hub.state().agent
-    assert agent[("captures_total", ("torch", "manual", "complete"))] == 2
-    assert agent[("captures_total", ("torch", "manual", "failed"))] == 1

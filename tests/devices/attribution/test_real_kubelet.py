@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.state.counted import counted
 from tests.devices.attribution.device_plugin import DevicePlugin
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
 from tests.devices.attribution.kubernetes_node import KubernetesNode
@@ -120,7 +121,7 @@ class Watch:
         return health
 
     def errors(self) -> float:
-        return self._hub.state().agent.get(("attribution_errors_total", ("kubelet",)), 0.0)
+        return counted(self._hub, "attribution_errors_total", "kubelet") or 0.0
 
     def close(self) -> None:
         self._supervisor.stop()

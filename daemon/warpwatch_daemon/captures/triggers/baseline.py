@@ -71,7 +71,8 @@ class BaselineCaptures:
         self._not_before[job] = now + REFUSED_PAUSE_S
         harmful = self._harmful()
         if harmful is not None:
-            self._hub.count("captures_total", "torch", "baseline", "refused_disabled")
+            captures = self._hub.metrics.counter("captures_total")
+            captures.labels("torch", "baseline", "refused_disabled").inc()
             logger.info("no baseline of %s: capture %s left its job slower", job, harmful.id)
             self._not_before[job] = now + GIVEN_UP_S
             return

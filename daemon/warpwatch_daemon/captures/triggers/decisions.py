@@ -212,7 +212,8 @@ class Triggers:
     def _refuse(
         self, anomaly: Anomaly, recipe: RecipeConfig, now: float, reason: str, detail: str
     ) -> None:
-        self._hub.count("captures_total", recipe.kind, "anomaly", reason)
+        captures = self._hub.metrics.counter("captures_total")
+        captures.labels(recipe.kind, "anomaly", reason).inc()
         logger.info("no %s capture for %s: %s", recipe.kind, anomaly.kind, detail)
         self._decide(anomaly.id, now, reason, detail)
 

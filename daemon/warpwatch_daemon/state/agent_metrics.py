@@ -1,0 +1,76 @@
+"""What the daemon counts about itself, as metrics of prometheus_client.
+
+Name, help, labels and unit of each are those of its row in the catalogue, scope ``agent``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+from prometheus_client.core import Metric as MetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from warpwatch_exporters.collector import family_of
+from warpwatch_telemetry.catalogue import CATALOGUE
+
+_Kind = TypeVar("_Kind", Counter, Gauge)
+
+
+class AgentMetrics:
+    """Every method may be called from any thread. Raises KeyError for what the catalogue has not.
+
+    A metric is made when it is first asked for: one that nothing counts yet is absent, not 0.
+    """
+
+    def __init__(self) -> None:
+        # The catalogue has no series that say since when another one counts.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._lock = threading.Lock()
+        self._made: dict[str, Counter | Gauge] = {}
+
+    def counter(self, name: str) -> Counter:
+        return self._metric(Counter, name)
+
+    def gauge(self, name: str) -> Gauge:
+        return self._metric(Gauge, name)
+
+    def read(self, name: str, values: Callable[[], Mapping[Any, float]]) -> None:
+        """A metric that another part keeps: ``values`` is called at each scrape.
+
+        Its keys are the values of the metric's label, or tuples of them where it has several.
+        """
+        self.registry.register(_ReadWhenScraped(name, values))
+
+    def _metric(self, kind: type[_Kind], name: str) -> _Kind:
+        with self._lock:
+            metric = self._made.get(name)
+            if metric is None:
+                row = CATALOGUE[name]
+                metric = self._made[name] = kind(
+                    row.full_name, row.help, row.labels, unit=row.unit, registry=self.registry
+                )
+        assert isinstance(metric, kind), f"{name} is a {metric}"
+        return metric
+
+
+class _ReadWhenScraped(Collector):
+    def __init__(self, name: str, values: Callable[[], Mapping[Any, float]]) -> None:
+        self._row = CATALOGUE[name]
+        self._values = values
+
+    def describe(self) -> Iterable[MetricFamily]:
+        return [family_of(self._row)]
+
+    def collect(self) -> Iterable[MetricFamily]:
+        family = family_of(self._row)
+        # Copied in one step: whoever keeps them goes on meanwhile.
+        for key, value in dict(self._values()).items():
+            texts = (key,) if isinstance(key, str) else key
+            labels = dict(zip(self._row.labels, texts, strict=True))
+            family.samples.append(Sample(self._row.full_name, labels, value))
+        return [family]

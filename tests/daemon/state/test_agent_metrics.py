@@ -1,0 +1,63 @@
+"""What the daemon counts about itself: the catalogue's names and labels, from any thread."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.daemon.state.counted import counted
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.catalogue import CATALOGUE
+
+
+def test_a_source_counts_by_name_and_labels() -> None:
+    hub = Hub(4.0)
+    hub.count("nvml_calls_total", "power")
+    hub.count("nvml_calls_total", "power", by=4)
+    hub.count("nvml_calls_total", "clocks")
+    hub.count("jsonl_errors_total", by=2)
+    assert counted(hub, "nvml_calls_total", "power") == 5
+    assert counted(hub, "nvml_calls_total", "clocks") == 1
+    assert counted(hub, "jsonl_errors_total") == 2
+
+
+def test_what_nothing_has_counted_yet_is_absent() -> None:
+    metrics = AgentMetrics()
+    assert generate_latest(metrics.registry) == b""
+    metrics.counter("jsonl_errors_total")
+    assert b"warpwatch_jsonl_errors_total 0.0" in generate_latest(metrics.registry)
+
+
+@pytest.mark.parametrize("name", sorted(n for n, row in CATALOGUE.items() if row.scope == "agent"))
+def test_every_metric_is_shown_as_the_catalogue_describes_it(name: str) -> None:
+    row, metrics = CATALOGUE[name], AgentMetrics()
+    metric = metrics.counter(name) if row.kind == "counter" else metrics.gauge(name)
+    values = [f"some {label}" for label in row.labels]
+    (metric.labels(*values) if values else metric).inc()
+    # No second series says since when a counter counts.
+    (family,) = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    (sample,) = family.samples
+    assert (family.type, family.documentation) == (row.kind, row.help)
+    assert (sample.name, sample.value) == (row.full_name, 1)
+    assert sample.labels == dict(zip(row.labels, values, strict=True))
+
+
+def test_what_another_part_keeps_is_read_at_each_scrape() -> None:
+    hub = Hub(4.0)
+    durations_s = {"pipeline": 0.25, "host": 0.5}
+    suppressed = {("hang", "crash"): 1}
+    hub.metrics.read("loop_duration_seconds", lambda: durations_s)
+    hub.metrics.read("anomalies_suppressed_total", lambda: suppressed)
+    assert counted(hub, "loop_duration_seconds", "host") == 0.5
+    assert counted(hub, "anomalies_suppressed_total", "hang", "crash") == 1
+    del durations_s["host"]
+    suppressed["hang", "crash"] = 2
+    assert counted(hub, "loop_duration_seconds", "host") is None
+    assert counted(hub, "anomalies_suppressed_total", "hang", "crash") == 2
+
+
+def test_a_name_that_the_catalogue_has_not_is_refused() -> None:
+    with pytest.raises(KeyError):
+        Hub(4.0).count("made_up_total")
