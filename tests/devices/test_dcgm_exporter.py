@@ -16,8 +16,7 @@ from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
 from warpwatch_devices.config import DcgmExporterConfig
 from warpwatch_devices.dcgm.exporter_source import DcgmExporterSource
-from warpwatch_devices.dcgm.exposition import Series, parse
-from warpwatch_devices.dcgm.scrape import read
+from warpwatch_devices.dcgm.scrape import parse, read
 from warpwatch_devices.source import Surroundings
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.samples import Device, DeviceSample
@@ -229,7 +228,8 @@ def test_broken_lines_cost_themselves_alone() -> None:
         "DCGM_FI_DEV_GPU_TEMP} 4",
         f"DCGM_FI_DEV_GPU_TEMP{{{labels()}}}",
         f"DCGM_FI_DEV_GPU_TEMP{{{labels()}}} 4_3",
-        f"DCGM_FI_DEV_GPU_TEMP{{{labels()}}} 43 12 13",
+        f"DCGM_FI_DEV_GPU_TEMP{{{labels()}}} {'9' * 400}",
+        'DCGM_FI_DEV_GPU_TEMP{gpu="0", =UUID="GPU-1"} 43',
         f'DCGM_FI_DEV_GPU_TEMP{{{labels()},gpu="1"}} 43',
         'DCGM_FI_DEV_GPU_TEMP{gpu="0" UUID="GPU-1"} 43',
         'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1} 43',
@@ -244,15 +244,16 @@ def test_broken_lines_cost_themselves_alone() -> None:
         'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",GPU_I_ID="../7"} 43',
     )
     scrape = read("\n".join((*broken, good, *no_device)), "node-7")
-    assert scrape.rejected == 16
+    assert scrape.rejected == 17
     assert [scraped.device.uuid for scraped in scrape.devices] == [A100]
 
 
 def test_labels_are_unescaped_and_may_hold_braces_and_commas() -> None:
     line = r'DCGM_X{a="one, \"two\"} 7",b="back\\slash",c="new\nline",} 2.5e+3 1700000000000'
-    assert list(parse(line, {"DCGM_X"})) == [
-        Series("DCGM_X", {"a": 'one, "two"} 7', "b": "back\\slash", "c": "new\nline"}, 2500.0)
-    ]
+    (sample,) = parse(line, {"DCGM_X"})
+    assert sample is not None
+    assert sample.labels == {"a": 'one, "two"} 7', "b": "back\\slash", "c": "new\nline"}
+    assert (sample.name, sample.value) == ("DCGM_X", 2500.0)
 
 
 def test_the_number_of_devices_is_bounded() -> None:

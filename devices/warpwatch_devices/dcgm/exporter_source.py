@@ -1,6 +1,6 @@
 """A running dcgm-exporter as a source: what it serves, mapped back to our devices and series.
 
-It reads DCGM every 30 s unless told otherwise, and goes on serving its last values when DCGM is
+It reads DCGM every 30 s by default, and goes on serving its last values when DCGM is
 gone. A scrape that is word for word the one before says nothing new and is not published: the
 devices go stale by themselves.
 """

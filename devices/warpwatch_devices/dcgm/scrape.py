@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_devices.dcgm.exposition import Series, parse
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
 from warpwatch_devices.dcgm.values import INSTANCE_ROWS, ROWS, in_our_unit
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device
 
 MAX_DEVICES = 1024
+# dcgm-exporter's lines have some hundred characters; with many pod labels some thousand.
+MAX_LINE_CHARACTERS = 16_384
 
+_NAME = re.compile(r"DCGM_\w+", re.ASCII)
 _UUID = re.compile(r"[!-~]{1,96}")
 _NUMBER = re.compile(r"\d{1,4}", re.ASCII)
 _MAX_TEXT_CHARACTERS = 128
@@ -42,8 +47,8 @@ class Scrape:
 def read(text: str, hostname: str) -> Scrape:
     """The devices of ``hostname``; where it names one host or none, all."""
     gathering = _Gathering()
-    for series in parse(text, ROWS):
-        if series is None or not gathering.add(series):
+    for sample in parse(text, ROWS):
+        if sample is None or not gathering.add(sample):
             gathering.rejected += 1
     hosts = tuple(sorted(host for host in gathering.hosts if host))
     devices: dict[tuple[str, str], ScrapedDevice] = {}
@@ -56,6 +61,28 @@ def read(text: str, hostname: str) -> Scrape:
     return Scrape(list(devices.values()), gathering.rejected, hosts)
 
 
+def parse(text: str, names: Container[str]) -> Iterator[Sample | None]:
+    """The samples whose name is one of ``names``; None for each of their lines that is broken.
+
+    Line by line, because the parser gives up at the first broken one.
+    """
+    for line in text.split("\n"):
+        name = _NAME.match(line)
+        if name and name[0] in names:
+            yield _sample(line)
+
+
+def _sample(line: str) -> Sample | None:
+    if len(line) > MAX_LINE_CHARACTERS:
+        return None
+    try:
+        (family,) = text_string_to_metric_families(line)
+        (sample,) = family.samples
+        return sample._replace(value=float(sample.value))
+    except (ValueError, IndexError, OverflowError):
+        return None
+
+
 class _Gathering:
     """What was read so far, by host and by the UUID and instance of the device."""
 
@@ -64,16 +91,16 @@ class _Gathering:
         self.rejected = 0
         self._devices = 0
 
-    def add(self, series: Series) -> bool:
+    def add(self, sample: Sample) -> bool:
         """False for what cannot be, and for devices beyond MAX_DEVICES."""
-        if "vgpu" in series.labels and series.name in _OF_A_POD:
+        if "vgpu" in sample.labels and sample.name in _OF_A_POD:
             return True
-        row = ROWS[series.name]
-        device = _device(series.labels, series.name in INSTANCE_ROWS)
-        value = in_our_unit(row, series.value)
+        row = ROWS[sample.name]
+        device = _device(sample.labels, sample.name in INSTANCE_ROWS)
+        value = in_our_unit(row, sample.value)
         if device is None or value is None:
             return False
-        scraped = self._scraped(_host(series.labels), device)
+        scraped = self._scraped(_host(sample.labels), device)
         if scraped is None:
             return False
         # Copies for several jobs or pods say the same again.
