@@ -2,6 +2,7 @@
 
 - source: what a source and a sink are, and what a source may know of the agent
 - nvml: NVIDIA GPUs; dcgm: what NVML cannot give; simulated: devices without hardware
+- call_guard: calls that may never return; loops: what a source needs of whoever runs its loops
 - kernel_log, xid_ledger: XIDs as kernel and driver report them
 - host, processes, process_tree, pid_namespace: the machine, and who uses a GPU on it
 - attribution: whose work runs on which device (pods, Slurm jobs)

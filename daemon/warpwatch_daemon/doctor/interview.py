@@ -10,33 +10,35 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
 from warpwatch_daemon.doctor.questions import QUESTIONS
+from warpwatch_devices.call_guard import run_all
 from warpwatch_devices.nvml import library
 
 # pynvml writes NVML_P2P_CAPS_INDEX_READ as a tuple.
 _P2P_READ = 0
-_TELL = threading.Lock()
+_PRINTING = threading.Lock()
 
 
-def tell(device: int | None, question: str, code: int, value: Any = None) -> None:
+def report(device: int | None, question: str, code: int, value: Any = None) -> None:
     line = json.dumps({"device": device, "question": question, "code": code, "value": value})
-    with _TELL:
+    with _PRINTING:
         print(line, flush=True)  # noqa: T201
 
 
 def ask(device: int | None, question: str, call: Callable[[], Any]) -> Any:
-    """Tell the answer of one call; returns it too, None without one."""
+    """Report the answer of one call; returns it too, None without one."""
     try:
         value = call()
     except pynvml.NVMLError as error:
-        tell(device, question, library.code_of(error), str(error))
+        report(device, question, library.code_of(error), str(error))
         return None
-    tell(device, question, pynvml.NVML_SUCCESS, value)
+    report(device, question, pynvml.NVML_SUCCESS, value)
     return value
 
 
@@ -48,26 +50,19 @@ class Interview:
         self._answered: dict[int, Any] = {}
 
     def run(self, count: int) -> None:
-        threads = [
-            threading.Thread(target=self._device, args=(index,), daemon=True)
-            for index in range(count)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_all({f"gpu-{index}": partial(self._device, index) for index in range(count)})
 
     def _device(self, index: int) -> None:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         except pynvml.NVMLError as error:
-            tell(index, "handle", library.code_of(error), str(error))
+            report(index, "handle", library.code_of(error), str(error))
         else:
             for question, call in QUESTIONS.items():
                 ask(index, question, lambda call=call: call(handle))  # type: ignore[misc]
             for peer, other in self._earlier(index, handle):
                 self._ask_pair(index, handle, peer, other)
-        tell(index, "done", pynvml.NVML_SUCCESS)
+        report(index, "done", pynvml.NVML_SUCCESS)
 
     def _earlier(self, index: int, handle: Any) -> Iterator[tuple[int, Any]]:
         with self._lock:
@@ -98,21 +93,21 @@ def library_file() -> str | None:
 
 
 def main() -> None:
-    tell(None, "begun", pynvml.NVML_SUCCESS)
+    report(None, "begun", pynvml.NVML_SUCCESS)
     error: library.NvmlUnavailable | None = None
     try:
         library.initialise()
     except library.NvmlUnavailable as unavailable:
         error = unavailable
-    tell(None, "library", pynvml.NVML_SUCCESS, library_file())
+    report(None, "library", pynvml.NVML_SUCCESS, library_file())
     if error:
         cause = error.__cause__
         missing = isinstance(cause, OSError) or cause is None
         absent = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
         code = absent if missing else library.code_of(cause)  # type: ignore[arg-type]
-        tell(None, "initialise", code, str(error))
+        report(None, "initialise", code, str(error))
         return
-    tell(None, "initialise", pynvml.NVML_SUCCESS)
+    report(None, "initialise", pynvml.NVML_SUCCESS)
     ask(None, "driver_version", pynvml.nvmlSystemGetDriverVersion)
     ask(None, "nvml_version", pynvml.nvmlSystemGetNVMLVersion)
     ask(None, "cuda_version", pynvml.nvmlSystemGetCudaDriverVersion)
@@ -121,5 +116,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # A driver whose shutdown hangs must not keep what was told.
+    # A driver whose shutdown hangs must not hold up the end.
     os._exit(0)

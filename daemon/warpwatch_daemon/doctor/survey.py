@@ -1,19 +1,19 @@
 """Asking the driver without being held up by it: a child asks, its answers are read as they come.
 
-A call that never returns, or a library that crashes, costs the child alone; what was told before
-is kept, and the question without an answer is named.
+A call that never returns, or a library that crashes, costs the child alone; what it reported
+before is kept, and the question without an answer is named.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import queue
+import os
+import select
 import signal
 import subprocess
 import sys
-import threading
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -36,17 +36,13 @@ def ask_driver(patience_s: float = DEFAULT_PATIENCE_S) -> Survey:
     """
     child = _start()
     assert child.stdout is not None
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    pump = threading.Thread(target=_pump, args=(child.stdout, lines), daemon=True)
-    pump.start()
-    answers, silent = _listen(lines, patience_s)
+    answers, silent = _listen(child.stdout.fileno(), patience_s)
     if silent:
         child.kill()
     # A child that hangs inside the kernel survives even this; it is left behind.
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(_GOODBYE_S)
-        pump.join()
-        child.stdout.close()
+    child.stdout.close()
     crashed = not silent and child.returncode is not None and child.returncode < 0
     return _survey(answers, patience_s, -child.returncode if crashed else None)
 
@@ -63,25 +59,22 @@ def _start() -> subprocess.Popen[bytes]:
         raise WarpwatchError(f"cannot start {sys.executable}: {error.strerror}") from error
 
 
-def _listen(lines: queue.SimpleQueue[bytes], patience_s: float) -> tuple[list[Any], bool]:
+def _listen(fd: int, patience_s: float) -> tuple[list[Any], bool]:
     """The answers, and whether they ceased without an end."""
     answers: list[Any] = []
     # The child's first line comes before it touches the driver, however slowly it starts.
-    line = lines.get()
-    while line:
-        with contextlib.suppress(ValueError):
-            answers.append(json.loads(line))
-        try:
-            line = lines.get(timeout=patience_s)
-        except queue.Empty:
-            return answers, True
-    return answers, False
-
-
-def _pump(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(b"")
+    timeout_s = None
+    rest = b""
+    while select.select([fd], [], [], timeout_s)[0]:
+        data = os.read(fd, 1 << 16)
+        if not data:
+            return answers, False
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                answers.append(json.loads(line))
+        timeout_s = patience_s
+    return answers, True
 
 
 def _survey(answers: list[Any], patience_s: float, crashed_by: int | None) -> Survey:
@@ -110,18 +103,18 @@ def _survey(answers: list[Any], patience_s: float, crashed_by: int | None) -> Su
 
 
 def _device(index: int, answers: list[Any]) -> DeviceFacts:
-    told = {a["question"]: a for a in answers if a["device"] == index}
-    unanswered = [question for question in QUESTIONS if question not in told]
-    waiting_for = None if "done" in told else (unanswered or ["a pair of GPUs"])[0]
-    if not told:
+    answered = {a["question"]: a for a in answers if a["device"] == index}
+    unanswered = [question for question in QUESTIONS if question not in answered]
+    waiting_for = None if "done" in answered else (unanswered or ["a pair of GPUs"])[0]
+    if not answered:
         waiting_for = "handle"
     values = {
         q: a["value"]
-        for q, a in told.items()
+        for q, a in answered.items()
         if q in QUESTIONS and a["code"] == 0 and _known(a["value"])
     }
     asked = {*QUESTIONS, "handle"}
-    codes = {q: a["code"] for q, a in told.items() if q in asked and a["code"] != 0}
+    codes = {q: a["code"] for q, a in answered.items() if q in asked and a["code"] != 0}
     facts = {"index": index, "codes": codes, "waiting_for": waiting_for, **values}
     return msgspec.convert(facts, DeviceFacts, strict=False)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 
+from warpwatch_devices.call_guard import run_all
 from warpwatch_devices.config import DcgmConfig
 from warpwatch_devices.dcgm.bindings import (
     DcgmRefused,
@@ -78,9 +78,7 @@ class DcgmSource:
 
     def close(self) -> None:
         """Resume profiling and leave; a host engine that does not answer is not waited for."""
-        leaving = threading.Thread(target=self._leave, name="ww-dcgm-close", daemon=True)
-        leaving.start()
-        leaving.join(_CLOSE_TIMEOUT_S)
+        run_all({"dcgm-close": self._leave}, _CLOSE_TIMEOUT_S)
 
     def _step(self, sink: Sink) -> None:
         begun = time.monotonic()
@@ -188,7 +186,7 @@ class DcgmSource:
         return SourceHealth(self.name, True, reason, duration_s, self._errors)
 
     def _watch(self, loop: Loop, sink: Sink) -> None:
-        """Speaks for a call that does not return."""
+        """Report a call that does not return."""
         if loop.busy_s > self._stuck_after_s:
             reason = f"DCGM at {self._config.address} does not answer"
             sink.publish_health(SourceHealth(self.name, False, reason, errors=self._errors))

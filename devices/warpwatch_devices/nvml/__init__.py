@@ -8,5 +8,4 @@
 - batch, buffer, samples, processes: how the dearer answers are read in one call and decoded at once
 - gpm, gpm_devices, gpm_metrics: the counters of Hopper and newer
 - events, event_devices, event_types: XIDs and health
-- call_guard: calls that another thread can give up
 """

@@ -40,14 +40,19 @@ class CallCosts:
         key = (reader, name_of(code))
         self._errors[key] = self._errors.get(key, 0) + 1
 
-    def measure(self, reader: str, call: Callable[[Any], T], handle: Any) -> T:
-        """``call(handle)``, one call of NVML, on the reader's account. Raises NVMLError."""
-        begun = time.perf_counter()
+    def measure(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
+        """``call(*arguments)``, one call of NVML, on the reader's account. Raises NVMLError."""
         try:
-            return call(handle)
+            return self.time(reader, call, *arguments)
         except pynvml.NVMLError as error:
             self.add_error(reader, code_of(error))
             raise
+
+    def time(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
+        """The same, without counting an error."""
+        begun = time.perf_counter()
+        try:
+            return call(*arguments)
         finally:
             self.add(reader, 1, time.perf_counter() - begun)
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pynvml
 
-from warpwatch_devices.loops import Loop, Supervisor
-from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard, address_of
+from warpwatch_devices.call_guard import CallAbandoned, CallGuard, GuardedLoop
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.event_devices import FIRST_RETRY_S, EventDevice, Renewals
 from warpwatch_devices.nvml.event_types import HEALTH_EVENTS, WANTED, XID
-from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
+from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
 from warpwatch_devices.source import Sink
 from warpwatch_devices.xid_ledger import XidLedger
 
@@ -53,17 +53,13 @@ class EventWatcher:
 
     def __init__(self, supervisor: Supervisor, sink: Sink, ledger: XidLedger) -> None:
         self._costs = CallCosts()
-        self._supervisor = supervisor
+        self._loop = GuardedLoop(supervisor, "nvml-events", WAIT_S, self._round, MAX_REPLACEMENTS)
         self._sink = sink
         self._ledger = ledger
         self._lock = threading.Lock()
         self._devices: dict[str, EventDevice] = {}
         self._by_address: dict[int, EventDevice] = {}
         self._renewals: dict[str, Renewals] = {}
-        self._guard = CallGuard(self._costs, READER)
-        # Given up, as its call did not return.
-        self._hung: list[CallGuard] = []
-        self._loop: Loop | None = None
         # Why nothing is watched any more.
         self.trouble = ""
         self._renew = False
@@ -93,9 +89,8 @@ class EventWatcher:
             self._devices[uuid] = device
             self._by_address[address] = device
             self._settled_at = time.monotonic() + SETTLING_S
-            if self._loop is None:
-                self._begin()
-            self._wake()
+            self._loop.begin()
+            self._loop.wake()
 
     def forget(self, uuid: str) -> None:
         """Do not register it again. What it still sends is counted."""
@@ -105,25 +100,21 @@ class EventWatcher:
     @property
     def in_flight(self) -> bool:
         """Whether a call is inside NVML."""
-        return any(guard.in_flight for guard in (self._guard, *self._hung))
+        return self._loop.in_flight
 
     def watch(self, stuck_after_s: float) -> None:
         """Replace a thread whose call does not return, and leave out the device that it was made
         for. Never calls NVML; for the watchdog."""
-        guard = self._guard
-        stuck = guard.abandon_if_stuck(stuck_after_s + WAIT_S)
+        stuck = self._loop.give_up_if_stuck(stuck_after_s + WAIT_S)
         if stuck is None:
             return
         with self._lock:
-            self._hung.append(guard)
             if isinstance(stuck, EventDevice):
                 self._devices.pop(stuck.uuid, None)
             self._set = None
             for device in self._devices.values():
                 device.registered = device.stale = False
-            replaced = len(self._hung) <= MAX_REPLACEMENTS
-            if not self._closed and replaced:
-                self._begin()
+            replaced = self._loop.begin()
         logger.error("NVML events: %s does not return", _name(stuck))
         if not replaced:
             self._give_up(f"{_name(stuck)} does not return")
@@ -132,19 +123,10 @@ class EventWatcher:
         """Free the set, unless a call may still use it."""
         with self._lock:
             self._closed = True
-            loop = self._loop
-        if loop is not None:
-            loop.stop(2 * WAIT_S)
-        if self._guard.abandon() and self._set is not None:
+        if self._loop.close(2 * WAIT_S) and self._set is not None:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(self._set)
             self._set = None
-
-    def _begin(self) -> None:
-        if self._loop is not None:
-            self._loop.stop()
-        guard = self._guard = CallGuard(self._costs, READER)
-        self._loop = self._supervisor.every("nvml-events", WAIT_S, lambda: self._round(guard))
 
     def _supported(self, handle: Any) -> int:
         costs = CallCosts()  # of the caller's thread
@@ -163,11 +145,9 @@ class EventWatcher:
                 self._free_set(guard)
             self._ensure_set(guard)
             if self._renew:
-                self._wake()
+                self._loop.wake()
             elif self._set is not None:
                 self._take(guard)
-        except CallAbandoned:
-            return
         except _Unusable as unusable:
             self._rebuild_later(guard, unusable)
         self._costs.drain(self._sink.count)
@@ -197,18 +177,16 @@ class EventWatcher:
 
     def _create(self, guard: CallGuard) -> Any:
         try:
-            return guard.call("creation", pynvml.nvmlEventSetCreate)
+            return guard.call("creation", self._costs.measure, READER, pynvml.nvmlEventSetCreate)
         except pynvml.NVMLError as error:
-            self._costs.add_error(READER, code_of(error))
             self._judge(error)
             return None
 
     def _register(self, guard: CallGuard, device: EventDevice) -> None:
-        arguments = (device.handle, device.mask, self._set)
+        call = (pynvml.nvmlDeviceRegisterEvents, device.handle, device.mask, self._set)
         try:
-            guard.call(device, pynvml.nvmlDeviceRegisterEvents, *arguments)
+            guard.call(device, self._costs.measure, READER, *call)
         except pynvml.NVMLError as error:
-            self._costs.add_error(READER, code_of(error))
             device.leave_alone()
             meaning = meaning_of(code_of(error))
             if meaning in (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
@@ -227,13 +205,12 @@ class EventWatcher:
         """Wait for an event, and take those that have come with it."""
         settling = time.monotonic() < self._settled_at
         if settling:
-            self._wake()
+            self._loop.wake()
         timeout_ms = round(1000 * (SETTLING_WAIT_S if settling else WAIT_S))
         for _ in range(MAX_EVENTS):
+            call = (pynvml.nvmlEventSetWait_v2, self._set, timeout_ms)
             try:
-                event = guard.call(
-                    "wait", pynvml.nvmlEventSetWait_v2, self._set, timeout_ms, reader=WAITING
-                )
+                event = guard.call("wait", self._costs.time, WAITING, *call)
             except pynvml.NVMLError as error:
                 if code_of(error) != pynvml.NVML_ERROR_TIMEOUT:
                     self._costs.add_error(READER, code_of(error))
@@ -274,13 +251,9 @@ class EventWatcher:
         self._build_at = time.monotonic() + wait_s
         if wait_s == 0.0:
             logger.warning("NVML events: %s; the event set is built again", unusable)
-            self._wake()
+            self._loop.wake()
         with contextlib.suppress(CallAbandoned):
             self._free_set(guard)
-
-    def _wake(self) -> None:
-        if self._loop is not None:
-            self._loop.wake()
 
     def _free_set(self, guard: CallGuard) -> None:
         with self._lock:
@@ -292,7 +265,7 @@ class EventWatcher:
                     device.stale, device.retry_at = False, 0.0
         if event_set is not None:
             with contextlib.suppress(pynvml.NVMLError):
-                guard.call("release", pynvml.nvmlEventSetFree, event_set)
+                guard.call("release", self._costs.time, READER, pynvml.nvmlEventSetFree, event_set)
 
 
 def _name(stuck: object) -> str:

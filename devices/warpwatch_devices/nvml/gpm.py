@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from typing import Any
 
 import pynvml
 
-from warpwatch_devices.loops import Loop, Supervisor
-from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard, address_of
+from warpwatch_devices.call_guard import CallGuard, GuardedLoop
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.gpm_devices import GivenUp, GpmDevice, Values
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
-from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
+from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,9 @@ class GpmWorker:
         take_back_after_s: float = TAKE_BACK_AFTER_S,
     ) -> None:
         self.costs = CallCosts()
-        self._supervisor = supervisor
         self._interval_s = max(interval_s, MIN_INTERVAL_S)
+        # The limit is that of each GPU: one that was given up too often is not taken back.
+        self._loop = GuardedLoop(supervisor, "gpm", self._interval_s, self._round, sys.maxsize)
         self._stuck_after_s = stuck_after_s
         self._take_back_after_s = take_back_after_s
         self._lock = threading.Lock()
@@ -68,15 +70,13 @@ class GpmWorker:
         self._removed: list[GpmDevice] = []
         # By GPU. One that was taken back stays here, without a guard.
         self._given_up: dict[int, GivenUp] = {}
-        self._guard = CallGuard(self.costs, READER)
-        self._loop: Loop | None = None
         self._closed = False
         self._warned = False
 
     def add(
         self, uuid: str, handle: Any, gpu_instance: int | None = None, parent_handle: Any = None
     ) -> None:
-        """Read this device from now on; one that is known is begun anew.
+        """Read this device from now on; one that is known is begun again.
 
         A GPU instance is read through ``parent_handle``. Devices of a GPU that was given up wait
         until that is taken back.
@@ -93,8 +93,7 @@ class GpmWorker:
                 return
             self._drop(uuid)
             self._devices[uuid] = device
-            if self._loop is None:
-                self._begin()
+            self._loop.begin()
 
     def remove(self, uuid: str) -> None:
         with self._lock:
@@ -121,14 +120,12 @@ class GpmWorker:
     @property
     def in_flight(self) -> bool:
         """Whether a call is inside NVML."""
-        with self._lock:
-            hanging = any(given_up.in_flight for given_up in self._given_up.values())
-            return hanging or self._guard.in_flight
+        return self._loop.in_flight
 
     def watch(self) -> None:
         """Replace the worker if its call does not return. Never calls NVML."""
-        guard = self._guard
-        stuck = guard.abandon_if_stuck(self._stuck_after_s)
+        guard = self._loop.guard
+        stuck = self._loop.give_up_if_stuck(self._stuck_after_s)
         if isinstance(stuck, GpmDevice):
             self._give_up(guard, stuck)
         self._take_back()
@@ -145,8 +142,7 @@ class GpmWorker:
                     given_up.devices[device.uuid] = self._devices.pop(device.uuid)
             # The call may still write into the buffers of a device that was removed meanwhile.
             self._removed = [old for old in self._removed if old.physical != stuck.physical]
-            if not self._closed:
-                self._begin()
+            self._loop.begin()
         for_good = given_up.times > MAX_TAKEN_BACK
         until = "until NVML is restarted" if for_good else "until it does"
         logger.error("GPM of device %s does not return: given up %s", stuck.uuid, until)
@@ -170,10 +166,7 @@ class GpmWorker:
         """Free what can be freed: nothing while a call may still use it."""
         with self._lock:
             self._closed = True
-            loop = self._loop
-        if loop is not None:
-            loop.stop(CLOSE_TIMEOUT_S)
-        if not self._guard.abandon():
+        if not self._loop.close(CLOSE_TIMEOUT_S):
             return
         with self._lock:
             devices = [*self._devices.values(), *self._removed]
@@ -182,13 +175,6 @@ class GpmWorker:
             for buffer in device.buffers:
                 with contextlib.suppress(pynvml.NVMLError):
                     pynvml.nvmlGpmSampleFree(buffer)
-
-    def _begin(self) -> None:
-        """A new thread with a new guard; the old thread ends when its call ever returns."""
-        if self._loop is not None:
-            self._loop.stop()
-        guard = self._guard = CallGuard(self.costs, READER)
-        self._loop = self._supervisor.every("gpm", self._interval_s, lambda: self._round(guard))
 
     def _drop(self, uuid: str) -> None:
         device = self._devices.pop(uuid, None)
@@ -199,13 +185,12 @@ class GpmWorker:
         with self._lock:
             devices = list(self._devices.values())
             removed, self._removed = self._removed, []
-        with contextlib.suppress(CallAbandoned):
-            for device in removed:
-                self._free(guard, device)
-            now = time.monotonic()
-            for device in devices:
-                if device.polled and now >= device.retry_at and self._known(device):
-                    self._poll(guard, device)
+        for device in removed:
+            self._free(guard, device)
+        now = time.monotonic()
+        for device in devices:
+            if device.polled and now >= device.retry_at and self._known(device):
+                self._poll(guard, device)
 
     def _known(self, device: GpmDevice) -> bool:
         """Whether it was not removed while the devices before it were read."""
@@ -214,7 +199,11 @@ class GpmWorker:
     def _free(self, guard: CallGuard, device: GpmDevice) -> None:
         for buffer in device.buffers:
             with contextlib.suppress(pynvml.NVMLError):
-                guard.call(device, pynvml.nvmlGpmSampleFree, buffer)
+                self._call(guard, device, pynvml.nvmlGpmSampleFree, buffer)
+
+    def _call(self, guard: CallGuard, device: GpmDevice, *call: Any) -> Any:
+        """One call of NVML for the device. Raises NVMLError, and CallAbandoned."""
+        return guard.call(device, self.costs.measure, READER, *call)
 
     def _poll(self, guard: CallGuard, device: GpmDevice) -> None:
         try:
@@ -223,16 +212,15 @@ class GpmWorker:
                 return
             self._read(guard, device)
         except pynvml.NVMLError as error:
-            self.costs.add_error(READER, code_of(error))
             self._judge(device, meaning_of(code_of(error)))
 
     def _prepare(self, guard: CallGuard, device: GpmDevice) -> bool:
         """Whether the device has GPM at all; then its buffers are there."""
-        support = guard.call(device, pynvml.nvmlGpmQueryDeviceSupport, device.handle)
+        support = self._call(guard, device, pynvml.nvmlGpmQueryDeviceSupport, device.handle)
         if not support.isSupportedDevice:
             return False
-        device.earlier = device.earlier or guard.call(device, pynvml.nvmlGpmSampleAlloc)
-        device.spare = device.spare or guard.call(device, pynvml.nvmlGpmSampleAlloc)
+        device.earlier = device.earlier or self._call(guard, device, pynvml.nvmlGpmSampleAlloc)
+        device.spare = device.spare or self._call(guard, device, pynvml.nvmlGpmSampleAlloc)
         device.request = GpmRequest()
         return True
 
@@ -242,10 +230,10 @@ class GpmWorker:
         if before is not None and time.monotonic() - before < MIN_WINDOW_S:
             return
         if device.gpu_instance is None:
-            guard.call(device, pynvml.nvmlGpmSampleGet, device.handle, device.spare)
+            self._call(guard, device, pynvml.nvmlGpmSampleGet, device.handle, device.spare)
         else:
             instance = (device.handle, device.gpu_instance, device.spare)
-            guard.call(device, pynvml.nvmlGpmMigSampleGet, *instance)
+            self._call(guard, device, pynvml.nvmlGpmMigSampleGet, *instance)
         device.sampled_at = now = time.monotonic()
         device.earlier, device.spare = device.spare, device.earlier
         if before is not None and now - before <= MAX_WINDOW_S:
@@ -256,7 +244,7 @@ class GpmWorker:
         assert request is not None
         # Since the exchange of the buffers the spare one holds the older sample.
         argument = request.between(device.spare, device.earlier)
-        guard.call(device, pynvml.nvmlGpmMetricsGet, argument)
+        self._call(guard, device, pynvml.nvmlGpmMetricsGet, argument)
         answers = request.answers()
         denied = refused(answers)
         request.drop(denied)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_devices.nvml.call_guard import CallGuard
+from warpwatch_devices.call_guard import CallGuard
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest
 from warpwatch_telemetry.metric import SeriesKey
 
@@ -49,10 +49,6 @@ class GivenUp:
     names: set[str] = field(default_factory=set)
     devices: dict[str, GpmDevice] = field(default_factory=dict)
     back_at: float | None = None
-
-    @property
-    def in_flight(self) -> bool:
-        return self.guard is not None and self.guard.in_flight
 
     def due(self, at_most: int, after_s: float) -> bool:
         """Whether the call has returned ``after_s`` ago, twice as long each time, and the GPU was

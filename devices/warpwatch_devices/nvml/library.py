@@ -11,6 +11,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import pynvml
 
@@ -107,6 +108,11 @@ def judge(error: pynvml.NVMLError) -> Meaning:
     if meaning in (Meaning.LOST, Meaning.RESET_REQUIRED):
         raise DeviceGone(reason_of(meaning)) from error
     return meaning
+
+
+def address_of(handle: Any) -> int:
+    """What makes two handles of NVML the same: where they point."""
+    return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
 
 
 def function(name: str) -> Callable[..., int]:

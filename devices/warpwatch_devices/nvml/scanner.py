@@ -6,16 +6,14 @@ out. An index at which a search hung is left out until that call returns.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
 
-from warpwatch_devices.loops import Loop, Supervisor
-from warpwatch_devices.nvml.call_guard import CallAbandoned, CallGuard
+from warpwatch_devices.call_guard import CallGuard, GuardedLoop
+from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.library import LibraryGone, Meaning, code_of, meaning_of
 
@@ -37,8 +35,8 @@ class Search:
     """What one thread asks, which another may give up. Every method raises LibraryGone, and
     CallAbandoned once it was given up."""
 
-    def __init__(self, costs: CallCosts, hanging: Callable[[], set[int]]) -> None:
-        self.guard = CallGuard(costs, READER)
+    def __init__(self, guard: CallGuard, costs: CallCosts, hanging: Callable[[], set[int]]) -> None:
+        self._guard = guard
         self._costs = costs
         self._hanging = hanging
 
@@ -71,9 +69,8 @@ class Search:
 
     def _ask(self, subject: object, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return self.guard.call(subject, call, *arguments)
+            return self._guard.call(subject, self._costs.measure, READER, call, *arguments)
         except pynvml.NVMLError as error:
-            self._costs.add_error(READER, code_of(error))
             if meaning_of(code_of(error)) is Meaning.LIBRARY:
                 raise LibraryGone from error
             return None
@@ -86,64 +83,37 @@ class Scanner:
         self, supervisor: Supervisor, interval_s: float, look: Callable[[Search], None]
     ) -> None:
         self.costs = CallCosts()
-        self._supervisor = supervisor
-        self._interval_s = interval_s
-        self._look = look
-        self._lock = threading.Lock()
-        # Given up: what was being asked, an index or something else.
-        self._hung: list[tuple[object, Search]] = []
-        self._search: Search | None = None
-        self._loop: Loop | None = None
-        self._replacements = 0
-        self._ended = False
+        self._loop = GuardedLoop(
+            supervisor,
+            "nvml-scan",
+            interval_s,
+            lambda guard: look(Search(guard, self.costs, self._hanging)),
+            MAX_REPLACEMENTS,
+        )
 
     def begin(self) -> None:
-        with self._lock:
-            if self._ended:
-                return
-            search = self._search = Search(self.costs, self._hanging)
-            self._loop = self._supervisor.every(
-                "nvml-scan", self._interval_s, lambda: self._round(search)
-            )
+        self._loop.begin()
 
     def watch(self, stuck_after_s: float) -> None:
         """Replace a search that does not return. Never calls NVML; for the watchdog."""
-        search = self._search
-        stuck = None if search is None else search.guard.abandon_if_stuck(stuck_after_s)
-        if search is not None and stuck is not None:
-            self._hung.append((stuck, search))
-            self._stop_loop()
-            self._search = None
+        self._loop.give_up_if_stuck(stuck_after_s)
+        # One that hangs at no index would hang again.
         elsewhere = not self.hangs or self._hanging()
-        if self._search is None and elsewhere and self._replacements < MAX_REPLACEMENTS:
-            self._replacements += 1
-            self.begin()
+        if elsewhere:
+            self._loop.begin()
 
     def end(self) -> None:
-        with self._lock:
-            self._ended = True
-            if self._search is not None:
-                self._search.guard.abandon()
-        self._stop_loop()
+        self._loop.close(0.0)
 
     @property
     def hangs(self) -> bool:
         """Whether a search that was given up is still inside NVML."""
-        return any(search.guard.in_flight for _, search in self._hung)
+        return bool(self._loop.hanging)
 
     @property
     def in_flight(self) -> bool:
-        search = self._search
-        return self.hangs or (search is not None and search.guard.in_flight)
+        return self._loop.in_flight
 
     def _hanging(self) -> set[int]:
         """The indices at which a search hangs now."""
-        return {at for at, search in self._hung if isinstance(at, int) and search.guard.in_flight}
-
-    def _stop_loop(self) -> None:
-        if self._loop is not None:
-            self._loop.stop()
-
-    def _round(self, search: Search) -> None:
-        with contextlib.suppress(CallAbandoned):
-            self._look(search)
+        return {subject for subject in self._loop.hanging if isinstance(subject, int)}
