@@ -68,7 +68,7 @@ GRAFANA_INTERVAL_S = 2.0
 
 
 class Daemon:
-    """Implements ``http.backend.Backend``."""
+    """Implements ``http.agent.Agent``."""
 
     def __init__(
         self, config: Config, config_path: Path | None, environ: Mapping[str, str] = os.environ

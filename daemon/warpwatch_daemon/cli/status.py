@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.http.page.quantities import rate, seconds
+from warpwatch_daemon.quantities import rate, seconds
 
 PARTS = ("devices", "jobs", "ranks", "anomalies", "captures")
 

@@ -1,6 +1,6 @@
 """The daemon on the network: metrics, the JSON API and the web page.
 
-- backend: what HTTP needs of the daemon
+- agent: what HTTP needs of the daemon
 - server, web_config: listening, TLS
 - guard, limits, basic_auth: what every request passes before a route sees it
 - access: who may change something or read the files of captures

@@ -2,7 +2,7 @@
 
 A bearer token allows both. Without one, requests from this very machine are trusted as far as
 they are seen to come from it: a browser that another site misuses (cross-site request, DNS
-rebinding) and a reverse proxy are told apart by the headers that they cannot leave out.
+rebinding) and a reverse proxy are recognised by the headers that they cannot leave out.
 """
 
 from __future__ import annotations

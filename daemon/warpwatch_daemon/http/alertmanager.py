@@ -16,10 +16,10 @@ from warpwatch_daemon.captures.alerts.peers import FORWARDED_HEADER, Peers, fail
 from warpwatch_daemon.captures.alerts.webhook import Alert, NotAWebhookError, decode, plain
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError, json_answer
-from warpwatch_daemon.http.backend import Backend
 from warpwatch_daemon.http.bodies import json_body
-from warpwatch_daemon.http.forwarding import Forwarding, Places
+from warpwatch_daemon.http.forwarding import Forwarding, LocatedHosts
 from warpwatch_daemon.http.models import AlertAnswer, AlertAnswers
 from warpwatch_telemetry.alerts import NO_RANK, PEER_FAILED
 
@@ -29,7 +29,7 @@ MAX_AT_ONCE = 16
 MAX_ANSWERS = 1000
 # They take turns anyway: one webhook is answered at a time.
 WORKERS = 2
-# Of what says no, Alertmanager asks again only after a status of the server's.
+# Alertmanager sends a refused notification again only after a status of 500 and above.
 _RETRY = {"Retry-After": "1"}
 
 
@@ -39,8 +39,8 @@ class AlertWebhook:
     Else it answers 503: what was captured meanwhile is known by its alert.
     """
 
-    def __init__(self, backend: Backend, access: Access, config: HttpConfig) -> None:
-        self._backend = backend
+    def __init__(self, agent: Agent, access: Access, config: HttpConfig) -> None:
+        self._agent = agent
         self._access = access
         self._forwarding: Forwarding | None = None
         if config.peers is not None:
@@ -70,10 +70,10 @@ class AlertWebhook:
         if self._forwarding is None or FORWARDED_HEADER in request.headers:
             answers = await self._ask_here(alerts, frozenset({own}))
         else:
-            answers = await self._or_said_before(self._forwarding, alerts, own)
+            answers = await self._ask_here_or_peers(self._forwarding, alerts, own)
         outcomes = Counter(answer.outcome for answer in answers)
         for outcome, count in outcomes.items():
-            self._backend.count_alerts(outcome, count)
+            self._agent.count_alerts(outcome, count)
         if PEER_FAILED in outcomes:
             return json_answer(_document(answers), 503, _RETRY)
         return json_answer(_document(answers))
@@ -87,51 +87,51 @@ class AlertWebhook:
         """It waits for the capture that is being begun: off the thread that serves."""
         if self._workers is None:
             self._workers = CapacityLimiter(WORKERS)
-        work = partial(self._backend.receive_alerts, alerts, own_names, peers)
+        work = partial(self._agent.receive_alerts, alerts, own_names, peers)
         return list(await anyio.to_thread.run_sync(work, limiter=self._workers))
 
-    async def _or_said_before(
+    async def _ask_here_or_peers(
         self, forwarding: Forwarding, alerts: Sequence[Alert], own: str
     ) -> list[Answer]:
-        """What a peer has answered already leaves its place to what nobody has."""
-        answers = [forwarding.said(alert) for alert in alerts]
+        """Alerts that a peer has answered already do not count against those that are new."""
+        answers = [forwarding.earlier_answer(alert) for alert in alerts]
         new = [alert for alert, answer in zip(alerts, answers, strict=True) if answer is None]
-        rest = iter(await self._with_peers(forwarding, new, own))
+        rest = iter(await self._ask_with_peers(forwarding, new, own))
         return [next(rest) if answer is None else answer for answer in answers]
 
-    async def _with_peers(
+    async def _ask_with_peers(
         self, forwarding: Forwarding, alerts: Sequence[Alert], own: str
     ) -> list[Answer]:
         """Where the ranks of an alert are not here, the answer is another daemon's."""
         hosts = {alert.host for alert in alerts if alert.status == "firing"} - {"", own}
         if not hosts:
             return await self._ask_here(alerts, frozenset({own}))
-        places = await forwarding.places(hosts, own)
-        answers = await self._ask_here(alerts, places.own, frozenset(places.peers))
-        asked: list[int] = []
-        for place, alert in enumerate(alerts):
-            if answers[place].outcome != NO_RANK:
+        located = await forwarding.locate(hosts, own)
+        answers = await self._ask_here(alerts, located.own, frozenset(located.peers))
+        elsewhere: list[int] = []
+        for index, alert in enumerate(alerts):
+            if answers[index].outcome != NO_RANK:
                 continue
-            if alert.host in places.unknown:
-                answers[place] = failed([alert], places.unknown[alert.host])[0]
-            elif alert.host in places.peers:
-                asked.append(place)
-        said = await self._passed_on(forwarding, [alerts[place] for place in asked], places)
-        for place, answer in zip(asked, said, strict=True):
-            answers[place] = answer
+            if alert.host in located.unknown:
+                answers[index] = failed([alert], located.unknown[alert.host])[0]
+            elif alert.host in located.peers:
+                elsewhere.append(index)
+        passed_on = await self._pass_on(forwarding, [alerts[i] for i in elsewhere], located)
+        for index, answer in zip(elsewhere, passed_on, strict=True):
+            answers[index] = answer
         return answers
 
-    async def _passed_on(
-        self, forwarding: Forwarding, alerts: Sequence[Alert], places: Places
+    async def _pass_on(
+        self, forwarding: Forwarding, alerts: Sequence[Alert], located: LocatedHosts
     ) -> list[Answer]:
-        """What a daemon that is gone cannot answer is for this one, if it has the job too."""
-        said = await forwarding.pass_on(alerts, places) if alerts else []
-        lost = [place for place, answer in enumerate(said) if answer.outcome == PEER_FAILED]
+        """Where a peer does not answer, this daemon does, if it has ranks of the job too."""
+        answers = await forwarding.pass_on(alerts, located) if alerts else []
+        lost = [index for index, answer in enumerate(answers) if answer.outcome == PEER_FAILED]
         if lost:
-            local = await self._ask_here([alerts[place] for place in lost], places.own)
-            for place, answer in zip(lost, local, strict=True):
-                said[place] = said[place] if answer.outcome == NO_RANK else answer
-        return said
+            local = await self._ask_here([alerts[index] for index in lost], located.own)
+            for index, answer in zip(lost, local, strict=True):
+                answers[index] = answers[index] if answer.outcome == NO_RANK else answer
+        return answers
 
 
 def _document(answers: Sequence[Answer]) -> AlertAnswers:

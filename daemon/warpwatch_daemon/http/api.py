@@ -13,8 +13,8 @@ from starlette.responses import Response
 from warpwatch_daemon.config.mistakes import mistakes
 from warpwatch_daemon.http import models
 from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError, json_answer
-from warpwatch_daemon.http.backend import Backend
 from warpwatch_daemon.http.bodies import json_body
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
@@ -31,38 +31,38 @@ F = TypeVar("F", bound=models.Filters)
 class Api:
     """One method a route. Answers are documents of the newest state."""
 
-    def __init__(self, backend: Backend, access: Access) -> None:
-        self._backend = backend
+    def __init__(self, agent: Agent, access: Access) -> None:
+        self._agent = agent
         self._access = access
 
     async def healthz(self, request: Request) -> Response:
-        return json_answer(models.Health(version=self._backend.state().version))
+        return json_answer(models.Health(version=self._agent.state().version))
 
     async def readyz(self, request: Request) -> Response:
-        missing = self._backend.missing()
-        sources = self._backend.state().sources
+        missing = self._agent.missing()
+        sources = self._agent.state().sources
         document = models.Readiness(ready=not missing, missing=missing, sources=sources)
         return json_answer(document, 503 if missing else 200)
 
     async def devices(self, request: Request) -> Response:
         _filters(request, models.Filters)
-        devices = [models.DeviceReport.of(sample) for sample in self._backend.state().devices]
+        devices = [models.DeviceReport.of(sample) for sample in self._agent.state().devices]
         return json_answer(models.Devices(devices=devices))
 
     async def ranks(self, request: Request) -> Response:
         filters = _filters(request, models.JobFilters)
-        ranks = [rank for rank in self._backend.state().ranks if filters.admits(job=rank.job)]
+        ranks = [rank for rank in self._agent.state().ranks if filters.admits(job=rank.job)]
         return json_answer(models.Ranks(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
         filters = _filters(request, models.JobFilters)
-        state = self._backend.state()
+        state = self._agent.state()
         jobs = [job for job in state.jobs + state.kineto_jobs if filters.admits(job=job.name)]
         return json_answer(models.Jobs(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
         filters = _filters(request, models.AnomalyFilters)
-        state = self._backend.state()
+        state = self._agent.state()
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
             models.AnomalyReport.of(anomaly, decided.get(anomaly.id))
@@ -73,11 +73,11 @@ class Api:
 
     async def anomaly(self, request: Request) -> Response:
         _filters(request, models.Filters)
-        ident, state = request.path_params["id"], self._backend.state()
+        ident, state = request.path_params["id"], self._agent.state()
         found = next((one for one in state.anomalies if one.id == ident), None)
         context = state.contexts.get(ident)
         if found is None or context is None:
-            stored = await run_in_threadpool(self._backend.anomaly, ident)
+            stored = await run_in_threadpool(self._agent.anomaly, ident)
             if stored is not None:
                 found, context = found or stored[0], stored[1]
         if found is None:
@@ -88,7 +88,7 @@ class Api:
 
     async def detectors(self, request: Request) -> Response:
         filters = _filters(request, models.DetectorFilters)
-        statuses, suppressed = await run_in_threadpool(self._backend.detector_statuses)
+        statuses, suppressed = await run_in_threadpool(self._agent.detector_statuses)
         detectors = [
             models.DetectorReport(
                 kind=kind, readings=[one for one in readings if filters.admits(job=one.job)]
@@ -123,7 +123,7 @@ class Api:
         return json_answer(models.Diagnoses(diagnoses=diagnoses))
 
     async def capture(self, request: Request) -> Response:
-        for capture in self._backend.state().captures:
+        for capture in self._agent.state().captures:
             if capture.id == request.path_params["id"]:
                 return json_answer(models.OneCapture(capture))
         raise ApiError(404, "not_found", "there is no such capture")
@@ -133,7 +133,7 @@ class Api:
         body = _capture_body(await json_body(request))
         try:
             # It waits for the capture that is being begun: off the thread that serves.
-            capture = await run_in_threadpool(self._backend.request_capture, body.request())
+            capture = await run_in_threadpool(self._agent.request_capture, body.request())
         except Refused as error:
             status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
             raise ApiError(status, error.reason, str(error)) from error
@@ -144,7 +144,7 @@ class Api:
         """Of the job and kind that are asked for."""
         return (
             capture
-            for capture in self._backend.state().captures
+            for capture in self._agent.state().captures
             if filters.admits(job=capture.request.job, kind=capture.request.kind)
         )
 

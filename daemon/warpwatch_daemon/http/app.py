@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.alertmanager import AlertWebhook
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.api import Api
-from warpwatch_daemon.http.backend import Backend
 from warpwatch_daemon.http.basic_auth import BasicAuth
 from warpwatch_daemon.http.capture_files import CaptureFiles
 from warpwatch_daemon.http.guard import Admission, Guard
@@ -36,7 +36,7 @@ _REASONS = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(
-    backend: Backend,
+    agent: Agent,
     config: HttpConfig,
     *,
     loopback: bool,
@@ -50,9 +50,9 @@ def create_app(
     """
     access = Access(config, loopback=loopback)
     admission = Admission(access, limit or PeerLimit(), basic_auth)
-    pages = MetricsPages(backend)
-    guard = Middleware(Guard, admission=admission, count=backend.count_request)
-    operations = _operations(backend, access, pages, AlertWebhook(backend, access, config))
+    pages = MetricsPages(agent)
+    guard = Middleware(Guard, admission=admission, count=agent.count_request)
+    operations = _operations(agent, access, pages, AlertWebhook(agent, access, config))
     app = Starlette(
         routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in operations],
         middleware=[guard],
@@ -65,22 +65,22 @@ def create_app(
 
 
 def _operations(
-    backend: Backend, access: Access, pages: MetricsPages, webhook: AlertWebhook
+    agent: Agent, access: Access, pages: MetricsPages, webhook: AlertWebhook
 ) -> list[Operation]:
-    api = Api(backend, access)
+    api = Api(agent, access)
 
     # It takes 20 ms, and seldom does someone ask.
     @functools.cache
     def document() -> Schema:
-        return openapi(backend.state().version, operations)
+        return openapi(agent.state().version, operations)
 
     async def describe(request: Request) -> Response:
         return JSONResponse(document())
 
     operations = [
-        *daemon_operations(api, pages, PageEndpoint(backend, access)),
+        *daemon_operations(api, pages, PageEndpoint(agent, access)),
         *state_operations(api),
-        *capture_operations(api, CaptureFiles(backend, access)),
+        *capture_operations(api, CaptureFiles(agent, access)),
         alert_operation(webhook),
         Operation("/openapi.json", describe, "This document", "application/json"),
     ]

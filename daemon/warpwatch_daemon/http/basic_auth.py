@@ -16,8 +16,8 @@ from warpwatch_telemetry.errors import UsageError
 # bcrypt itself looks at no more.
 MAX_PASSWORD_BYTES = 72
 MAX_REMEMBERED = 100
-# Compared with when the user is unknown, so that the time does not tell which users exist.
-_NOBODY = "$2b$10$Xex9uoxw6CcXmL7CYl12geqnwljLC65zEQ5R3tga0X84FERdsX9Y6"
+# Compared with when the user is unknown, so that the time does not show which users exist.
+_UNKNOWN_USER = "$2b$10$Xex9uoxw6CcXmL7CYl12geqnwljLC65zEQ5R3tga0X84FERdsX9Y6"
 
 
 class BasicAuth:
@@ -44,14 +44,14 @@ class BasicAuth:
             )
 
     def _digest(self, name: str, password: bytes) -> bytes:
-        hashed = self._users.get(name, _NOBODY)
+        hashed = self._users.get(name, _UNKNOWN_USER)
         return hashlib.sha256(hashed.encode() + password).digest()
 
     async def _matches(self, name: str, password: bytes) -> bool:
         digest = self._digest(name, password)
         if digest in self._right:
             return True
-        hashed = self._users.get(name, _NOBODY)
+        hashed = self._users.get(name, _UNKNOWN_USER)
         # One at a time: guessing passwords must not take every core from the training job.
         async with self._turn:
             right = await asyncio.to_thread(self._compare, password, hashed)

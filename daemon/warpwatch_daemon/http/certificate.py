@@ -1,4 +1,4 @@
-"""Until when a certificate is good: an expired one shuts everybody out, and nobody is told why."""
+"""Until when a certificate is good: an expired one shuts every client out without saying why."""
 
 from __future__ import annotations
 

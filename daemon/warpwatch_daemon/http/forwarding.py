@@ -37,10 +37,10 @@ ANSWERED_S = 240.0
 T = TypeVar("T")
 
 
-class Places(NamedTuple):
-    """Where alerts' hosts are. own: hosts that are this node; peers: a peer's address by host.
+class LocatedHosts(NamedTuple):
+    """Hosts that alerts name. own: those that are this node; peers: a peer's address by host.
 
-    unknown: hosts, by why it could not be found out.
+    unknown: why it could not be found out, by host.
     """
 
     own: frozenset[str]
@@ -51,29 +51,29 @@ class Places(NamedTuple):
 class Forwarding:
     def __init__(self, peers: Peers, clock: Callable[[], float] = time.monotonic) -> None:
         self._peers = peers
-        self._resolving = _Workers()
-        self._looking_up = _Workers()
-        self._asking = _Workers()
-        self._said = _Said(clock)
-        # When each address was asked last, in turns: who waits the longest is next.
+        self._resolving = _BoundedThreads()
+        self._looking_up = _BoundedThreads()
+        self._asking = _BoundedThreads()
+        self._answered = _AnswerCache(clock)
+        # When each address was asked last, in turns: the one asked longest ago is next.
         self._asked: dict[str, int] = {}
         self._turn = 0
 
-    def said(self, alert: Alert) -> Answer | None:
-        """What a peer has said of this firing, where asking again would bring nothing new."""
-        return self._said.get(alert.key) if alert.status == "firing" else None
+    def earlier_answer(self, alert: Alert) -> Answer | None:
+        """A peer's answer to this firing, where asking again would bring nothing new."""
+        return self._answered.get(alert.key) if alert.status == "firing" else None
 
-    async def places(self, hosts: Collection[str], own: str) -> Places:
+    async def locate(self, hosts: Collection[str], own: str) -> LocatedHosts:
         """Where these hosts are. ``own``: the address of this node."""
         elsewhere = [host for host in dict.fromkeys(hosts) if host not in ("", own)]
         names = [host for host in elsewhere if is_name(host)][:MAX_NAMES]
         try:
             peers, (addresses, unknown) = await asyncio.gather(
-                self._resolving.soon(self._peers.addresses, RESOLVE_TIMEOUT_S),
+                self._resolving.run(self._peers.addresses, RESOLVE_TIMEOUT_S),
                 self._look_up(names),
             )
         except PeerError as error:
-            return Places(frozenset({own}), {}, dict.fromkeys(elsewhere, str(error)))
+            return LocatedHosts(frozenset({own}), {}, dict.fromkeys(elsewhere, str(error)))
         addresses |= {host: frozenset({host}) for host in elsewhere if is_address(host)}
         own_names = {own} | {host for host, found in addresses.items() if own in found}
         of_peers = {
@@ -81,18 +81,18 @@ class Forwarding:
             for host, found in addresses.items()
             if host not in own_names and found & peers
         }
-        return Places(frozenset(own_names), of_peers, unknown)
+        return LocatedHosts(frozenset(own_names), of_peers, unknown)
 
     async def _look_up(
         self, names: Sequence[str]
     ) -> tuple[dict[str, frozenset[str]], dict[str, str]]:
-        """The addresses of each, and of those that are missing, why they are not known now."""
+        """The addresses of each; for those that are missing, why they cannot be known now."""
         addresses: dict[str, frozenset[str]] = {}
         unknown: dict[str, str] = {}
 
         async def look_up(name: str) -> None:
             try:
-                addresses[name] = await self._looking_up.soon(
+                addresses[name] = await self._looking_up.run(
                     lambda: self._peers.resolve(name), RESOLVE_TIMEOUT_S
                 )
             except PeerError as error:
@@ -101,19 +101,19 @@ class Forwarding:
         await asyncio.gather(*(look_up(name) for name in names))
         return addresses, unknown
 
-    async def pass_on(self, alerts: Sequence[Alert], places: Places) -> list[Answer]:
-        """What the daemons at the alerts' hosts, which must be of ``places.peers``, say of each."""
+    async def pass_on(self, alerts: Sequence[Alert], hosts: LocatedHosts) -> list[Answer]:
+        """The answers of the daemons at the alerts' hosts, which must be in ``hosts.peers``."""
         of_address: dict[str, list[Alert]] = {}
         for alert in alerts:
-            of_address.setdefault(places.peers[alert.host], []).append(alert)
+            of_address.setdefault(hosts.peers[alert.host], []).append(alert)
         chosen = sorted(of_address, key=lambda address: self._asked.get(address, 0))[:MAX_PEERS]
         self._take_turn(chosen)
-        said = await asyncio.gather(*(self._ask(one, of_address[one]) for one in chosen))
-        answers = dict(zip(chosen, map(iter, said), strict=True))
+        asked = await asyncio.gather(*(self._ask(one, of_address[one]) for one in chosen))
+        answers = dict(zip(chosen, map(iter, asked), strict=True))
         beyond = f"one webhook is passed on to {MAX_PEERS} daemons at most"
         return [
             next(answers[address]) if address in answers else failed([alert], beyond)[0]
-            for alert, address in ((alert, places.peers[alert.host]) for alert in alerts)
+            for alert, address in ((alert, hosts.peers[alert.host]) for alert in alerts)
         ]
 
     def _take_turn(self, addresses: Sequence[str]) -> None:
@@ -124,18 +124,18 @@ class Forwarding:
 
     async def _ask(self, address: str, alerts: Sequence[Alert]) -> list[Answer]:
         try:
-            answers = await self._asking.soon(
+            answers = await self._asking.run(
                 lambda: self._peers.pass_on(address, alerts), PASS_ON_TIMEOUT_S
             )
         except PeerError as error:
             return failed(alerts, f"{address}: {error}")
         for alert, answer in zip(alerts, answers, strict=True):
             if answer.outcome != PEER_FAILED:
-                self._said.put(alert.key, answer)
+                self._answered.put(alert.key, answer)
         return answers
 
 
-class _Said:
+class _AnswerCache:
     """Answers of peers, by the alert's key; the oldest are forgotten."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -157,19 +157,19 @@ class _Said:
             self._answers.popitem(last=False)
 
 
-class _Workers:
-    """At most MAX_WORKERS threads, and who waits for one gives up in time."""
+class _BoundedThreads:
+    """At most MAX_WORKERS threads; waiting for one has a time-out."""
 
     def __init__(self) -> None:
         # It belongs to the loop that serves, which runs later.
         self._limiter: CapacityLimiter | None = None
-        # Nobody else holds a task that was given up.
+        # The loop itself keeps only weak references to a task that was given up.
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def soon(self, work: Callable[[], T], timeout_s: float) -> T:
-        """What ``work`` brings in a worker. Raises PeerError when it takes too long.
+    async def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        """What ``work`` returns. Raises PeerError when it takes too long.
 
-        What is given up keeps its worker until it ends.
+        Work that is given up keeps its thread until it ends.
         """
         if self._limiter is None:
             self._limiter = CapacityLimiter(MAX_WORKERS)

@@ -50,7 +50,7 @@ class Admission:
         wait_s = self._limit.wait_s(_peer(request))
         if wait_s > 0:
             retry = {"Retry-After": str(math.ceil(wait_s))}
-            # Alertmanager sends again only after a status of the server's.
+            # Alertmanager sends again only after a status of 500 and above.
             status = 503 if request.url.path == WEBHOOK else 429
             detail = "too many requests from this address"
             raise ApiError(status, "too_many_requests", detail, retry)
@@ -65,7 +65,7 @@ class Admission:
 
 
 class Guard:
-    """ASGI middleware around all routes; ``count`` is told the status of every answer."""
+    """ASGI middleware around all routes; ``count`` gets the status of every answer."""
 
     def __init__(self, app: ASGIApp, *, admission: Admission, count: Callable[[int], None]) -> None:
         self._app = app
@@ -76,7 +76,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = _Answer(send, self._count)
+        answer = _WatchedAnswer(send, self._count)
         try:
             await self._admission.admit(HTTPConnection(scope))
             await self._app(scope, receive, answer.send)
@@ -103,7 +103,7 @@ def too_large() -> ApiError:
     return ApiError(413, "too_large", f"a body may have {MAX_BODY_BYTES} bytes at most")
 
 
-class _Answer:
+class _WatchedAnswer:
     """Watches one answer go out."""
 
     def __init__(self, send: Send, count: Callable[[int], None]) -> None:

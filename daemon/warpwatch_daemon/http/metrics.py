@@ -19,7 +19,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.agent import Agent
 from warpwatch_exporters.prometheus import render
 
 # Fastest: a node has its cycles for something else than a denser scrape.
@@ -54,8 +54,8 @@ class MetricsPage:
 class MetricsPages:
     """For the server's thread alone."""
 
-    def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
-        self._backend = backend
+    def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
+        self._agent = agent
         self._clock = clock
         self._pages: dict[Format, MetricsPage] = {}
 
@@ -69,7 +69,7 @@ class MetricsPages:
         return Response(page.content, headers=headers)
 
     def page(self, form: Format) -> MetricsPage:
-        """At most MAX_AGE_S old. Raises what the backend raises."""
+        """At most MAX_AGE_S old. Raises what the agent raises."""
         now = self._clock()
         page = self._pages.setdefault(form, MetricsPage())
         page.interval_s, page.asked_at = now - page.asked_at, now
@@ -88,9 +88,9 @@ class MetricsPages:
 
     def _render(self, form: Format, page: MetricsPage, now: float) -> None:
         encode = openmetrics.generate_latest if form.openmetrics else generate_latest
-        options = self._backend.exposition()
-        state = render(self._backend.state(), options, openmetrics=form.openmetrics)
-        content = state + encode(self._backend.registry())
+        options = self._agent.exposition()
+        state = render(self._agent.state(), options, openmetrics=form.openmetrics)
+        content = state + encode(self._agent.registry())
         page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
         page.rendered_at = now
 

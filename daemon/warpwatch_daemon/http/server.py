@@ -18,8 +18,8 @@ import uvicorn
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate, web_config
 from warpwatch_daemon.http.access import is_loopback
+from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.app import create_app
-from warpwatch_daemon.http.backend import Backend
 from warpwatch_daemon.http.basic_auth import BasicAuth
 from warpwatch_daemon.http.connection import KEEP_ALIVE_S, Connection
 from warpwatch_daemon.http.metrics import MetricsPages
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 128
 SHUTDOWN_TIMEOUT_S = 2
 CERTIFICATE_INTERVAL_S = 10
-TELL_EXPIRY_AGAIN = timedelta(days=1)
+EXPIRY_LOG_INTERVAL = timedelta(days=1)
 # What uvicorn's on_tick counts in: it does its work at every such tick.
 TICKS_A_SECOND = 10
 
@@ -39,16 +39,16 @@ TICKS_A_SECOND = 10
 class Server:
     """``bind``, then ``run`` in the main thread until ``stop`` is called from anywhere."""
 
-    def __init__(self, backend: Backend, config: HttpConfig) -> None:
+    def __init__(self, agent: Agent, config: HttpConfig) -> None:
         """Raises UsageError when web_config or what it names cannot be used."""
-        self._backend = backend
+        self._agent = agent
         self._config = config
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         self._basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         self._socket: socket.socket | None = None
         self._uvicorn: _Uvicorn | None = None
-        self._told_expiry: datetime | None = None
+        self._expiry_checked_at: datetime | None = None
 
     def bind(self) -> None:
         """Take the address. Raises UsageError that names http.listen."""
@@ -57,7 +57,7 @@ class Server:
         loopback = is_loopback(str(listener.getsockname()[0]))
         try:
             app = create_app(
-                self._backend, self._config, loopback=loopback, basic_auth=self._basic_auth
+                self._agent, self._config, loopback=loopback, basic_auth=self._basic_auth
             )
         except UsageError:
             listener.close()
@@ -99,16 +99,19 @@ class Server:
         try:
             if self._tls.refresh():
                 logger.info("took up the renewed certificate %s", self._tls.config.cert_file)
-                self._told_expiry = None
+                self._expiry_checked_at = None
         except (OSError, ssl.SSLError) as error:
             logger.warning("the certificate stays as it was: %s", error)
-        self._tell_expiry(self._tls.config.cert_file, datetime.now(UTC))
+        self._warn_of_expiry(self._tls.config.cert_file, datetime.now(UTC))
 
-    def _tell_expiry(self, path: Path, now: datetime) -> None:
+    def _warn_of_expiry(self, path: Path, now: datetime) -> None:
         """Once a day, and at once of a certificate that is new."""
-        if self._told_expiry is not None and now - self._told_expiry < TELL_EXPIRY_AGAIN:
+        if (
+            self._expiry_checked_at is not None
+            and now - self._expiry_checked_at < EXPIRY_LOG_INTERVAL
+        ):
             return
-        self._told_expiry = now
+        self._expiry_checked_at = now
         trouble = certificate.trouble(path, now)
         if trouble is not None:
             logger.warning("http.web_config: %s", trouble)

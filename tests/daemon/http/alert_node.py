@@ -11,7 +11,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from tests.daemon.captures.capture_node import CaptureNode
-from tests.daemon.http.conftest import MemoryBackend
+from tests.daemon.http.conftest import MemoryAgent
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
@@ -22,7 +22,7 @@ BEGAN = "2026-11-21T20:00:00.123Z"
 WEBHOOK = "/api/v1/alertmanager"
 
 
-class AlertNode(MemoryBackend):
+class AlertNode(MemoryAgent):
     """Ranks 0 to 3 of job ``train`` run here, each on the device ``GPU-<rank>``."""
 
     def begin(self, path: Path, stack: ExitStack, **triggers: Any) -> None:

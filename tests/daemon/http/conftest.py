@@ -1,4 +1,4 @@
-"""A node in trouble, a backend that knows it by heart, and a real server in front of it."""
+"""A node in trouble, an agent that knows it by heart, and a real server in front of it."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def node_in_trouble() -> State:
     )
 
 
-class MemoryBackend:
+class MemoryAgent:
     """What the daemon would say, as set by the test."""
 
     def __init__(self, folder: Path) -> None:
@@ -287,11 +287,11 @@ Serve = Callable[..., Server]
 
 
 @contextmanager
-def servers(backend: MemoryBackend) -> Iterator[Serve]:
+def servers(agent: MemoryAgent) -> Iterator[Serve]:
     running: list[tuple[Server, threading.Thread]] = []
 
     def start(**section: Any) -> Server:
-        server = Server(backend, HttpConfig(**{"listen": "127.0.0.1:0", **section}))
+        server = Server(agent, HttpConfig(**{"listen": "127.0.0.1:0", **section}))
         server.bind()
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -309,34 +309,34 @@ def servers(backend: MemoryBackend) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="module")
-def shared_backend() -> MemoryBackend:
-    return MemoryBackend(Path())
+def shared_agent() -> MemoryAgent:
+    return MemoryAgent(Path())
 
 
 @pytest.fixture
-def backend(shared_backend: MemoryBackend, tmp_path: Path) -> MemoryBackend:
+def agent(shared_agent: MemoryAgent, tmp_path: Path) -> MemoryAgent:
     """Fresh for each test, though the server of ``client`` runs on."""
     folder = tmp_path / "capture"
     folder.mkdir()
-    shared_backend.reset(folder)
-    return shared_backend
+    shared_agent.reset(folder)
+    return shared_agent
 
 
 @pytest.fixture
-def serve(backend: MemoryBackend) -> Iterator[Serve]:
+def serve(agent: MemoryAgent) -> Iterator[Serve]:
     """Starts a server with the given ``http`` section on a free port; all end with the test."""
-    with servers(backend) as start:
+    with servers(agent) as start:
         yield start
 
 
 @pytest.fixture(scope="module")
-def url(shared_backend: MemoryBackend) -> Iterator[str]:
+def url(shared_agent: MemoryAgent) -> Iterator[str]:
     """Of a server without configuration that all tests of a file share: a stop takes 0.2 s."""
-    with servers(shared_backend) as start:
+    with servers(shared_agent) as start:
         yield start().url
 
 
 @pytest.fixture
-def client(url: str, backend: MemoryBackend) -> Iterator[httpx.Client]:
+def client(url: str, agent: MemoryAgent) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url) as client:
         yield client

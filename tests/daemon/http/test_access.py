@@ -25,8 +25,8 @@ def token_file(tmp_path):
 
 
 @pytest.fixture
-def report(backend):
-    (backend.folder / "report.html").write_text("<h1>Report</h1>")
+def report(agent):
+    (agent.folder / "report.html").write_text("<h1>Report</h1>")
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -60,29 +60,29 @@ def reason(answer: httpx.Response) -> str:
     ],
 )
 def test_without_a_token_only_plain_requests_of_this_machine_change_state(
-    client, backend, headers, expected
+    client, agent, headers, expected
 ):
     answer = client.post("/api/v1/captures", json=ASK, headers=headers)
     if expected is None:
         assert answer.status_code == 202
     else:
         assert (answer.status_code, reason(answer)) == (403, expected)
-        assert backend.asked == []
+        assert agent.asked == []
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_a_body_that_a_form_could_send_is_refused(client, backend, media_type):
+def test_a_body_that_a_form_could_send_is_refused(client, agent, media_type):
     answer = client.post(
         "/api/v1/captures", content=b'{"job":"a"}', headers={"Content-Type": media_type}
     )
     assert (answer.status_code, reason(answer)) == (415, "not_json")
-    assert backend.asked == []
+    assert agent.asked == []
 
 
-def test_a_required_token_that_is_not_configured_refuses_everybody(serve, backend):
+def test_a_required_token_that_is_not_configured_refuses_everybody(serve, agent):
     answer = httpx.post(serve(token_required=True).url + "api/v1/captures", json=ASK)
     assert (answer.status_code, reason(answer)) == (403, "token_needed")
-    assert backend.asked == []
+    assert agent.asked == []
 
 
 def test_with_a_token_configured_it_is_needed_on_loopback_too(serve, token_file):
@@ -96,14 +96,12 @@ def test_with_a_token_configured_it_is_needed_on_loopback_too(serve, token_file)
     assert httpx.post(url, json=ASK, headers=bearer("correct horse")).status_code == 202
 
 
-def test_commands_in_the_daemons_environment_know_its_token(
-    serve, backend, token_file, monkeypatch
-):
+def test_commands_in_the_daemons_environment_know_its_token(serve, agent, token_file, monkeypatch):
     url = serve(token_file=token_file).url
     assert main(["capture", "--job", "llama-7b", "--url", url]) != 0
     monkeypatch.setenv("WARPWATCH_HTTP__TOKEN_FILE", str(token_file))
     assert main(["capture", "--job", "llama-7b", "--url", url]) == 0
-    assert [asked.job for asked in backend.asked] == ["llama-7b"]
+    assert [asked.job for asked in agent.asked] == ["llama-7b"]
 
 
 def test_the_token_vouches_for_a_request_through_a_proxy(serve, token_file):
@@ -123,12 +121,12 @@ def test_a_changed_token_file_is_read_again(serve, token_file):
 
 
 @pytest.mark.parametrize("content", [None, b"", b" \n"])
-def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, backend, content):
+def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content):
     path = tmp_path / "token"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"http\.token_file"):
-        Server(backend, HttpConfig(listen="127.0.0.1:0", token_file=path)).bind()
+        Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path)).bind()
 
 
 def test_files_of_captures_are_open_to_this_machine_alone(client, report):

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from tests.daemon.http.alert_node import WEBHOOK, AlertNode, alert, notification, send
-from tests.daemon.http.conftest import MemoryBackend, servers
+from tests.daemon.http.conftest import MemoryAgent, servers
 from warpwatch_daemon.captures.alerts.peers import Peers
 from warpwatch_daemon.captures.alerts.webhook import Alert, host_of
 from warpwatch_daemon.config import loading
-from warpwatch_daemon.http.forwarding import Forwarding, Places
+from warpwatch_daemon.http.forwarding import Forwarding, LocatedHosts
 from warpwatch_telemetry.errors import UsageError
 
 # Every address of 127.0.0.0/8 is this machine.
@@ -51,7 +51,7 @@ def nodes(tmp_path):
             there.begin(tmp_path / "there", stack)
             serve = stack.enter_context(servers(there))
             address = "{}:{}".format(*serve(listen=f"{THERE}:0", **dict(other)).address)
-            here = MemoryBackend(tmp_path)
+            here = MemoryAgent(tmp_path)
             serve = stack.enter_context(servers(here))
             server = serve(
                 peers=peers.format(address=address, port=address.rpartition(":")[2]), **section
@@ -199,7 +199,7 @@ def test_a_peer_that_comes_back_gets_what_it_has_missed(tmp_path):
     with ExitStack() as stack:
         with socket.create_server((THERE, 0)) as listener:
             port = listener.getsockname()[1]
-        serve = stack.enter_context(servers(MemoryBackend(tmp_path)))
+        serve = stack.enter_context(servers(MemoryAgent(tmp_path)))
         url = serve(peers=f"http://{THERE}:{port}").url
         client = stack.enter_context(httpx.Client(base_url=url, timeout=30))
         firing = alert(training_job="train", instance=f"{THERE}:9400")
@@ -237,7 +237,7 @@ def test_what_peers_have_answered_takes_no_place_again(tmp_path, names):
         everywhere = stack.enter_context(servers(there))(listen="0.0.0.0:0", token_file=token)
         hosts = [f"127.0.0.{number}" for number in range(10, 22)]
         names["peers.example"] = hosts
-        serve = stack.enter_context(servers(MemoryBackend(tmp_path)))
+        serve = stack.enter_context(servers(MemoryAgent(tmp_path)))
         peers = f"http://peers.example:{everywhere.address[1]}"
         url = serve(peers=peers, token_file=token).url
         headers = {"Authorization": "Bearer correct horse"}
@@ -266,29 +266,29 @@ def test_a_peer_is_asked_again_for_what_it_has_not_captured(tmp_path):
             )
             for job in ("train", "none")
         ]
-        asyncio.run(forwarding.pass_on(alerts, Places(frozenset(), {THERE: THERE}, {})))
+        asyncio.run(forwarding.pass_on(alerts, LocatedHosts(frozenset(), {THERE: THERE}, {})))
     captured, refused = alerts
-    assert [forwarding.said(alert) is None for alert in alerts] == [False, False]
+    assert [forwarding.earlier_answer(alert) is None for alert in alerts] == [False, False]
     now = 241.0
-    assert forwarding.said(refused) is None
-    known = forwarding.said(captured)
+    assert forwarding.earlier_answer(refused) is None
+    known = forwarding.earlier_answer(captured)
     assert known is not None and known.capture_id == there.captures()[0].id
     now = 5 * 86400 + 1.0
-    assert forwarding.said(captured) is None
+    assert forwarding.earlier_answer(captured) is None
 
 
 def test_peers_that_do_not_answer_do_not_keep_names_from_being_looked_up(names):
     hosts = [f"127.0.0.{number}" for number in range(10, 18)]
     names["peers.example"] = hosts
 
-    async def look_up_beside(listener: socket.socket) -> Places:
+    async def look_up_beside(listener: socket.socket) -> LocatedHosts:
         url = f"http://peers.example:{listener.getsockname()[1]}"
         forwarding = Forwarding(Peers(url, None, None))
-        places = Places(frozenset(), {host: host for host in hosts}, {})
+        places = LocatedHosts(frozenset(), {host: host for host in hosts}, {})
         alerts = [Alert(status="firing", labels={"instance": host}, starts_at="") for host in hosts]
         asking = asyncio.ensure_future(forwarding.pass_on(alerts, places))
         connections = [(await asyncio.to_thread(listener.accept))[0] for _ in hosts]
-        found = await forwarding.places(hosts[:1], HERE)
+        found = await forwarding.locate(hosts[:1], HERE)
         for connection in connections:
             connection.close()
         await asking
@@ -297,7 +297,7 @@ def test_peers_that_do_not_answer_do_not_keep_names_from_being_looked_up(names):
     with socket.create_server(("0.0.0.0", 0), backlog=16) as listener:
         listener.settimeout(30)
         found = asyncio.run(look_up_beside(listener))
-    assert found == Places(frozenset({HERE}), {hosts[0]: hosts[0]}, {})
+    assert found == LocatedHosts(frozenset({HERE}), {hosts[0]: hosts[0]}, {})
 
 
 def test_daemons_know_each_other_by_their_token(nodes, tmp_path):
@@ -375,7 +375,7 @@ def test_over_tls_the_certificate_is_of_the_name_not_of_the_address(tmp_path, ce
         there.begin(tmp_path / "there", stack)
         serve = stack.enter_context(servers(there))
         _, port = serve(listen=f"{HERE}:0", web_config=certificate / "web.yml").address
-        serve = stack.enter_context(servers(MemoryBackend(tmp_path)))
+        serve = stack.enter_context(servers(MemoryAgent(tmp_path)))
         authority = {"peers_ca_file": certificate / "peers.crt"} if trusted else {}
         url = serve(listen=f"{THERE}:0", peers=f"https://localhost:{port}", **authority).url
         with httpx.Client(base_url=url, timeout=30) as client:

@@ -27,9 +27,9 @@ def test_an_anomaly_comes_with_the_minutes_around_it(client):
     assert "phase_s{phase=comm}" in rank["values"]
 
 
-def test_what_is_no_longer_in_memory_comes_from_the_history(client, backend):
+def test_what_is_no_longer_in_memory_comes_from_the_history(client, agent):
     old = replace(ENDED, id="old")
-    backend.stored = {"old": (old, around_straggler()), "a3": (ENDED, around_straggler())}
+    agent.stored = {"old": (old, around_straggler()), "a3": (ENDED, around_straggler())}
     assert client.get("/api/v1/anomalies/old").json()["context"]["interval_s"] == 10
     # The state knows this one, and the history what was around it.
     known = client.get("/api/v1/anomalies/a3").json()
@@ -46,10 +46,10 @@ def test_an_unknown_anomaly_is_not_found_and_a_parameter_is_refused(client):
     assert client.get("/api/v1/anomalies/a7?job=x").status_code == 400
 
 
-def test_detectors_say_why_and_what_something_else_explains(client, backend):
+def test_detectors_say_why_and_what_something_else_explains(client, agent):
     reading = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
     shadow = Suppressed("step_regression", "llama-7b", None, "straggler", "a7", NOW, "25 % slower")
-    backend.seen = ({"data_stall": [reading], "hang": []}, (shadow,))
+    agent.seen = ({"data_stall": [reading], "hang": []}, (shadow,))
     answer = client.get("/api/v1/detectors").json()
     assert [one["kind"] for one in answer["detectors"]] == ["data_stall", "hang"]
     told = answer["detectors"][0]["readings"][0]
@@ -95,26 +95,26 @@ def test_a_drawing_has_gaps_where_no_step_ended():
 @pytest.mark.parametrize(
     "values", [[], [1.0], [None, None, None], [float("nan"), float("inf"), 1.0], [0.0, 0.0, 0.0]]
 )
-def test_what_cannot_be_drawn_is_left_out_and_breaks_nothing(client, backend, values):
+def test_what_cannot_be_drawn_is_left_out_and_breaks_nothing(client, agent, values):
     strange = AnomalyContext(10.0, (series(list(range(len(values))), values, job="llama-7b"),))
-    backend.now = replace(backend.now, contexts={"a7": strange})
+    agent.now = replace(agent.now, contexts={"a7": strange})
     assert client.get("/").status_code == 200
     assert client.get("/api/v1/anomalies/a7").status_code == 200
 
 
-def test_many_anomalies_are_listed_and_a_few_are_drawn(client, backend):
+def test_many_anomalies_are_listed_and_a_few_are_drawn(client, agent):
     many = tuple(replace(STRAGGLER, id=f"b{number}") for number in range(40))
     contexts = {anomaly.id: around_straggler() for anomaly in many}
-    backend.now = replace(backend.now, anomalies=many, contexts=contexts)
+    agent.now = replace(agent.now, anomalies=many, contexts=contexts)
     page = client.get("/").text
     assert page.count('class="minutes"') == MAX_DRAWN
     assert len(page) < 200_000
 
 
-def test_the_page_says_what_came_back_and_what_was_explained(client, backend):
+def test_the_page_says_what_came_back_and_what_was_explained(client, agent):
     back = replace(STRAGGLER, reopened=2)
     explained = replace(ENDED, explained_by="a7")
-    backend.now = replace(backend.now, anomalies=(back, explained))
+    agent.now = replace(agent.now, anomalies=(back, explained))
     page = client.get("/").text
     assert "found 41 s ago, came back 2 times" in page
     assert "explained by another anomaly, 10 min ago" in page

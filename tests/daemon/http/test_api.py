@@ -20,9 +20,9 @@ def test_health_tells_the_version(client):
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": "0.1.0"})
 
 
-def test_readiness_follows_what_is_missing(client, backend):
+def test_readiness_follows_what_is_missing(client, agent):
     assert client.get("/readyz").json()["ready"] is True
-    backend.lacks = ("nvml: library not found",)
+    agent.lacks = ("nvml: library not found",)
     answer = client.get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["missing"] == ["nvml: library not found"]
@@ -37,18 +37,18 @@ def test_devices_have_their_identity_and_values_by_series(client):
     assert device["values"]["clock_hertz{domain=sm}"] == 1.755e9
 
 
-def test_a_number_that_json_lacks_is_null(client, backend):
-    device = backend.now.devices[0]
+def test_a_number_that_json_lacks_is_null(client, agent):
+    device = agent.now.devices[0]
     broken = replace(device, values={("device_power_watts", ()): float("nan")})
-    backend.now = replace(backend.now, devices=(broken,))
+    agent.now = replace(agent.now, devices=(broken,))
     assert client.get("/api/v1/devices").json()["devices"][0]["values"] == {"power_watts": None}
 
 
-def test_a_name_that_is_no_unicode_hides_nothing_else(client, backend):
-    device = backend.now.devices[0]
+def test_a_name_that_is_no_unicode_hides_nothing_else(client, agent):
+    device = agent.now.devices[0]
     watts = {("device_power_watts", ()): float("inf")}
     broken = replace(device, values=watts, processes=(DeviceProcess(7, "caf\udce9"),))
-    backend.now = replace(backend.now, devices=(broken, backend.now.devices[1]))
+    agent.now = replace(agent.now, devices=(broken, agent.now.devices[1]))
     first, second = client.get("/api/v1/devices").json()["devices"]
     assert (first["processes"][0]["name"], first["values"]) == ("caf\udce9", {"power_watts": None})
     assert second["values"]["power_watts"] == 462.0
@@ -109,13 +109,13 @@ def test_one_capture_is_found_by_its_id(client):
     }
 
 
-def test_a_capture_is_asked_for(client, backend):
+def test_a_capture_is_asked_for(client, agent):
     body = {"job": "llama-7b", "ranks": [1, 0, 1], "steps": 3, "reason": "slow"}
     answer = client.post("/api/v1/captures", json=body)
     assert answer.status_code == 202
     assert answer.headers["location"] == "/api/v1/captures/20260921T150000-aaaaaa"
     assert answer.json()["outcome"] is None
-    (asked,) = backend.asked
+    (asked,) = agent.asked
     assert (asked.job, asked.ranks, asked.steps, asked.kind) == ("llama-7b", (0, 1), 3, "torch")
     assert (asked.trigger, asked.reason) == ("manual", "slow")
 
@@ -124,8 +124,8 @@ def test_a_capture_is_asked_for(client, backend):
     ("reason", "status"),
     [("refused_no_rank", 404), ("refused_busy", 409), ("refused_disk", 503)],
 )
-def test_a_refusal_keeps_its_reason(client, backend, reason, status):
-    backend.refusal = Refused(reason, "not now")
+def test_a_refusal_keeps_its_reason(client, agent, reason, status):
+    agent.refusal = Refused(reason, "not now")
     answer = client.post("/api/v1/captures", json={"job": "llama-7b"})
     assert answer.status_code == status
     assert answer.json() == {"error": {"reason": reason, "detail": "not now"}}
@@ -152,13 +152,13 @@ def test_a_refusal_keeps_its_reason(client, backend, reason, status):
         b"[" * 100_000,
     ],
 )
-def test_a_body_that_is_no_request_is_refused(client, backend, body):
+def test_a_body_that_is_no_request_is_refused(client, agent, body):
     answer = client.post(
         "/api/v1/captures", content=body, headers={"Content-Type": "application/json"}
     )
     assert answer.status_code == 400
     assert set(answer.json()["error"]) == {"reason", "detail"}
-    assert backend.asked == []
+    assert agent.asked == []
 
 
 @pytest.mark.parametrize(
@@ -176,26 +176,26 @@ def test_a_refused_body_is_told_what_is_wrong(client, body, detail):
     assert answer.json()["error"]["detail"].startswith(detail)
 
 
-def test_unknown_paths_and_methods_are_json_errors_and_counted(client, backend):
+def test_unknown_paths_and_methods_are_json_errors_and_counted(client, agent):
     assert client.get("/nothing").json()["error"]["reason"] == "not_found"
     assert client.get("/metrics/").status_code == 404
     wrong = client.delete("/api/v1/captures")
     assert wrong.status_code == 405
     assert wrong.json()["error"]["reason"] == "method_not_allowed"
     client.get("/healthz")
-    assert backend.codes == {404: 2, 405: 1, 200: 1}
+    assert agent.codes == {404: 2, 405: 1, 200: 1}
 
 
-def test_a_fault_of_the_daemon_is_told_without_its_insides(client, backend, monkeypatch):
+def test_a_fault_of_the_daemon_is_told_without_its_insides(client, agent, monkeypatch):
     def fail():
         raise RuntimeError("secret path /etc/x")
 
-    monkeypatch.setattr(backend, "state", fail)
+    monkeypatch.setattr(agent, "state", fail)
     answer = client.get("/api/v1/devices")
     assert answer.status_code == 500
     assert answer.json()["error"]["reason"] == "internal"
     assert "secret" not in answer.text
-    assert backend.codes[500] == 1
+    assert agent.codes[500] == 1
 
 
 def test_metrics_come_as_text(client):

@@ -11,13 +11,13 @@ TRACE = "rank0.pt.trace.json.gz"
 
 
 @pytest.fixture
-def files(backend, tmp_path):
-    (backend.folder / TRACE).write_bytes(bytes(range(256)) * 1000)
-    (backend.folder / "report.html").write_text("<script>alert(1)</script>")
-    (backend.folder / "diagnosis.json").write_text("{}")
+def files(agent, tmp_path):
+    (agent.folder / TRACE).write_bytes(bytes(range(256)) * 1000)
+    (agent.folder / "report.html").write_text("<script>alert(1)</script>")
+    (agent.folder / "diagnosis.json").write_text("{}")
     (tmp_path / "secret").write_text("secret")
-    os.symlink(tmp_path / "secret", backend.folder / "link.txt")
-    os.mkfifo(backend.folder / "fifo")
+    os.symlink(tmp_path / "secret", agent.folder / "link.txt")
+    os.mkfifo(agent.folder / "fifo")
 
 
 @pytest.mark.usefixtures("files")

@@ -14,9 +14,9 @@ from warpwatch_telemetry.captures import Capture, RankCapture, Residual
 
 
 @pytest.fixture
-def verified(backend: Any) -> Capture:
+def verified(agent: Any) -> Capture:
     """A capture of five of eight steps that slowed the job down for good."""
-    capture: Capture = backend.now.captures[1]
+    capture: Capture = agent.now.captures[1]
     capture = replace(
         capture,
         request=replace(capture.request, steps=8),
@@ -26,12 +26,12 @@ def verified(backend: Any) -> Capture:
         cost_s=1.25,
         residual=Residual(1.12, 20, True),
     )
-    show(backend, capture)
+    show(agent, capture)
     return capture
 
 
-def show(backend: Any, capture: Capture) -> None:
-    backend.now = replace(backend.now, captures=(capture,))
+def show(agent: Any, capture: Capture) -> None:
+    agent.now = replace(agent.now, captures=(capture,))
 
 
 def shown(capture: Capture) -> Any:
@@ -46,10 +46,10 @@ def lacking(capture: Capture) -> Capture:
     return replace(capture, ranks=(capture.ranks[0], last), detail=detail, residual=None)
 
 
-def test_options_and_back_end_are_asked_for(client: Any, backend: Any) -> None:
+def test_options_and_back_end_are_asked_for(client: Any, agent: Any) -> None:
     body = {"job": "llama-7b", "options": ["stacks", "shapes", "shapes"], "backend": "kineto"}
     assert client.post("/api/v1/captures", json=body).status_code == 202
-    (asked,) = backend.asked
+    (asked,) = agent.asked
     assert (asked.options, asked.backend) == (("shapes", "stacks"), "kineto")
 
 
@@ -69,16 +69,16 @@ def test_options_and_back_end_are_asked_for(client: Any, backend: Any) -> None:
     ],
 )
 def test_what_cannot_be_asked_for_is_named(
-    client: Any, backend: Any, body: dict[str, Any], detail: str
+    client: Any, agent: Any, body: dict[str, Any], detail: str
 ) -> None:
     answer = client.post("/api/v1/captures", json={"job": "llama-7b"} | body)
     assert answer.status_code == 400
     assert detail in answer.json()["error"]["detail"]
-    assert backend.asked == []
+    assert agent.asked == []
 
 
 def test_the_page_says_what_was_verified_and_what_it_cost(
-    client: Any, backend: Any, verified: Capture
+    client: Any, agent: Any, verified: Capture
 ) -> None:
     page = client.get("/").text
     assert "430 to 434, 5 of 8 asked for: triggers.max_events" in page
@@ -88,8 +88,8 @@ def test_the_page_says_what_was_verified_and_what_it_cost(
     assert 'class="badge good">complete 2/2<' in page
 
 
-def test_the_page_says_what_a_trace_lacks(client: Any, backend: Any, verified: Capture) -> None:
-    show(backend, lacking(verified))
+def test_the_page_says_what_a_trace_lacks(client: Any, agent: Any, verified: Capture) -> None:
+    show(agent, lacking(verified))
     page = client.get("/").text
     assert "1 of 2 traces not verified" in page
     assert "rank 1 is not verified (no_kernels: the rank computes on a GPU)" in page
@@ -108,11 +108,11 @@ def test_a_residual_that_chance_explains_is_none(found: Residual, said: str) -> 
 
 
 def test_the_command_line_asks_for_options(
-    url: str, backend: Any, capsys: pytest.CaptureFixture[str]
+    url: str, agent: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked_for = "--job llama-7b --with stacks --with shapes --rank 1 --kind torch --steps 3"
     assert main([*asked_for.split(), "--url", url.rstrip("/")]) == 0
-    (asked,) = backend.asked
+    (asked,) = agent.asked
     assert (asked.options, asked.ranks, asked.steps) == (("shapes", "stacks"), (1,), 3)
     assert capsys.readouterr().out.startswith("capture 20260921T150000-aaaaaa: begun")
 

@@ -9,8 +9,8 @@ from warpwatch_telemetry.captures import Decision
 COOLDOWN = Decision(1.5, "a7", "refused_cooldown", "llama-7b was captured for this 20 s ago <b>")
 
 
-def test_an_anomaly_carries_its_decision(client, backend):
-    backend.now = replace(backend.now, decisions=(COOLDOWN,))
+def test_an_anomaly_carries_its_decision(client, agent):
+    agent.now = replace(agent.now, decisions=(COOLDOWN,))
     ended, straggler = client.get("/api/v1/anomalies").json()["anomalies"]
     assert ended["decision"] is None
     assert straggler["decision"] == {
@@ -22,18 +22,18 @@ def test_an_anomaly_carries_its_decision(client, backend):
     }
 
 
-def test_the_page_says_why_there_is_no_capture(client, backend):
-    backend.now = replace(backend.now, captures=(), decisions=(COOLDOWN,))
+def test_the_page_says_why_there_is_no_capture(client, agent):
+    agent.now = replace(agent.now, captures=(), decisions=(COOLDOWN,))
     said = "No capture: llama-7b was captured for this 20 s ago &lt;b&gt;"
     assert said in client.get("/").text
     waits = replace(COOLDOWN, outcome="waiting", detail="whether it lasts 60 s")
-    backend.now = replace(backend.now, decisions=(waits,))
+    agent.now = replace(agent.now, decisions=(waits,))
     assert "Waits with a capture: whether it lasts 60 s" in client.get("/").text
 
 
-def test_the_page_is_silent_where_nothing_was_wanted_or_a_capture_speaks(client, backend):
+def test_the_page_is_silent_where_nothing_was_wanted_or_a_capture_speaks(client, agent):
     nothing = replace(COOLDOWN, outcome="no_recipe", detail="triggers.recipes: none for crash")
-    backend.now = replace(backend.now, decisions=(nothing,))
+    agent.now = replace(agent.now, decisions=(nothing,))
     assert "triggers.recipes" not in client.get("/").text
-    backend.now = replace(backend.now, captures=())
+    agent.now = replace(agent.now, captures=())
     assert "triggers.recipes" not in client.get("/").text

@@ -40,9 +40,9 @@ def test_the_table_of_peers_forgets_the_longest_silent():
     assert limit.wait_s("10.0.0.1") == 0.0
 
 
-def test_too_many_requests_are_told_when_to_come_back(backend):
+def test_too_many_requests_are_told_when_to_come_back(agent):
     app = create_app(
-        backend, HttpConfig(), loopback=True, limit=PeerLimit(rate_per_s=0.25, burst=2.0)
+        agent, HttpConfig(), loopback=True, limit=PeerLimit(rate_per_s=0.25, burst=2.0)
     )
 
     async def ask() -> list[httpx.Response]:
@@ -55,7 +55,7 @@ def test_too_many_requests_are_told_when_to_come_back(backend):
     assert refused.status_code == 429
     assert refused.headers["retry-after"] == "4"
     assert refused.json()["error"]["reason"] == "too_many_requests"
-    assert backend.codes == {200: 2, 429: 1}
+    assert agent.codes == {200: 2, 429: 1}
 
 
 def test_what_monitoring_sends_is_never_limited(client):
@@ -63,14 +63,14 @@ def test_what_monitoring_sends_is_never_limited(client):
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_body_over_one_mebibyte_is_refused(client, backend, declared):
+def test_a_body_over_one_mebibyte_is_refused(client, agent, declared):
     body = b'{"job": "' + b"x" * 2**20 + b'"}'
     content = body if declared else iter([body[i : i + 65536] for i in range(0, len(body), 65536)])
     answer = client.post(
         "/api/v1/captures", content=content, headers={"Content-Type": "application/json"}
     )
     assert (answer.status_code, answer.json()["error"]["reason"]) == (413, "too_large")
-    assert backend.asked == []
+    assert agent.asked == []
 
 
 def test_a_peer_that_sends_no_request_is_cut_off(serve, monkeypatch):

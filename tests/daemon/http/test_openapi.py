@@ -11,7 +11,7 @@ import openapi_spec_validator
 import pytest
 
 from tests.daemon.http.alert_node import alert, notification
-from tests.daemon.http.conftest import CAPTURE, NOW, STRAGGLER, MemoryBackend
+from tests.daemon.http.conftest import CAPTURE, NOW, STRAGGLER, MemoryAgent
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.captures import Decision, Residual
@@ -49,21 +49,21 @@ def document(client: httpx.Client) -> Any:
 
 
 @pytest.fixture
-def full(backend: MemoryBackend) -> None:
+def full(agent: MemoryAgent) -> None:
     """Whatever may be there is there."""
-    first, *others = backend.now.devices
+    first, *others = agent.now.devices
     first = replace(first, processes=(DeviceProcess(4100, "python", 2**30, 0.5),))
     decision = Decision(NOW, STRAGGLER.id, "captured", capture_id=CAPTURE.id)
-    backend.now = replace(
-        backend.now,
+    agent.now = replace(
+        agent.now,
         devices=(first, *others),
         captures=(replace(CAPTURE, residual=Residual(1.12, 20, True)),),
         decisions=(decision,),
     )
-    backend.lacks = ("nvml: library not found",)
+    agent.lacks = ("nvml: library not found",)
     status = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
     suppressed = Suppressed("data_stall", "llama-7b", None, "straggler", "a7", NOW, "25 % slower")
-    backend.seen = ({"data_stall": [status]}, (suppressed,))
+    agent.seen = ({"data_stall": [status]}, (suppressed,))
 
 
 def closed(schema: Any) -> Any:
@@ -128,9 +128,9 @@ def test_a_body_is_taken_if_it_is_as_described(
 
 
 def test_a_refusal_is_an_error_as_described(
-    client: httpx.Client, backend: MemoryBackend, document: Any
+    client: httpx.Client, agent: MemoryAgent, document: Any
 ) -> None:
-    backend.refusal = Refused("refused_busy", "not now")
+    agent.refusal = Refused("refused_busy", "not now")
     answer = client.post("/api/v1/captures", json={"job": "llama-7b"}).json()
     schema = {"$ref": "#/components/schemas/ErrorAnswer", "components": document["components"]}
     jsonschema.Draft202012Validator(schema).validate(answer)

@@ -11,8 +11,8 @@ import pytest
 
 from warpwatch_daemon.http.page.captures import outcome, price
 from warpwatch_daemon.http.page.charts import ceiling_s, phase_shares, step_chart
-from warpwatch_daemon.http.page.quantities import ago, gibibytes, rate, seconds, text
-from warpwatch_daemon.http.page.verdict import verdict
+from warpwatch_daemon.http.page.headline import headline
+from warpwatch_daemon.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.samples import SourceHealth
@@ -22,39 +22,39 @@ from warpwatch_telemetry.xids import explain
 HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
 
 
-def test_the_verdict_is_the_worst_anomaly_in_plain_words(backend):
-    told = verdict(backend.now)
-    assert told.level == "warning"
-    assert told.sentence == "1 anomaly: rank 1 computes 60 % longer than its peer since step 400"
-    assert told.notes == ("nvml cannot be read: libnvidia-ml.so.1 not found",)
+def test_the_headline_is_the_worst_anomaly_in_plain_words(agent):
+    found = headline(agent.now)
+    assert found.level == "warning"
+    assert found.sentence == "1 anomaly: rank 1 computes 60 % longer than its peer since step 400"
+    assert found.notes == ("nvml cannot be read: libnvidia-ml.so.1 not found",)
 
 
-def test_a_critical_anomaly_comes_before_a_newer_warning(backend):
-    _, straggler = backend.now.anomalies
+def test_a_critical_anomaly_comes_before_a_newer_warning(agent):
+    _, straggler = agent.now.anomalies
     crash = replace(straggler, severity="critical", time=0.0, summary="rank 0 died")
-    told = verdict(replace(backend.now, anomalies=(straggler, crash)))
-    assert (told.level, told.sentence) == ("critical", "2 anomalies: rank 0 died")
+    found = headline(replace(agent.now, anomalies=(straggler, crash)))
+    assert (found.level, found.sentence) == ("critical", "2 anomalies: rank 0 died")
 
 
-def test_the_verdict_without_anomalies_counts_what_is_well(backend):
-    calm = replace(backend.now, anomalies=())
-    assert verdict(calm).sentence == "All well: 8 GPUs, 2 ranks of job llama-7b"
-    idle = replace(calm, ranks=(), jobs=())
-    assert verdict(idle).sentence == "All well: 8 GPUs, no training process yet"
-    ended = replace(calm, ranks=tuple(replace(rank, status="exited") for rank in calm.ranks))
-    assert verdict(ended).sentence == "All well: 8 GPUs, every training process has ended"
+def test_the_headline_without_anomalies_counts_what_is_well(agent):
+    quiet = replace(agent.now, anomalies=())
+    assert headline(quiet).sentence == "All well: 8 GPUs, 2 ranks of job llama-7b"
+    idle = replace(quiet, ranks=(), jobs=())
+    assert headline(idle).sentence == "All well: 8 GPUs, no training process yet"
+    ended = replace(quiet, ranks=tuple(replace(rank, status="exited") for rank in quiet.ranks))
+    assert headline(ended).sentence == "All well: 8 GPUs, every training process has ended"
     nothing = State(time=0.0, version="0", hostname="h")
-    assert verdict(nothing).sentence == "Nothing to watch yet: no GPU and no training process"
+    assert headline(nothing).sentence == "Nothing to watch yet: no GPU and no training process"
 
 
-def test_what_cannot_be_read_is_never_well(backend):
-    calm = replace(backend.now, anomalies=())
-    lost = replace(calm.devices[3], up=False, reason="lost", values={})
-    told = verdict(replace(calm, devices=(*calm.devices[:3], lost)))
-    assert (told.level, told.sentence) == ("critical", "GPU 3 cannot be read: lost")
-    dead = replace(calm.ranks[1], status="died")
-    told = verdict(replace(calm, ranks=(calm.ranks[0], dead)))
-    assert (told.level, told.sentence) == ("warning", "Rank 1 of job llama-7b died")
+def test_what_cannot_be_read_is_never_well(agent):
+    quiet = replace(agent.now, anomalies=())
+    lost = replace(quiet.devices[3], up=False, reason="lost", values={})
+    found = headline(replace(quiet, devices=(*quiet.devices[:3], lost)))
+    assert (found.level, found.sentence) == ("critical", "GPU 3 cannot be read: lost")
+    dead = replace(quiet.ranks[1], status="died")
+    found = headline(replace(quiet, ranks=(quiet.ranks[0], dead)))
+    assert (found.level, found.sentence) == ("warning", "Rank 1 of job llama-7b died")
 
 
 def test_the_page_shows_the_story_from_anomaly_to_report(client):
@@ -79,8 +79,8 @@ def test_the_page_shows_the_story_from_anomaly_to_report(client):
         assert expected in page
 
 
-def test_a_device_tells_its_xids_its_workload_and_which_instance_it_is(client, backend):
-    now = backend.now
+def test_a_device_tells_its_xids_its_workload_and_which_instance_it_is(client, agent):
+    now = agent.now
     lost, other = now.devices[0], now.devices[1]
     xids = {
         ("device_xid_errors_total", ("79",)): 1.0,
@@ -89,7 +89,7 @@ def test_a_device_tells_its_xids_its_workload_and_which_instance_it_is(client, b
     }
     instance = replace(other.device, gpu_instance="7", profile="1g.10gb")
     held = {instance.uuid: (Workload("ml", "llama-0", "trainer"),)}
-    backend.now = replace(
+    agent.now = replace(
         now,
         ranks=(),
         devices=(
@@ -105,8 +105,8 @@ def test_a_device_tells_its_xids_its_workload_and_which_instance_it_is(client, b
     assert "ml/llama-0" in page
 
 
-def test_empty_sections_say_what_to_do_next(client, backend):
-    backend.now = State(time=0.0, version="0.1.0", hostname="h")
+def test_empty_sections_say_what_to_do_next(client, agent):
+    agent.now = State(time=0.0, version="0.1.0", hostname="h")
     page = client.get("/").text
     assert "warpwatch run -- python train.py" in page
     assert "warpwatch doctor" in page
@@ -114,10 +114,10 @@ def test_empty_sections_say_what_to_do_next(client, backend):
     assert "Nothing is wrong" in page
 
 
-def test_hostile_texts_are_escaped_and_cut(client, backend):
-    now = backend.now
+def test_hostile_texts_are_escaped_and_cut(client, agent):
+    now = agent.now
     capture = now.captures[1]
-    backend.now = replace(
+    agent.now = replace(
         now,
         hostname=HOSTILE,
         devices=tuple(
@@ -153,17 +153,17 @@ def test_hostile_texts_are_escaped_and_cut(client, backend):
 @pytest.mark.parametrize(
     "diagnosis", [{}, {"findings": "no"}, {"findings": [7]}, {"verdict": None, "findings": []}]
 )
-def test_a_diagnosis_of_another_form_does_not_break_the_page(client, backend, diagnosis):
-    capture = replace(backend.now.captures[1], diagnosis=diagnosis)
-    backend.now = replace(backend.now, captures=(capture,))
+def test_a_diagnosis_of_another_form_does_not_break_the_page(client, agent, diagnosis):
+    capture = replace(agent.now.captures[1], diagnosis=diagnosis)
+    agent.now = replace(agent.now, captures=(capture,))
     assert client.get("/").status_code == 200
 
 
-def test_a_thousand_ranks_and_jobs_stay_one_short_page(client, backend):
-    rank = backend.now.ranks[0]
+def test_a_thousand_ranks_and_jobs_stay_one_short_page(client, agent):
+    rank = agent.now.ranks[0]
     many = tuple(replace(rank, job=f"job-{i % 100}", name=str(i)) for i in range(1000))
-    jobs = tuple(replace(backend.now.jobs[0], name=f"job-{i}") for i in range(100))
-    backend.now = replace(backend.now, ranks=many, jobs=jobs)
+    jobs = tuple(replace(agent.now.jobs[0], name=f"job-{i}") for i in range(100))
+    agent.now = replace(agent.now, ranks=many, jobs=jobs)
     page = client.get("/").text
     assert "And 80 more jobs" in page
     assert page.count('class="rank"') == 200

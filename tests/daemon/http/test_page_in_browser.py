@@ -39,12 +39,12 @@ def open_page(browser: Any, url: str, complaints: list[str], **options: Any) -> 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_fits_and_nothing_complains(browser, url, backend, scheme, width):
+def test_the_page_fits_and_nothing_complains(browser, url, agent, scheme, width):
     complaints: list[str] = []
     long_name = "a-job-with-one-very-long-name-" * 4
-    job = replace(backend.now.jobs[0], name=long_name)
-    ranks = tuple(replace(rank, job=long_name) for rank in backend.now.ranks)
-    backend.now = replace(backend.now, jobs=(job,), ranks=ranks)
+    job = replace(agent.now.jobs[0], name=long_name)
+    ranks = tuple(replace(rank, job=long_name) for rank in agent.now.ranks)
+    agent.now = replace(agent.now, jobs=(job,), ranks=ranks)
     viewport = {"width": width, "height": 900}
     page = open_page(browser, url, complaints, viewport=viewport, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -53,11 +53,11 @@ def test_the_page_fits_and_nothing_complains(browser, url, backend, scheme, widt
     assert complaints == []
 
 
-def test_the_page_follows_the_daemon_without_a_jump(browser, url, backend):
+def test_the_page_follows_the_daemon_without_a_jump(browser, url, agent):
     complaints: list[str] = []
     page = open_page(browser, url, complaints, viewport={"width": 1280, "height": 500})
     page.evaluate("scrollTo(0, 400)")
-    backend.now = replace(backend.now, anomalies=())
+    agent.now = replace(agent.now, anomalies=())
     page.get_by_role("heading", name="All well: 8 GPUs, 2 ranks").wait_for(timeout=5000)
     assert page.evaluate("scrollY") > 0
     assert page.title().startswith("All well")

@@ -7,14 +7,14 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.daemon.http.conftest import MemoryBackend
+from tests.daemon.http.conftest import MemoryAgent
 from warpwatch_daemon.cli import capture, status
 from warpwatch_telemetry.state import JobState
 
 
-def one_rank(backend: MemoryBackend, **changes: object) -> None:
-    first = replace(backend.now.ranks[0], **changes)  # type: ignore[arg-type]
-    backend.now = replace(backend.now, ranks=(first,), anomalies=(), captures=())
+def one_rank(agent: MemoryAgent, **changes: object) -> None:
+    first = replace(agent.now.ranks[0], **changes)  # type: ignore[arg-type]
+    agent.now = replace(agent.now, ranks=(first,), anomalies=(), captures=())
 
 
 def rank_line(url: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -24,10 +24,10 @@ def rank_line(url: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_a_rank_shows_its_step_clock_and_throughput(
-    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+    client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one_rank(
-        backend,
+        agent,
         step_clock="deepspeed",
         samples_per_s=48.25,
         tokens_per_s=97_000.0,
@@ -46,20 +46,20 @@ def test_a_rank_shows_its_step_clock_and_throughput(
 
 
 def test_a_silent_rank_shows_whether_it_was_stopped_or_holds_the_gil(
-    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+    client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one_rank(backend, status="stopped", silent_reason="holds the GIL")
+    one_rank(agent, status="stopped", silent_reason="holds the GIL")
     assert "a C call holds the GIL: no other thread runs" in client.get("/").text
     assert "rank 0: stopped (holds the GIL), step 480" in rank_line(str(client.base_url), capsys)
-    one_rank(backend, status="stopped", silent_reason="stopped")
+    one_rank(agent, status="stopped", silent_reason="stopped")
     assert "stopped by a signal, a debugger or a frozen container" in client.get("/").text
     assert "rank 0: stopped, step 480" in rank_line(str(client.base_url), capsys)
 
 
 def test_what_a_rank_does_not_say_is_not_shown(
-    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+    client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one_rank(backend, step_clock="", samples_per_s=None, tokens_per_s=None, recent_s=())
+    one_rank(agent, step_clock="", samples_per_s=None, tokens_per_s=None, recent_s=())
     page = client.get("/").text
     assert "step clock" not in page
     assert "samples/s" not in page
@@ -69,13 +69,13 @@ def test_what_a_rank_does_not_say_is_not_shown(
 
 
 def test_a_job_that_only_kineto_sees_is_listed_and_captured_without_its_name(
-    client: httpx.Client, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+    client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stock = JobState("stock", 2, ("0", "1"), backend="kineto")
-    backend.now = replace(backend.now, ranks=(), jobs=(), anomalies=(), kineto_jobs=(stock,))
+    agent.now = replace(agent.now, ranks=(), jobs=(), anomalies=(), kineto_jobs=(stock,))
     (job,) = client.get("/api/v1/jobs").json()["jobs"]
     assert (job["name"], job["ranks"], job["backend"]) == ("stock", ["0", "1"], "kineto")
     assert status.main(["--url", str(client.base_url)]) == 0
     assert "  stock ranks 0, 1: by Kineto, captures only\n" in capsys.readouterr().out
     assert capture.main(["--url", str(client.base_url)]) == 0
-    assert backend.asked[-1].job == "stock"
+    assert agent.asked[-1].job == "stock"

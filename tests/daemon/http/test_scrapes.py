@@ -41,7 +41,7 @@ def connect(server: Any) -> socket.socket:
     "more",
     [b"", b"Accept-Encoding: gzip\r\n", b"Accept: application/openmetrics-text\r\n"],
 )
-def test_a_repeated_scrape_is_answered_as_the_first_was(serve, backend, more):
+def test_a_repeated_scrape_is_answered_as_the_first_was(serve, agent, more):
     request = REQUEST.replace(b"\r\n\r\n", b"\r\n" + more + b"\r\n")
     with connect(serve()) as connection:
         answers = Answers(connection)
@@ -52,7 +52,7 @@ def test_a_repeated_scrape_is_answered_as_the_first_was(serve, backend, more):
     assert seen[0] == seen[1] == seen[2]
     assert seen[0][0] == b"200 OK"
     assert seen[0][1]["x-content-type-options"] == "nosniff"
-    assert backend.codes == {200: 3}
+    assert agent.codes == {200: 3}
 
 
 def test_who_scrapes_on_is_not_taken_for_silent(serve, monkeypatch):
@@ -65,39 +65,39 @@ def test_who_scrapes_on_is_not_taken_for_silent(serve, monkeypatch):
             time.sleep(0.1)
 
 
-def test_a_fault_is_told_on_a_kept_connection_too(serve, backend, monkeypatch):
+def test_a_fault_is_told_on_a_kept_connection_too(serve, agent, monkeypatch):
     monkeypatch.setattr("warpwatch_daemon.http.metrics.MAX_AGE_S", -1.0)
     with connect(serve()) as connection:
         answers = Answers(connection)
         connection.sendall(REQUEST)
         assert answers.next()[0] == b"200 OK"
-        monkeypatch.setattr(backend, "state", lambda: 1 / 0)
+        monkeypatch.setattr(agent, "state", lambda: 1 / 0)
         connection.sendall(REQUEST)
         assert answers.next()[0] == b"500 Internal Server Error"
-    assert backend.codes == {200: 1, 500: 1}
+    assert agent.codes == {200: 1, 500: 1}
 
 
-def test_a_peer_that_does_not_read_gets_no_more_pages_than_fit(serve, backend):
-    ranks = backend.now.ranks
+def test_a_peer_that_does_not_read_gets_no_more_pages_than_fit(serve, agent):
+    ranks = agent.now.ranks
     many = tuple(replace(ranks[0], name=str(number)) for number in range(900))
-    backend.now = replace(backend.now, ranks=many)
+    agent.now = replace(agent.now, ranks=many)
     with connect(serve()) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         answered = -1
-        while answered < backend.codes[200] < 50:
-            answered = backend.codes[200]
+        while answered < agent.codes[200] < 50:
+            answered = agent.codes[200]
             connection.sendall(REQUEST)
             deadline = time.monotonic() + 0.5
-            while backend.codes[200] == answered and time.monotonic() < deadline:
+            while agent.codes[200] == answered and time.monotonic() < deadline:
                 time.sleep(0.01)
-    assert 2 <= backend.codes[200] < 50
+    assert 2 <= agent.codes[200] < 50
 
 
-def test_a_page_is_rendered_once_a_second_however_many_ask(backend):
+def test_a_page_is_rendered_once_a_second_however_many_ask(agent):
     now = [100.0]
-    pages = MetricsPages(backend, clock=lambda: now[0])
+    pages = MetricsPages(agent, clock=lambda: now[0])
     first = pages.page(PLAIN).content
-    backend.now = replace(backend.now, ranks=())
+    agent.now = replace(agent.now, ranks=())
     now[0] += 1.0
     assert pages.page(PLAIN).content == first
     now[0] += 0.2
@@ -105,8 +105,8 @@ def test_a_page_is_rendered_once_a_second_however_many_ask(backend):
     assert b"warpwatch_steps_total{" in first
 
 
-def test_each_format_has_its_own_page(backend):
-    pages = MetricsPages(backend)
+def test_each_format_has_its_own_page(agent):
+    pages = MetricsPages(agent)
     contents = {
         (openmetrics, compressed): pages.page(Format(openmetrics, compressed)).content
         for openmetrics in (False, True)
@@ -118,17 +118,17 @@ def test_each_format_has_its_own_page(backend):
         assert gzip.decompress(contents[openmetrics, True]) == contents[openmetrics, False]
 
 
-def test_pages_are_rendered_ahead_only_for_who_comes_all_the_time(backend):
+def test_pages_are_rendered_ahead_only_for_who_comes_all_the_time(agent):
     now = [100.0]
     rendered = []
-    pages = MetricsPages(backend, clock=lambda: now[0])
-    state = backend.now
+    pages = MetricsPages(agent, clock=lambda: now[0])
+    state = agent.now
 
     def render_at() -> Any:
         rendered.append(now[0])
         return state
 
-    backend.state = render_at
+    agent.state = render_at
     pages.page(PLAIN)
     now[0] = 101.0
     pages.refresh()
@@ -143,12 +143,12 @@ def test_pages_are_rendered_ahead_only_for_who_comes_all_the_time(backend):
     assert rendered == [100.0, 102.0]
 
 
-def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(backend):
+def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(agent):
     now = [100.0]
-    pages = MetricsPages(backend, clock=lambda: now[0])
+    pages = MetricsPages(agent, clock=lambda: now[0])
     for now[0] in (100.0, 101.0):
         pages.page(PLAIN)
-    backend.state = lambda: 1 / 0
+    agent.state = lambda: 1 / 0
     now[0] = 102.5
     pages.refresh()
     with pytest.raises(ZeroDivisionError):

@@ -42,17 +42,17 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_taken_port_is_a_usage_error_that_names_the_key(backend):
+def test_a_taken_port_is_a_usage_error_that_names_the_key(agent):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=r"http\.listen '127.0.0.1:\d+': the port is taken"):
-            Server(backend, HttpConfig(listen=f"127.0.0.1:{port}")).bind()
+            Server(agent, HttpConfig(listen=f"127.0.0.1:{port}")).bind()
 
 
 @pytest.mark.parametrize("listen", ["192.0.2.1:0", "no.such.name.invalid:0", "127.0.0.1:99999"])
-def test_an_address_that_is_not_ours_is_a_usage_error(backend, listen):
+def test_an_address_that_is_not_ours_is_a_usage_error(agent, listen):
     with pytest.raises(UsageError, match=r"http\.listen"):
-        Server(backend, HttpConfig(listen=listen)).bind()
+        Server(agent, HttpConfig(listen=listen)).bind()
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0"])
@@ -62,8 +62,8 @@ def test_it_listens_where_it_is_told(serve, listen):
     assert httpx.get(server.url).status_code == 200
 
 
-def test_a_stop_before_the_run_ends_it_at_once(backend):
-    server = Server(backend, HttpConfig(listen="127.0.0.1:0"))
+def test_a_stop_before_the_run_ends_it_at_once(agent):
+    server = Server(agent, HttpConfig(listen="127.0.0.1:0"))
     server.bind()
     server.stop()
     thread = threading.Thread(target=server.run)
@@ -156,16 +156,16 @@ def test_basic_auth_guards_every_route_but_the_one_of_probes(serve, tmp_path):
         ("- 1", "expected a mapping"),
     ],
 )
-def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, backend, text, message):
+def test_a_web_config_that_cannot_be_honoured_is_refused(tmp_path, agent, text, message):
     with pytest.raises(UsageError, match=rf"http\.web_config.*{message}"):
-        Server(backend, HttpConfig(web_config=write(tmp_path, text)))
+        Server(agent, HttpConfig(web_config=write(tmp_path, text)))
 
 
-def test_client_certificates_need_both_their_keys(tmp_path, backend):
+def test_client_certificates_need_both_their_keys(tmp_path, agent):
     for keys in ("client_ca_file: c", "client_auth_type: RequireAndVerifyClientCert"):
         text = f"tls_server_config: {{cert_file: a, key_file: b, {keys}}}"
         with pytest.raises(UsageError, match="go together"):
-            Server(backend, HttpConfig(web_config=write(tmp_path, text)))
+            Server(agent, HttpConfig(web_config=write(tmp_path, text)))
 
 
 def test_an_empty_web_config_is_plain_http(tmp_path, serve):

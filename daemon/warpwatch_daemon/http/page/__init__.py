@@ -1,11 +1,10 @@
 """The web page: server-rendered, one screen, no build step.
 
 - endpoint: the answer to ``GET /`` and its content security policy
-- verdict: the one line on top
+- headline: the one line on top
 - findings, jobs, devices, captures: what each section shows
 - minutes: what happened around an anomaly, as drawings
 - charts: step times and phases as drawings
-- quantities: numbers with units for readers
 - templates: one file a section, with the style and the script that goes on refreshing
 
 Everything that a training process says of itself is hostile: texts are cut, lists are bounded and

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from warpwatch_daemon.http.page.quantities import (
+from warpwatch_daemon.quantities import (
     NO_VALUE,
     ago,
     percent,

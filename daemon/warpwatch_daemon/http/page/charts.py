@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch_daemon.http.page.quantities import percent, seconds, text
+from warpwatch_daemon.quantities import percent, seconds, text
 
 WIDTH = 300
 HEIGHT = 64

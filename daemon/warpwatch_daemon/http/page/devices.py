@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from warpwatch_daemon.http.page.quantities import NO_VALUE, ago, gibibytes, percent, sentence, text
+from warpwatch_daemon.quantities import NO_VALUE, ago, gibibytes, percent, sentence, text
 from warpwatch_telemetry.attribution import Workload
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
@@ -113,10 +113,10 @@ def _xids(values: Values, now: float) -> tuple[str, ...]:
         if key[0] == "device_xid_last_timestamp_seconds"
     }
     newest = sorted(seen, key=lambda xid: -seen[xid])[:MAX_XIDS]
-    return tuple(_told(xid, ago(seen[xid], now)) for xid in newest)
+    return tuple(_explained(xid, ago(seen[xid], now)) for xid in newest)
 
 
-def _told(number: int, when: str) -> str:
+def _explained(number: int, when: str) -> str:
     xid = explain(number)
     return sentence(f"XID {number}, {xid.name}, {when}: {xid.action}", 400)
 

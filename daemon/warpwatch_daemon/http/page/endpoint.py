@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_daemon.http.access import Access
-from warpwatch_daemon.http.backend import Backend
+from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.page import minutes
 from warpwatch_daemon.http.page.captures import capture_views
 from warpwatch_daemon.http.page.charts import HEIGHT, WIDTH
 from warpwatch_daemon.http.page.devices import MAX_DEVICES, device_views
 from warpwatch_daemon.http.page.findings import finding_views
+from warpwatch_daemon.http.page.headline import headline
 from warpwatch_daemon.http.page.jobs import MAX_JOBS, job_views
-from warpwatch_daemon.http.page.quantities import seconds, text
-from warpwatch_daemon.http.page.verdict import verdict
+from warpwatch_daemon.quantities import seconds, text
 from warpwatch_telemetry.state import State
 
 if TYPE_CHECKING:
@@ -31,20 +31,20 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 class PageEndpoint:
-    def __init__(self, backend: Backend, access: Access) -> None:
-        self._backend = backend
+    def __init__(self, agent: Agent, access: Access) -> None:
+        self._agent = agent
         self._access = access
 
     async def show(self, request: Request) -> Response:
         page = self._template.render(
-            _context(self._backend.state()), files_open=self._access.may_read_files(request)
+            _context(self._agent.state()), files_open=self._access.may_read_files(request)
         )
         headers = {"Content-Security-Policy": self._policy}
         return Response(page, headers=headers, media_type="text/html")
 
     @cached_property
     def _template(self) -> Template:
-        # Nobody may ever open the page: jinja2 is imported when somebody does.
+        # The page may never be opened: jinja2 takes memory only once it is.
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
         environment = Environment(
@@ -70,7 +70,7 @@ def _context(state: State) -> dict[str, object]:
     return {
         "hostname": text(state.hostname),
         "version": text(state.version),
-        "verdict": verdict(state),
+        "headline": headline(state),
         "findings": finding_views(state),
         "jobs": job_views(state),
         "more_jobs": max(0, len(state.jobs) - MAX_JOBS),

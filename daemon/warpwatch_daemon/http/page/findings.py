@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from warpwatch_daemon.http.page.captures import FileLink, capture_view
+from warpwatch_daemon.http.page.headline import worst_first
 from warpwatch_daemon.http.page.minutes import PlotView, plots
-from warpwatch_daemon.http.page.quantities import ago, plural, seconds, sentence, text, timestamp
-from warpwatch_daemon.http.page.verdict import worst_first
+from warpwatch_daemon.quantities import ago, plural, seconds, sentence, text, timestamp
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import CAPTURED, NO_RECIPE, WAITING
 from warpwatch_telemetry.state import State
 
 MAX_ACTIVE = 30
 MAX_ENDED = 5
-# Of more, the page would be long before it says what else there is.
+# With more, the rest of the page would be far down.
 MAX_DRAWN = 8
 
 
@@ -66,11 +66,11 @@ def _view(anomaly: Anomaly, state: State, drawn: bool) -> FindingView:
 
 
 def _about(anomaly: Anomaly, state: State) -> str:
-    places = {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
+    gpus = {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
     parts = [
         f"job {text(anomaly.job, 60)}" if anomaly.job is not None else "",
         f"rank {anomaly.rank}" if anomaly.rank is not None else "",
-        places.get(anomaly.device or "", ""),
+        gpus.get(anomaly.device or "", ""),
         f"since step {anomaly.begin_step}" if anomaly.begin_step is not None else "",
     ]
     return " · ".join(part for part in parts if part)

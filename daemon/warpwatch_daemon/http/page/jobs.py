@@ -14,7 +14,7 @@ from warpwatch_daemon.http.page.charts import (
     phases_label,
     step_chart,
 )
-from warpwatch_daemon.http.page.quantities import (
+from warpwatch_daemon.quantities import (
     NO_VALUE,
     joules,
     percent,
@@ -76,20 +76,20 @@ def job_views(state: State) -> tuple[JobView, ...]:
     members: dict[str, list[RankState]] = {}
     for rank in state.ranks:
         members.setdefault(rank.job, []).append(rank)
-    places = {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
+    gpus = {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
     jobs = sorted(state.jobs, key=lambda job: not _runs(members.get(job.name, [])))
     return tuple(
-        _job_view(job, members.get(job.name, []), places, _marks(state, job.name))
+        _job_view(job, members.get(job.name, []), gpus, _marks(state, job.name))
         for job in jobs[:MAX_JOBS]
     )
 
 
 def _job_view(
-    job: JobState, ranks: Sequence[RankState], places: Mapping[str, str], marks: Sequence[int]
+    job: JobState, ranks: Sequence[RankState], gpus: Mapping[str, str], marks: Sequence[int]
 ) -> JobView:
     shown = ranks[:MAX_RANKS]
     top_s = ceiling_s([rank.recent_s for rank in shown])
-    views = tuple(_rank_view(rank, places, top_s, marks) for rank in shown)
+    views = tuple(_rank_view(rank, gpus, top_s, marks) for rank in shown)
     return JobView(
         name=text(job.name),
         facts=_facts(job, ranks),
@@ -101,15 +101,15 @@ def _job_view(
 
 
 def _rank_view(
-    rank: RankState, places: Mapping[str, str], top_s: float, marks: Sequence[int]
+    rank: RankState, gpus: Mapping[str, str], top_s: float, marks: Sequence[int]
 ) -> RankView:
     recent = rank.recent_s[-RECENT_STEPS:]
     phases = phase_shares(rank.phases_s, rank.durations.sum)
-    place = places.get(rank.device or "")
+    gpu = gpus.get(rank.device or "")
     return RankView(
         name=text(rank.name, 24),
         status=text(rank.status, 24),
-        where=" · ".join(part for part in (place, text(rank.host, 40)) if part),
+        where=" · ".join(part for part in (gpu, text(rank.host, 40)) if part),
         clock=f"step clock: {text(rank.step_clock, 24)}" if rank.step_clock else "",
         silence=SILENCE.get(rank.silent_reason or "", ""),
         step=NO_VALUE if rank.step is None else str(rank.step),
@@ -149,7 +149,7 @@ def _facts(job: JobState, ranks: Sequence[RankState]) -> tuple[str, ...]:
         # Ranks step together, so a job is as fast as one of them, and its input adds up.
         steps_per_s = statistics.median(_steps_per_s(rank) for rank in running)
         facts.append(rate(steps_per_s, "steps"))
-        # What nobody says is not shown.
+        # What no rank reports is not shown.
         samples_per_s = sum(rank.samples_per_s or 0.0 for rank in running)
         tokens_per_s = sum(rank.tokens_per_s or 0.0 for rank in running)
         facts.extend([rate(samples_per_s, "samples")] if samples_per_s else [])

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from warpwatch_daemon.http.page.quantities import gibibytes, percent, rate, seconds
+from warpwatch_daemon.quantities import gibibytes, percent, rate, seconds
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 
 WIDTH = 240
@@ -16,7 +16,7 @@ MAX_PLOTS = 4
 # A drawing of one point says nothing.
 MIN_POINTS = 2
 
-# Time of the step that is not waiting for other ranks; it tells whose work it is.
+# The part of a step that does not wait for other ranks: it shows whose work takes long.
 LOCAL = "local"
 COMM = "phase_s{phase=comm}"
 STEP = "step_duration_s"
@@ -109,14 +109,14 @@ def _plot(
     # The point in which it began is neither before nor since.
     before = [v for t, v in _pairs(points) if t + context.interval_s <= anomaly.time]
     since = [v for t, v in _pairs(points) if t >= anomaly.time]
-    told = [show(statistics.median(part)) if part else "" for part in (before, since)]
+    medians = [show(statistics.median(part)) if part else "" for part in (before, since)]
     label = ", ".join(
-        f"{when} {value}" for when, value in zip(("before", "since"), told, strict=True) if value
+        f"{when} {value}" for when, value in zip(("before", "since"), medians, strict=True) if value
     )
     return PlotView(
         title=title,
-        before=told[0],
-        since=told[1],
+        before=medians[0],
+        since=medians[1],
         lines=tuple(scale.lines(points)),
         peers=() if peers is None else tuple(scale.lines(peers)),
         begin_x=scale.x(anomaly.time),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from warpwatch_daemon.http.page.quantities import plural, text
+from warpwatch_daemon.quantities import plural, text
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.samples import DeviceSample
 from warpwatch_telemetry.state import RankState, State
@@ -16,7 +16,7 @@ SEVERITIES = ("critical", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Headline:
     """``notes``: what else to know, one sentence each."""
 
     level: Level
@@ -24,7 +24,7 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def verdict(state: State) -> Verdict:
+def headline(state: State) -> Headline:
     notes = tuple(
         f"{text(source.name)} cannot be read: {text(source.reason) or 'no reason known'}"
         for source in state.sources
@@ -32,14 +32,14 @@ def verdict(state: State) -> Verdict:
     )
     active = worst_first(state)
     if active:
-        return Verdict(active[0].severity, _sentence(active), notes)
+        return Headline(active[0].severity, _sentence(active), notes)
     down = [sample for sample in state.devices if not sample.up]
     if down:
-        return Verdict("critical", _down(down), notes)
+        return Headline("critical", _down(down), notes)
     dead = [rank for rank in state.ranks if rank.status not in ("running", "exited")]
     if dead:
-        return Verdict("warning", _dead(dead), notes)
-    return _calm(state, notes)
+        return Headline("warning", _dead(dead), notes)
+    return _nothing_wrong(state, notes)
 
 
 def worst_first(state: State) -> list[Anomaly]:
@@ -66,7 +66,7 @@ def _dead(dead: list[RankState]) -> str:
     return f"Rank {text(first.name)} of job {text(first.job)} {what}{more}"
 
 
-def _calm(state: State, notes: tuple[str, ...]) -> Verdict:
+def _nothing_wrong(state: State, notes: tuple[str, ...]) -> Headline:
     devices = plural(len(state.devices), "GPU")
     running = [rank for rank in state.ranks if rank.status == "running"]
     jobs = sorted({rank.job for rank in running})
@@ -75,12 +75,12 @@ def _calm(state: State, notes: tuple[str, ...]) -> Verdict:
     whose = f"job {text(jobs[0])}" if len(jobs) == 1 else f"{len(jobs)} jobs"
     ranks = f"{plural(len(running), 'rank')} of {whose}"
     sentence = f"{devices}, {ranks}" if state.devices else ranks
-    return Verdict("well", f"All well: {sentence}", notes)
+    return Headline("well", f"All well: {sentence}", notes)
 
 
-def _idle(state: State, devices: str, notes: tuple[str, ...]) -> Verdict:
+def _idle(state: State, devices: str, notes: tuple[str, ...]) -> Headline:
     if not state.devices and not state.ranks:
-        return Verdict("idle", "Nothing to watch yet: no GPU and no training process", notes)
+        return Headline("idle", "Nothing to watch yet: no GPU and no training process", notes)
     what = "every training process has ended" if state.ranks else "no training process yet"
     sentence = f"{devices}, {what}" if state.devices else what
-    return Verdict("idle", f"All well: {sentence}", notes)
+    return Headline("idle", f"All well: {sentence}", notes)

@@ -18,7 +18,7 @@ from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.state import State
 
 
-class Backend(Protocol):
+class Agent(Protocol):
     """Called from the server's thread; every method returns at once, but where it says."""
 
     def state(self) -> State: ...
