@@ -12,7 +12,7 @@ _HOST_PID_NAMESPACE = "pid:[4026531836]"
 def sees_host_processes(proc: Path = Path("/proc")) -> bool:
     """Whether PIDs mean the same here as to the driver, which knows only those of the host.
 
-    Elsewhere a PID of the driver is nobody's, or worse, somebody else's.
+    Elsewhere a PID of the driver is no process's, or worse, another's.
     """
     try:
         return os.readlink(proc / "self/ns/pid") == _HOST_PID_NAMESPACE

@@ -66,7 +66,7 @@ class ProcessesSource:
         sink.publish_health(SourceHealth(self.name, True, duration_s=time.monotonic() - begun))
 
     def _follow(self, roots: Iterable[Process], processes: Mapping[int, Process]) -> None:
-        """A PID that was given out again is another process and begins anew."""
+        """A PID that was given out again is another process and begins again."""
         usages = {root.identity: self._usages.get(root.identity, ProcessUsage()) for root in roots}
         for (pid, _), usage in usages.items():
             usage.update(processes[pid], descendants(pid, processes))
@@ -85,7 +85,7 @@ def gpu_processes(samples: Iterable[DeviceSample]) -> dict[int, str]:
 
 
 def io_wait_is_accounted(switch: Path = _DELAY_ACCOUNTING) -> bool:
-    """Since Linux 5.14 the kernel accounts only when told to; before, it had no such switch."""
+    """Since Linux 5.14 the kernel accounts only where it is switched on."""
     try:
         return switch.read_text(encoding="ascii").strip() != "0"
     except OSError:
@@ -115,7 +115,7 @@ class ProcessUsage:
         """Seconds of children that ended since they were last seen.
 
         When a child is waited for, all it has used is added to ``waited_s`` of its parent: what
-        was counted while it lived is taken off again. One that nobody waited for adds nothing.
+        was counted while it lived is taken off again. One that was not waited for adds nothing.
         """
         before = self._children
         waited_s = process.waited_s - (self._process.waited_s if self._process else 0.0)

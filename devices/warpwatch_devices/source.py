@@ -45,7 +45,7 @@ class Source(Protocol):
 class Surroundings:
     """What a source may know of the rest of the daemon.
 
-    load_of: how busy the ranks keep the device of an index (0 to 1), None when nobody uses it.
+    load_of: how busy the ranks keep the device of an index (0 to 1), None when none uses it.
     devices: the newest sample of every device.
     counters_wanted: whether a capture runs that needs the hardware counters for itself.
     fail: ends the daemon with exit 3 and this one line, where only a restart can help.

@@ -42,7 +42,7 @@ def normalised_address(pci_bus_id: str) -> str:
 
 @dataclass(slots=True)
 class _Xid:
-    """How often, when last (wall clock; None: never), and what only one origin has told so far."""
+    """How often, when last (wall clock; None: never), and what one origin alone has reported."""
 
     total: int = 0
     last_time: float | None = None
@@ -120,7 +120,7 @@ class XidLedger:
         return True
 
     def observe_health(self, uuid: str, event: str) -> None:
-        """Count what the driver told besides XIDs; ``event`` is from a closed set."""
+        """Count what the driver reported besides XIDs; ``event`` is from a closed set."""
         with self._lock:
             counts = self._health.setdefault(uuid, {})
             counts[event] = counts.get(event, 0) + 1
@@ -159,11 +159,11 @@ class XidLedger:
 
 
 def _matched(unmatched: list[tuple[float, str]], now: float, origin: str) -> bool:
-    """Whether another origin has told of this event already; that one is used up then."""
+    """Whether another origin has reported this event already; that one is used up then."""
     while unmatched and abs(now - unmatched[0][0]) > SAME_EVENT_S:
         unmatched.pop(0)
-    for told in unmatched:
-        if told[1] != origin:
-            unmatched.remove(told)
+    for report in unmatched:
+        if report[1] != origin:
+            unmatched.remove(report)
             return True
     return False

@@ -14,7 +14,12 @@ from warpwatch_devices.nvml.batch import GrowthRate
 from warpwatch_devices.nvml.fields import fast_fields
 from warpwatch_devices.nvml.pcie_bytes import PATIENCE_ROUNDS, PcieBytes
 from warpwatch_devices.nvml.processes import ProcessUse
-from warpwatch_devices.nvml.samples import BUSY_SECONDS, Integral, SampledIntegral, busy_samples
+from warpwatch_devices.nvml.sample_buffers import (
+    BUSY_SECONDS,
+    Integral,
+    SampledIntegral,
+    busy_samples,
+)
 from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, SLOWER_S, Values, rounds_of
 
 # A driver that has every field where nvml.h has it now.

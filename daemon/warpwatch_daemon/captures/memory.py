@@ -35,7 +35,7 @@ def room(folder: Path) -> int:
     for limit_file, usage_file, cache in _FILES:
         limit, usage = _read(folder / limit_file), _read(folder / usage_file)
         if limit.strip().isdigit() and usage.strip().isdigit():
-            # File cache counts as used, but goes when somebody needs the memory.
+            # File cache counts as used, but goes when the memory is needed.
             used = int(usage) - field(_read(folder / "memory.stat"), cache)
             return int(limit) - used - RESERVE_BYTES
     return UNLIMITED

@@ -22,7 +22,7 @@ MIN_FREE_SHARE = 0.05
 
 
 class Policy:
-    """Busy ranks and the disk hold for everybody, what ``triggers`` says for automatic requests.
+    """Busy ranks and the disk hold for all, what ``triggers`` says for automatic requests.
 
     Baselines, which are taken once a job, have a budget of their own and no cooldown. ``check``
     touches no file, for detection waits for it. ``disk``: the store's; ``at`` is monotonic,

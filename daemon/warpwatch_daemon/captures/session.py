@@ -11,7 +11,7 @@ A session's life, all of it under the coordinator's lock but ``collect``:
 2. ``observe`` brings the events of ranks, ``advance`` the time. They move ``ranks`` on
    (telemetry.captures.RANK_STATES) and set ``capture.start_step`` and ``capture.recording_time``.
 3. ``advance`` answers True once every rank is in RANK_ENDS or ``exported``; or ``cancel`` ends it
-   early. After that the session is told nothing more.
+   early. After that the session hears nothing more.
 4. ``collect`` takes over each rank's files, in the finisher's thread, whatever its state is.
 """
 
@@ -42,7 +42,7 @@ class CaptureSession(Protocol):
         ...
 
     def cancel(self, detail: str = "") -> None:
-        """Tell every rank that brought nothing that nobody waits for it any more.
+        """Say to every rank that brought nothing that it is no longer waited for.
 
         With ``detail`` those that have not ended yet are ``missing`` for that reason.
         """
@@ -76,7 +76,7 @@ class CaptureBackend(Protocol):
         ...
 
     def events_per_step(self, job: str) -> int | None:
-        """The most that a rank says a recorded step of its brings; None: nobody knows."""
+        """The most that a rank says a recorded step of its brings; None: not known."""
         ...
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> CaptureSession:

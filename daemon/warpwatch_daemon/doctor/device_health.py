@@ -118,7 +118,7 @@ def throttling(device: DeviceFacts) -> Check | None:
         detail = "slowed down now: " + ", ".join(what for what, _ in slowed)
         return Check("throttling", False, detail, slowed[0][1])
     if reasons & pynvml.nvmlClocksEventReasonApplicationsClocksSetting:
-        advice = "`sudo nvidia-smi -i {gpus} -rac -rgc` if nobody wants that"
+        advice = "`sudo nvidia-smi -i {gpus} -rac -rgc` if that is not wanted"
         return Check("throttling", None, "clocks are held down by a setting", advice)
     if reasons & pynvml.nvmlClocksEventReasonSyncBoost:
         return Check("throttling", None, "clocks follow another GPU of a sync boost group")

@@ -35,7 +35,7 @@ def persistence_mode(device: DeviceFacts) -> Check | None:
         return None
     if device.persistence_mode:
         return Check("persistence", True, "on")
-    detail = "off: the GPU is initialised anew whenever nobody has it open (slow first call, "
+    detail = "off: the GPU is initialised again whenever no process has it open (slow first call, "
     detail += "clocks and limits forgotten)"
     advice = "`sudo systemctl enable --now nvidia-persistenced`, or `sudo nvidia-smi -pm 1`"
     return Check("persistence", None, detail, advice)

@@ -92,9 +92,9 @@ def _expected(machine: Machine, survey: Survey) -> Iterator[Check]:
         yield from _other_drivers(machine, survey)
     if not survey.started:
         return
-    # A device without an answer has no bus id to be told apart by.
+    # A device without an answer has no bus id to be known by.
     silent = sum(1 for device in survey.devices if not device.bus_id)
-    known, bound = set(placement.told(survey).values()), placement.bound(machine)
+    known, bound = set(placement.reported_addresses(survey).values()), placement.bound(machine)
     missing = sorted(bound - known)
     detail = f"{len(survey.devices)} of {max(len(known | bound), len(survey.devices))} GPUs with "
     detail += "the nvidia driver"

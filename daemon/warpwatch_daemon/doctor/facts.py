@@ -1,4 +1,4 @@
-"""What the driver told: facts of the library, of each GPU, and of pairs of GPUs."""
+"""What the driver answered: facts of the library, of each GPU, and of pairs of GPUs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RemappedRows(NamedTuple):
 
 
 class NvLink(NamedTuple):
-    """``active`` None: not told. ``remote_type``: NVML_NVLINK_DEVICE_TYPE_*."""
+    """``active`` None: not known. ``remote_type``: NVML_NVLINK_DEVICE_TYPE_*."""
 
     active: bool | None
     remote_type: int | None
@@ -122,7 +122,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Survey:
-    """All that the driver told.
+    """All that the driver answered.
 
     code: NVML's return code of the initialisation, None while it is out. error: it in words.
     count: how many GPUs the driver says there are; count_code: why it does not say.

@@ -13,7 +13,7 @@ from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
-from warpwatch_daemon.doctor.nccl_variables import NAMES, VARIABLES, Surroundings, Variable
+from warpwatch_daemon.doctor.nccl_variables import NAMES, VARIABLES, NodeNetwork, Variable
 
 _CONFIGURATION = "/etc/nccl.conf"
 # The inode of the first PID namespace (PROC_PID_INIT_INO): only there are NVML's PIDs ours.
@@ -28,7 +28,7 @@ class Environment:
 
     owner: str
     values: Mapping[str, str]
-    around: Surroundings
+    network: NodeNetwork
 
 
 def checks(context: Context) -> Iterator[Check]:
@@ -66,14 +66,14 @@ def _suspicious(environment: Environment) -> Iterator[tuple[Variable, str, str]]
     for variable in VARIABLES:
         for name in variable.names:
             value = environment.values.get(name)
-            if value is not None and variable.suspicious(value, environment.around):
+            if value is not None and variable.suspicious(value, environment.network):
                 yield variable, name, value
 
 
 def _environments(machine: Machine, survey: Survey) -> tuple[list[Environment], int]:
     """All that can be read, and how many processes cannot."""
     adapters = frozenset(machine.names("/sys/class/infiniband"))
-    here = Surroundings(_interfaces(machine, "self"), adapters)
+    here = NodeNetwork(_interfaces(machine, "self"), adapters)
     own = {name: machine.environ[name] for name in NAMES & machine.environ.keys()}
     found = [Environment("this shell", own, here)]
     settings = machine.text(_CONFIGURATION)
@@ -85,8 +85,8 @@ def _environments(machine: Machine, survey: Survey) -> tuple[list[Environment], 
         if text is None:
             unreadable += machine.path(f"/proc/{pid}").exists()
             continue
-        around = Surroundings(_interfaces(machine, str(pid)), adapters)
-        found.append(Environment(f"pid {pid}", _known(text.split("\0")), around))
+        network = NodeNetwork(_interfaces(machine, str(pid)), adapters)
+        found.append(Environment(f"pid {pid}", _known(text.split("\0")), network))
     return found, unreadable
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class NodeNetwork:
     """What the values of a process refer to. ``interfaces`` None: not known."""
 
     interfaces: frozenset[str] | None
@@ -19,7 +19,7 @@ class Surroundings:
 
 
 # Whether a value is worth a word where it is set.
-Test = Callable[[str, Surroundings], bool]
+Test = Callable[[str, NodeNetwork], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class Variable:
     advice: str = "unset it"
 
 
-def _on(value: str, _: Surroundings) -> bool:
+def _on(value: str, _: NodeNetwork) -> bool:
     return value.strip().lower() not in ("", "0", "false", "n", "no", "off")
 
 
-def _off(value: str, _: Surroundings) -> bool:
+def _off(value: str, _: NodeNetwork) -> bool:
     return value.strip().lower() in ("0", "false", "n", "no", "off")
 
 
-def _set(value: str, _: Surroundings) -> bool:
+def _set(value: str, _: NodeNetwork) -> bool:
     return bool(value.strip())
 
 
@@ -49,36 +49,36 @@ def _one_of(*values: str) -> Test:
     return lambda value, _: value.strip().upper() in values
 
 
-def _on_with_adapters(value: str, around: Surroundings) -> bool:
-    return bool(around.adapters) and _on(value, around)
+def _on_with_adapters(value: str, network: NodeNetwork) -> bool:
+    return bool(network.adapters) and _on(value, network)
 
 
-def _on_without_adapters(value: str, around: Surroundings) -> bool:
-    return not around.adapters and _on(value, around)
+def _on_without_adapters(value: str, network: NodeNetwork) -> bool:
+    return not network.adapters and _on(value, network)
 
 
-def _no_interface(value: str, around: Surroundings) -> bool:
+def _no_interface(value: str, network: NodeNetwork) -> bool:
     """``eth,ib`` are prefixes, ``=eth0`` exact, ``^docker`` excludes."""
-    if around.interfaces is None or value.startswith("^"):
+    if network.interfaces is None or value.startswith("^"):
         return False
     exact, wanted = value.startswith("="), value.removeprefix("=").split(",")
-    return not any(_fits(name, wanted, exact) for name in around.interfaces)
+    return not any(_fits(name, wanted, exact) for name in network.interfaces)
 
 
-def _no_adapter(value: str, around: Surroundings) -> bool:
+def _no_adapter(value: str, network: NodeNetwork) -> bool:
     """``mlx5_0:1,mlx5_1`` are prefixes with ports, ``=`` and ``^`` as for interfaces."""
-    if not around.adapters or value.startswith("^"):
+    if not network.adapters or value.startswith("^"):
         return False
     exact = value.startswith("=")
     wanted = [each.partition(":")[0] for each in value.removeprefix("=").split(",")]
-    return not any(_fits(name, wanted, exact) for name in around.adapters)
+    return not any(_fits(name, wanted, exact) for name in network.adapters)
 
 
 def _fits(name: str, wanted: list[str], exact: bool) -> bool:
     return any(name == each if exact else each and name.startswith(each) for each in wanted)
 
 
-def _loopback(value: str, _: Surroundings) -> bool:
+def _loopback(value: str, _: NodeNetwork) -> bool:
     return value.strip().lstrip("=") == "lo"
 
 

@@ -6,8 +6,8 @@ from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
 
-def told(survey: Survey) -> dict[int, str]:
-    """Addresses by index, as the GPUs told them."""
+def reported_addresses(survey: Survey) -> dict[int, str]:
+    """By index, as the GPUs say."""
     return {d.index: sysfs_bus_id(d.bus_id) for d in survey.devices if d.bus_id}
 
 
@@ -22,7 +22,7 @@ def addresses(machine: Machine, survey: Survey) -> dict[int, str]:
 
     NVML counts in the order of the PCI bus (nvml.h, nvmlDeviceGetHandleByIndex_v2).
     """
-    known = told(survey)
+    known = reported_addresses(survey)
     silent = [device.index for device in survey.devices if device.index not in known]
     missing = sorted(bound(machine) - set(known.values()))
     if len(silent) == len(missing):

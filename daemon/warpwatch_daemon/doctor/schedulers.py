@@ -74,7 +74,7 @@ def _slurm(machine: Machine) -> Iterator[Check]:
     if job:
         yield Check("Slurm", True, f"this shell is in job {job}")
     elif shutil.which("scontrol", path=machine.environ.get("PATH", os.defpath)):
-        yield Check("Slurm", True, "scontrol is here; jobs are told by their processes' cgroups")
+        yield Check("Slurm", True, "scontrol is here; jobs are known by their processes' cgroups")
 
 
 def _cgroup(machine: Machine) -> str:

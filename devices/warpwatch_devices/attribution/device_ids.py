@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# Longer ids are nobody's: a qualified CDI name of the DRA driver has some 120 characters.
+# No id is longer: a qualified CDI name of the DRA driver has some 120 characters.
 MAX_ID_LENGTH = 512
 
 _UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from warpwatch_devices.attribution.control_groups import read_owner
-from warpwatch_devices.attribution.origin import Reading
+from warpwatch_devices.attribution.origin import OriginAnswer
 from warpwatch_devices.pid_namespace import sees_host_processes
 from warpwatch_telemetry.attribution import Attribution, ProcessOwner
 from warpwatch_telemetry.samples import DeviceSample
@@ -31,9 +31,9 @@ class DeviceProcessesOrigin:
         self._read = read
         self._host_processes = host_processes
 
-    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+    def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
         if not self._host_processes():
-            return Reading()
+            return OriginAnswer()
         samples = tuple(samples)
         owners = self._owners(samples)
         found = [Attribution(self.name, now, processes=owners)]
@@ -42,7 +42,7 @@ class DeviceProcessesOrigin:
         self._had_jobs = self._had_jobs or bool(jobs)
         if self._had_jobs:
             found.append(Attribution("slurm", now, slurm_jobs=jobs))
-        return Reading(tuple(found))
+        return OriginAnswer(tuple(found))
 
     def close(self) -> None:
         pass

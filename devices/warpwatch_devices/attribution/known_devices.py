@@ -23,7 +23,7 @@ class KnownDevices:
         self._instances = [device for device in devices if device.gpu_instance]
 
     def resolve(self, reference: DeviceReference) -> str | None:
-        """The UUID of the device, None where it is unknown or cannot be told from another."""
+        """The UUID of the device, None where it is unknown or may be one of several."""
         if reference.uuid and not reference.gpu_instance:
             return reference.uuid
         indices = self._indices(reference)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from warpwatch_devices.attribution.allocations import allocations_of
 from warpwatch_devices.attribution.known_devices import KnownDevices
-from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.samples import DeviceSample
 
@@ -42,9 +42,9 @@ class KubeletOrigin:
         self._client: PodResourcesClient | None = None
         self._holders = Holders()
 
-    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+    def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
         if not self._is_there():
-            return Reading()
+            return OriginAnswer()
         if self._client is None:
             # Here and not above: this imports gRPC.
             from warpwatch_devices.attribution.podresources_client import PodResourcesClient
@@ -62,7 +62,7 @@ class KubeletOrigin:
             shared[allocation.workload] = allocation.device.shared
         workloads = self._holders.follow(held)
         attribution = Attribution(self.name, now, workloads=workloads)
-        return Reading((attribution,), frozenset(islice(refused, MAX_REFUSED)))
+        return OriginAnswer((attribution,), frozenset(islice(refused, MAX_REFUSED)))
 
     def close(self) -> None:
         if self._client is not None:
@@ -86,7 +86,7 @@ class Holders:
 
     Kubelets before 1.34 also list pods that have ended. A whole device that several pods seem to
     hold is the newest one's: whoever was listed before it has ended. Pods that were first seen
-    together cannot be told apart and are all kept; so are those of a shared device.
+    together cannot be distinguished and are all kept; so are those of a shared device.
     """
 
     def __init__(self) -> None:

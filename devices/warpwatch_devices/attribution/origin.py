@@ -1,4 +1,4 @@
-"""What an origin is: somebody who knows whose work runs on which device."""
+"""What an origin is: one that knows whose work runs on which device."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class OriginError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OriginAnswer:
     """``refused``: single pieces that could not be believed, each in a few words."""
 
     attributions: tuple[Attribution, ...] = ()
     refused: frozenset[str] = frozenset()
 
 
-class Origin(Protocol):
+class AttributionOrigin(Protocol):
     """``name`` is the value of the label ``origin`` under which its failures are counted."""
 
     name: str
 
-    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+    def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
         """``now``: wall clock in seconds. Raises OriginError when there was no answer."""
 
     def close(self) -> None: ...

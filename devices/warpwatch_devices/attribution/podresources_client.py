@@ -52,7 +52,7 @@ class PodResourcesClient:
         """Raises OriginError with gRPC's status when there is no answer in ``deadline_s``.
 
         Also when there were devices before the connection was made and none were listed since, for
-        STARTING_S: a kubelet that was started anew lists no pods at first; their containers run.
+        STARTING_S: a kubelet that was started again lists no pods at first; their containers run.
         """
         request = podresources_pb2.ListPodResourcesRequest()
         try:
@@ -64,7 +64,7 @@ class PodResourcesClient:
         if len(listed) > MAX_LISTED:
             raise OriginError(f"more than {MAX_LISTED} devices are listed")
         if not listed and time.monotonic() < self._doubted_until:
-            raise OriginError("no devices are listed yet by a kubelet that was started anew")
+            raise OriginError("no devices are listed yet by a kubelet that was started again")
         self._doubted_until = 0.0
         self._had_devices = bool(listed)
         return listed
@@ -79,7 +79,7 @@ class PodResourcesClient:
         # With the time of its making: a new file may get the number of one that was removed.
         file = (status.st_dev, status.st_ino, status.st_ctime_ns)
         if file != self._file:
-            # A kubelet that was started anew has another socket under the same name.
+            # A kubelet that was started again has another socket under the same name.
             self.close()
         if self._channel is None:
             self._file = file

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.samples import Device, DeviceSample
 
@@ -36,7 +36,7 @@ class SlurmFolderOrigin:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+    def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
         """Only files of known devices are opened, so that a full folder costs nothing."""
         try:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -51,7 +51,7 @@ class SlurmFolderOrigin:
                     jobs[sample.device.uuid] = tuple(sorted(found))
         finally:
             os.close(descriptor)
-        return Reading((Attribution(self.name, now, slurm_jobs=jobs),), frozenset(refused))
+        return OriginAnswer((Attribution(self.name, now, slurm_jobs=jobs),), frozenset(refused))
 
     def close(self) -> None:
         pass

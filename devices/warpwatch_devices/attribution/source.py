@@ -10,7 +10,7 @@ from pathlib import Path
 
 from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
-from warpwatch_devices.attribution.origin import Origin, OriginError, Reading
+from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.loops import Supervisor
@@ -59,9 +59,9 @@ class AttributionSource:
         return tell
 
 
-def origins_of(config: AttributionConfig) -> list[Origin]:
+def origins_of(config: AttributionConfig) -> list[AttributionOrigin]:
     """Whom to ask by the configuration."""
-    origins: list[Origin] = [DeviceProcessesOrigin(slurm=config.slurm == "auto")]
+    origins: list[AttributionOrigin] = [DeviceProcessesOrigin(slurm=config.slurm == "auto")]
     if config.kubelet_socket == "auto":
         origins.append(KubeletOrigin())
     elif config.kubelet_socket != "off":
@@ -80,7 +80,7 @@ class Asker:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: AttributionOrigin,
         interval_s: float,
         devices: Callable[[], tuple[DeviceSample, ...]],
         sink: Sink,
@@ -112,11 +112,11 @@ class Asker:
         self._log(failure)
         self._tell(self._origin.name, failure, time.monotonic() - begun)
 
-    def _publish(self, reading: Reading) -> None:
-        for attribution in reading.attributions:
+    def _publish(self, answer: OriginAnswer) -> None:
+        for attribution in answer.attributions:
             self._sink.publish_attribution(attribution)
-        new = reading.refused - self._refused
-        self._refused = reading.refused
+        new = answer.refused - self._refused
+        self._refused = answer.refused
         if new:
             self._sink.count("attribution_errors_total", self._origin.name, by=len(new))
             shown = ", ".join(sorted(new)[:5])

@@ -1,4 +1,4 @@
-"""The seam to DCGM's own Python bindings: nobody else touches them.
+"""The seam to DCGM's own Python bindings: nothing else touches them.
 
 They come with DCGM's packages, not from PyPI, and are imported only where the source is enabled.
 Names and types are those of NVIDIA/DCGM testing/python3 (pydcgm, dcgm_agent, dcgm_structs,
@@ -68,7 +68,7 @@ class DcgmRefused(Exception):
     """The host engine does not do this for this GPU; everything else goes on."""
 
 
-class Reading(NamedTuple):
+class FieldValue(NamedTuple):
     """A value in DCGM's unit; ``time`` is the host engine's wall clock in seconds."""
 
     value: float
@@ -125,7 +125,7 @@ def load(folder: Path | None) -> Bindings:
             " bindings in sources.dcgm.bindings"
         )
     if str(found) not in sys.path:
-        # Last: its modules have everyday names and must not stand before anybody else's.
+        # Last: its modules have everyday names and must not stand before others'.
         sys.path.append(str(found))
     names = ("pydcgm", "dcgm_agent", "dcgm_fields", "dcgm_structs")
     try:
@@ -180,7 +180,7 @@ class HostEngine:
             group.samples.WatchFields(field_group, int(interval_s * 1e6), kept_s, 0)
         self._watches.append(_Watch(tuple(entities), group, field_group, fields))
 
-    def latest(self) -> list[tuple[Entity, dict[str, Reading]]]:
+    def latest(self) -> list[tuple[Entity, dict[str, FieldValue]]]:
         """The newest values by field name of all that is watched; blank ones are absent."""
         readings = []
         for watch in self._watches:
@@ -227,15 +227,15 @@ class HostEngine:
             raise DcgmUnavailable(str(refused)) from refused
 
     def _gpu(self, gpu_id: int) -> Entity:
-        told = self._system.discovery.GetGpuAttributes(gpu_id).identifiers
+        found = self._system.discovery.GetGpuAttributes(gpu_id).identifiers
         info = {
-            "driver_version": told.driverVersion,
-            "pci_bus_id": told.pciBusId,
-            "serial": told.serial,
-            "vbios_version": told.vbios,
+            "driver_version": found.driverVersion,
+            "pci_bus_id": found.pciBusId,
+            "serial": found.serial,
+            "vbios_version": found.vbios,
         }
         known = {name: text for name, text in info.items() if text and not text.startswith("<<<")}
-        device = Device(told.uuid, gpu_id, told.deviceName, info=known)
+        device = Device(found.uuid, gpu_id, found.deviceName, info=known)
         return Entity(self._bindings.fields.DCGM_FE_GPU, gpu_id, gpu_id, device)
 
     def _instances(self, gpus: Mapping[int, Entity]) -> list[Entity]:
@@ -247,9 +247,9 @@ class HostEngine:
         for one in hierarchy.entityList[: hierarchy.count] if hierarchy else ():
             gpu = gpus.get(one.parent.entityId)
             if one.entity.entityGroupId == self._bindings.fields.DCGM_FE_GPU_I and gpu is not None:
-                told = gpu.device
+                parent = gpu.device
                 gi = str(one.info.nvmlInstanceId)
-                device = Device(told.uuid, told.index, told.name, gi, info=told.info)
+                device = Device(parent.uuid, parent.index, parent.name, gi, info=parent.info)
                 instances.append(
                     Entity(one.entity.entityGroupId, one.entity.entityId, gpu.gpu_id, device)
                 )
@@ -257,10 +257,10 @@ class HostEngine:
 
     def _fields(self, group: Any, names: Sequence[str]) -> dict[int, str]:
         """Of the fields with these names, those that this GPU can be profiled for, by number."""
-        told = group.profiling.GetSupportedMetricGroups()
+        listed = group.profiling.GetSupportedMetricGroups()
         supported = {
             field_id
-            for one in told.metricGroups[: told.numMetricGroups]
+            for one in listed.metricGroups[: listed.numMetricGroups]
             for field_id in one.fieldIds[: one.numFieldIds]
         }
         numbers = ((getattr(self._bindings.fields, name, -1), name) for name in names)
@@ -276,10 +276,10 @@ class _Watch:
     field_group: Any
     fields: Mapping[int, str]
 
-    def readings(self, by_field: Mapping[int, Any]) -> dict[str, Reading]:
+    def readings(self, by_field: Mapping[int, Any]) -> dict[str, FieldValue]:
         newest = {self.fields[number]: series[-1] for number, series in by_field.items()}
         return {
-            name: Reading(float(one.value), one.ts / 1e6)
+            name: FieldValue(float(one.value), one.ts / 1e6)
             for name, one in newest.items()
             if not one.isBlank
         }

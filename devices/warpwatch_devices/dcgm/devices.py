@@ -11,21 +11,21 @@ from warpwatch_telemetry.samples import Device, DeviceSample
 _DCGM_SOURCES = frozenset({"dcgm", "dcgm_exporter"})
 
 
-def device_of(told: Device, known: Iterable[DeviceSample]) -> Device | None:
-    """The device that ``told`` is, whose UUID is the GPU's even where it is a GPU instance.
+def device_of(listed: Device, known: Iterable[DeviceSample]) -> Device | None:
+    """The device that ``listed`` is, whose UUID is the GPU's even where it is a GPU instance.
 
     DCGM does not tell the UUID of a MIG device: NVML's with the same GPU and GPU instance is
     taken, of several (compute instances) the first. An instance of a GPU that NVML does not know
     gets the key ``<uuid>/gi<id>``; one that NVML does not know of a GPU that it does, None.
     """
     devices = [sample.device for sample in known if sample.source not in _DCGM_SOURCES]
-    gpu = next((device for device in devices if device.uuid == told.uuid), None)
-    if not told.gpu_instance:
-        return gpu or told
+    gpu = next((device for device in devices if device.uuid == listed.uuid), None)
+    if not listed.gpu_instance:
+        return gpu or listed
     if gpu is None:
-        return replace(told, uuid=f"{told.uuid}/gi{told.gpu_instance}")
+        return replace(listed, uuid=f"{listed.uuid}/gi{listed.gpu_instance}")
     instances = (d for d in devices if d.info.get("parent_uuid") == gpu.uuid)
-    return next((d for d in instances if d.gpu_instance == told.gpu_instance), None)
+    return next((d for d in instances if d.gpu_instance == listed.gpu_instance), None)
 
 
 class PublishedDevices:

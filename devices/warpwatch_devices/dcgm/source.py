@@ -15,8 +15,8 @@ from warpwatch_devices.dcgm.bindings import (
     DcgmRefused,
     DcgmUnavailable,
     Entity,
+    FieldValue,
     HostEngine,
-    Reading,
     load,
 )
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
@@ -140,7 +140,7 @@ class DcgmSource:
         self._published.publish(samples, sink)
 
     def _values(
-        self, entity: Entity, readings: dict[str, Reading], now: float
+        self, entity: Entity, readings: dict[str, FieldValue], now: float
     ) -> dict[SeriesKey, float]:
         oldest = now - max(_STALE_INTERVALS * self._config.interval_s, _STALE_AT_LEAST_S)
         rows = INSTANCE_ROWS if entity.device.gpu_instance else PROFILING_ROWS

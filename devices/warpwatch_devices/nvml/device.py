@@ -26,7 +26,7 @@ from warpwatch_devices.nvml.readers import (
     slow_readers,
     static_readers,
 )
-from warpwatch_devices.nvml.samples import BUSY_SECONDS, Integral
+from warpwatch_devices.nvml.sample_buffers import BUSY_SECONDS, Integral
 from warpwatch_devices.nvml.substitutes import field_substitutes, supports
 from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule, Values
 from warpwatch_devices.source import Sink
@@ -67,7 +67,7 @@ class NvmlDevice:
         interval_s: float,
         probe_interval_s: float = PROBE_INTERVAL_S,
     ) -> None:
-        # Until the device has told its UUID there is nothing better to call it.
+        # Until the device has said its UUID there is nothing better to call it.
         self.device = Device(uuid=f"unknown-{index}", index=index, name="")
         self.library_gone = False
         self.reason = ""
@@ -91,7 +91,7 @@ class NvmlDevice:
 
     @property
     def known(self) -> bool:
-        """Whether it has ever told what it is."""
+        """Whether it has ever said what it is."""
         return bool(self.device.name)
 
     @property
@@ -201,7 +201,7 @@ class NvmlDevice:
             self._watch()
         self._integrate(values)
         self._occupancy.read(self._handle)
-        # What was not told has not changed.
+        # What was not answered has not changed.
         mig_mode = values.get(MIG_MODE, self._mig_mode)
         if mig_mode != self._mig_mode:
             self._change_mig_mode(mig_mode)
@@ -209,10 +209,10 @@ class NvmlDevice:
         instances: tuple[DeviceSample, ...] = ()
         if self._mig_mode:
             instances = tuple(self._mig.read(self.device, self._handle, now, self._occupancy))
-        self._occupancy.keep_instances(self._mig.places)
+        self._occupancy.keep_instances(self._mig.instance_ids)
         self._add_gpm(values)
         values.update(self._companions.ledger.values(self.device.uuid))
-        processes = self._occupancy.of_gpu(self._mig.places)
+        processes = self._occupancy.of_gpu(self._mig.instance_ids)
         publish = self._companions.sink.publish_device
         publish(DeviceSample(self.device, now, values, processes=processes))
         for sample in instances:

@@ -233,7 +233,7 @@ class EventWatcher:
         """Raises _Unusable, or ends the watcher where NVML itself is gone or has no events."""
         meaning = meaning_of(code_of(error))
         if meaning in (Meaning.LIBRARY, Meaning.UNSUPPORTED, Meaning.NO_PERMISSION):
-            # That the library is gone is told by all that is read through it.
+            # That the library is gone is reported by all that is read through it.
             level = logging.INFO if meaning is Meaning.LIBRARY else logging.WARNING
             self._give_up(str(error), level)
         else:
@@ -245,7 +245,7 @@ class EventWatcher:
 
     def _rebuild_later(self, guard: CallGuard, unusable: _Unusable) -> None:
         """Free the set, and build another one: at once the first time, then when the back-off is
-        over, since what happens without a set is not told later."""
+        over, since what happens without a set is not reported later."""
         wait_s = self._back_off_s
         self._back_off_s = min(max(2 * wait_s, FIRST_BACK_OFF_S), LAST_BACK_OFF_S)
         self._build_at = time.monotonic() + wait_s

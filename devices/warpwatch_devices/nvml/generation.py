@@ -1,6 +1,6 @@
 """The devices between one initialisation of NVML and the next, each with a loop of its own.
 
-Devices that come, go or change places while NVML is up are found by the scanner. What outlives
+Devices that come, go or change their index while NVML is up are found by the scanner. What outlives
 ``end`` is at most a thread whose call does not return: it publishes nothing and starts nothing.
 """
 
@@ -18,7 +18,7 @@ from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.generation_sink import GenerationSink
 from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import LibraryGone
-from warpwatch_devices.nvml.scanner import Inventory, Scanner, Search
+from warpwatch_devices.nvml.scanner import DeviceListing, Scanner, Search
 from warpwatch_devices.source import Sink
 from warpwatch_devices.xid_ledger import XidLedger
 
@@ -164,7 +164,7 @@ class Generation:
         return device, self._supervisor.every(f"nvml-{index}", interval_s, device.step)
 
     def _forget_unknown(self, device: NvmlDevice) -> None:
-        """Nobody will ever speak for an index again at which no device has told its UUID."""
+        """Nothing will be published again for an index at which no device has said its UUID."""
         if not device.known:
             self._sink.retire(device.device.uuid)
 
@@ -178,71 +178,71 @@ class Generation:
             if count is None or not (count != self._count or missing or self._guessed):
                 return
             stuck = {device.device.index for device, loop in self.loops if self._is_stuck(loop)}
-            inventory = search.inventory(count, stuck)
+            listing = search.listing(count, stuck)
         except LibraryGone:
             self._library_gone = True
             return
         with self._lock:
             if not self._closed:
-                self._apply(inventory, count)
+                self._apply(listing, count)
 
-    def _apply(self, inventory: Inventory, count: int) -> None:
-        """Devices are where NVML says; who is not named any more goes, who is new comes."""
+    def _apply(self, listing: DeviceListing, count: int) -> None:
+        """Devices are where NVML says; one that is no longer named goes, one that is new comes."""
         changed = count != self._count
         self._count = count
-        self._guessed = bool(inventory.unasked)
-        places = self._places(inventory)
+        self._guessed = bool(listing.unasked)
+        indices = self._indices(listing)
         kept: list[Running] = []
         for device, loop in self.loops:
-            index = places.get(device)
+            index = indices.get(device)
             if index is None:
                 self._remove(device, loop)
                 continue
             # One that is read well is not moved to where it was not seen.
-            guessed = index in inventory.unasked
+            guessed = index in listing.unasked
             if not guessed and (changed or index != device.device.index):
                 device.move(index)
             kept.append((device, loop))
-        for index in sorted(set(range(count)) - set(places.values())):
+        for index in sorted(set(range(count)) - set(indices.values())):
             logger.info("a device has come to index %d", index)
             kept.append(self._start(index))
         self.loops = tuple(kept)
 
-    def _places(self, inventory: Inventory) -> dict[NvmlDevice, int]:
+    def _indices(self, listing: DeviceListing) -> dict[NvmlDevice, int]:
         """The index of each device that is still there.
 
-        Who is not named may be at an index that named nobody: there those stay who are most
-        likely still there, in the order in which they were, since NVML sorts by the bus.
+        A device that is not named may be at an index that named none: those most likely still
+        there stay there, in the order in which they were, since NVML sorts by the bus.
         """
-        named = dict(inventory.index_of)
-        places: dict[NvmlDevice, int] = {}
+        named = dict(listing.index_of)
+        indices: dict[NvmlDevice, int] = {}
         for device in self.devices:
             index = named.pop(device.device.uuid, None)
             if index is not None:
-                places[device] = index
+                indices[device] = index
         left: list[Running] = []
         for device, loop in self.loops:
             index = device.device.index
-            if device in places:
+            if device in indices:
                 continue
             if not device.known and index in named.values():
                 named = {uuid: at for uuid, at in named.items() if at != index}
-                places[device] = index
+                indices[device] = index
             else:
                 left.append((device, loop))
-        silent = sorted(inventory.silent)
-        left.sort(key=lambda running: self._doubt(running, inventory))
+        silent = sorted(listing.silent)
+        left.sort(key=lambda running: self._doubt(running, listing))
         staying = sorted(left[: len(silent)], key=lambda running: running[0].device.index)
-        own = {d: d.device.index for d, _ in staying if d.device.index in inventory.silent}
+        own = {d: d.device.index for d, _ in staying if d.device.index in listing.silent}
         others = [device for device, _ in staying if device not in own]
-        free = sorted(inventory.silent - set(own.values()))
-        return places | own | dict(zip(others, free, strict=False))
+        free = sorted(listing.silent - set(own.values()))
+        return indices | own | dict(zip(others, free, strict=False))
 
-    def _doubt(self, running: Running, inventory: Inventory) -> tuple[bool, bool]:
+    def _doubt(self, running: Running, listing: DeviceListing) -> tuple[bool, bool]:
         """Low: surely still there."""
         device, loop = running
         there = self._is_stuck(loop) or not device.reason
-        return not there, device.device.index not in inventory.silent
+        return not there, device.device.index not in listing.silent
 
     def _remove(self, device: NvmlDevice, loop: Loop) -> None:
         logger.warning("device %s is not there any more", device.device.uuid)

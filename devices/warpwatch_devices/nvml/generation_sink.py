@@ -1,5 +1,5 @@
 """What a generation of NVML publishes through: closed with it, so that a call which returns long
-after speaks for nobody."""
+after speaks for none."""
 
 from __future__ import annotations
 

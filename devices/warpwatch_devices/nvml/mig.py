@@ -17,7 +17,7 @@ import pynvml
 from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import code_of, judge
-from warpwatch_devices.nvml.occupancy import Occupancy, Place
+from warpwatch_devices.nvml.occupancy import InstanceIds, Occupancy
 from warpwatch_devices.nvml.readers import read_memory
 from warpwatch_devices.nvml.tiers import SLOW_S, Values, rounds_of
 from warpwatch_devices.source import Sink
@@ -34,7 +34,7 @@ _ABSENT = (
 )
 
 
-class _NotTold(Exception):
+class _NoAnswer(Exception):
     """This time it cannot be said whether there is a MIG device."""
 
 
@@ -42,13 +42,13 @@ class _NotTold(Exception):
 class _Instance:
     """``leads``: it is the lowest compute instance of its GPU instance.
 
-    ``memory`` is None until it was asked for, ``silent`` says that it is never told.
+    ``memory`` is None until it was asked for, ``silent`` says that it is never answered.
     """
 
     device: Device
     handle: Any
     slot: int
-    place: Place
+    ids: InstanceIds
     leads: bool = False
     silent: bool = False
     memory: Values | None = None
@@ -71,8 +71,8 @@ class MigDevices:
         self._stale = True
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        return tuple(instance.place for instance in self._instances.values())
+    def instance_ids(self) -> tuple[InstanceIds, ...]:
+        return tuple(instance.ids for instance in self._instances.values())
 
     def read(
         self, parent: Device, handle: Any, time_s: float, occupancy: Occupancy
@@ -85,7 +85,7 @@ class MigDevices:
             if (self._round + number) % self._memory_rounds == 0 or instance.memory is None:
                 self._read_memory(instance)
             if occupancy.by_instance and (self._round + number) % self._slow_rounds == 0:
-                occupancy.read_instance(instance.handle, instance.place)
+                occupancy.read_instance(instance.handle, instance.ids)
         if self._stale and not looked:
             self._find(parent, handle)
         self._round += 1
@@ -108,7 +108,7 @@ class MigDevices:
         values = dict(instance.memory or {})
         if self._gpm is not None and instance.leads:
             values.update(self._gpm.values(instance.device.uuid))
-        processes = occupancy.of_instance(instance.place)
+        processes = occupancy.of_instance(instance.ids)
         return DeviceSample(instance.device, time_s, values, processes=processes)
 
     def _read_memory(self, instance: _Instance) -> None:
@@ -128,7 +128,7 @@ class MigDevices:
         self._stale = False
         try:
             slots = self._ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-        except _NotTold:
+        except _NoAnswer:
             self._stale = True
             return
         found: dict[str, _Instance] = {}
@@ -158,25 +158,25 @@ class MigDevices:
             if known is not None:
                 known.handle = handle
             return known
-        except _NotTold:
+        except _NoAnswer:
             self._stale = True
             return next((i for i in self._instances.values() if i.slot == slot), None)
 
     def _ask(self, call: Any, handle: Any) -> Any:
-        """The answer, None where there is no such device. Raises _NotTold, or as judge does."""
+        """The answer, None where there is no such device. Raises _NoAnswer, or as judge does."""
         try:
             return self._costs.measure("mig", call, handle)
         except pynvml.NVMLError as error:
             if code_of(error) in _ABSENT:
                 return None
             judge(error)
-            raise _NotTold from error
+            raise _NoAnswer from error
 
     def _ask_detail(self, call: Any, handle: Any) -> Any:
         """The answer, None where there is none, for now or for good."""
         try:
             return self._ask(call, handle)
-        except _NotTold:
+        except _NoAnswer:
             return None
 
     def _describe(self, uuid: str, slot: int, handle: Any, parent: Device) -> _Instance | None:
@@ -210,12 +210,12 @@ class MigDevices:
     def _choose_leaders(self, parent_handle: Any) -> None:
         lowest: dict[int, _Instance] = {}
         for instance in self._instances.values():
-            gpu_instance = instance.place[0]
+            gpu_instance = instance.ids[0]
             leader = lowest.setdefault(gpu_instance, instance)
-            if instance.place < leader.place:
+            if instance.ids < leader.ids:
                 lowest[gpu_instance] = instance
         for instance in self._instances.values():
-            leads = instance is lowest[instance.place[0]]
+            leads = instance is lowest[instance.ids[0]]
             if leads != instance.leads:
                 instance.leads = leads
                 instance.memory = None
@@ -225,7 +225,7 @@ class MigDevices:
         if self._gpm is None:
             return
         if instance.leads:
-            uuid, gpu_instance = instance.device.uuid, instance.place[0]
+            uuid, gpu_instance = instance.device.uuid, instance.ids[0]
             self._gpm.add(uuid, instance.handle, gpu_instance, parent_handle)
         else:
             self._gpm.remove(instance.device.uuid)

@@ -25,7 +25,7 @@ from warpwatch_telemetry.samples import DeviceProcess
 _PERIOD_S = 2.0
 _FINAL = (Meaning.UNSUPPORTED, Meaning.NO_PERMISSION)
 # A process on a GPU instance: GPU instance, compute instance.
-Place = tuple[int, int]
+InstanceIds = tuple[int, int]
 
 
 class Occupancy:
@@ -42,7 +42,7 @@ class Occupancy:
         self._rounds = rounds_of(_PERIOD_S, interval_s)
         self._slow_rounds = rounds_of(SLOW_S, interval_s)
         self._lists = {name: ProcessList(name) for name in (COMPUTE, MPS, GRAPHICS)}
-        self._instances: dict[str, Place] = {}
+        self._instances: dict[str, InstanceIds] = {}
         self._found: dict[str, tuple[Occupant, ...]] = {}
         self._use: ProcessUse | None = ProcessUse()
         self._shares: dict[int, float] | None = None
@@ -62,30 +62,30 @@ class Occupancy:
             self._list(MPS, handle)
             self._list(GRAPHICS, handle)
 
-    def of_gpu(self, instances: Iterable[Place] = ()) -> tuple[DeviceProcess, ...]:
+    def of_gpu(self, instances: Iterable[InstanceIds] = ()) -> tuple[DeviceProcess, ...]:
         """Who is on the GPU and on none of these instances."""
-        places = set(instances)
-        return self._describe(o for o in self._all if _place(o) not in places)
+        instance_ids = set(instances)
+        return self._describe(o for o in self._all if _ids_of(o) not in instance_ids)
 
-    def of_instance(self, place: Place) -> tuple[DeviceProcess, ...]:
-        return self._describe(o for o in self._all if _place(o) == place)
+    def of_instance(self, ids: InstanceIds) -> tuple[DeviceProcess, ...]:
+        return self._describe(o for o in self._all if _ids_of(o) == ids)
 
-    def read_instance(self, handle: Any, place: Place) -> None:
+    def read_instance(self, handle: Any, ids: InstanceIds) -> None:
         """The list of one MIG device, where the GPU's own is not permitted."""
-        name = f"{COMPUTE} {place}"
+        name = f"{COMPUTE} {ids}"
         process_list = self._lists.get(name) or ProcessList(COMPUTE)
         self._lists[name] = process_list
-        self._instances[name] = place
+        self._instances[name] = ids
         self._list(name, handle)
         # Asked of a MIG device, they are on it, whatever else they say.
         found = self._found.get(name, ())
-        self._found[name] = tuple(Occupant(o.pid, o.memory_bytes, *place) for o in found)
+        self._found[name] = tuple(Occupant(o.pid, o.memory_bytes, *ids) for o in found)
 
-    def keep_instances(self, places: Iterable[Place]) -> None:
-        """Of those that were taken down nobody is left to ask who is on them."""
-        kept = set(places)
-        for name, place in tuple(self._instances.items()):
-            if place not in kept:
+    def keep_instances(self, instance_ids: Iterable[InstanceIds]) -> None:
+        """Of those that were taken down there is no handle to ask who is on them."""
+        kept = set(instance_ids)
+        for name, ids in tuple(self._instances.items()):
+            if ids not in kept:
                 del self._instances[name]
                 self._lists.pop(name, None)
                 self._found.pop(name, None)
@@ -121,5 +121,5 @@ class Occupancy:
                 self._use = None
 
 
-def _place(occupant: Occupant) -> Place:
+def _ids_of(occupant: Occupant) -> InstanceIds:
     return (occupant.gpu_instance, occupant.compute_instance)

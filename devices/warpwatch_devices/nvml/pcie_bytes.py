@@ -2,7 +2,7 @@
 
 The fields may have 32 bits only, which a fast link fills several times a second. What is lost then
 cannot be known, so that such a field counts only where the link cannot carry that much between two
-readings. Totals outlive handles, and go on where they are when what they are told by changes.
+readings. Totals outlive handles, and go on where they are when their source changes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ContinuedCounter:
         """Add what ``source`` has counted since it was asked last; if it was another one that was
         asked, that is not known and adds nothing.
 
-        wrap: where the counter starts over. One that falls without has started anew.
+        wrap: where the counter starts over. One that falls without has started again.
         """
-        told_by, before = self._newest
+        last_source, before = self._newest
         self._newest = (source, raw)
         if self._total is None:
             self._total = raw
-        elif told_by == source:
+        elif last_source == source:
             self._total += _growth(before, raw, wrap)
         return self._total
 
@@ -80,8 +80,8 @@ class PcieBytes:
         self._wide = self._wide or any(raw >= _WRAP for raw in fields.values())
         if any(key in gpm for key in PCIE_BYTES):
             self._rounds_without = 0
-            told = {key: gpm[key] for key in PCIE_BYTES if key in gpm}
-            values.update({k: self._counters[k].total("gpm", v) for k, v in told.items()})
+            rates = {key: gpm[key] for key in PCIE_BYTES if key in gpm}
+            values.update({k: self._counters[k].total("gpm", v) for k, v in rates.items()})
             return
         self._rounds_without += 1
         if self._rounds_without <= PATIENCE_ROUNDS or not self._countable(values):

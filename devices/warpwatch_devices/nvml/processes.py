@@ -17,7 +17,7 @@ import pynvml
 
 from warpwatch_devices.nvml.buffer import Buffer
 from warpwatch_devices.nvml.library import function
-from warpwatch_devices.nvml.samples import NewestSample
+from warpwatch_devices.nvml.sample_buffers import NewestSample
 from warpwatch_devices.pid_namespace import sees_host_processes
 from warpwatch_telemetry.samples import DeviceProcess
 
@@ -85,7 +85,7 @@ class ProcessUse:
     def read(self, handle: Any) -> dict[int, float]:
         """The mean share (0 to 1) by PID; who is not named has used nothing. Raises NVMLError.
 
-        Nothing new means that nobody used the device, unless there was no time for it.
+        Nothing new means that no process used the device, unless there was no time for it.
         """
         ask = function("nvmlDeviceGetProcessUtilization")
         self._newest.check()
@@ -122,7 +122,7 @@ class ProcessNames:
     """Names of executables, asked of the kernel once for each process.
 
     A PID that has left the device is forgotten, so that its successor is asked for again. Where
-    PIDs of the host mean nothing or somebody else, there are no names.
+    PIDs of the host mean nothing or another process, there are no names.
     """
 
     def __init__(self, host_processes: Callable[[], bool] = sees_host_processes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 from warpwatch_devices.nvml.library import Meaning, code_of, meaning_of
-from warpwatch_devices.nvml.samples import Integral, busy_samples
+from warpwatch_devices.nvml.sample_buffers import Integral, busy_samples
 from warpwatch_devices.nvml.tiers import ONCE, RARE_S, SLOW_S, SLOWER_S, Reader, Values
 from warpwatch_telemetry.device_metrics import THROTTLE_REASONS
 from warpwatch_telemetry.metric import SeriesKey

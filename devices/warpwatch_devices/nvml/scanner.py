@@ -22,7 +22,7 @@ MAX_REPLACEMENTS = 8
 
 
 @dataclass(slots=True)
-class Inventory:
+class DeviceListing:
     """UUIDs by index; ``silent``: indices of which it is not known who is there, ``unasked`` those
     among them that were left out."""
 
@@ -45,20 +45,20 @@ class Search:
         count: int | None = self._ask("count", pynvml.nvmlDeviceGetCount)
         return count
 
-    def inventory(self, count: int, stuck: Iterable[int]) -> Inventory:
+    def listing(self, count: int, stuck: Iterable[int]) -> DeviceListing:
         """``stuck``: the indices of devices that are known not to answer."""
-        inventory = Inventory()
+        listing = DeviceListing()
         for index in range(count):
             if index in stuck or index in self._hanging():
-                inventory.unasked.add(index)
+                listing.unasked.add(index)
                 uuid = None
             else:
                 uuid = self._identify(index)
             if uuid is None:
-                inventory.silent.add(index)
+                listing.silent.add(index)
             else:
-                inventory.index_of[uuid] = index
-        return inventory
+                listing.index_of[uuid] = index
+        return listing
 
     def _identify(self, index: int) -> str | None:
         handle = self._ask(index, pynvml.nvmlDeviceGetHandleByIndex, index)

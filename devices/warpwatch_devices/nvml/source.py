@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through NVML: a loop a device, so that one that fails costs nobody else anything.
+"""NVIDIA GPUs through NVML: a loop a device, so that one that fails costs no other anything.
 
 The manager's loop keeps the library initialised. The watchdog's loop calls nothing of NVML: it
 speaks for devices whose call does not return, and for those that were there and are not any more.

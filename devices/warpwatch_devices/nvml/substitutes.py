@@ -9,7 +9,7 @@ import pynvml
 
 from warpwatch_devices.nvml.batch import FieldBatch
 from warpwatch_devices.nvml.readers import Read, key_of, value_of
-from warpwatch_devices.nvml.samples import Integral, energy_samples
+from warpwatch_devices.nvml.sample_buffers import Integral, energy_samples
 from warpwatch_devices.nvml.tiers import RARE_S, SLOWER_S, Reader, Values
 
 

@@ -73,7 +73,7 @@ class SimulatedDevice:
         )
 
     def advance(self, time: float, elapsed_s: float, load: float | None) -> DeviceSample:
-        """Read after ``elapsed_s`` under ``load`` (0 to 1, None: nobody uses the device)."""
+        """Read after ``elapsed_s`` under ``load`` (0 to 1, None: no rank uses the device)."""
         activity = 0.0 if load is None else min(1.0, max(0.0, load))
         if activity:
             activity = min(1.0, max(0.0, activity + self._random.uniform(-0.02, 0.02)))

@@ -21,7 +21,7 @@ def _workload(index: int) -> Workload:
 
 
 class SimulatedSource:
-    """``load_of(index)`` says how busy a device is: 0 to 1, None when nobody uses it."""
+    """``load_of(index)`` says how busy a device is: 0 to 1, None when no rank uses it."""
 
     name = "simulated"
 

@@ -149,7 +149,7 @@ def test_settings_and_faults_of_single_gpus_are_told_apart(
     fake.set(7, fabric_state=1, compute_mode=2)
     found = worth_a_word(ask_driver(), context)
     assert {name: (check.ok, check.detail[:44]) for name, check in found.items()} == {
-        "persistence": (None, "GPU 0-7: off: the GPU is initialised anew wh"),
+        "persistence": (None, "GPU 0-7: off: the GPU is initialised again w"),
         "NVLink": (False, "GPU 0: 16 of 18 links active, peers have 18;"),
         "recovery": (False, "GPU 0: the driver asks to reset the GPU"),
         "row remapping": (False, "GPU 1: failed; remapped so far: 0 rows after"),

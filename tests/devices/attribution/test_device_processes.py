@@ -7,7 +7,7 @@ import os
 from tests.devices.attribution.gpus import GPU_0, GPU_1, sample
 from warpwatch_devices.attribution.control_groups import owner_of
 from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
-from warpwatch_devices.attribution.origin import Reading
+from warpwatch_devices.attribution.origin import OriginAnswer
 from warpwatch_telemetry.attribution import ProcessOwner
 
 POD = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
@@ -61,4 +61,4 @@ def test_slurm_may_be_off() -> None:
 
 def test_nothing_is_said_of_processes_of_another_pid_namespace() -> None:
     blind = DeviceProcessesOrigin(host_processes=lambda: False)
-    assert blind.read((sample(GPU_0, 0, os.getpid()),), 1.0) == Reading()
+    assert blind.read((sample(GPU_0, 0, os.getpid()),), 1.0) == OriginAnswer()

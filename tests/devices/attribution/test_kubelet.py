@@ -15,7 +15,7 @@ from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_3, MIG_7, node
 from warpwatch_devices.attribution import podresources_client
 from warpwatch_devices.attribution import podresources_pb2 as pb
 from warpwatch_devices.attribution.kubelet import MAX_HOLDERS, MAX_REFUSED, KubeletOrigin
-from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_telemetry.attribution import Workload
 
 
@@ -38,9 +38,9 @@ def origin(socket: Path) -> Iterator[KubeletOrigin]:
     asked.close()
 
 
-def held(reading: Reading) -> dict[str, list[str]]:
+def held(answer: OriginAnswer) -> dict[str, list[str]]:
     """Pods by device."""
-    (attribution,) = reading.attributions
+    (attribution,) = answer.attributions
     return {
         uuid: [workload.pod for workload in workloads]
         for uuid, workloads in attribution.workloads.items()
@@ -155,7 +155,7 @@ def test_ids_that_lead_nowhere_are_named_and_cost_nothing_else(
 
 
 def test_a_node_without_a_kubelet_has_nothing_to_say(origin: KubeletOrigin) -> None:
-    assert origin.read(node(), 1000.0) == Reading()
+    assert origin.read(node(), 1000.0) == OriginAnswer()
 
 
 def test_a_socket_that_was_asked_for_must_be_there(socket: Path) -> None:
@@ -175,7 +175,7 @@ def test_the_connection_is_kept(kubelet: FakeKubelet, origin: KubeletOrigin) -> 
 def test_a_kubelet_that_comes_goes_and_comes_back_is_asked_again(
     socket: Path, origin: KubeletOrigin
 ) -> None:
-    assert origin.read(node(), 1000.0) == Reading()
+    assert origin.read(node(), 1000.0) == OriginAnswer()
     first = FakeKubelet(socket, pods(("before", "nvidia.com/gpu", GPU_0)))
     assert held(origin.read(node(), 1010.0)) == {GPU_0: ["before"]}
     first.stop()

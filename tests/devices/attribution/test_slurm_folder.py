@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_7, node
-from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 
 
-def read(folder: Path) -> Reading:
+def read(folder: Path) -> OriginAnswer:
     return SlurmFolderOrigin(folder).read(node(), 1000.0)
 
 
-def jobs(reading: Reading) -> dict[str, tuple[str, ...]]:
-    (attribution,) = reading.attributions
+def jobs(answer: OriginAnswer) -> dict[str, tuple[str, ...]]:
+    (attribution,) = answer.attributions
     assert (attribution.origin, attribution.time) == ("slurm", 1000.0)
     return dict(attribution.slurm_jobs)
 

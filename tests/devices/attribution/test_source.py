@@ -12,7 +12,7 @@ from tests.devices.attribution.fake_kubelet import FakeKubelet, pods
 from tests.devices.attribution.gpus import GPU_0, node
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_devices.attribution.origin import OriginError, Reading
+from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.source import Asker, AttributionSource, origins_of
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Surroundings
@@ -44,10 +44,10 @@ class Scripted:
     name = "kubelet"
 
     def __init__(self) -> None:
-        self.outcome: Reading | OriginError = Reading()
+        self.outcome: OriginAnswer | OriginError = OriginAnswer()
         self.reads = 0
 
-    def read(self, samples: Iterable[DeviceSample], now: float) -> Reading:
+    def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
         self.reads += 1
         if isinstance(self.outcome, OriginError):
             raise self.outcome
@@ -152,7 +152,8 @@ def test_a_failure_counts_each_time_and_is_logged_when_it_changes(
     asked = asker(origin, sink)
     caplog.set_level(logging.INFO)
     away, refused = OriginError("away"), OriginError("refused")
-    outcomes: list[Reading | OriginError] = [away, away, away, refused, Reading(), Reading()]
+    answer = OriginAnswer()
+    outcomes: list[OriginAnswer | OriginError] = [away, away, away, refused, answer, answer]
     for outcome in outcomes:
         origin.outcome = outcome
         asked.step()
@@ -168,7 +169,7 @@ def test_a_refused_piece_counts_and_is_logged_once(caplog: pytest.LogCaptureFixt
     origin, sink = Scripted(), RecordingSink()
     asked = asker(origin, sink)
     for refused in ({"nvidia9"}, {"nvidia9"}, {"nvidia9", "nvidia8"}):
-        origin.outcome = Reading(refused=frozenset(refused))
+        origin.outcome = OriginAnswer(refused=frozenset(refused))
         asked.step()
     assert sink.counts["attribution_errors_total", "kubelet"] == 2
     assert [record.getMessage() for record in caplog.records] == [

@@ -1,7 +1,7 @@
-"""The socket that stock PyTorch polls: one thread that sleeps until somebody writes.
+"""The socket that stock PyTorch polls: one thread that sleeps until a message comes.
 
 Everything that arrives is untrusted. Who sent it is what the kernel says (SCM_CREDENTIALS), and an
-answer goes only to a socket in the folder that belongs to that user; it never waits for anybody.
+answer goes only to a socket in the folder that belongs to that user; it never waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from warpwatch_daemon.captures.kineto.pollers import Pollers, Sender
 CLIENT_PREFIX = "dynoconfigclient"
 # A path of a socket has 107 bytes at most (sun_path), and the client's is the longest.
 MAX_FOLDER_BYTES = 107 - len(f"/{CLIENT_PREFIX}") - 36
-EVERYBODY = 0o666
+EVERYONE = 0o666
 # From the socket's folder; only the daemon can make a file there.
 NOWHERE = f"../{rendezvous.COMMANDS}/no-daemon"
 # So many messages, then a pause of PAUSE_S: whoever floods the socket does not get the processor.
@@ -67,7 +67,7 @@ class KinetoServer:
         try:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             opened.bind(str(path))
-            path.chmod(EVERYBODY)
+            path.chmod(EVERYONE)
         except OSError:
             opened.close()
             raise
@@ -80,8 +80,8 @@ class KinetoServer:
     def close(self) -> None:
         """Leave a link to nowhere in the socket's place.
 
-        libkineto gives up at once then; where nobody listens it tries again for seconds, which
-        hold up the end of its process. And nobody else can take the place, as in an empty one.
+        libkineto gives up at once then; where none listens it tries again for seconds, which
+        hold up the end of its process. And no other can take the place, as in an empty one.
         """
         self._socket.close()
         with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ class KinetoServer:
                 self._unlink(name)
 
     def _unlink(self, name: str) -> None:
-        # Anybody may have put a folder there.
+        # Anyone may have put a folder there.
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()
 

@@ -36,7 +36,7 @@ OTHER_CAPTURE_S = 60.0
 MAX_DECISIONS = 1000
 # Decisions that may still change while the anomaly is active.
 _OPEN = frozenset({WAITING, "refused_over"})
-# Refusals that pass by themselves, or as soon as somebody has made room.
+# Refusals that pass by themselves, or as soon as there is room.
 _PASSING = frozenset(
     {
         "refused_quiet_hours",
@@ -64,7 +64,7 @@ class _Trigger:
 
 
 class Triggers:
-    """Told what is active, by the pipeline alone, and asks the coordinator for captures.
+    """The pipeline says what is active; the coordinator is asked for captures.
 
     What was captured is known from the capture store, so that a restart of the daemon asks for
     nothing twice. Decisions are published through the hub.

@@ -44,7 +44,7 @@ class NewestSample:
     """The time of the newest sample that was taken from a buffer of the driver's: 0 is none.
 
     The driver's samples bear the CPU's clock, so that one that is set back would hide all samples
-    until it is where it was: then the buffer is begun anew, and what it holds of the time that is
+    until it is where it was: then the buffer is begun again, and what it holds of the time that is
     to come again is left out.
     """
 
@@ -101,7 +101,7 @@ class SampledIntegral:
         return {self._series: round(self._integral.total, 6)}
 
     def check(self) -> None:
-        """Before the driver is asked: begin its buffer anew where nothing more would come of it,
+        """Before the driver is asked: begin its buffer again where nothing more would come of it,
         since the clock was set back, or nothing has come for longer than the buffer is.
         """
         self._newest.check()
@@ -113,7 +113,7 @@ class SampledIntegral:
 
     def add(self, samples: Iterable[tuple[int, ...]]) -> None:
         """Integrate samples, (time in µs, value) each. The first time, what came before them is
-        not ours to count: then they tell no more than how long the driver's buffer is.
+        not ours to count: then they only show how long the driver's buffer is.
         """
         newest = self._newest
         new = sorted(s for s in samples if s[0] > newest.time_us and not newest.in_future(s[0]))
