@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from warpwatch_detection.replay import LogReader, read_lines
+from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_telemetry.anomalies import JOB_KINDS
 from warpwatch_telemetry.records import Step
 

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
-from warpwatch_detection.replay import LogReader, Replay, read_lines
+from warpwatch_detection.replay import Replay
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.log import encode
 from warpwatch_telemetry.metric import SeriesKey
@@ -169,8 +170,10 @@ def measure_replay(count: int, turns: int) -> dict[str, float]:
             file.writelines(json.dumps(encode(step)) + "\n" for step in steps(RANKS[0], count))
         variants: dict[str, Callable[[], object]] = {
             "decode": lambda: drain(LogReader().records(read_lines(log))),
-            "no_detectors": lambda: drain(Replay(config()).run(read_lines(log))),
-            "all": lambda: drain(Replay().run(read_lines(log))),
+            "no_detectors": lambda: drain(
+                Replay(config()).run(LogReader().records(read_lines(log)))
+            ),
+            "all": lambda: drain(Replay().run(LogReader().records(read_lines(log)))),
         }
         taken = in_turns(variants, turns)
     return {f"{name}_per_s": round(RANKS[0] * count / seconds) for name, seconds in taken.items()}

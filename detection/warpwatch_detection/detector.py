@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import Record
 
 # The deadline of a detector that waits for nothing.
@@ -25,7 +25,7 @@ class JobStep(msgspec.Struct, frozen=True):
     duration_s: median over the ranks.
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
     tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
-    of one that counts tokens the samples are not asked for.
+    of one that counts tokens the samples are left out.
     """
 
     time: float
@@ -45,35 +45,19 @@ Observation = Record | JobStep
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Something is wrong. Repeated while it lasts; fields mean what they mean in an Anomaly.
+class Fine:
+    """What was found about the job or device is over.
 
-    anew: this is another anomaly than the one before, however recent that is.
+    for_good: what is found next is another anomaly, however soon that is.
     """
 
     time: float
-    severity: Severity
-    summary: str
-    job: str | None = None
-    rank: int | None = None
-    device: str | None = None
-    step: int | None = None
-    begin_step: int | None = None
-    value: float | None = None
-    baseline: float | None = None
-    separate: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Fine:
-    """What was found about the job or device is over."""
-
-    time: float
     job: str | None = None
     device: str | None = None
+    for_good: bool = False
 
 
-# No verdict means: nothing new, or not enough data.
+# What lasts is found again and again. No verdict means: nothing new, or not enough data.
 Verdict = Found | Fine
 
 
@@ -99,54 +83,37 @@ class DetectorStatus:
     nearest_step: int | None = None
 
 
-class Detector(Protocol):
+class Detector(ABC):
     """One kind of anomaly.
 
     ``state`` is everything that it remembers: a dataclass of numbers, texts, None, lists, tuples,
     dicts, sets and such dataclasses, fully annotated, so that it outlives a restart of the daemon.
+    A state with a ``deadline`` is that of a detector to which silence says something.
+    ``reads``: the only types that it is shown.
     """
 
     kind: str
     state: Any
+    reads: tuple[type, ...]
 
-    @property
-    def reads(self) -> tuple[type, ...]:
-        """The only types that it is shown."""
-
-    def observe(self, seen: Observation) -> Iterable[Verdict]: ...
+    @abstractmethod
+    def observe(self, seen: Any) -> Iterable[Verdict]: ...
 
     def expire(self, now: float) -> Iterable[Verdict]:
         """Called with ``now`` equal to the deadline; a later one must follow."""
+        return ()
 
-    def forget(self, job: str) -> None:
-        """The job is over: its memory can go."""
+    def forget(self, job: str) -> None:  # noqa: B027
+        """The job is over: what is known of it can go."""
 
+    @abstractmethod
     def statuses(self) -> Iterable[DetectorStatus]:
         """One for every job, rank or device that is judged."""
 
 
-@runtime_checkable
-class HasDeadline(Protocol):
-    """``deadline``: the earliest time at which ``expire`` may have something to say, or NEVER."""
-
-    deadline: float
-
-
-class Waiting(Detector, Protocol):
-    """A detector to which silence can say something; ``expire`` of no other is ever called."""
-
-    state: HasDeadline
-
-
-def is_waiting(detector: Detector) -> TypeGuard[Waiting]:
-    return isinstance(detector.state, HasDeadline)
-
-
-class Timeless:
-    """For a detector that decides on what it sees and never on silence."""
-
-    def expire(self, now: float) -> Iterable[Verdict]:
-        return ()
+def is_waiting(detector: Detector) -> bool:
+    """Whether silence can say something to it; ``expire`` of no other is ever called."""
+    return hasattr(detector.state, "deadline")
 
 
 class JobState(Protocol):
@@ -161,34 +128,29 @@ class JobState(Protocol):
 J = TypeVar("J", bound=JobState)
 
 
-class HasJobs(Protocol[J]):
-    jobs: dict[str, J]
+class JobDetector(Detector, Generic[J]):
+    """A detector that judges steps of jobs. Its state has ``jobs``, by name."""
 
-
-class PerJob(Timeless, ABC, Generic[J]):
-    """For a detector that looks at steps of jobs: it says what it remembers, and judges a step."""
-
-    state: HasJobs[J]
     reads: tuple[type, ...] = (JobStep,)
 
     @abstractmethod
     def begin(self) -> J:
-        """The memory of a job of which nothing was seen."""
+        """The state of a job of which nothing was seen."""
 
     @abstractmethod
     def judge(self, job: J, seen: JobStep) -> Iterable[Verdict]: ...
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
-        """Of a JobStep; whoever reads more tells them apart."""
-        jobs = self.state.jobs
+        """Of a JobStep; a detector that reads more tells them apart."""
+        jobs: dict[str, J] = self.state.jobs
         job, index = jobs.get(seen.job), seen.index
         if job is not None and index > job.index:
             job.index = index
             return self.judge(job, seen)
-        # A job that began anew: other machines, other work.
-        anew = jobs[seen.job] = self.begin()
-        anew.index = seen.index
-        verdicts = self.judge(anew, seen)
+        # The job was restarted: maybe on other machines, with other work.
+        restarted = jobs[seen.job] = self.begin()
+        restarted.index = seen.index
+        verdicts = self.judge(restarted, seen)
         return (Fine(seen.time, seen.job), *verdicts) if job is not None and job.on else verdicts
 
     def forget(self, job: str) -> None:

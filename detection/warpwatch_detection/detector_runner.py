@@ -7,61 +7,57 @@ same deadline again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import AnomalyRegister
-from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import (
     NEVER,
     Detector,
     Observation,
     Verdict,
-    Waiting,
     is_waiting,
 )
-from warpwatch_detection.detectors import build
-from warpwatch_telemetry.anomalies import Anomaly
 
 # A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
 Reader = tuple[Detector, Callable[[Observation], Iterable[Verdict]], int]
 
 
 class DetectorRunner:
-    """Verdicts go to ``register``, and what they change to the ``changes`` of the caller.
+    """Verdicts go to ``register``; methods return what they change there.
 
     due_time: the earliest deadline of the register's and of all detectors, -NEVER where it is not
     known. failures: observations that a detector could not take, by its kind.
     """
 
-    def __init__(
-        self, kinds: DetectionConfig, anomalies: AnomaliesConfig, register: AnomalyRegister
-    ) -> None:
-        self.detectors = build(kinds, anomalies)
+    def __init__(self, detectors: Sequence[Detector], register: AnomalyRegister) -> None:
+        self.detectors = detectors
         self.failures: Counter[str] = Counter()
         self.due_time = -NEVER
         self._register = register
-        # Those that wait for something, and until when (empty: to be looked up).
-        self._timed = [one for one in self.detectors if is_waiting(one)]
+        # Those that wait for something, until when, and, by slot, the deadlines that failed.
+        self._timed = [one for one in detectors if is_waiting(one)]
         self._dues: list[float] = []
-        # By slot, the deadline that a detector failed at.
         self._failed_dues: dict[int, float] = {}
-        self._readers = _readers(self.detectors, self._timed)
-        # The first failure that nobody was told.
+        self._readers = _readers(detectors, self._timed)
         self._failure: Exception | None = None
+        self.look_up_dues()
 
-    def show(self, seen: Observation, changes: list[Anomaly]) -> None:
+    def show(self, seen: Observation) -> list[Change]:
         """To all who read its type, in the order in which they judge."""
+        changes: list[Change] = []
         for detector, observe, slot in self._readers.get(type(seen), ()):
             try:
                 verdicts = observe(seen)
                 if verdicts:
-                    self._register.take(detector.kind, verdicts, changes)
+                    changes += self._register.take(detector.kind, verdicts)
                     self.due_time = -NEVER
             except Exception as error:
                 self._fail(detector.kind, error)
             if slot >= 0 and (due := self._timed[slot].state.deadline) != self._dues[slot]:
                 self._dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
                 self.due_time = -NEVER
+        return changes
 
     def forget(self, job: str) -> None:
         for detector in self.detectors:
@@ -79,43 +75,42 @@ class DetectorRunner:
     # --- deadlines ---
 
     def look_up_dues(self) -> None:
-        """Whatever detectors remember has changed."""
+        """After detectors were given other states."""
         dues = enumerate(detector.state.deadline for detector in self._timed)
         failed = self._failed_dues
         self._dues = [NEVER if failed.get(slot) == due else due for slot, due in dues]
         self.due_time = -NEVER
 
-    def expire(
-        self, until: float, put_off: Callable[[float], float], changes: list[Anomaly]
-    ) -> None:
+    def expire(self, until: float, put_off: Callable[[float], float]) -> list[Change]:
         """What falls due ``until`` then. put_off: when a detector's deadline falls."""
-        if not self._dues:
-            self.look_up_dues()
+        changes: list[Change] = []
         while (now := self._deadline(put_off)) <= until and now < NEVER:
-            self._register.expire(now, changes)
+            changes += self._register.expire(now)
             for slot, detector in enumerate(self._timed):
                 if put_off(self._dues[slot]) <= now:
-                    self._ask(slot, detector, now, changes)
+                    changes += self._ask(slot, detector, now)
                     self.look_up_dues()
         self.due_time = now
+        return changes
 
     def _deadline(self, put_off: Callable[[float], float]) -> float:
         return min(put_off(min(self._dues, default=NEVER)), self._register.deadline())
 
-    def _ask(self, slot: int, detector: Waiting, now: float, changes: list[Anomaly]) -> None:
+    def _ask(self, slot: int, detector: Detector, now: float) -> list[Change]:
         due = detector.state.deadline
         try:
-            self._register.take(detector.kind, detector.expire(now), changes)
+            return self._register.take(detector.kind, detector.expire(now))
         except Exception as error:
             self._failed_dues[slot] = due
             self._fail(detector.kind, error)
+            return []
 
     def _fail(self, kind: str, error: Exception) -> None:
         self.failures[kind] += 1
         self._failure = self._failure or error
 
 
-def _readers(detectors: list[Detector], timed: list[Waiting]) -> dict[type, list[Reader]]:
+def _readers(detectors: Sequence[Detector], timed: Sequence[Detector]) -> dict[type, list[Reader]]:
     """Those that read a type of observation, in the order in which they judge."""
     readers: dict[type, list[Reader]] = {}
     for detector in detectors:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any
 
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
 from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.anomalies.register_state import RegisterState, Suppressed
@@ -17,19 +17,14 @@ from warpwatch_detection.anomalies.snapshot import ENGINE, SnapshotPart
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detector_runner import DetectorRunner
+from warpwatch_detection.detectors import build
 from warpwatch_detection.job_steps import JobSteps
-from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
 MAX_JOBS = 256
-# A job that was silent for so long makes room for another, if there are too many.
+# If there are too many jobs, one that was silent for so long makes room for another.
 SILENT_S = 600.0
-
-# The form that the design gives an anomaly in logs and on the API.
-JSON_FIELDS = (
-    "time", "kind", "severity", "job", "rank", "device", "step", "begin_step", "value", "baseline",
-    "summary",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -37,7 +32,7 @@ class EngineState:
     """What the engine remembers besides its detectors. ``time``: of the newest record."""
 
     time: float = float("-inf")
-    rank_devices: RankDevices = field(default_factory=RankDevices)
+    ranks: RankDevices = field(default_factory=RankDevices)
     register: RegisterState = field(default_factory=RegisterState)
 
 
@@ -51,13 +46,13 @@ class Detection:
     ) -> None:
         kinds, anomalies = kinds or DetectionConfig(), anomalies or AnomaliesConfig()
         self._kinds = kinds
-        self.job_steps = JobSteps()
+        self._job_steps = JobSteps()
         self._ranks = RankDevices()
-        self._register = AnomalyRegister(anomalies, lambda: self._ranks)
-        self._runner = DetectorRunner(kinds, anomalies, self._register)
+        self._register = AnomalyRegister(anomalies, self._ranks)
+        self._runner = DetectorRunner(build(kinds, anomalies), self._register)
         self._time = -NEVER
         self._resumption: Resumption | None = None
-        self.jobs_forgotten = 0
+        self._jobs_forgotten = 0
         # Jobs that there was no room for, and until when there is none.
         self._jobs_refused: set[str] = set()
         self._full_until = -NEVER
@@ -74,14 +69,14 @@ class Detection:
         return self._register.history
 
     @property
-    def suppressed_counts(self) -> Counter[tuple[str, str]]:
-        """How often a kind was not raised because another (the second) explained it."""
-        return self._register.shadows.suppressed
-
-    @property
     def suppressed(self) -> tuple[Suppressed, ...]:
         """What is found now and explained by an anomaly that is active."""
-        return tuple(self._register.state.shadows.values())
+        return tuple(self._register.suppressed.known.values())
+
+    @property
+    def suppressed_counts(self) -> Counter[tuple[str, str]]:
+        """How often a kind was not raised because another (the second) explained it."""
+        return self._register.suppressed.counts
 
     @property
     def failures(self) -> Counter[str]:
@@ -91,123 +86,111 @@ class Detection:
     @property
     def refused(self) -> dict[str, int]:
         """What was too much: anomalies not raised, jobs refused or forgotten before their end."""
-        return {"anomalies": self._register.refused, "jobs": self.jobs_forgotten}
+        return {"anomalies": self._register.refused, "jobs": self._jobs_forgotten}
 
-    def statuses(self) -> list[tuple[str, DetectorStatus]]:
-        """How every detector sees what it judges, with its kind."""
-        return [(kind, one) for kind, some in self.statuses_by_kind().items() for one in some]
-
-    def statuses_by_kind(self) -> dict[str, list[DetectorStatus]]:
-        """The same, also of detectors that have nothing to judge yet."""
+    def statuses(self) -> dict[str, list[DetectorStatus]]:
+        """How every detector sees what it judges, by kind."""
         return {detector.kind: list(detector.statuses()) for detector in self._runner.detectors}
-
-    # --- records ---
-
-    def feed(self, record: Record) -> list[Anomaly]:
-        """Anomalies that the record, or time up to it, opened, changed or closed.
-
-        A closed one has an ``end_time``; an open one that was not there before is new, unless it
-        was ``reopened``.
-        """
-        time = record.time
-        changes: list[Anomaly] = []
-        resumption = self._resumption
-        if resumption is not None:
-            self._settle(time, resumption, changes)
-        if self._runner.due_time <= time:
-            self._expire(time, changes)
-        if resumption is not None and resumption.knew(record):
-            return changes
-        self._time = max(time, self._time)
-        if type(record) is not Step:
-            self._process(record, changes)
-        elif 0.0 <= record.duration_s < NEVER:
-            # What a rank says of itself is a claim; no detector need doubt it again.
-            self._step(record, changes)
-        return changes
-
-    def _process(self, record: Record, changes: list[Anomaly]) -> None:
-        """Any but a step."""
-        if isinstance(record, RankSeen):
-            life = self._join(record, changes)
-            if life is None:
-                return
-            life.device = record.device or life.device
-            life.seen_time = record.time
-        self._runner.show(record, changes)
-        self.job_steps.observe(record)
-        if isinstance(record, (End, RankEvent)):
-            self._leave(record, changes)
-
-    def _step(self, record: Step, changes: list[Anomaly]) -> None:
-        """One that lasted finitely long."""
-        try:
-            life = self._ranks.jobs[record.job][record.rank]
-        except KeyError:
-            joining = self._join(record, changes)
-            if joining is None:
-                return
-            life = joining
-        life.step_time = record.time
-        self._runner.show(record, changes)
-        joined = self.job_steps.step(record)
-        if joined is not None:
-            self._runner.show(joined, changes)
 
     def take_failure(self) -> Exception | None:
         """What a detector raised since the last call, the first of it."""
         return self._runner.take_failure()
 
-    def _expire(self, until: float, changes: list[Anomaly]) -> None:
-        """Deadlines up to this time."""
-        put_off = self._resumption.put_off if self._resumption else float
-        self._runner.expire(until, put_off, changes)
+    # --- records ---
+
+    def feed(self, record: Record) -> list[Change]:
+        """What the record, or time up to it, does to anomalies."""
+        time, resumption = record.time, self._resumption
+        changes: list[Change] = []
+        if resumption is not None:
+            changes += self._settle(time, resumption)
+        if self._runner.due_time <= time:
+            put_off = self._resumption.put_off if self._resumption else float
+            changes += self._runner.expire(time, put_off)
+        if resumption is not None and resumption.knew(record):
+            return changes
+        self._time = max(time, self._time)
+        if type(record) is not Step:
+            changes += self._process(record)
+        elif 0.0 <= record.duration_s < NEVER:
+            # What a rank says of itself is a claim; after this no detector has to doubt it.
+            changes += self._step(record)
+        return changes
+
+    def _process(self, record: Record) -> list[Change]:
+        """Any but a step."""
+        changes: list[Change] = []
+        if isinstance(record, RankSeen):
+            changes += self._join(record)
+            rank = self._ranks.find(record.job, record.rank)
+            if rank is None:
+                return changes
+            rank.device = record.device or rank.device
+            rank.seen_time = record.time
+        changes += self._runner.show(record)
+        self._job_steps.observe(record)
+        if isinstance(record, End) or (isinstance(record, RankEvent) and record.event == "died"):
+            changes += self._leave(record)
+        return changes
+
+    def _step(self, record: Step) -> list[Change]:
+        """One that lasted finitely long."""
+        changes: list[Change] = []
+        rank = self._ranks.find(record.job, record.rank)
+        if rank is None:
+            changes += self._join(record)
+            rank = self._ranks.find(record.job, record.rank)
+            if rank is None:
+                return changes
+        rank.step_time = record.time
+        changes += self._runner.show(record)
+        joined = self._job_steps.step(record)
+        if joined is not None:
+            changes += self._runner.show(joined)
+        return changes
 
     # --- ranks and jobs ---
 
-    def _join(self, record: Step | RankSeen, changes: list[Anomaly]) -> LiveRank | None:
-        """None where there is no room for another job."""
-        jobs = self._ranks.jobs
-        if (
-            record.job not in jobs
-            and len(jobs) >= MAX_JOBS
-            and not self._make_room(record, changes)
-        ):
-            return None
-        return jobs.setdefault(record.job, {}).setdefault(record.rank, LiveRank())
+    def _join(self, record: Step | RankSeen) -> list[Change]:
+        """The rank is known from here on, unless there is no room for another job."""
+        jobs, changes = self._ranks.jobs, []
+        if record.job not in jobs and len(jobs) >= MAX_JOBS:
+            changes = self._make_room(record)
+        if record.job in jobs or len(jobs) < MAX_JOBS:
+            jobs.setdefault(record.job, {}).setdefault(record.rank, LiveRank())
+        return changes
 
-    def _make_room(self, record: Step | RankSeen, changes: list[Anomaly]) -> bool:
-        """Those that live stay: a job in the place of another would come back for a third's."""
+    def _make_room(self, record: Step | RankSeen) -> list[Change]:
+        """Only a silent job goes: a live one would return and push out the next."""
         if record.time >= self._full_until:
             job, heard = self._ranks.longest_silent()
             if record.time >= heard + SILENT_S:
-                self.jobs_forgotten += 1
+                self._jobs_forgotten += 1
                 self._jobs_refused.discard(record.job)
-                self._forget(job, record.time, changes)
-                return True
+                return self._forget(job, record.time)
             self._full_until = heard + SILENT_S
         if record.job not in self._jobs_refused and len(self._jobs_refused) < MAX_JOBS:
             self._jobs_refused.add(record.job)
-            self.jobs_forgotten += 1
-        return False
+            self._jobs_forgotten += 1
+        return []
 
-    def _leave(self, record: End | RankEvent, changes: list[Anomaly]) -> None:
+    def _leave(self, record: End | RankEvent) -> list[Change]:
         """Ranks that ended or died; the last one takes the job and its states with it."""
-        if isinstance(record, RankEvent) and record.event != "died":
-            return
         ranks = self._ranks.jobs.get(record.job)
         if ranks is None:
-            return
+            return []
         if record.rank is not None:
             self._ranks.leave(record.job, record.rank, record.time)
-        if record.rank is None or not ranks:
-            self._forget(record.job, record.time, changes)
+            if ranks:
+                return []
+        return self._forget(record.job, record.time)
 
-    def _forget(self, job: str, time: float, changes: list[Anomaly]) -> None:
-        self._register.end_job(job, time, changes)
+    def _forget(self, job: str, time: float) -> list[Change]:
+        changes = self._register.end_job(job, time)
         self._ranks.jobs.pop(job, None)
-        self.job_steps.forget(job)
+        self._job_steps.forget(job)
         self._runner.forget(job)
+        return changes
 
     # --- over a restart of the daemon ---
 
@@ -215,7 +198,7 @@ class Detection:
         """All that remembers something, the engine first; detectors by their kind."""
         return {
             ENGINE: SnapshotPart(self, versioned=False),
-            "job_steps": SnapshotPart(self.job_steps),
+            "job_steps": SnapshotPart(self._job_steps),
             **{
                 one.kind: SnapshotPart(one, getattr(self._kinds, one.kind))
                 for one in self._runner.detectors
@@ -229,35 +212,23 @@ class Detection:
     @state.setter
     def state(self, state: EngineState) -> None:
         self._time = state.time
-        self._ranks = state.rank_devices
+        self._ranks = self._register.ranks = state.ranks
         self._register.state = state.register
 
-    def resume(self, now: float, anew: set[str]) -> list[Anomaly]:
+    def resume(self, now: float, fresh: set[str]) -> list[Change]:
         """After ``state`` was set: the daemon was away until ``now``, wall clock in seconds.
 
-        anew: kinds whose detector could not be given its memory back. They cannot tell when what
+        fresh: kinds whose detector could not be given its state back. They cannot tell when what
         they found is over, so it ends here, and so does what is not judged any more; found again
         soon, it is the same anomaly.
         """
-        lives = {
-            (job, rank): life
-            for job, ranks in self._ranks.jobs.items()
-            for rank, life in ranks.items()
-        }
-        self._resumption = Resumption(now, self._time, lives)
+        self._resumption = Resumption(now, self._time, self._ranks.live())
         self._runner.look_up_dues()
-        changes: list[Anomaly] = []
-        judged = {detector.kind for detector in self._runner.detectors} - anew
-        for key in list(self._register.shadows.known):
-            if key[0] not in judged:
-                self._register.shadows.forget(key)
-        for key, known in list(self._register.state.active.items()):
-            if key[0] not in judged and key[0] not in EVENT_KINDS:
-                known.said += ", judged anew since the daemon was restarted"
-                self._register.end_untold(key, self._time, changes)
-        return changes
+        judged = {detector.kind for detector in self._runner.detectors} - fresh
+        why = ", judged from the start since the daemon was restarted"
+        return self._register.end_unjudged(judged, self._time, why)
 
-    def overlook(self, now: float) -> None:
+    def skip_to(self, now: float) -> None:
         """The clock leapt to ``now`` since the newest record: no time has passed meanwhile."""
         if self._resumption is None:
             self._resumption = Resumption(now, self._time, {})
@@ -265,15 +236,12 @@ class Detection:
             self._resumption.skip(now, self._time)
         self._runner.look_up_dues()
 
-    def _settle(self, time: float, resumption: Resumption, changes: list[Anomaly]) -> None:
-        """Ranks that have not shown up since the restart have ended while nobody looked."""
+    def _settle(self, time: float, resumption: Resumption) -> list[Change]:
+        """Ranks that have not shown up since the restart ended while the daemon was away."""
+        changes: list[Change] = []
         for job, rank in resumption.take_gone(time):
-            self._process(End(time, job, rank), changes)
+            changes += self._process(End(time, job, rank))
         if time > resumption.over_time:
             self._resumption = None
             self._runner.due_time = -NEVER
-
-
-def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:
-    """The anomaly as the log, ``replay --json`` and the API show it; what is unknown is null."""
-    return {name: getattr(anomaly, name) for name in JSON_FIELDS}
+        return changes

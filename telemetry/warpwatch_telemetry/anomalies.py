@@ -44,21 +44,15 @@ EVENT_KINDS = frozenset({"crash", "oom", "xid", "ecc_uncorrectable", "row_remap"
 
 
 @dataclass(frozen=True, slots=True)
-class Anomaly:
-    """A finding about a device, a rank or a job.
+class Found:
+    """Something is wrong with a device, a rank or a job, in a detector's words.
 
-    time: when it was raised (wall clock, seconds); end_time: when it was over, None while active.
-    step: the newest step when it was raised; begin_step: where it began.
+    time: wall clock, seconds. step: the newest one then; begin_step: where it began.
     value, baseline: the quantity judged and what it is compared with, in the kind's own unit.
     summary: one sentence with numbers.
-    explained_by: the id of the anomaly that turned out to be its cause, which also ended it.
-    effects: what it does to jobs, one sentence each; the summary tells them too.
-    reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
     """
 
-    id: str
     time: float
-    kind: str
     severity: Severity
     summary: str
     job: str | None = None
@@ -68,6 +62,20 @@ class Anomaly:
     begin_step: int | None = None
     value: float | None = None
     baseline: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anomaly(Found):
+    """What was found, from when it was raised (``time``, ``step``) to its end.
+
+    end_time: when it was over, None while active.
+    explained_by: the id of the anomaly that turned out to be its cause, which also ended it.
+    effects: what it does to jobs, one sentence each; the summary has them too.
+    reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
+    """
+
+    id: str
+    kind: str
     end_time: float | None = None
     explained_by: str | None = None
     effects: tuple[str, ...] = ()

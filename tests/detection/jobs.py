@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Iterable
 
 from tests.detection.streams import EPOCH_S
-from warpwatch_detection.detector import Detector, Fine, Found, JobStep
+from warpwatch_detection.detector import Detector, Fine, JobStep
+from warpwatch_telemetry.anomalies import Found
 
 Extra = Callable[[int], float]
 

@@ -66,13 +66,12 @@ def detection(**sections: Any) -> Detection:
     return Detection(DetectionConfig.model_validate(sections))
 
 
+def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
+    """What the records opened, changed or closed."""
+    return [change.anomaly for record in records for change in engine.feed(record)]
+
+
 def opened(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    """What was newly raised while ``records`` were fed."""
-    known = {anomaly.id for anomaly in engine.active}
-    found: list[Anomaly] = []
-    for record in records:
-        for anomaly in engine.feed(record):
-            if anomaly.id not in known:
-                known.add(anomaly.id)
-                found.append(anomaly)
-    return found
+    """What was raised while ``records`` were fed."""
+    changes = (change for record in records for change in engine.feed(record))
+    return [change.anomaly for change in changes if change.what in ("opened", "reopened")]

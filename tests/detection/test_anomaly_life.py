@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from tests.detection.life import Life
 from tests.detection.streams import EPOCH_S
 from warpwatch_detection.anomalies import register as register_module
-from warpwatch_detection.anomalies import suppressed as shadows_module
-from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
-from warpwatch_detection.anomalies.register import AnomalyRegister
-from warpwatch_detection.config import AnomaliesConfig
-from warpwatch_detection.detector import Fine, Found
-from warpwatch_telemetry.anomalies import Anomaly
-
-
-class Life:
-    """A register, told what detectors of a job of eight ranks on eight devices would say."""
-
-    def __init__(self, **config: Any) -> None:
-        self.rank_devices = RankDevices(
-            {"llama": {rank: LiveRank(device=f"GPU-{rank}") for rank in range(8)}}
-        )
-        self.register = AnomalyRegister(AnomaliesConfig(**config), lambda: self.rank_devices)
-        self.changes: list[Anomaly] = []
-
-    def found(self, kind: str, at: float, summary: str = "", **about: Any) -> list[Anomaly]:
-        """About the job, or a rank of it, or a device."""
-        whole: dict[str, Any] = {} if "device" in about else {"job": "llama"}
-        whole |= {"severity": "warning", "summary": summary or kind.replace("_", " ")} | about
-        return self.take(kind, Found(EPOCH_S + at, **whole))
-
-    def fine(self, kind: str, at: float, **about: str) -> list[Anomaly]:
-        return self.take(kind, Fine(EPOCH_S + at, **about or {"job": "llama"}))
-
-    def take(self, kind: str, verdict: Found | Fine) -> list[Anomaly]:
-        changes: list[Anomaly] = []
-        self.register.take(kind, [verdict], changes)
-        self.changes += changes
-        return changes
-
-    @property
-    def active(self) -> list[tuple[str, int | None]]:
-        return [(one.kind, one.rank) for one in self.register.active]
+from warpwatch_detection.anomalies import suppressed as suppressed_module
 
 
 def test_what_comes_back_within_the_grace_is_the_same_anomaly():
@@ -122,9 +87,8 @@ def test_events_are_held_after_the_last_one_and_states_until_they_are_over():
     life.found("crash", 100, rank=1)
     life.found("hang", 0)
     assert life.register.deadline() == EPOCH_S + 700
-    changes: list[Anomaly] = []
-    life.register.expire(EPOCH_S + 700, changes)
-    assert [(one.kind, one.end_time) for one in changes] == [("crash", EPOCH_S + 700)]
+    (closed,) = life.register.expire(EPOCH_S + 700)
+    assert (closed.anomaly.kind, closed.anomaly.end_time) == ("crash", EPOCH_S + 700)
     assert life.active == [("hang", None)]
 
 
@@ -136,12 +100,12 @@ def test_what_a_cause_explains_is_not_raised_but_seen():
     (cause,) = life.found("straggler", 0, rank=3)
     assert life.found("step_regression", 5) == []
     assert life.found("step_regression", 15) == []
-    (shadow,) = life.register.state.shadows.values()
-    assert (shadow.kind, shadow.cause, shadow.cause_id) == (
+    (suppressed,) = life.register.state.suppressed.values()
+    assert (suppressed.kind, suppressed.cause, suppressed.cause_id) == (
         "step_regression", "straggler", cause.id,
     )  # fmt: skip
-    assert shadow.since == EPOCH_S + 5
-    assert life.register.shadows.suppressed == {("step_regression", "straggler"): 1}
+    assert (suppressed.since, suppressed.found.time) == (EPOCH_S + 5, EPOCH_S + 15)
+    assert life.register.suppressed.counts == {("step_regression", "straggler"): 1}
 
 
 def test_a_cause_that_comes_later_ends_what_it_explains():
@@ -171,7 +135,7 @@ def test_an_effect_that_fades_after_its_cause_is_not_raised():
     life.found("step_regression", 310)
     life.fine("step_regression", 320)
     assert life.active == []
-    assert life.register.state.shadows == {}
+    assert life.register.state.suppressed == {}
 
 
 def test_another_jobs_anomaly_explains_nothing():
@@ -269,11 +233,10 @@ def test_the_end_of_a_job_leaves_nothing_of_its_states():
     life.found("straggler", 0, rank=3)
     life.found("step_regression", 5)
     life.found("crash", 6, rank=3)
-    changes: list[Anomaly] = []
-    life.register.end_job("llama", EPOCH_S + 9, changes)
-    assert [(one.kind, one.end_time) for one in changes] == [("straggler", EPOCH_S + 9)]
+    (closed,) = life.register.end_job("llama", EPOCH_S + 9)
+    assert (closed.anomaly.kind, closed.anomaly.end_time) == ("straggler", EPOCH_S + 9)
     assert life.active == [("crash", 3)]
-    assert (life.register.state.shadows, life.register.state.ended) == ({}, {})
+    assert (life.register.state.suppressed, life.register.state.ended) == ({}, {})
 
 
 def test_more_anomalies_than_the_bound_are_refused_and_counted(monkeypatch):
@@ -290,12 +253,12 @@ def test_more_anomalies_than_the_bound_are_refused_and_counted(monkeypatch):
 
 def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
     monkeypatch.setattr(register_module, "MAX_ENDED", 10)
-    monkeypatch.setattr(shadows_module, "MAX_SUPPRESSED", 10)
+    monkeypatch.setattr(suppressed_module, "MAX_SUPPRESSED", 10)
     life = Life()
     for number in range(50):
         life.found("hang", number, job=f"job-{number}")
         life.found("step_regression", number, job=f"job-{number}")
-    assert len(life.register.state.shadows) == 10
+    assert len(life.register.state.suppressed) == 10
     for number in range(50):
         life.fine("hang", number, job=f"job-{number}")
     assert len(life.register.state.ended) == 10

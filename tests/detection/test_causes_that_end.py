@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.detection.life import Life
 from tests.detection.streams import EPOCH_S
-from tests.detection.test_anomaly_life import Life
 from warpwatch_detection.detectors.causes import EXPLAINED_BY, FOUND_ONCE
 from warpwatch_detection.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
@@ -29,7 +29,7 @@ def about(kind: str) -> dict[str, Any]:
 
 def end(life: Life, cause: str) -> None:
     if cause in EVENT_KINDS:
-        life.register.expire(EPOCH_S + 600, life.changes)
+        life.register.expire(EPOCH_S + 600)
     else:
         life.fine(cause, NOT_OVER_YET_S, **({"device": "GPU-3"} if cause in DEVICE_KINDS else {}))
 
@@ -55,7 +55,7 @@ def test_a_hang_that_outlives_its_cause_is_told_with_what_was_known():
         EPOCH_S + 60, "hang", "critical", 3, "GPU-3",
     )  # fmt: skip
     assert (hang.summary, hang.step, hang.value) == ("no step", 70, 140.0)
-    assert life.register.state.shadows == {}
+    assert life.register.state.suppressed == {}
 
 
 def test_a_hang_that_was_told_before_its_cause_goes_on_as_the_same_one():
@@ -89,9 +89,9 @@ def test_a_crash_that_an_xid_explained_is_over_with_it():
     life = Life()
     life.found("xid", 0, device="GPU-3", severity="critical", value=79.0)
     life.found("crash", 5, rank=3, severity="critical")
-    life.register.expire(EPOCH_S + 600, life.changes)
+    life.register.expire(EPOCH_S + 600)
     assert life.active == []
-    assert life.register.state.shadows == {}
+    assert life.register.state.suppressed == {}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.detection.streams import EPOCH_S, Job, detection, opened
+from tests.detection.streams import EPOCH_S, Job, detection, fed, opened
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.rank_devices import (
     DEPARTED_S,
@@ -17,22 +15,14 @@ from warpwatch_detection.anomalies.rank_devices import (
     RankDevices,
 )
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detector import JobStep, Timeless, is_waiting
+from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.detectors.causes import EXPLAINED_BY
 from warpwatch_detection.detectors.devices import DEVICE_CAUSES
-from warpwatch_detection.detectors.oom import Oom
-from warpwatch_detection.engine import MAX_JOBS, SILENT_S, anomaly_to_json
+from warpwatch_detection.engine import MAX_JOBS, SILENT_S
 from warpwatch_detection.job_steps import JobSteps
-from warpwatch_detection.replay import Replay
-from warpwatch_telemetry.anomalies import KINDS, Anomaly
-from warpwatch_telemetry.errors import UsageError
-from warpwatch_telemetry.log import encode
+from warpwatch_telemetry.anomalies import KINDS
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
-
-
-def lines(records: Iterable[Record]) -> list[str]:
-    return [json.dumps(encode(record)) + "\n" for record in records]
 
 
 def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
@@ -89,7 +79,7 @@ def test_the_end_of_a_job_closes_its_states_and_frees_its_memory():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     opened(engine, job.steps(500))
     opened(engine, job.steps(60, compute=lambda *_: 0.2))
-    changed = engine.feed(End(job.time, "llama"))
+    changed = fed(engine, [End(job.time, "llama")])
     assert [a.end_time for a in changed] == [job.time]
     assert engine.active == ()
     remembered = snapshot.take(
@@ -119,41 +109,6 @@ def test_a_job_that_was_silent_for_long_makes_room_for_another():
     remembered = snapshot.take(engine.parts())
     assert b"job-007" not in remembered
     assert b"job-new" in remembered
-
-
-@pytest.mark.parametrize("method", ["expire", "forget"])
-def test_a_detector_that_fails_at_a_deadline_or_an_end_blinds_no_other(monkeypatch, method):
-    def fail(self, about):
-        raise ZeroDivisionError("a detector's mistake")
-
-    monkeypatch.setattr(Oom, method, fail)
-    engine, job = detection(hang={"timeout_s": 8}), Job(ranks=2)
-    opened(engine, job.steps(100))
-    found = opened(engine, [RankEvent(job.time + 1, "llama", 0, "died"), Clock(job.time + 10)])
-    assert [(one.kind, one.rank) for one in found] == [("crash", 0)]
-    opened(engine, [RankEvent(job.time + 11, "llama", 1, "died"), End(job.time + 12, "llama")])
-    assert isinstance(engine.take_failure(), ZeroDivisionError)
-    assert engine.failures.keys() == {"oom"}
-    told = engine.failures["oom"]
-    opened(engine, [Clock(job.time + 20 + second) for second in range(10)])
-    assert engine.failures["oom"] <= told + 1
-    assert engine.active != ()
-
-
-def test_a_detector_without_a_deadline_waits_for_nothing_and_blinds_no_other(monkeypatch):
-    monkeypatch.setattr(Oom, "__init__", lambda self, config: setattr(self, "state", None))
-    monkeypatch.setattr(Oom, "observe", lambda self, seen: ())
-    engine, job = detection(hang={"timeout_s": 8}), Job(ranks=2)
-    opened(engine, job.steps(100))
-    found = opened(engine, [RankEvent(job.time + 1, "llama", 0, "died"), Clock(job.time + 10)])
-    assert [(one.kind, one.rank) for one in found] == [("crash", 0)]
-    assert not engine.failures
-
-
-@pytest.mark.parametrize("kind", DETECTORS)
-def test_a_detector_waits_or_is_timeless(kind):
-    detector = DETECTORS[kind](DetectionConfig(), AnomaliesConfig())
-    assert is_waiting(detector) != isinstance(detector, Timeless)
 
 
 def test_a_killed_ranks_crash_names_the_gpu_that_it_ran_on():
@@ -286,45 +241,3 @@ def test_a_capture_and_twenty_steps_after_it_are_left_out():
     inside = [ranks_step(0, n) for n in (1, 2, 3)]
     after = [ranks_step(0, n) for n in range(4, 26)]
     assert [s.step for s in joined(steps, begin, *inside, end, *after)] == [24, 25]
-
-
-def test_replay_says_what_the_engine_says_once_an_anomaly():
-    job = Job(ranks=2, step_s=0.5, noise=0.02)
-    records = [*job.seen(), *job.steps(500)]
-    records += job.steps(300, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
-    found = list(Replay().run(lines(records)))
-    assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
-
-
-def test_bad_lines_are_left_out_and_told_in_one_line(capsys):
-    job = Job(ranks=1)
-    bad: list[str | bytes] = ["{torn", '{"type":"strange","time":1}\n', b"\xff\xfe\n", "\n"]
-    log = [*lines(job.steps(5)), *bad]
-    assert list(Replay().run(log)) == []
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("warpwatch: 3 bad lines (not JSON 2, type 1), the first is line 6: ")
-
-
-@pytest.mark.parametrize("log", [[], ["hello\n"] * 10, ["[1]\n"], ["{}\n"] * 1000, [b"\x00\x01\n"]])
-def test_a_file_that_is_no_telemetry_log_is_a_usage_error(log):
-    with pytest.raises(UsageError, match="no telemetry log"):
-        list(Replay().run(log))
-
-
-def test_replay_gives_up_on_an_endless_strange_file():
-    def endless() -> Iterator[str]:
-        while True:
-            yield "noise\n"
-
-    with pytest.raises(UsageError, match="100 bad lines"):
-        list(Replay().run(endless()))
-
-
-def test_the_json_form_has_the_keys_of_the_design():
-    anomaly = Anomaly("1-1", 1.0, "hang", "critical", "silent", job="llama")
-    assert anomaly_to_json(anomaly) == {
-        "time": 1.0, "kind": "hang", "severity": "critical", "job": "llama", "rank": None,
-        "device": None, "step": None, "begin_step": None, "value": None, "baseline": None,
-        "summary": "silent",
-    }  # fmt: skip

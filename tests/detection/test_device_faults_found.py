@@ -13,7 +13,7 @@ from tests.detection.gpus import JOB, Fault, Metrics, Node, key
 from tests.detection.streams import detection, opened
 from warpwatch_daemon.config.sections import Config
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
-from warpwatch_detection.detector import Timeless
+from warpwatch_detection.detector import is_waiting
 from warpwatch_detection.detectors.devices import DEVICE_CAUSES, DEVICE_DETECTORS, JOB_CAUSES
 from warpwatch_detection.detectors.devices.watch import MAX_DEVICES
 from warpwatch_detection.engine import Detection
@@ -333,7 +333,7 @@ def test_whatever_devices_tell_is_judged_and_remembered() -> None:
         reading = DeviceReading(node.time, uuid, told, up, "" if up else chance.choice(reasons))
         for detector in detectors:
             verdicts = [*detector.observe(reading)]
-            if not isinstance(detector, Timeless) and detector.state.deadline <= node.time:
+            if is_waiting(detector) and detector.state.deadline <= node.time:
                 verdicts += detector.expire(detector.state.deadline)
             assert all(verdict.device for verdict in verdicts)
     for detector in detectors:

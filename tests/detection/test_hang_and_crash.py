@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.detection.alone import alone
-from tests.detection.streams import Job, opened
+from tests.detection.streams import Job, fed, opened
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record, Step
@@ -39,14 +39,14 @@ def test_silence_is_a_hang_of_the_job_at_the_deadline_itself():
 def test_a_leap_of_the_clock_is_no_silence():
     job, engine = running()
     job.time += 3600
-    engine.overlook(job.time)
+    engine.skip_to(job.time)
     assert opened(engine, [Clock(job.time), *job.steps(300), Clock(job.time + 7)]) == []
 
 
 def test_silence_after_a_leap_of_the_clock_is_a_hang():
     job, engine = running()
     job.time += 3600
-    engine.overlook(job.time)
+    engine.skip_to(job.time)
     (found,) = opened(engine, [Clock(job.time), Clock(job.time + 60)])
     # Nobody is blamed before all have had the time to be heard.
     assert (found.kind, found.time) == ("hang", job.time + 10)
@@ -109,7 +109,7 @@ def test_a_stopped_process_is_a_hang_of_that_rank_at_once():
     ]
     assert "does not respond" in found[0].summary
     assert opened(engine, [Clock(job.time + 100)]) == []
-    closed = engine.feed(event(job, 1, "resumed", 101.0))
+    closed = fed(engine, [event(job, 1, "resumed", 101.0)])
     assert [a.end_time for a in closed] == [job.time + 101]
     assert opened(engine, [Clock(job.time + 105)]) == []
 
@@ -193,7 +193,7 @@ def test_a_crash_stays_active_for_the_hold_time_and_no_longer():
     engine.feed(event(job, 1, "exception"))
     engine.feed(Clock(job.time + 599))
     assert [a.kind for a in engine.active] == ["crash"]
-    closed = engine.feed(Clock(job.time + 700))
+    closed = fed(engine, [Clock(job.time + 700)])
     assert [a.end_time for a in closed if a.kind == "crash"] == [job.time + 600]
 
 
@@ -461,6 +461,7 @@ def test_hangs_and_deaths_outlive_a_restart_of_the_daemon():
     for old, new in zip(engine._runner.detectors, after._runner.detectors, strict=True):
         saved = msgspec.msgpack.encode(old.state)
         new.state = msgspec.msgpack.decode(saved, type=type(old.state))
+    after._runner.look_up_dues()
     found = opened(after, [Clock(job.time + 60)])
     assert [(a.kind, a.rank, a.time) for a in found] == [("crash", 1, job.time + 6)]
     assert [reading.answer for d in after._runner.detectors for reading in d.statuses()] == [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tests.detection.alone import alone
-from tests.detection.streams import Job, opened
+from tests.detection.streams import Job, fed, opened
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent
@@ -48,7 +48,7 @@ def test_a_retried_allocation_is_told_and_over_after_five_calm_minutes():
         "rank 1's allocator found no room 2 times, gave its cache back and tried again"
     )
     opened(engine, [allocator(job, 200, allocation_retries=5), Clock(job.time + 301)])
-    assert [a.end_time for a in engine.feed(Clock(job.time + 303))] == [job.time + 302]
+    assert [a.end_time for a in fed(engine, [Clock(job.time + 303)])] == [job.time + 302]
 
 
 def test_retries_of_the_first_steps_and_a_successors_count_are_no_news():
@@ -64,8 +64,8 @@ def test_a_device_that_is_full_for_half_a_minute_is_told_and_closed():
     found = opened(engine, [device(job, 30, 79.0)])
     assert [(a.rank, a.device, a.baseline) for a in found] == [(1, "GPU-1", 0.97)]
     assert found[0].summary == "the device of rank 1 is 99% full"
-    assert [a.end_time for a in engine.feed(device(job, 31, 77.7))] == [None]
-    assert [a.end_time for a in engine.feed(device(job, 32, 75.0))] == [job.time + 32]
+    assert [a.end_time for a in fed(engine, [device(job, 31, 77.7)])] == [None]
+    assert [a.end_time for a in fed(engine, [device(job, 32, 75.0)])] == [job.time + 32]
 
 
 def test_a_short_peak_is_no_pressure():

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.detection.gpus import Metrics, Node, key
-from tests.detection.streams import Job, detection
-from tests.detection.test_restart import lives
+from tests.detection.restarts import lives
+from tests.detection.streams import Job, detection, fed
 from warpwatch_telemetry.records import Record
 
 
@@ -51,7 +51,7 @@ def test_a_hot_gpu_and_its_slow_rank_are_one_anomaly_at_last(throttled_first_s, 
 
 def test_the_hot_gpu_tells_what_it_does_to_its_job():
     engine = detection()
-    found = [one for record in training(60.0) for one in engine.feed(record)]
+    found = fed(engine, training(60.0))
     effects = [one for one in found if one.effects]
     assert {one.kind for one in effects} == {"thermal_throttle"}
     assert "; in llama rank 3 computes" in effects[0].summary

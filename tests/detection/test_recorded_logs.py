@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.loop.trainings import QUICK_LEAK
+from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
-from warpwatch_detection.replay import Replay, read_lines
+from warpwatch_detection.replay import Replay
 
 LOGS = Path(__file__).with_name("logs")
 
 
 def told(log: str, **detectors: Any) -> list[tuple[str, int | None]]:
     replay = Replay(DetectionConfig.model_validate(detectors))
-    return [(anomaly.kind, anomaly.rank) for anomaly in replay.run(read_lines(LOGS / log))]
+    records = LogReader().records(read_lines(LOGS / log))
+    return [(anomaly.kind, anomaly.rank) for anomaly in replay.run(records)]
 
 
 def test_seven_faults_one_after_the_other_are_told_once_each() -> None:

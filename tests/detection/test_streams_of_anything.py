@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -13,8 +13,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.detection.streams import EPOCH_S, Job
+from tests.detection.streams import EPOCH_S, Job, fed
+from warpwatch_daemon.cli.log_file import LogReader
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors import build
 from warpwatch_detection.engine import Detection
 from warpwatch_detection.replay import Replay
@@ -113,11 +115,7 @@ def stream(pieces: Sequence[tuple[float, Any]]) -> Iterator[Record]:
                 yield Step(now, "llama", rank, number, took, None, phases, memory, 8, 4096)
 
 
-def fed(engine: Detection, records: Iterable[Record]) -> list[Anomaly]:
-    return [anomaly for record in records for anomaly in engine.feed(record)]
-
-
-def detectors(engine: Detection) -> list[Any]:
+def detectors(engine: Detection) -> Sequence[Detector]:
     return engine._runner.detectors
 
 
@@ -137,7 +135,7 @@ def test_nothing_that_is_fed_makes_a_detector_fail(pieces: list[Any]) -> None:
         assert "\n" not in anomaly.summary
         json.dumps(encoded(anomaly), allow_nan=False)
     for detector in detectors(engine):
-        assert all(reading.text for reading in detector.statuses())
+        assert all(status.text for status in detector.statuses())
 
 
 def encoded(anomaly: Anomaly) -> dict[str, Any]:
@@ -179,7 +177,7 @@ def test_a_replay_says_what_the_engine_says(pieces: list[Any]) -> None:
         return
     log = [json.dumps(encode(record)) + "\n" for record in records]
     replay = Replay()
-    raised = list(replay.run(log))
+    raised = list(replay.run(LogReader().records(log)))
     engine = Detection()
     changes = fed(engine, records)
     assert repr(list(replay.anomalies.values())) == repr(list({a.id: a for a in changes}.values()))

@@ -96,8 +96,17 @@ def full_state() -> State:
         ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
         jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5),),
         anomalies=(
-            Anomaly("a1", TIME, "straggler", "warning", "rank 1 is slow"),
-            Anomaly("a2", TIME, "straggler", "warning", "rank 0 was", end_time=TIME),
+            Anomaly(
+                id="a1", kind="straggler", time=TIME, severity="warning", summary="rank 1 is slow"
+            ),
+            Anomaly(
+                id="a2",
+                kind="straggler",
+                time=TIME,
+                severity="warning",
+                summary="rank 0 was",
+                end_time=TIME,
+            ),
         ),
         captures=(capture, older),
         attributions=attributions,

@@ -29,10 +29,22 @@ from warpwatch_telemetry.state import State
 
 NOW = 1_790_000_000.0
 SLOW = Anomaly(
-    "6553f1f0-1", NOW, "straggler", "warning", "rank 1 computes 60 % longer than its peer",
-    job="llama-7b", rank=1,
-)  # fmt: skip
-HOT = Anomaly("6553f1f0-2", NOW, "overheating", "critical", "GPU 3 is hot", device="GPU-3")
+    id="6553f1f0-1",
+    kind="straggler",
+    time=NOW,
+    severity="warning",
+    summary="rank 1 computes 60 % longer than its peer",
+    job="llama-7b",
+    rank=1,
+)
+HOT = Anomaly(
+    id="6553f1f0-2",
+    kind="overheating",
+    time=NOW,
+    severity="critical",
+    summary="GPU 3 is hot",
+    device="GPU-3",
+)
 CAPTURE = Capture(
     id="20260921T141959-3f9a1c",
     request=CaptureRequest("llama-7b", "torch", "anomaly"),

@@ -16,6 +16,7 @@ from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
@@ -56,8 +57,8 @@ class Pipeline:
         # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
         archive.restore(time.time())
-        # Active anomalies by id.
-        self._opened = {anomaly.id for anomaly in detection.active}
+        # What triggers have not heard of yet: at first, the anomalies that outlived a restart.
+        self._changes = [Change("opened", anomaly) for anomaly in detection.active]
         self._log_failed: int | None = None
         self._logged_time = time.time()
         # By how much the wall clock is ahead of the monotonic one.
@@ -88,7 +89,8 @@ class Pipeline:
             self._failure = self._failure or self._detection.take_failure()
             self._try(self._archive.advance, now)
         self._try(self._coordinator.advance, at)
-        self._try(self._triggers.advance, now, self._detection.active)
+        changes, self._changes = self._changes, []
+        self._try(self._triggers.advance, now, changes, self._detection.active)
         self._try(lambda: self._hub.follow_ranks(self._ranks.devices(at)))
         self._try(self._publish)
         failure, self._failure = self._failure, None
@@ -100,7 +102,7 @@ class Pipeline:
         if self._ahead_s - before_s > LEAP_S:
             leap_s = self._ahead_s - before_s
             logger.warning("the clock was set, or the machine slept: %.0f s were skipped", leap_s)
-            self._detection.overlook(now)
+            self._detection.skip_to(now)
 
     def _try(self, work: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -109,7 +111,7 @@ class Pipeline:
             self._failure = self._failure or error
 
     def _feed(self, record: Record) -> None:
-        """A record that one of them cannot take costs nobody else anything."""
+        """A record that one of them cannot take costs the others nothing."""
         self._try(self._coordinator.observe, record)
         self._try(self._archive.observe, record)
         try:
@@ -117,9 +119,11 @@ class Pipeline:
         except Exception as error:
             self._failure = self._failure or error
             return
-        for anomaly in changes:
-            self._try(self._archive.changed, anomaly)
-            self._try(self._judge, anomaly)
+        self._changes += changes
+        for change in changes:
+            self._try(self._archive.take, change)
+            if change.what == "opened":
+                self._try(self._report, change.anomaly)
 
     def _publish(self) -> None:
         detection = self._detection
@@ -134,7 +138,7 @@ class Pipeline:
         From any thread; waits for the round that runs.
         """
         with self._owner:
-            return self._detection.statuses_by_kind(), self._detection.suppressed
+            return self._detection.statuses(), self._detection.suppressed
 
     def close(self) -> None:
         """When the loop has ended: what is known is kept for the next daemon."""
@@ -180,16 +184,7 @@ class Pipeline:
                 logger.error("cannot write the telemetry log: %s", error.strerror)
             self._log_failed = error.errno
 
-    def _judge(self, anomaly: Anomaly) -> None:
-        """An anomaly was opened, changed or closed."""
-        if anomaly.end_time is not None:
-            self._opened.discard(anomaly.id)
-            return
-        if anomaly.id in self._opened:
-            return
-        self._opened.add(anomaly.id)
-        if anomaly.reopened:
-            return
+    def _report(self, anomaly: Anomaly) -> None:
         anomalies = self._hub.metrics.counter("anomalies_total")
         anomalies.labels(anomaly.kind, anomaly.severity).inc()
         level = logging.INFO if anomaly.severity == "info" else logging.WARNING

@@ -16,6 +16,16 @@ WIDTH = 100
 _WHERE_WIDTH = 22
 _INDENT = "    "
 _NOTHING = "-"
+# The form of an anomaly in `replay --json`.
+_ANOMALY_FIELDS = (
+    "time", "kind", "severity", "job", "rank", "device", "step", "begin_step", "value", "baseline",
+    "summary",
+)  # fmt: skip
+
+
+def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:
+    """What is unknown is null."""
+    return {name: getattr(anomaly, name) for name in _ANOMALY_FIELDS}
 
 
 def status_to_json(kind: str, status: DetectorStatus) -> dict[str, Any]:
@@ -26,8 +36,10 @@ def status_to_json(kind: str, status: DetectorStatus) -> dict[str, Any]:
 
 def suppressed_to_json(one: Suppressed) -> dict[str, Any]:
     """What was found and not raised, and since when (wall clock, seconds)."""
-    names = ("kind", "job", "rank", "cause", "since", "summary")
-    return {"type": "suppressed", **{name: getattr(one, name) for name in names}}
+    return {
+        "type": "suppressed", "kind": one.kind, "job": one.found.job, "rank": one.found.rank,
+        "cause": one.cause, "since": one.since, "summary": one.found.summary,
+    }  # fmt: skip
 
 
 def lines(
@@ -44,10 +56,10 @@ def lines(
     yield from _block(
         ("suppressed", "of", "cause", "since"),
         [
-            (one.kind, _where(one.job, one.rank), one.cause, f"{one.since:.3f}")
+            (one.kind, _where(one.found.job, one.found.rank), one.cause, f"{one.since:.3f}")
             for one in suppressed
         ],
-        [one.summary for one in suppressed],
+        [one.found.summary for one in suppressed],
     )
     yield from _block(
         ("judged", "of", "answer", "value", "baseline", "limit", "nearest"),

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from warpwatch_daemon.cli import explanation, parsing
+from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.loading import parse_value
 from warpwatch_daemon.config.sections import Config
-from warpwatch_detection.engine import anomaly_to_json
-from warpwatch_detection.replay import Replay, read_lines
+from warpwatch_detection.replay import Replay
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.errors import UsageError
 
@@ -29,12 +29,15 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     shown = _filter(arguments.job, arguments.kind)
     config = _configured(arguments.config, arguments.settings)
-    replay = Replay(config.detection, config.anomalies, arguments.explain)
+    replay = Replay(config.detection, config.anomalies, explain=arguments.explain)
+    reader = LogReader()
     found = 0
-    for anomaly in replay.run(read_lines(arguments.log), arguments.at):
+    for anomaly in replay.run(reader.records(read_lines(arguments.log)), arguments.at):
         if shown(anomaly.kind, anomaly.job):
             found += 1
             print(_line(anomaly, arguments.json), flush=True)
+    if complaint := reader.complaint():
+        sys.stderr.write(f"warpwatch: {complaint}\n")
     if arguments.explain:
         for line in _explanation(replay, shown, arguments.json):
             print(line)
@@ -85,7 +88,7 @@ def _filter(job: str | None, kind: str | None) -> Shown:
 
 
 def _explanation(replay: Replay, shown: Shown, as_json: bool) -> Iterator[str]:
-    suppressed = [one for one in replay.suppressed() if shown(one.kind, one.job)]
+    suppressed = [one for one in replay.suppressed() if shown(one.kind, one.found.job)]
     statuses = [one for one in replay.statuses() if shown(one[0], one[1].job)]
     if as_json:
         for one in suppressed:
@@ -99,7 +102,7 @@ def _explanation(replay: Replay, shown: Shown, as_json: bool) -> Iterator[str]:
 
 def _line(anomaly: Anomaly, as_json: bool) -> str:
     if as_json:
-        return json.dumps(anomaly_to_json(anomaly))
+        return json.dumps(explanation.anomaly_to_json(anomaly))
     where = f"{anomaly.job or anomaly.device} step {anomaly.step}"
     return f"{anomaly.time:.3f} {anomaly.severity} {anomaly.kind} {where}: {anomaly.summary}"
 

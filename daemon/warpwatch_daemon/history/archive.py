@@ -16,6 +16,7 @@ from warpwatch._version import __version__
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import MAX_HISTORY
 from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.engine import Detection
@@ -90,13 +91,13 @@ class Archive:
         detection = self._detection
         saved = snapshot.load(self._state_path)
         if saved is not None:
-            anew = snapshot.give_back(saved, detection.parts(), __version__)
-            if anew:
-                logger.info("detectors that learn anew: %s", ", ".join(sorted(anew)))
-            if snapshot.ENGINE not in anew:
-                for anomaly in detection.resume(now, anew):
-                    self._recall(anomaly.id, anomaly)
-                    self._note(self._followed[anomaly.id])
+            fresh = snapshot.give_back(saved, detection.parts(), __version__)
+            if fresh:
+                logger.info("detectors that learn from the start: %s", ", ".join(sorted(fresh)))
+            if snapshot.ENGINE not in fresh:
+                for change in detection.resume(now, fresh):
+                    self._recall(change.anomaly.id, change.anomaly)
+                    self._note(self._followed[change.anomaly.id])
         active = {anomaly.id: anomaly for anomaly in detection.active}
         ended = {anomaly.id for anomaly in detection.history}
         stored = self._store.newest(MAX_HISTORY)
@@ -119,19 +120,17 @@ class Archive:
     def observe(self, record: Record) -> None:
         self._context.observe(record)
 
-    def changed(self, anomaly: Anomaly) -> None:
-        """An anomaly was opened, changed or closed."""
-        known = self._followed.get(anomaly.id)
-        if known is None:
-            known = _Followed(anomaly, self._contexts.get(anomaly.id))
-            self._followed[anomaly.id] = known
+    def take(self, change: Change) -> None:
+        anomaly = change.anomaly
+        followed = self._followed.get(anomaly.id)
+        if followed is None:
+            followed = _Followed(anomaly, self._contexts.get(anomaly.id))
+            self._followed[anomaly.id] = followed
             if len(self._followed) > MAX_FOLLOWED:
                 del self._followed[next(iter(self._followed))]
-            self._note(known)
-        elif (known.anomaly.end_time is None) != (anomaly.end_time is None):
-            known.anomaly = anomaly
-            self._note(known)
-        known.anomaly = anomaly
+        followed.anomaly = anomaly
+        if change.what != "updated":
+            self._note(followed)
 
     def _note(self, followed: _Followed) -> None:
         """Opened, closed or opened again: this is not forgotten."""

@@ -96,7 +96,11 @@ class Api:
             for kind, readings in statuses.items()
             if filters.admits(kind=kind)
         ]
-        admitted = [one for one in suppressed if filters.admits(job=one.job, kind=one.kind)]
+        admitted = [
+            models.SuppressedReport.of(one)
+            for one in suppressed
+            if filters.admits(job=one.found.job, kind=one.kind)
+        ]
         return json_answer(models.Detectors(detectors=detectors, suppressed=admitted))
 
     async def captures(self, request: Request) -> Response:

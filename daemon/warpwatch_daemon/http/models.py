@@ -7,6 +7,7 @@ of its own: its dataclass serves as one. A number that is not finite is null.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
@@ -224,11 +225,42 @@ class DetectorReport(BaseModel):
     readings: list[DetectorStatus]
 
 
+class SuppressedReport(BaseModel):
+    """What is found and explained by another anomaly. ``again``: since its cause was over."""
+
+    kind: AnomalyKind
+    job: str | None
+    rank: int | None
+    cause: AnomalyKind
+    cause_id: str
+    since: float
+    summary: str
+    again: int
+    device: str | None
+    time: float
+    severity: Severity
+    step: int | None
+    begin_step: int | None
+    value: float | None
+    baseline: float | None
+
+    @classmethod
+    def of(cls, one: Suppressed) -> Self:
+        return cls(
+            **asdict(one.found),
+            kind=one.kind,
+            cause=one.cause,
+            cause_id=one.cause_id,
+            since=one.since,
+            again=one.again,
+        )
+
+
 class Detectors(BaseModel):
     """``suppressed``: what is found and explained by another anomaly."""
 
     detectors: list[DetectorReport]
-    suppressed: list[Suppressed]
+    suppressed: list[SuppressedReport]
 
 
 class Captures(BaseModel):

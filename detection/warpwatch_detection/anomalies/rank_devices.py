@@ -11,7 +11,7 @@ MAX_DEPARTED = 4096
 
 @dataclass(slots=True)
 class LiveRank:
-    """seen_time, step_time: of the newest RankSeen and Step; below them, nothing is news."""
+    """seen_time, step_time: of the newest RankSeen and Step; older ones were read before."""
 
     device: str | None = None
     seen_time: float = float("-inf")
@@ -22,26 +22,31 @@ class LiveRank:
 class RankDevices:
     """Live ranks by job and number; jobs in the order in which they began.
 
-    departed: where ranks ran that are gone, and when they went, in that order.
+    departed: device and time of the end of ranks that are gone, in the order of their end.
     """
 
     jobs: dict[str, dict[int, LiveRank]] = field(default_factory=dict)
     departed: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
 
-    def device(self, job: str, rank: int) -> str | None:
-        """Also of a rank that died a moment ago."""
-        life = self.jobs.get(job, {}).get(rank)
-        if life is not None:
-            return life.device
-        device, _ = self.departed.get((job, rank), (None, 0.0))
-        return device
+    def find(self, job: str, rank: int) -> LiveRank | None:
+        try:
+            return self.jobs[job][rank]
+        except KeyError:
+            return None
+
+    def live(self) -> dict[tuple[str, int], LiveRank]:
+        return {
+            (job, number): rank
+            for job, ranks in self.jobs.items()
+            for number, rank in ranks.items()
+        }
 
     def leave(self, job: str, rank: int, time: float) -> None:
-        life = self.jobs.get(job, {}).pop(rank, None)
-        if life is None or life.device is None:
+        left = self.jobs.get(job, {}).pop(rank, None)
+        if left is None or left.device is None:
             return
         self.departed.pop((job, rank), None)
-        self.departed[job, rank] = (life.device, time)
+        self.departed[job, rank] = (left.device, time)
         for name, (_, gone) in list(self.departed.items()):
             if time - gone <= DEPARTED_S and len(self.departed) <= MAX_DEPARTED:
                 break
@@ -50,33 +55,35 @@ class RankDevices:
     def longest_silent(self) -> tuple[str, float]:
         """The job that has shown nothing for longest, and when it last did. There must be one."""
         heard = {
-            job: max((max(life.seen_time, life.step_time) for life in ranks.values()), default=0.0)
+            job: max((max(rank.seen_time, rank.step_time) for rank in ranks.values()), default=0.0)
             for job, ranks in self.jobs.items()
         }
         job = min(heard, key=lambda name: heard[name])
         return job, heard[job]
 
+    def device(self, job: str, rank: int) -> str | None:
+        """Also of a rank that died a moment ago."""
+        live = self.find(job, rank)
+        if live is not None:
+            return live.device
+        device, _ = self.departed.get((job, rank), (None, 0.0))
+        return device
+
     def devices(self, job: str) -> set[str]:
         ranks = self.jobs.get(job, {})
-        return {life.device for life in ranks.values() if life.device is not None}
+        return {rank.device for rank in ranks.values() if rank.device is not None}
 
     def jobs_on(self, device: str) -> set[str]:
-        return {
-            job
-            for job, ranks in self.jobs.items()
-            if any(life.device == device for life in ranks.values())
-        }
+        return {job for job, _ in self._on(device)}
 
     def occupant(self, device: str) -> tuple[str | None, int | None]:
         """The job and rank on the device; what is not the only one there is None."""
-        there = [
-            (job, rank)
-            for job, ranks in self.jobs.items()
-            for rank, life in ranks.items()
-            if life.device == device
-        ]
+        there = self._on(device)
         jobs = {job for job, _ in there}
         return (
             there[0][0] if len(jobs) == 1 else None,
             there[0][1] if len(there) == 1 else None,
         )
+
+    def _on(self, device: str) -> list[tuple[str, int]]:
+        return [name for name, rank in self.live().items() if rank.device == device]

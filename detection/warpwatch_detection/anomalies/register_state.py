@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_telemetry.anomalies import Anomaly, Severity
+from warpwatch_telemetry.anomalies import Anomaly, Found
 
 # What an anomaly is about: kind, job, device. Several ranks of one cause are one anomaly.
 Key = tuple[str, str | None, str | None]
@@ -14,15 +14,15 @@ EndedKey = tuple[str, str | None, str | None, int | None]
 
 @dataclass(slots=True)
 class TrackedAnomaly:
-    """An anomaly, and what is known of it besides.
+    """An anomaly, and what the register knows of it besides.
 
-    said: the detector's own sentence; effects: what the anomaly explains, by kind and job.
-    named: the rank that was blamed last; shared: it went to and fro, so that no rank is to blame.
+    summary: the detector's own sentence; effects: what the anomaly explains, by kind and job.
+    named: the rank that was blamed last; shared: the blame went to and fro, so no rank has it.
     held_until: when an event is over, if it does not happen again.
     """
 
     anomaly: Anomaly
-    said: str
+    summary: str
     effects: dict[str, str] = field(default_factory=dict)
     named: int | None = None
     shared: bool = False
@@ -31,27 +31,18 @@ class TrackedAnomaly:
 
 @dataclass(slots=True)
 class Suppressed:
-    """What a detector goes on finding while another anomaly explains it.
+    """What a detector goes on finding while another anomaly, the cause, explains it.
 
-    again: how often it was found since its cause was over.
-    time, severity, step, begin_step, value, baseline: of the newest finding.
+    since: when it was first found; found: its newest form. again: how often it was found
+    after its cause was over.
     """
 
     kind: str
-    job: str | None
-    rank: int | None
+    found: Found
     cause: str
     cause_id: str
     since: float
-    summary: str
     again: int = 0
-    device: str | None = None
-    time: float = 0.0
-    severity: Severity = "warning"
-    step: int | None = None
-    begin_step: int | None = None
-    value: float | None = None
-    baseline: float | None = None
 
 
 @dataclass(slots=True)
@@ -61,4 +52,4 @@ class RegisterState:
     count: int = 0
     active: dict[Key, TrackedAnomaly] = field(default_factory=dict)
     ended: dict[EndedKey, TrackedAnomaly] = field(default_factory=dict)
-    shadows: dict[Key, Suppressed] = field(default_factory=dict)
+    suppressed: dict[Key, Suppressed] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""The first moments after a restart of the daemon, or a leap of the clock: what silence proves.
+"""The first moments after a restart of the daemon, or a leap of the clock.
 
 Records that were read before the restart are read again (the rendezvous rewinds), and deadlines
-may have passed while nobody looked. For these time stood still: what was left of it when the daemon
+have passed while no one listened. For them time stood still: what was left of it when the daemon
 went begins to run when it is back.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from warpwatch_detection.anomalies.rank_devices import LiveRank
 from warpwatch_telemetry.records import RankSeen, Record, Step
 
-# Rings are read at once and the living heartbeat every second: who has not shown up is gone.
+# Rings are read at once and live ranks have a heartbeat every second: all have shown up by then.
 CONFIRM_S = 10.0
 
 
@@ -21,11 +21,11 @@ class Resumption:
     """``now``: of the restart; ``before``: of the newest record that was read before it."""
 
     def __init__(
-        self, now: float, before: float, lives: Mapping[tuple[str, int], LiveRank]
+        self, now: float, before: float, ranks: Mapping[tuple[str, int], LiveRank]
     ) -> None:
-        # As of the restart: the lives themselves go on.
-        self._known = {name: (life.seen_time, life.step_time) for name, life in lives.items()}
-        self._unseen = set(lives)
+        # As of the restart: the ranks themselves go on.
+        self._known = {name: (rank.seen_time, rank.step_time) for name, rank in ranks.items()}
+        self._unseen = set(ranks)
         self._away_s = 0.0
         self.skip(now, before)
 
@@ -43,7 +43,7 @@ class Resumption:
         return max(self._now + CONFIRM_S, deadline)
 
     def take_gone(self, time: float) -> set[tuple[str, int]]:
-        """The ranks that lived before and have not shown up in time; each is said once."""
+        """The ranks that lived before and have not shown up in time, each once."""
         if time < self._now + CONFIRM_S:
             return set()
         gone, self._unseen = self._unseen, set()

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_ranks import DataStallConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
+from warpwatch_telemetry.anomalies import Found
 
 # A block ends at this many steps whatever time it spans.
 MAX_BLOCK_STEPS = 200
@@ -67,7 +68,7 @@ class DataStallState:
     jobs: dict[str, JobWaits] = field(default_factory=dict)
 
 
-class DataStall(PerJob[JobWaits]):
+class DataStall(JobDetector[JobWaits]):
     kind = "data_stall"
 
     def __init__(self, config: DataStallConfig) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.detector import NEVER, DetectorStatus, Found, Observation
-from warpwatch_telemetry.anomalies import Severity
+from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation
+from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
 MAX_DETAIL = 160
@@ -79,10 +79,11 @@ class DeathState:
     deadline: float = NEVER
 
 
-class DeathDetector:
+class DeathDetector(Detector):
     """Tells the causes of its ``kind``; every member of the family sees them all."""
 
     kind: str
+    state: DeathState
     reads: tuple[type, ...] = (Step, RankSeen, RankEvent, End)
 
     def __init__(self, grace_s: float) -> None:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch_detection.config_ranks import GcPauseConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.regular_pauses import RegularPauses
 from warpwatch_detection.signals.reported_pauses import ReportedPauses
 from warpwatch_detection.signals.work_scaling import WorkScaling
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import RankEvent
 
 # Weight of a new step in the job's usual step time.
@@ -58,7 +59,7 @@ class GcPauseState:
     jobs: dict[str, JobPauses] = field(default_factory=dict)
 
 
-class GcPause(PerJob[JobPauses]):
+class GcPause(JobDetector[JobPauses]):
     kind = "gc_pause"
     reads = (JobStep, RankEvent)
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.config_life import HangConfig
-from warpwatch_detection.detector import NEVER, DetectorStatus, Fine, Found, Observation, Verdict
+from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
 from warpwatch_detection.detectors.step_progress import RECENT_STEPS, JobProgress
 from warpwatch_detection.signals.medians import median
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -33,7 +34,7 @@ class HangState:
     deadline: float = NEVER
 
 
-class Hang:
+class Hang(Detector):
     """One anomaly a job, named after a rank only where it is known whose fault it is."""
 
     kind = "hang"

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_life import MemoryLeakConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, Found, Observation, Timeless, Verdict
+from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals.memory_growth import MemoryGrowth, Trend
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _FREE = ("device_memory_free_bytes", ())
@@ -50,10 +51,11 @@ class MemoryLeakState:
     device_left_bytes: dict[str, float] = field(default_factory=dict)
 
 
-class MemoryLeak(Timeless):
+class MemoryLeak(Detector):
     """One anomaly a job; the rank is named if only one leaks."""
 
     kind = "memory_leak"
+    state: MemoryLeakState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
     def __init__(self, config: MemoryLeakConfig) -> None:

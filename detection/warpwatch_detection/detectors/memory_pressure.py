@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_life import MemoryPressureConfig
-from warpwatch_detection.detector import NEVER, DetectorStatus, Fine, Found, Observation, Verdict
+from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _USED = ("device_memory_used_bytes", ())
@@ -71,10 +72,11 @@ class Shortage:
     text: str
 
 
-class MemoryPressure:
+class MemoryPressure(Detector):
     """One anomaly a job; the rank is named if only one is short of memory."""
 
     kind = "memory_pressure"
+    state: MemoryPressureState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
     def __init__(self, config: MemoryPressureConfig) -> None:

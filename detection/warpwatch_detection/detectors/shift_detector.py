@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from warpwatch_detection.config_steps import ShiftConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.level_shift import LevelShift, Shift
 from warpwatch_detection.signals.rise import CLOSING_SAMPLES, Rise
 from warpwatch_detection.signals.step_signal import StepSignal
+from warpwatch_telemetry.anomalies import Found
 
 C = TypeVar("C", bound=ShiftConfig)
 
@@ -47,7 +48,7 @@ class ShiftState:
     jobs: dict[str, ShiftJob] = field(default_factory=dict)
 
 
-class ShiftDetector(PerJob[ShiftJob], Generic[C]):
+class ShiftDetector(JobDetector[ShiftJob], Generic[C]):
     """A detector says ``sample``, ``confirms`` and ``found``; the rest is here."""
 
     kind: str
@@ -103,7 +104,7 @@ class ShiftDetector(PerJob[ShiftJob], Generic[C]):
         found = self.found(job, rise, shift.before + shift.difference, seen)
         if last is not None and shift.before >= last.baseline + last.rise / 2:
             # From where the last rise has led to: a second one, not the first again.
-            found = replace(found, separate=True)
+            return (Fine(seen.time, seen.job, for_good=True), found)
         return (Fine(seen.time, seen.job), found) if lasts else (found,)
 
     def _go_on(self, job: ShiftJob, rise: Rise, seen: JobStep) -> Iterable[Verdict]:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_steps import ShiftConfig, StepDriftConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.level_shift import LevelShift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import level
 from warpwatch_detection.signals.step_signal import StepSignal, add_common
+from warpwatch_telemetry.anomalies import Found
 
 # Samples of a block; all that follows is counted in blocks.
 BLOCK = 20
@@ -62,7 +63,7 @@ class DriftState:
     jobs: dict[str, DriftJob] = field(default_factory=dict)
 
 
-class StepDrift(PerJob[DriftJob]):
+class StepDrift(JobDetector[DriftJob]):
     kind = "step_drift"
 
     def __init__(self, config: StepDriftConfig) -> None:

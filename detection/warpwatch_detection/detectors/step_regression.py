@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from warpwatch_detection.config_steps import StepRegressionConfig
-from warpwatch_detection.detector import Found, JobStep
+from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
 from warpwatch_detection.signals.level_shift import Shift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.step_signal import add_common
+from warpwatch_telemetry.anomalies import Found
 
 
 class StepRegression(ShiftDetector[StepRegressionConfig]):

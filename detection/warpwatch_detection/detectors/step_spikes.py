@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_steps import StepSpikesConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, Found, JobStep, PerJob, Verdict
+from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.step_work import StepWork
+from warpwatch_telemetry.anomalies import Found
 
 # Steps around the newest that say what is normal; looked at every few steps.
 WINDOW = 40
@@ -79,7 +80,7 @@ class SpikesState:
     jobs: dict[str, SpikesJob] = field(default_factory=dict)
 
 
-class StepSpikes(PerJob[SpikesJob]):
+class StepSpikes(JobDetector[SpikesJob]):
     kind = "step_spikes"
 
     def __init__(self, config: StepSpikesConfig) -> None:

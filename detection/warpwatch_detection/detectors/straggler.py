@@ -13,19 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_ranks import StragglerConfig
-from warpwatch_detection.detector import (
-    NEVER,
-    DetectorStatus,
-    Fine,
-    Found,
-    JobStep,
-    PerJob,
-    Verdict,
-)
+from warpwatch_detection.detector import NEVER, DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.guarded_median import Middle
 from warpwatch_detection.signals.rank_levels import JobLevels, RankLevel, error_of
 from warpwatch_detection.signals.sliding_median import median_of_ordered
+from warpwatch_telemetry.anomalies import Found
 
 # However far above the limit a level is, it is held for at least this part of ``hold_s``.
 MAX_HASTE = 4.0
@@ -43,7 +36,7 @@ class StragglerState:
     jobs: dict[str, JobLevels] = field(default_factory=dict)
 
 
-class Straggler(PerJob[JobLevels]):
+class Straggler(JobDetector[JobLevels]):
     kind = "straggler"
 
     def __init__(self, config: StragglerConfig) -> None:

@@ -110,7 +110,7 @@ def test_a_detector_that_fails_costs_no_other_detector_the_record(node, monkeypa
         (Coordinator, "advance"),
         (Archive, "observe"),
         (Archive, "advance"),
-        (Archive, "changed"),
+        (Archive, "take"),
         (Triggers, "advance"),
         (RanksSource, "devices"),
     ],

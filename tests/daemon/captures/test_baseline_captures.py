@@ -17,7 +17,9 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Residual
 
 EARLY = BaselineConfig(after_steps=3, after_s=60.0)
-LEAK = Anomaly("a1", 0.0, "memory_leak", "warning", "grows", job="train", rank=1)
+LEAK = Anomaly(
+    id="a1", kind="memory_leak", time=0.0, severity="warning", summary="grows", job="train", rank=1
+)
 HOUR_S = 3600.0
 
 
@@ -87,7 +89,9 @@ def test_a_job_that_is_not_well_is_no_baseline(node: Node) -> None:
 
 
 def test_nor_is_one_whose_device_is_not(node: Node) -> None:
-    hot = Anomaly("a2", 0.0, "overheating", "warning", "92 °C", device="GPU-1")
+    hot = Anomaly(
+        id="a2", kind="overheating", time=0.0, severity="warning", summary="92 °C", device="GPU-1"
+    )
     assert node.look(90, hot) == []
 
 

@@ -14,15 +14,30 @@ from tests.daemon.captures.capture_node import MANUAL, CaptureNode
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.captures.triggers.recipes import healthy_peer
 from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.sections import AnomalyKind
 
 # Their times count from the node's start.
 STRAGGLER = Anomaly(
-    "a1", 0.0, "straggler", "warning", "rank 1 is slow", job="train", rank=1, device="GPU-1"
+    id="a1",
+    kind="straggler",
+    time=0.0,
+    severity="warning",
+    summary="rank 1 is slow",
+    job="train",
+    rank=1,
+    device="GPU-1",
 )
-REGRESSION = Anomaly("a1", 0.0, "step_regression", "warning", "steps got slower", job="train")
+REGRESSION = Anomaly(
+    id="a1",
+    kind="step_regression",
+    time=0.0,
+    severity="warning",
+    summary="steps got slower",
+    job="train",
+)
 
 
 class Node(CaptureNode):
@@ -32,14 +47,21 @@ class Node(CaptureNode):
         super().__init__(path, stack, **options)
         self.now = time.time()
         self.triggers = Triggers(self.coordinator, self.source, self.hub)
+        self.active: dict[str, Anomaly] = {}
 
     def restart(self, config: TriggersConfig | None = None) -> None:
         super().restart(config)
         self.triggers = Triggers(self.coordinator, self.source, self.hub)
 
     def see(self, *active: Anomaly, after_s: float = 0.0) -> None:
-        seen = [replace(anomaly, time=self.now + anomaly.time) for anomaly in active]
-        self.triggers.advance(self.now + after_s, seen)
+        """These anomalies are active now, and no others."""
+        before = self.active
+        self.active = {one.id: replace(one, time=self.now + one.time) for one in active}
+        now = self.now + after_s
+        over = [replace(before[ident], end_time=now) for ident in before.keys() - self.active]
+        changes = [Change("closed", anomaly) for anomaly in over]
+        changes += [Change("updated", anomaly) for anomaly in self.active.values()]
+        self.triggers.advance(now, changes, list(self.active.values()))
 
     def decision(self, anomaly_id: str = "a1") -> Decision:
         return next(d for d in self.hub.state().decisions if d.anomaly_id == anomaly_id)
@@ -88,7 +110,9 @@ def test_a_peer_is_well_itself_and_so_is_its_device(tmp_path: Path, stack: ExitS
     local = node.source.targets("train")
     slow = replace(STRAGGLER, rank=2, device="GPU-2")
     stall = replace(STRAGGLER, id="a2", kind="data_stall", rank=1, device=None)
-    hot = Anomaly("a3", 0.0, "overheating", "warning", "92 °C", device="GPU-3")
+    hot = Anomaly(
+        id="a3", kind="overheating", time=0.0, severity="warning", summary="92 °C", device="GPU-3"
+    )
     assert healthy_peer(slow, local, [slow]) == 1
     assert healthy_peer(slow, local, [slow, stall]) == 3
     assert healthy_peer(slow, local, [slow, stall, hot]) == 0
@@ -181,7 +205,16 @@ def test_a_dry_run_shows_what_it_would_have_taken(tmp_path: Path, stack: ExitSta
 
 def test_a_device_whose_job_nobody_knows_is_not_captured(tmp_path: Path, stack: ExitStack) -> None:
     node = Node(tmp_path, stack, recipes={"overheating": RecipeConfig(ranks="culprit")})
-    node.see(Anomaly("a1", 0.0, "overheating", "warning", "92 °C", device="GPU-1"))
+    node.see(
+        Anomaly(
+            id="a1",
+            kind="overheating",
+            time=0.0,
+            severity="warning",
+            summary="92 °C",
+            device="GPU-1",
+        )
+    )
     assert node.decision().outcome == "refused_no_rank"
     assert node.counted("refused_no_rank", "anomaly") == 1
 

@@ -21,6 +21,7 @@ from warpwatch_daemon.history.context import Context, joined
 from warpwatch_daemon.history.rollups import MAX_PHASES, MAX_POINTS
 from warpwatch_daemon.history.store import ASIDE, FILE, HistoryStore
 from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
@@ -28,7 +29,15 @@ from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Clock, DeviceReading, RankEvent, Step
 
 NOW = 1_700_000_000.0
-HANG = Anomaly("a1", NOW, "hang", "critical", "no step for 140 s", job="llama", rank=1)
+HANG = Anomaly(
+    id="a1",
+    kind="hang",
+    time=NOW,
+    severity="critical",
+    summary="no step for 140 s",
+    job="llama",
+    rank=1,
+)
 OVER = replace(HANG, end_time=NOW + 60)
 CONTEXT = AnomalyContext(
     10.0,
@@ -166,7 +175,7 @@ def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("warpwatch_daemon.history.archive.MAX_QUEUED", 3)
     node = Node(tmp_path / "missing")
     for number in range(10):
-        node.archive.changed(replace(OVER, id=str(number)))
+        node.archive.take(Change("closed", replace(OVER, id=str(number))))
         node.archive.write()
     (tmp_path / "missing").mkdir()
     node.archive.write()
@@ -357,9 +366,9 @@ class Node:
         changes = []
         for record in records:
             self.archive.observe(record)
-            for anomaly in self.detection.feed(record):
-                self.archive.changed(anomaly)
-                changes.append(anomaly)
+            for change in self.detection.feed(record):
+                self.archive.take(change)
+                changes.append(change.anomaly)
         self.archive.write()
         return changes
 
@@ -412,7 +421,7 @@ def test_what_a_restart_ends_keeps_its_minutes(tmp_path):
     assert second.detection.active == ()
     found = second.archive.find(hung[0].id)
     assert found is not None
-    assert found[0].summary.endswith("judged anew since the daemon was restarted")
+    assert found[0].summary.endswith("judged from the start since the daemon was restarted")
     assert found[1] is not None
     assert len(found[1].series) >= 1
 

@@ -177,7 +177,15 @@ def test_an_alert_of_a_device_is_about_the_ranks_on_it(site):
     assert unknown["detail"] == "no running rank is known on device GPU-9"
 
 
-ANOMALY = Anomaly("a7", 1.0, "straggler", "warning", "rank 1 is slow", job="train", rank=1)
+ANOMALY = Anomaly(
+    id="a7",
+    kind="straggler",
+    time=1.0,
+    severity="warning",
+    summary="rank 1 is slow",
+    job="train",
+    rank=1,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from warpwatch_daemon.http.page.findings import MAX_DRAWN
 from warpwatch_daemon.http.page.minutes import plots
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries
+from warpwatch_telemetry.anomalies import AnomalyContext, ContextSeries, Found
 
 
 def test_an_anomaly_comes_with_the_minutes_around_it(client):
@@ -47,9 +47,10 @@ def test_an_unknown_anomaly_is_not_found_and_a_parameter_is_refused(client):
 
 
 def test_detectors_say_why_and_what_something_else_explains(client, agent):
-    reading = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
-    shadow = Suppressed("step_regression", "llama-7b", None, "straggler", "a7", NOW, "25 % slower")
-    agent.seen = ({"data_stall": [reading], "hang": []}, (shadow,))
+    status = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
+    found = Found(NOW, "warning", "25 % slower", job="llama-7b")
+    suppressed = Suppressed("step_regression", found, "straggler", "a7", since=NOW)
+    agent.seen = ({"data_stall": [status], "hang": []}, (suppressed,))
     answer = client.get("/api/v1/detectors").json()
     assert [one["kind"] for one in answer["detectors"]] == ["data_stall", "hang"]
     told = answer["detectors"][0]["readings"][0]

@@ -76,4 +76,5 @@ def _ranks(
 
 def _anomaly(target: AlertTarget, rank: int) -> Anomaly:
     """What the alert is about, as far as its labels say."""
-    return Anomaly("", 0.0, str(target.kind), "warning", "", target.job, rank)
+    kind = str(target.kind)
+    return Anomaly(0.0, "warning", "", job=target.job, rank=rank, id="", kind=kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from warpwatch_daemon.captures.coordinator import Coordinator
@@ -13,6 +13,7 @@ from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_telemetry.anomalies import EVENT_KINDS, WHOLE_JOB_KINDS, Anomaly
 from warpwatch_telemetry.captures import (
     CAPTURED,
@@ -52,11 +53,13 @@ _PASSING = frozenset(
 class _Trigger:
     """Of one active anomaly. ask_at: wall clock, None while there is nothing to ask for.
 
+    is_open: it was decided whether there is something to ask for.
     tries: captures that were begun. capture_id: of the one that may have to be repeated.
     refused: the reason of the last refusal, None after a capture was begun.
     """
 
     anomaly: Anomaly
+    is_open: bool = False
     ask_at: float | None = None
     tries: int = 0
     capture_id: str | None = None
@@ -64,7 +67,7 @@ class _Trigger:
 
 
 class Triggers:
-    """The pipeline says what is active; the coordinator is asked for captures.
+    """Follows the anomalies, for the pipeline alone, and asks the coordinator for captures.
 
     What was captured is known from the capture store, so that a restart of the daemon asks for
     nothing twice. Decisions are published through the hub.
@@ -86,20 +89,30 @@ class Triggers:
         """Of the policy: a reload swaps it there."""
         return self._coordinator.policy.config
 
-    def advance(self, now: float, active: Sequence[Anomaly]) -> None:
-        """``now``: wall clock in seconds; ``active``: all anomalies that are."""
-        for anomaly_id in self._triggers.keys() - {anomaly.id for anomaly in active}:
-            self._over(self._triggers.pop(anomaly_id), now)
-        for anomaly in active:
-            trigger = self._triggers.get(anomaly.id)
-            if trigger is None:
-                trigger = self._triggers[anomaly.id] = _Trigger(anomaly)
+    def advance(self, now: float, changes: Iterable[Change], active: Sequence[Anomaly]) -> None:
+        """``now``: wall clock in seconds; changes: since the last call; active: all that are."""
+        newest = {change.anomaly.id: change.anomaly for change in changes}
+        for anomaly in newest.values():
+            self._follow(anomaly, now)
+        for trigger in self._triggers.values():
+            if not trigger.is_open:
+                trigger.is_open = True
                 self._open(trigger, now)
-            trigger.anomaly = anomaly
             self._look_after(trigger, now)
             if trigger.ask_at is not None and now >= trigger.ask_at:
                 self._ask(trigger, active, now)
         self._baseline.advance(now, active)
+
+    def _follow(self, anomaly: Anomaly, now: float) -> None:
+        trigger = self._triggers.get(anomaly.id)
+        if anomaly.end_time is not None:
+            if trigger is not None:
+                del self._triggers[anomaly.id]
+                self._over(trigger, now)
+        elif trigger is None:
+            self._triggers[anomaly.id] = _Trigger(anomaly)
+        else:
+            trigger.anomaly = anomaly
 
     def _open(self, trigger: _Trigger, now: float) -> None:
         """The anomaly is new, or new to this daemon."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import RowRemapConfig
-from warpwatch_detection.detector import NEVER, DetectorStatus, Found
+from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
-from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.records import DeviceReading
 
 FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from warpwatch_detection.detector import (
-    NEVER,
-    DetectorStatus,
-    Fine,
-    Found,
-    Observation,
-    Timeless,
-    Verdict,
-)
+from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Hysteresis, Symptom
-from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.records import DeviceReading
 
 # Devices that are remembered; MIG devices get a new UUID whenever they are made.
@@ -50,7 +42,7 @@ def remembered(devices: dict[str, D], uuid: str, new: Callable[[], D]) -> D:
     return device
 
 
-class DeviceWatch(ABC, Generic[D]):
+class DeviceWatch(Detector, Generic[D]):
     """A state of a device: found when it has lasted, over when it has been away.
 
     The state has ``devices``, by UUID, and ``deadline``: when something may have become stale.
@@ -126,9 +118,6 @@ class DeviceWatch(ABC, Generic[D]):
         self.state.deadline = due
         return verdicts
 
-    def forget(self, job: str) -> None:
-        """A device does not change with the job on it."""
-
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
             hysteresis = device.hysteresis
@@ -146,7 +135,7 @@ class DeviceWatch(ABC, Generic[D]):
             )
 
 
-class DeviceEvents(Timeless, ABC, Generic[D]):
+class DeviceEvents(Detector, Generic[D]):
     """Something that happens to a device; the engine holds it for a while after the last."""
 
     kind: str
@@ -175,9 +164,6 @@ class DeviceEvents(Timeless, ABC, Generic[D]):
             return ()
         device.told = found.time
         return (found,)
-
-    def forget(self, job: str) -> None:
-        """A device does not change with the job on it."""
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():

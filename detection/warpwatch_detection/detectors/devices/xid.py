@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_detection.config_devices import XidConfig
-from warpwatch_detection.detector import NEVER, DetectorStatus, Found
+from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.xid import SEVERITIES, Xid
 from warpwatch_telemetry.xids import explain

@@ -1,0 +1,176 @@
+"""`warpwatch replay`: what it prints, filtered and explained."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.detection.streams import EPOCH_S, Job
+from warpwatch_daemon.cli import explanation, main
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
+from warpwatch_telemetry.anomalies import Anomaly, Found
+from warpwatch_telemetry.log import encode
+from warpwatch_telemetry.records import End, Record
+
+
+def lines(records: Iterable[Record]) -> list[bytes]:
+    return [json.dumps(encode(record)).encode() + b"\n" for record in records]
+
+
+def slow_rank(steps: int = 300) -> Iterator[Record]:
+    """Rank 1 of two is slow from step 500 on; then the job ends."""
+    job = Job(ranks=2, step_s=0.5, noise=0.02)
+    yield from job.seen()
+    yield from job.steps(500)
+    yield from job.steps(steps, compute=lambda _, rank: 0.2 if rank == 1 else 0.0)
+    yield End(job.time, "llama")
+
+
+@pytest.fixture(scope="module")
+def slow_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("logs") / "slow.jsonl"
+    path.write_bytes(b"".join(lines(slow_rank())))
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_log_on_standard_input_may_be_packed(
+    slow_log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = io.BytesIO(gzip.compress(slow_log.read_bytes()))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(packed)))
+    assert main(["replay", "-", "--json"]) == 1
+    assert [json.loads(line)["kind"] for line in told(capsys)] == ["straggler"]
+
+
+def test_explain_keeps_anomalies_as_they_are_and_adds_readings(
+    slow_log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(slow_log), "--json"]) == 1
+    plain = told(capsys)
+    assert main(["replay", str(slow_log), "--json", "--explain"]) == 1
+    explained = told(capsys)
+    assert explained[: len(plain)] == plain
+    more = [json.loads(line) for line in explained[len(plain) :]]
+    statuses = [line for line in more if line["type"] == "reading"]
+    assert {line["type"] for line in more} <= {"reading", "suppressed"}
+    assert {"answer", "value", "baseline", "limit", "nearest", "text"} <= statuses[0].keys()
+
+
+def test_only_the_asked_kind_and_job_are_shown(
+    slow_log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(slow_log), "--explain", "--json", "--kind", "hang"]) == 0
+    assert {json.loads(line)["kind"] for line in told(capsys)} <= {"hang"}
+    assert main(["replay", str(slow_log), "--explain", "--json", "--job", "other"]) == 0
+    assert told(capsys) == []
+
+
+def test_an_explanation_is_a_table_that_fits_its_width() -> None:
+    name = "a-job-with-a-name-that-is-much-too-long-for-any-table"
+    device = "GPU-00000000-0000-0000-0000-000000000000"
+    anomalies = [
+        Anomaly(
+            id="1",
+            kind="straggler",
+            time=EPOCH_S,
+            severity="warning",
+            summary="slow",
+            job=name,
+            rank=1023,
+            device=None,
+            step=412,
+            begin_step=400,
+            value=0.6,
+            baseline=0.5,
+        ),
+        Anomaly(
+            id="2",
+            kind="ecc_uncorrectable",
+            time=EPOCH_S,
+            severity="critical",
+            summary="bad",
+            device=device,
+            end_time=2e9,
+        ),
+    ]
+    suppressed = [
+        Suppressed(
+            "step_regression",
+            Found(EPOCH_S, "warning", "slower", job="llama"),
+            cause="straggler",
+            cause_id="1",
+            since=EPOCH_S,
+        )
+    ]
+    statuses = [
+        (
+            "step_regression",
+            DetectorStatus("fine", "so " * 60, name, 7, None, 1 / 3, -1e-10, 4e10, 0.31, 1234567),
+        ),
+        ("hang", DetectorStatus("learning", "3 of 5 steps seen", "llama")),
+    ]
+    table = list(explanation.lines(anomalies, suppressed, statuses))
+    assert max(map(len, table)) <= 100
+    assert table[1].split() == ["found", "of", "began", "told", "value", "baseline", "over"]
+    assert table[2].split() == [
+        "straggler", "a-job-with-…", "rank", "1023", "400", "412", "0.6", "0.5", "active",
+    ]  # fmt: skip
+    assert table[3] == "    slow"
+    assert table[7].split() == ["suppressed", "of", "cause", "since"]
+    assert table[8].split() == ["step_regression", "llama", "straggler", "1700000000.000"]
+    assert "0.31 at 1234567" in table[12]
+    assert table[-2].split() == ["hang", "llama", "learning", "-", "-", "-", "-"]
+    assert table[-1] == "    3 of 5 steps seen"
+
+
+def test_an_unbounded_number_is_null_in_json() -> None:
+    reading = DetectorStatus("learning", "no limit yet", "llama", limit=float("inf"))
+    assert explanation.status_to_json("hang", reading)["limit"] is None
+    assert json.loads(json.dumps(explanation.status_to_json("hang", reading)))["kind"] == "hang"
+
+
+def test_a_job_name_that_no_terminal_can_show_is_written_escaped(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    log = tmp_path / "strange.jsonl"
+    log.write_bytes(b"".join(lines(slow_rank())).replace(b'"llama"', b'"\\ud800"'))
+    with (
+        open(1, "w", encoding="ascii", closefd=False) as terminal,
+        pytest.MonkeyPatch.context() as m,
+    ):
+        m.setattr("sys.stdout", terminal)
+        assert main(["replay", str(log), "--explain"]) == 1
+    assert b"straggler \\ud800 step" in capfdbinary.readouterr().out
+
+
+def test_the_json_form_has_the_keys_of_the_design():
+    anomaly = Anomaly(
+        id="1-1", kind="hang", time=1.0, severity="critical", summary="silent", job="llama"
+    )
+    assert explanation.anomaly_to_json(anomaly) == {
+        "time": 1.0, "kind": "hang", "severity": "critical", "job": "llama", "rank": None,
+        "device": None, "step": None, "begin_step": None, "value": None, "baseline": None,
+        "summary": "silent",
+    }  # fmt: skip
+
+
+def test_bad_lines_are_left_out_and_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    bad = [b"{torn\n", b'{"type":"strange","time":1}\n', b"\xff\xfe\n", b"\n"]
+    log.write_bytes(b"".join([*lines(Job(ranks=1).steps(5)), *bad]))
+    assert main(["replay", str(log)]) == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("warpwatch: 3 bad lines (not JSON 2, type 1), the first is line 6: ")

@@ -1,0 +1,41 @@
+"""The register of anomalies, without detectors: it is fed what they would say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.detection.streams import EPOCH_S
+from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
+from warpwatch_detection.anomalies.register import AnomalyRegister
+from warpwatch_detection.config import AnomaliesConfig
+from warpwatch_detection.detector import Fine
+from warpwatch_telemetry.anomalies import Anomaly, Found
+
+
+class Life:
+    """A register, told what detectors of a job of eight ranks on eight devices would say."""
+
+    def __init__(self, **config: Any) -> None:
+        self.rank_devices = RankDevices(
+            {"llama": {rank: LiveRank(device=f"GPU-{rank}") for rank in range(8)}}
+        )
+        self.register = AnomalyRegister(AnomaliesConfig(**config), self.rank_devices)
+        self.changes: list[Anomaly] = []
+
+    def found(self, kind: str, at: float, summary: str = "", **about: Any) -> list[Anomaly]:
+        """About the job, or a rank of it, or a device."""
+        whole: dict[str, Any] = {} if "device" in about else {"job": "llama"}
+        whole |= {"severity": "warning", "summary": summary or kind.replace("_", " ")} | about
+        return self.take(kind, Found(EPOCH_S + at, **whole))
+
+    def fine(self, kind: str, at: float, **about: Any) -> list[Anomaly]:
+        return self.take(kind, Fine(EPOCH_S + at, **about or {"job": "llama"}))
+
+    def take(self, kind: str, verdict: Found | Fine) -> list[Anomaly]:
+        changes = self.register.take(kind, [verdict])
+        self.changes += [change.anomaly for change in changes]
+        return [change.anomaly for change in changes]
+
+    @property
+    def active(self) -> list[tuple[str, int | None]]:
+        return [(one.kind, one.rank) for one in self.register.active]

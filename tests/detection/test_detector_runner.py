@@ -1,0 +1,100 @@
+"""One detector that fails costs no other its records and deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.detection.streams import EPOCH_S
+from warpwatch_detection.anomalies.rank_devices import RankDevices
+from warpwatch_detection.anomalies.register import AnomalyRegister
+from warpwatch_detection.config import AnomaliesConfig
+from warpwatch_detection.detector import Detector, DetectorStatus, Verdict, is_waiting
+from warpwatch_detection.detector_runner import DetectorRunner
+from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.records import Clock
+
+
+@dataclass
+class Deadline:
+    deadline: float = EPOCH_S + 10
+
+
+class Watching(Detector):
+    """Finds something in every record, and again at its deadline; fails in one of its methods."""
+
+    reads = (Clock,)
+
+    def __init__(self, kind: str, fails: str = "") -> None:
+        self.kind = kind
+        self.state = Deadline()
+        self._fails = fails
+        self.asked = 0
+
+    def observe(self, seen: Any) -> Iterable[Verdict]:
+        self._fail("observe")
+        return (Found(seen.time, "warning", "seen", job="llama"),)
+
+    def expire(self, now: float) -> Iterable[Verdict]:
+        self.asked += 1
+        self._fail("expire")
+        self.state.deadline = float("inf")
+        return (Found(now, "warning", "expired", job="llama"),)
+
+    def forget(self, job: str) -> None:
+        self._fail("forget")
+
+    def statuses(self) -> Iterable[DetectorStatus]:
+        return ()
+
+    def _fail(self, method: str) -> None:
+        if method == self._fails:
+            raise ZeroDivisionError("a detector's mistake")
+
+
+class Timeless(Watching):
+    """Has no deadline."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.state = None
+
+
+def runner(*detectors: Detector) -> DetectorRunner:
+    return DetectorRunner(detectors, AnomalyRegister(AnomaliesConfig(), RankDevices()))
+
+
+@pytest.mark.parametrize("method", ["observe", "expire", "forget"])
+def test_a_detector_that_fails_blinds_no_other(method: str) -> None:
+    failing, other = Watching("hang", fails=method), Watching("crash")
+    both = runner(failing, other)
+    shown = [change.anomaly.kind for change in both.show(Clock(EPOCH_S))]
+    assert "crash" in shown
+    expired = [change.anomaly.summary for change in both.expire(EPOCH_S + 20, float)]
+    assert "expired" in expired
+    both.forget("llama")
+    assert both.failures == {"hang": 1}
+    assert isinstance(both.take_failure(), ZeroDivisionError)
+    assert both.take_failure() is None
+
+
+def test_a_detector_that_failed_at_a_deadline_is_not_asked_for_it_again() -> None:
+    failing = Watching("hang", fails="expire")
+    alone = runner(failing)
+    for second in range(20):
+        alone.show(Clock(EPOCH_S + second))
+        alone.expire(EPOCH_S + second, float)
+    assert failing.asked == 1
+
+
+def test_a_detector_without_a_deadline_waits_for_nothing() -> None:
+    timeless, other = Timeless("oom"), Watching("crash")
+    both = runner(timeless, other)
+    assert (is_waiting(timeless), is_waiting(other)) == (False, True)
+    assert len(both.show(Clock(EPOCH_S))) == 2
+    assert len(both.expire(EPOCH_S + 20, float)) == 1
+    assert (timeless.asked, other.asked) == (0, 1)
+    assert not both.failures
