@@ -14,6 +14,7 @@ from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import CAPTURE, NOW, STRAGGLER, MemoryAgent
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.captures import Decision, Residual
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.samples import DeviceProcess
@@ -62,7 +63,8 @@ def full(agent: MemoryAgent) -> None:
     )
     agent.lacks = ("nvml: library not found",)
     status = DetectorStatus("fine", "12 % of 30 %", job="llama-7b", rank=1, value=0.12, limit=0.3)
-    suppressed = Suppressed("data_stall", "llama-7b", None, "straggler", "a7", NOW, "25 % slower")
+    found = Found(NOW, "warning", "25 % slower", job="llama-7b")
+    suppressed = Suppressed("data_stall", found, "straggler", "a7", since=NOW)
     agent.seen = ({"data_stall": [status]}, (suppressed,))
 
 
