@@ -1,42 +1,33 @@
 """The command line: one file a command, imported only when it is the one that runs.
 
+Commands are entry points of the group `warpwatch.commands` (pyproject.toml), so that this package
+knows none that is built upon it.
 Exit status: 0 well, 1 a problem was found, 2 usage or unreadable input, 3 could not be done.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import ast
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata, util
+from pathlib import Path
 
-from warpwatch._version import __version__
 from warpwatch_telemetry.errors import WarpwatchError
 
-COMMANDS = {
-    "daemon": "watch this node: sample, detect, capture, serve",
-    "run": "start a training program with the shim",
-    "shim": "copy the shim into a folder, for images that are not changed",
-    "status": "what a running daemon sees",
-    "capture": "ask for a profile of a running job",
-    "diagnose": "say what a torch.profiler trace shows",
-    "replay": "run the detectors over a telemetry log",
-    "doctor": "check what this machine offers and what is missing",
-    "demo": "see the whole loop without a GPU",
-    "metrics": "list every exported metric",
-    "config": "check or show the configuration",
-}
+GROUP = "warpwatch.commands"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = metadata.entry_points(group=GROUP)
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if name not in COMMANDS:
-        return _without_command(name, arguments)
-    module = importlib.import_module(f"warpwatch_daemon.cli.{name}")
+    if name not in commands.names:
+        return _without_command(name, arguments, commands)
     try:
-        return int(module.main(rest))
+        return int(commands[name].load()(rest))
     except WarpwatchError as error:
         print(f"warpwatch {name}: {error}", file=sys.stderr)
         return error.exit_code
@@ -48,19 +39,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _without_command(name: str, arguments: list[str]) -> int:
-    listing = "\n".join(f"  {command:<10}{text}" for command, text in COMMANDS.items())
+def _without_command(name: str, arguments: list[str], commands: metadata.EntryPoints) -> int:
+    listing = "\n".join(f"  {command.name:<10}{_summary(command)}" for command in commands)
     parser = argparse.ArgumentParser(
         "warpwatch",
-        description="Watches the GPUs of a node and the training jobs on them, tells when "
+        description="Watches the GPUs of a node and the training jobs on them, reports when "
         "something goes wrong, and comes back with the reason.",
         epilog=f"commands:\n{listing}\n\nexample:\n  warpwatch demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"warpwatch {__version__}")
+    version = metadata.version("warpwatch")
+    parser.add_argument("--version", action="version", version=f"warpwatch {version}")
     parser.add_argument("command", nargs="?", help="`warpwatch COMMAND --help` says more")
     if name and not name.startswith("-"):
-        parser.error(f"no command {name!r}; there are {', '.join(COMMANDS)}")
+        known = ", ".join(sorted(commands.names)) or "none: install warpwatch again"
+        parser.error(f"no command {name!r}; there are {known}")
     parser.parse_args(arguments)
     parser.print_help()
     return 0 if arguments else 2
+
+
+def _summary(command: metadata.EntryPoint) -> str:
+    """What the module says of itself in its first line, after the colon. It is not imported."""
+    spec = util.find_spec(command.module)
+    assert spec is not None and spec.origin is not None, f"{command.module} is not installed whole"
+    docstring = ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) or ""
+    return docstring.partition("\n")[0].partition(": ")[2].rstrip(".")

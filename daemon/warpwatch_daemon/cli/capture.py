@@ -1,4 +1,4 @@
-"""`warpwatch capture`: ask the daemon for a profile of a running job."""
+"""`warpwatch capture`: ask for a profile of a running job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch config`: check a file, show what would be in force, or print the schema."""
+"""`warpwatch config`: check the configuration, show it, or print its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch daemon`: the agent in the foreground."""
+"""`warpwatch daemon`: watch this node: sample, detect, capture, serve."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch demo`: the whole loop without a GPU."""
+"""`warpwatch demo`: see the whole loop without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch diagnose`: the diagnosis part's own command."""
+"""`warpwatch diagnose`: say what a torch.profiler trace shows."""
 
 from __future__ import annotations
 

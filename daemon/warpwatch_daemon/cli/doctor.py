@@ -1,4 +1,4 @@
-"""`warpwatch doctor`: what this node offers to the daemon, what is wrong, and what to do."""
+"""`warpwatch doctor`: check what this machine offers and what is missing."""
 
 from __future__ import annotations
 

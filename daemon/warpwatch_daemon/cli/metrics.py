@@ -1,4 +1,4 @@
-"""`warpwatch metrics`: the metric catalogue."""
+"""`warpwatch metrics`: list every exported metric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch replay`: the daemon's detectors over a telemetry log, in event time."""
+"""`warpwatch replay`: run the detectors over a telemetry log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch run`: the client's own launcher, for machines that have both."""
+"""`warpwatch run`: start a training program with the shim."""
 
 from __future__ import annotations
 

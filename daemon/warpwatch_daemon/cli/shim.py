@@ -1,4 +1,4 @@
-"""`warpwatch shim`: the shim as a folder, for training images that are not to be changed."""
+"""`warpwatch shim`: copy the shim into a folder, for images that are not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`warpwatch status`: what a running daemon sees, on one screen."""
+"""`warpwatch status`: what a running daemon sees."""
 
 from __future__ import annotations
 

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from warpwatch_daemon.cli import COMMANDS, main
+from warpwatch_daemon.cli import GROUP, main
 from warpwatch_daemon.demo.processes import free_port
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.records import RankSeen, Record, Step
 
-NOBODY = f"http://127.0.0.1:{free_port()}"
+ROOT = Path(__file__).parents[3]
+COMMANDS = sorted(metadata.entry_points(group=GROUP).names)
+# Where no daemon listens.
+NO_DAEMON = f"http://127.0.0.1:{free_port()}"
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
     captured = capsys.readouterr()
     return captured.out, captured.err
 
 
-@pytest.mark.parametrize("command", [*COMMANDS])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -30,38 +37,68 @@ def test_every_command_has_help_with_an_example(
     except SystemExit as ended:
         status = int(str(ended.code))
     assert status == 0
-    out, _ = told(capsys)
+    out, _ = printed(capsys)
     assert "example" in out
     assert f"warpwatch {command}" in out
 
 
-def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_are_registered_as_entry_points() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    registered = {one.name: one.value for one in metadata.entry_points(group=GROUP)}
+    assert registered == project["entry-points"][GROUP]
+
+
+def test_help_says_what_each_command_does_and_imports_none() -> None:
+    code = (
+        "import sys; from warpwatch_daemon.cli import main; main([]);"
+        "print([name for name in sys.modules if name.startswith('warpwatch_daemon.cli.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    *lines, imported = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[lines.index("commands:") + 1 :][: len(COMMANDS)]] == (
+        COMMANDS
+    )
+    assert "  status    what a running daemon sees" in lines
+    assert imported == "[]"
+
+
+def test_a_package_that_is_built_upon_this_one_adds_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = tmp_path / "above-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: above\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{GROUP}]\nhello = above_hello:main\n")
+    module = '"""`warpwatch hello`: say hello."""\ndef main(argv):\n    return print(*argv) or 1\n'
+    (tmp_path / "above_hello.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
     assert main([]) == 2
-    out, _ = told(capsys)
-    assert all(f"  {command}" in out for command in COMMANDS)
+    assert "  hello     say hello\n" in printed(capsys)[0]
+    assert main(["hello", "--you"]) == 1
+    assert printed(capsys)[0] == "--you\n"
 
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["demon"])
     assert ended.value.code == 2
-    assert "no command 'demon'; there are daemon, run," in told(capsys)[1]
+    assert "no command 'demon'; there are capture, config," in printed(capsys)[1]
 
 
 @pytest.mark.parametrize("command", [["status"], ["capture", "--job", "x"]])
 def test_without_a_daemon_a_command_exits_3_with_one_line(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, "--url", NOBODY]) == 3
-    out, err = told(capsys)
+    assert main([*command, "--url", NO_DAEMON]) == 3
+    out, err = printed(capsys)
     assert out == ""
-    assert err.startswith(f"warpwatch {command[0]}: no daemon answers at {NOBODY}")
+    assert err.startswith(f"warpwatch {command[0]}: no daemon answers at {NO_DAEMON}")
     assert err.count("\n") == 1
 
 
 def test_an_address_that_is_none_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", "localhost:9400"]) == 2
-    assert "is no http:// or https:// address" in told(capsys)[1]
+    assert "is no http:// or https:// address" in printed(capsys)[1]
 
 
 def test_config_check_tells_right_from_wrong(
@@ -72,26 +109,26 @@ def test_config_check_tells_right_from_wrong(
     bad.write_text("http: {lisen: x}")
     assert main(["config", "check", str(good)]) == 0
     assert main(["config", "check", str(bad)]) == 1
-    assert "did you mean 'listen'" in told(capsys)[0]
+    assert "did you mean 'listen'" in printed(capsys)[0]
     assert main(["config", "check", str(tmp_path / "none.yaml")]) == 2
 
 
 def test_config_show_prints_what_would_be_in_force(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--json"]) == 0
-    assert json.loads(told(capsys)[0])["http"]["listen"] == "127.0.0.1:9400"
+    assert json.loads(printed(capsys)[0])["http"]["listen"] == "127.0.0.1:9400"
 
 
 def test_metrics_lists_the_catalogue(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["metrics", "nvlink_errors"]) == 0
-    assert "warpwatch_device_nvlink_errors_total{gpu,uuid," in told(capsys)[0]
+    assert "warpwatch_device_nvlink_errors_total{gpu,uuid," in printed(capsys)[0]
     assert main(["metrics", "--json"]) == 0
-    names = {row["name"] for row in json.loads(told(capsys)[0])}
+    names = {row["name"] for row in json.loads(printed(capsys)[0])}
     assert {"warpwatch_device_up", "warpwatch_step_duration_seconds"} <= names
 
 
 def test_doctor_names_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["doctor", "--json", "--url", NOBODY])
-    checks = {check["name"]: check for check in json.loads(told(capsys)[0])}
+    code = main(["doctor", "--json", "--url", NO_DAEMON])
+    checks = {check["name"]: check for check in json.loads(printed(capsys)[0])}
     assert set(checks) >= {
         "platform",
         "NVML",
@@ -123,9 +160,9 @@ def test_replay_finds_in_a_log_what_the_daemon_would_have_found(
         log.write(steps(slow_from))
         log.close()
     assert main(["replay", str(tmp_path / "well"), "--json"]) == 0
-    assert told(capsys)[0] == ""
+    assert printed(capsys)[0] == ""
     assert main(["replay", str(tmp_path / "slow"), "--json"]) == 1
-    (line,) = told(capsys)[0].splitlines()
+    (line,) = printed(capsys)[0].splitlines()
     anomaly = json.loads(line)
     assert (anomaly["kind"], anomaly["job"]) == ("step_regression", "train")
     assert 300 <= anomaly["step"] <= 330
@@ -140,7 +177,7 @@ def test_replay_of_what_is_no_log_is_a_usage_error(
     assert main(["replay", str(tmp_path / "noise")]) == 2
     assert main(["replay", str(tmp_path / "absent")]) == 2
     assert main(["replay", str(tmp_path / "noise"), "--set", "a"]) == 2
-    assert "KEY=VALUE is needed" in told(capsys)[1]
+    assert "KEY=VALUE is needed" in printed(capsys)[1]
 
 
 def test_diagnose_of_what_is_no_trace_exits_2(
@@ -148,7 +185,7 @@ def test_diagnose_of_what_is_no_trace_exits_2(
 ) -> None:
     (tmp_path / "noise.json").write_text("[1, 2")
     assert main(["diagnose", str(tmp_path / "noise.json")]) == 2
-    assert told(capsys)[1].startswith("warpwatch diagnose: ")
+    assert printed(capsys)[1].startswith("warpwatch diagnose: ")
 
 
 def test_run_without_a_program_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
