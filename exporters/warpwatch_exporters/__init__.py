@@ -1,4 +1,4 @@
-"""One file per way out; each turns what is known into somebody else's format.
+"""One file per way out; each turns the state into another program's format.
 
 - series: every series of a state, for the formats that are made of series
 - prometheus: text exposition and OpenMetrics; dcgm_names: the names that dcgm-exporter has for them

@@ -77,7 +77,7 @@ def _value(row: DcgmName, sample: DeviceSample) -> str | None:
 
 
 def _xid(values: Mapping[SeriesKey, float]) -> str | None:
-    """The newest XID, 0 for none; None where nobody looks for them."""
+    """The newest XID, 0 for none; None where no source looks for them."""
     times = {own[0]: value for (name, own), value in values.items() if name == _LAST_XID}
     if times:
         return max(times, key=lambda xid: times[xid])

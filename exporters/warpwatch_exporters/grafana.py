@@ -58,8 +58,8 @@ class Annotation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What is in Grafana. id: None of what it refused for good."""
+class _KnownAnnotation:
+    """One that Grafana has. id: None of what it refused for good."""
 
     id: int | None
     end_ms: int | None
@@ -113,7 +113,7 @@ class Annotations:
 
 
 class GrafanaAnnotations:
-    """``advance`` is a loop's of its own. ``count`` is told each of RESULTS."""
+    """``advance`` has a loop of its own, since it may wait. ``count`` gets each of RESULTS."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class GrafanaAnnotations:
         self._clock = clock
         self._since_ms: int | None = None
         # All as long as the state has them.
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownAnnotation] = {}
         self._waiting: set[str] = set()
         # How often each has failed, of those that wait.
         self._failures: dict[str, int] = {}
@@ -178,7 +178,7 @@ class GrafanaAnnotations:
             return self._failed(annotation, error)
         self._pause_s, self._complaint = 0.0, None
         self._count(result)
-        self._known[annotation.key] = _Known(ident, annotation.end_ms)
+        self._known[annotation.key] = _KnownAnnotation(ident, annotation.end_ms)
         self._failures.pop(annotation.key, None)
         return True
 
@@ -208,7 +208,7 @@ class GrafanaAnnotations:
             logger.warning("no annotation in Grafana: %s", error)
         gone = error.status == 404 and annotation.key in self._known
         if error.status in _FINAL or gone:
-            self._known[annotation.key] = _Known(None, annotation.end_ms)
+            self._known[annotation.key] = _KnownAnnotation(None, annotation.end_ms)
             return True
         self._failures[annotation.key] = self._failures.get(annotation.key, 0) + 1
         self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)

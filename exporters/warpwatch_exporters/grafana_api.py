@@ -28,8 +28,8 @@ class GrafanaError(Exception):
         self.status = status
 
 
-class Found(NamedTuple):
-    """An annotation that is there. Times are wall clock in ms, equal where it is no region."""
+class StoredAnnotation(NamedTuple):
+    """An annotation as Grafana has it. Times are wall clock in ms, equal where it is no region."""
 
     id: int
     time_ms: int
@@ -53,12 +53,12 @@ class GrafanaApi:
         self._ca_file = ca_file
         self._context: ssl.SSLContext | None = None
 
-    def find(self, tags: Sequence[str]) -> Found | None:
+    def find(self, tags: Sequence[str]) -> StoredAnnotation | None:
         """An annotation that has all of the tags."""
         query = [("type", "annotation"), ("limit", "1"), *(("tags", tag) for tag in tags)]
         found = self._send("GET", f"{self._path}?{urlencode(query)}")
         try:
-            return Found(*(int(found[0][key]) for key in ("id", "time", "timeEnd")))
+            return StoredAnnotation(*(int(found[0][key]) for key in ("id", "time", "timeEnd")))
         except IndexError:
             return None
         except (KeyError, TypeError, ValueError) as error:

@@ -45,7 +45,7 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Serie
     """Everything but the histograms, which ranks carry as they are. No series comes twice.
 
     ``inline_workloads``: a device's series name the container that it is allocated to. One that
-    several containers share names none: its values are nobody's alone.
+    several containers share names none: its values belong to none of them alone.
     """
     for sample in state.devices:
         yield from _device(sample, state.attributions, inline_workloads)
@@ -141,7 +141,7 @@ def _device_users(
 
 
 def _attributed(attributions: Iterable[Attribution]) -> Values:
-    """How old what each origin said is, and the owners of processes."""
+    """When each origin was read, and the owners of processes."""
     values: dict[SeriesKey, float] = {}
     for origin in attributions:
         values["attribution_timestamp_seconds", (origin.origin,)] = round(origin.time, 3)

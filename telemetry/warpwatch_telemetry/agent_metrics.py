@@ -143,7 +143,11 @@ _SELF = (
         "result",
     ),
     _row("jsonl_records_total", "counter", "Records written to the telemetry log."),
-    _row("jsonl_errors_total", "counter", "Records that could not be written, by full disk or so."),
+    _row(
+        "jsonl_errors_total",
+        "counter",
+        "Records that could not be written, e.g. to a full disk.",
+    ),
     _row(
         "grafana_annotations_total",
         "counter",

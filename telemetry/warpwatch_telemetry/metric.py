@@ -1,4 +1,4 @@
-"""What a row of the metric catalogue says."""
+"""A row of the metric catalogue."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank as its ring tells it. What it says of itself is a claim; ``owner_uid`` is a fact.
+    """One rank, from its ring. What a process says of itself is a claim; ``owner_uid`` is a fact.
 
     name: the rank's label value. job: a second live process of a rank is of job ``name#2``.
     status: running, stopped (no heartbeat), exited (in order) or died.
@@ -86,7 +86,7 @@ class RankState:
 class JobState:
     """A training run: the ranks of it that this daemon sees, of ``world_size``.
 
-    backend: "shim", or "kineto" for a job without one: it can be captured and tells nothing else.
+    backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
     """
 
     name: str

@@ -100,9 +100,9 @@ def serve(exporter: Exporter, port: int = 0) -> ThreadingHTTPServer:
 
 @pytest.fixture
 def exporter() -> Iterator[tuple[Exporter, str]]:
-    told = Exporter()
-    server = serve(told)
-    yield told, f"http://127.0.0.1:{server.server_port}/metrics"
+    stand_in = Exporter()
+    server = serve(stand_in)
+    yield stand_in, f"http://127.0.0.1:{server.server_port}/metrics"
     server.shutdown()
     server.server_close()
 
@@ -169,29 +169,29 @@ def test_its_values_become_ours_in_base_units(exporter: tuple[Exporter, str]) ->
 def test_a_scrape_that_says_the_same_again_is_not_published(
     exporter: tuple[Exporter, str],
 ) -> None:
-    told, url = exporter
+    stand_in, url = exporter
     with running(url) as sink:
-        wait_until(lambda: len(told.asked) >= 4)
+        wait_until(lambda: len(stand_in.asked) >= 4)
         assert len(sink.devices[A100]) == 1
-        told.serve(TYPICAL.replace("} 87", "} 88"))
+        stand_in.serve(TYPICAL.replace("} 87", "} 88"))
         wait_until(lambda: len(sink.devices[A100]) == 2)
     assert sink.devices[A100][1].values["device_utilization_ratio", ()] == 0.88
 
 
 def test_gzip_is_asked_for_and_understood(exporter: tuple[Exporter, str]) -> None:
-    told, url = exporter
-    told.compress = True
+    stand_in, url = exporter
+    stand_in.compress = True
     with running(url) as sink:
         wait_until(lambda: newest(sink, A100))
-    assert told.asked[0]["accept-encoding"] == "gzip"
+    assert stand_in.asked[0]["accept-encoding"] == "gzip"
 
 
 def test_credentials_of_the_url_are_sent_and_never_shown(exporter: tuple[Exporter, str]) -> None:
-    told, url = exporter
-    told.code = 401
+    stand_in, url = exporter
+    stand_in.code = 401
     with running(url.replace("http://", "http://scraper:se%20cret@")) as sink:
         wait_until(lambda: reason(sink))
-    assert told.asked[0]["authorization"] == "Basic c2NyYXBlcjpzZSBjcmV0"
+    assert stand_in.asked[0]["authorization"] == "Basic c2NyYXBlcjpzZSBjcmV0"
     server = url.removeprefix("http://").removesuffix("/metrics")
     assert reason(sink) == f"dcgm-exporter at {server}: it answers 401"
 
@@ -290,8 +290,8 @@ def test_of_several_hosts_only_this_one_is_read() -> None:
 
 
 def test_hosts_none_of_which_is_this_one_are_said(exporter: tuple[Exporter, str]) -> None:
-    told, url = exporter
-    told.serve(
+    stand_in, url = exporter
+    stand_in.serve(
         f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='a')}}} 4\n"
         f"DCGM_FI_DEV_GPU_TEMP{{{labels(host='b')}}} 4\n"
     )
@@ -385,19 +385,19 @@ def test_instances_of_a_gpu_without_nvml_have_their_own_key(
 def test_a_device_that_is_not_served_any_more_is_forgotten(
     exporter: tuple[Exporter, str],
 ) -> None:
-    told, url = exporter
+    stand_in, url = exporter
     other = f"DCGM_FI_DEV_GPU_TEMP{{{labels(OTHER, 1)}}} 50\n"
-    told.serve(TYPICAL + other)
+    stand_in.serve(TYPICAL + other)
     with running(url) as sink:
         wait_until(lambda: newest(sink, OTHER))
-        told.serve(TYPICAL)
+        stand_in.serve(TYPICAL)
         wait_until(lambda: OTHER not in sink.devices)
         assert A100 in sink.devices
 
 
 def test_an_exporter_that_goes_away_and_comes_back_is_read_again() -> None:
-    told = Exporter()
-    server = serve(told)
+    stand_in = Exporter()
+    server = serve(stand_in)
     port = server.server_port
     with running(f"http://127.0.0.1:{port}/metrics") as sink:
         wait_until(lambda: sink.healths and sink.healths[-1].up)
@@ -409,8 +409,8 @@ def test_an_exporter_that_goes_away_and_comes_back_is_read_again() -> None:
         )
         # What was read stays as it was, to go stale by its own time.
         assert len(sink.devices[A100]) == 1
-        told.serve(TYPICAL.replace("} 43", "} 44"))
-        server = serve(told, port)
+        stand_in.serve(TYPICAL.replace("} 43", "} 44"))
+        server = serve(stand_in, port)
         wait_until(lambda: sink.healths[-1].up)
     server.shutdown()
     server.server_close()
@@ -434,9 +434,9 @@ def test_an_exporter_that_goes_away_and_comes_back_is_read_again() -> None:
 def test_answers_that_are_none_are_said_in_one_line(
     exporter: tuple[Exporter, str], code: int, body: str, headers: dict[str, str], said: str
 ) -> None:
-    told, url = exporter
-    told.code, told.headers = code, headers
-    told.serve(body)
+    stand_in, url = exporter
+    stand_in.code, stand_in.headers = code, headers
+    stand_in.serve(body)
     with running(url) as sink:
         wait_until(lambda: reason(sink))
     assert said in reason(sink) and "\n" not in reason(sink)
@@ -444,9 +444,9 @@ def test_answers_that_are_none_are_said_in_one_line(
 
 
 def test_an_answer_that_does_not_end_is_given_up(exporter: tuple[Exporter, str]) -> None:
-    told, url = exporter
+    stand_in, url = exporter
     gate = threading.Event()
-    told.before = gate.wait
+    stand_in.before = gate.wait
     with running(url, timeout_s=0.2) as sink:
         wait_until(lambda: reason(sink))
         assert reason(sink).endswith("no answer within 0.2 s")
@@ -481,14 +481,14 @@ def test_an_answer_that_drips_is_given_up() -> None:
 
 
 def test_answers_are_bounded_also_after_decompression(exporter: tuple[Exporter, str]) -> None:
-    told, url = exporter
-    told.body = b"#" * (16 * 2**20 + 1)
+    stand_in, url = exporter
+    stand_in.body = b"#" * (16 * 2**20 + 1)
     with running(url, timeout_s=60) as sink:
         wait_until(lambda: reason(sink))
         assert reason(sink).endswith("its answer is longer than 16777216 bytes")
-        told.compress = True
-        asked = len(told.asked)
-        wait_until(lambda: len(told.asked) > asked + 1)
+        stand_in.compress = True
+        asked = len(stand_in.asked)
+        wait_until(lambda: len(stand_in.asked) > asked + 1)
         assert reason(sink).endswith("its answer is longer than 16777216 bytes")
-        told.serve(TYPICAL)
+        stand_in.serve(TYPICAL)
         wait_until(lambda: sink.healths[-1].up)

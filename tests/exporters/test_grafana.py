@@ -279,7 +279,7 @@ def test_an_annotation_that_somebody_removed_stays_removed(site: Site) -> None:
     assert site.counted == {"written": 1, "refused": 1}
 
 
-def test_nobody_at_the_address_costs_nothing_else(site: Site) -> None:
+def test_an_address_where_no_one_answers_costs_nothing_else(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         site.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     site.restart()

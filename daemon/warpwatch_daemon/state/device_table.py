@@ -13,12 +13,11 @@ from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE, SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
 
-# A device that its first source finds in such a state has nothing to tell through another one,
-# whose values are old ones.
+# When its most trusted source finds a device in such a state, values from other sources are old.
 _NOT_READABLE = frozenset({"lost", "stuck", "reset_required", "driver"})
 
 
-class _Put(NamedTuple):
+class _Published(NamedTuple):
     at: float
     sample: DeviceSample
 
@@ -33,17 +32,17 @@ class DeviceTable:
     def __init__(self, default_s: float, stale_after_s: Mapping[str, float] | None = None) -> None:
         self._default_s = default_s
         self._stale_after_s = dict(stale_after_s or {})
-        self._devices: dict[str, dict[str, _Put]] = {}
+        self._devices: dict[str, dict[str, _Published]] = {}
 
     def put(self, sample: DeviceSample, at: float) -> DeviceSample | None:
         """Keep it, published ``at``; returns what of it is believed, None for nothing."""
         by_source = self._devices.setdefault(sample.device.uuid, {})
         known = sample.source in by_source
-        by_source[sample.source] = _Put(at, sample)
+        by_source[sample.source] = _Published(at, sample)
         if not known:
             ordered = sorted(by_source.items(), key=lambda item: _rank(item[0]))
             by_source = self._devices[sample.device.uuid] = dict(ordered)
-        in_order = [put.sample for put in by_source.values()]
+        in_order = [published.sample for published in by_source.values()]
         first = in_order[0]
         if sample is first:
             return sample
@@ -65,25 +64,25 @@ class DeviceTable:
         samples = (self._merge(by_source, now) for by_source in self._devices.values())
         return tuple(sorted(samples, key=_place))
 
-    def _merge(self, by_source: Mapping[str, _Put], now: float) -> DeviceSample:
-        samples = [self._fresh(put, now) for put in by_source.values()]
+    def _merge(self, by_source: Mapping[str, _Published], now: float) -> DeviceSample:
+        samples = [self._fresh(published, now) for published in by_source.values()]
         first = samples[0]
         if len(samples) == 1 or (not first.up and first.reason in _NOT_READABLE):
             return first
         readable = [sample for sample in samples if sample.up]
         if not readable:
             return first
-        # One that is down still has what is known without asking the device.
+        # A source that cannot read the device still has what is known without asking it.
         keys = {key: None for sample in samples for key in sample.values}
         values = {key: _believed(key, samples).values[key] for key in keys}
         time = readable[0].time
         processes = next((sample.processes for sample in readable if sample.processes), ())
         return DeviceSample(first.device, time, values, processes=processes, source=first.source)
 
-    def _fresh(self, put: _Put, now: float) -> DeviceSample:
-        sample = put.sample
+    def _fresh(self, published: _Published, now: float) -> DeviceSample:
+        sample = published.sample
         limit_s = self._stale_after_s.get(sample.source, self._default_s)
-        if not sample.up or now - put.at <= limit_s:
+        if not sample.up or now - published.at <= limit_s:
             return sample
         return replace(sample, values={}, up=False, reason="stale", processes=())
 

@@ -1,9 +1,9 @@
 """Energy of ranks and jobs: what their devices have used while they ran and this daemon looked.
 
-What a device uses is shared evenly by the ranks that run on it, so the sum over ranks is never more
-than the device's own counter: one rank alone on its GPU gets all of it. Who of several used more,
-no counter tells. A GPU in MIG mode counts for all of its instances together and is nobody's; nor is
-anybody's what was used when a counter went back or another source began to be believed.
+Ranks on one device share its energy evenly, so that their sum is never more than the device's own
+counter: no counter knows which of them used more. Not attributed are the energy of a GPU in MIG
+mode, whose counter covers all of its instances, and that of an interval in which the counter was
+reset or its source changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MIG_MODE: SeriesKey = ("device_mig_mode", ())
 class JobEnergy:
     def __init__(self) -> None:
         self._ranks_on: dict[str, list[RankKey]] = {}
-        # What a device's counter said, and which source read it.
+        # By device: the source of its counter, and the counter's newest value.
         self._last: dict[str, tuple[str, float]] = {}
         self._rank_joules: dict[RankKey, float] = {}
         self._job_joules: dict[str, float] = {}

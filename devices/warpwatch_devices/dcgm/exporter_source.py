@@ -1,8 +1,7 @@
 """A running dcgm-exporter as a source: what it serves, mapped back to our devices and series.
 
-It reads DCGM every 30 s by default, and goes on serving its last values when DCGM is
-gone. A scrape that is word for word the one before says nothing new and is not published: the
-devices go stale by themselves.
+It reads DCGM every 30 s by default, and goes on serving its last values when DCGM is gone. So a
+page that is word for word the one before is not published, and the devices go stale.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MAX_REASON_CHARACTERS = 200
 
 
 class ScrapeFailed(Exception):
-    """The exporter did not say anything that can be used; the text says why in one line."""
+    """The exporter's answer cannot be used; the text says why in one line."""
 
 
 class DcgmExporterSource:

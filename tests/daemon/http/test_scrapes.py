@@ -65,7 +65,7 @@ def test_who_scrapes_on_is_not_taken_for_silent(serve, monkeypatch):
             time.sleep(0.1)
 
 
-def test_a_fault_is_told_on_a_kept_connection_too(serve, agent, monkeypatch):
+def test_a_fault_is_reported_on_a_kept_connection_too(serve, agent, monkeypatch):
     monkeypatch.setattr("warpwatch_daemon.http.metrics.MAX_AGE_S", -1.0)
     with connect(serve()) as connection:
         answers = Answers(connection)

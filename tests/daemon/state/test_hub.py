@@ -66,7 +66,7 @@ def test_a_job_is_charged_what_its_device_used_while_it_ran() -> None:
     hub.publish_device(sample(2.0, 1500.0))
     hub.publish_device(sample(3.0, 1700.0))
     assert hub.state().jobs[0].energy_j == 700.0
-    # The driver was reloaded: the counter begins anew.
+    # The driver was reloaded: the counter begins again.
     hub.publish_device(sample(4.0, 50.0))
     assert hub.state().jobs[0].energy_j == 700.0
     hub.publish_device(sample(5.0, 80.0))
@@ -135,7 +135,7 @@ def test_a_rank_without_an_energy_counter_has_no_energy() -> None:
     assert [rank.energy_j for rank in hub.state().ranks] == [None]
 
 
-def test_energy_of_a_gpu_in_mig_mode_is_nobodys() -> None:
+def test_energy_of_a_gpu_in_mig_mode_is_attributed_to_no_rank() -> None:
     hub = Hub(1e9, lambda: 0.0)
     show(hub, rank("a"))
     for time, energy_j in ((1.0, 0.0), (2.0, 100.0)):
@@ -144,7 +144,7 @@ def test_energy_of_a_gpu_in_mig_mode_is_nobodys() -> None:
     assert (state.ranks[0].energy_j, state.jobs[0].energy_j) == (None, None)
 
 
-def test_a_job_that_the_shim_reports_as_well_is_told_once() -> None:
+def test_a_job_that_the_shim_reports_as_well_is_shown_once() -> None:
     hub = Hub(4.0)
     stock = JobState("stock", 1, ("0",), backend="kineto")
     show(hub, rank("train"))
