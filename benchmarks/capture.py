@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from warpwatch_daemon.cli.capture import wait
-from warpwatch_daemon.demo.processes import JOB, Processes
+from warpwatch_daemon.demo.processes import JOB, DemoProcesses
 from warpwatch_daemon.demo.story import Story
 
 CAPTURES = 5
@@ -15,7 +15,7 @@ STEPS = 5
 
 
 def measure() -> dict[str, Any]:
-    with Processes("127.0.0.1:0", None) as processes:
+    with DemoProcesses("127.0.0.1:0", None) as processes:
         processes.start_daemon()
         processes.start_training()
         Story(processes, lambda text: None).wait_for_steps()
@@ -29,7 +29,7 @@ def measure() -> dict[str, Any]:
     }
 
 
-def one(processes: Processes) -> dict[str, float]:
+def one(processes: DemoProcesses) -> dict[str, float]:
     asked = time.time()
     body = {"job": JOB, "kind": "torch", "steps": STEPS}
     capture = processes.api.post("/api/v1/captures", body)

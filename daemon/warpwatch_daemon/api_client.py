@@ -71,7 +71,7 @@ class ApiClient:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A daemon never redirects, and the token goes to nobody else."""
+    """A daemon never redirects, and the token goes nowhere else."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.demo.faults import FAULTS, Fault
-from warpwatch_daemon.demo.processes import Processes
+from warpwatch_daemon.demo.processes import DemoProcesses
 from warpwatch_daemon.demo.story import Ending, Say, Story
 from warpwatch_telemetry.errors import WarpwatchError
 
@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
     # Ended from outside, it stops what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     faults = [FAULTS[arguments.fault]] if arguments.fault else list(FAULTS.values())
-    with Processes(arguments.listen, arguments.store) as processes:
-        endings = _tell(processes, faults)
+    with DemoProcesses(arguments.listen, arguments.store) as processes:
+        endings = _run(processes, faults)
         if arguments.json:
             print(json.dumps(_json(endings, arguments.fault is not None)), flush=True)
         if not arguments.once:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     return 0 if all(ending.closed for ending in endings) else 1
 
 
-def _tell(processes: Processes, faults: list[Fault]) -> list[Ending]:
+def _run(processes: DemoProcesses, faults: list[Fault]) -> list[Ending]:
     begun = time.monotonic()
 
     def say(text: str) -> None:
@@ -69,7 +69,7 @@ def _tell(processes: Processes, faults: list[Fault]) -> list[Ending]:
 
 def _one(story: Story, fault: Fault, say: Say) -> Ending:
     try:
-        return story.tell(fault)
+        return story.run(fault)
     except WarpwatchError as error:
         say(str(error))
         return Ending(fault.name)
@@ -79,7 +79,7 @@ def _json(endings: list[Ending], single: bool) -> object:
     return endings[0].to_json() if single else {"runs": [e.to_json() for e in endings]}
 
 
-def _stay(processes: Processes) -> None:
+def _stay(processes: DemoProcesses) -> None:
     print(f"the page stays open at {processes.url}/ until Ctrl-C", file=sys.stderr)
     while True:
         processes.check_training()

@@ -14,8 +14,8 @@ from warpwatch_daemon.api_client import DEFAULT_URL
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.doctor import survey, text
-from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.registry import examine
 
@@ -43,10 +43,10 @@ def main(argv: Sequence[str]) -> int:
     config = loading.load(arguments.config)
     if arguments.url == DEFAULT_URL:
         arguments.url = f"http://{config.http.listen}"
-    told = Survey(arguments.patience, asked=False)
+    answers = Survey(arguments.patience, asked=False)
     if config.sources.nvml.enabled:
-        told = survey.ask_driver(arguments.patience)
-    checks = examine(Context(config, parsing.api(arguments), Machine(), told))
+        answers = survey.ask_driver(arguments.patience)
+    checks = examine(CheckInputs(config, parsing.api(arguments), Machine(), answers))
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:

@@ -47,9 +47,9 @@ def lines(
     suppressed: Sequence[Suppressed],
     statuses: Sequence[tuple[str, DetectorStatus]],
 ) -> Iterator[str]:
-    """At most WIDTH wide: what was found, what had a cause that was told, what was judged how."""
+    """At most WIDTH wide: what was found, what was suppressed by its cause, what was judged how."""
     yield from _block(
-        ("found", "of", "began", "told", "value", "baseline", "over"),
+        ("found", "of", "began", "raised", "value", "baseline", "over"),
         [_evidence(anomaly) for anomaly in anomalies],
         [anomaly.summary for anomaly in anomalies],
     )

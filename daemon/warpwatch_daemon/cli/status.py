@@ -55,8 +55,8 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
 
 def _rank(rank: dict[str, Any]) -> Iterator[str]:
     reason = rank["silent_reason"]
-    told = reason is None or reason in (rank["status"], "unknown")
-    yield rank["status"] if told else f"{rank['status']} ({reason})"
+    said = reason is None or reason in (rank["status"], "unknown")
+    yield rank["status"] if said else f"{rank['status']} ({reason})"
     yield f"step {rank['step']}"
     recent_s = rank["recent_s"]
     yield f"{seconds(statistics.median(recent_s))} a step" if recent_s else "no step yet"

@@ -30,7 +30,7 @@ STOP_TIMEOUT_S = 15.0
 HANG_TIMEOUT_S = 8.0
 
 
-class Processes:
+class DemoProcesses:
     """A context: whatever was started is stopped at its end."""
 
     def __init__(self, listen: str, store: Path | None) -> None:
@@ -44,7 +44,7 @@ class Processes:
         self._daemon: subprocess.Popen[bytes] | None = None
         self._ranks: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> DemoProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""One fault from the first step to the verdict, told as it happens."""
+"""One fault from the first step to the verdict, reported as it happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpwatch_daemon.demo.faults import NONE, Fault
-from warpwatch_daemon.demo.processes import JOB, RANKS, Processes
+from warpwatch_daemon.demo.processes import JOB, RANKS, DemoProcesses
 from warpwatch_telemetry.errors import WarpwatchError
 
 # What every rank trains before the fault comes: warm-up, and a baseline of ten seconds.
@@ -44,13 +44,13 @@ class Ending:
 
 
 class Story:
-    def __init__(self, processes: Processes, say: Say) -> None:
+    def __init__(self, processes: DemoProcesses, say: Say) -> None:
         self._processes = processes
         self._api = processes.api
         self._say = say
         self._begun_at = time.time()
 
-    def tell(self, fault: Fault) -> Ending:
+    def run(self, fault: Fault) -> Ending:
         self._say(f"training: {RANKS} ranks, {BASELINE_S:.0f} s of healthy steps first")
         self.wait_for_steps()
         self._begun_at = time.time()

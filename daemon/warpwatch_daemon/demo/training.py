@@ -1,7 +1,7 @@
 """One rank of the demo: a small model, DDP over gloo on the CPU, watched through the shim.
 
 The faults are what goes wrong in real programs: slow samples, Python in the forward pass,
-per-parameter checks, a lock that nobody releases.
+per-parameter checks, a lock that no one releases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHECK_S = 0.090
 CHECK_PARAMETER_S = 0.0005
 
 
-class Samples(Dataset):  # type: ignore[misc]
+class RandomVectors(Dataset):  # type: ignore[misc]
     """Random vectors; under ``data_stall`` each takes as long as a read from a slow disk."""
 
     def __init__(self, switch: Switch) -> None:
@@ -55,7 +55,7 @@ def make_model() -> torch.nn.Module:
 def train(switch: Switch, rank: int, steps: int, stop: Path) -> None:
     model = DistributedDataParallel(make_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    loader = DataLoader(Samples(switch), batch_size=BATCH)
+    loader = DataLoader(RandomVectors(switch), batch_size=BATCH)
     monitor = warpwatch.attach(job=os.environ.get("WARPWATCH_JOB", "demo"))
     done = 0
     while done < steps:
@@ -114,7 +114,7 @@ def check_gradients(model: torch.nn.Module) -> None:
 
 
 def wait_while_hanging() -> None:
-    """Wait for a lock that nobody releases while the fault is on."""
+    """Wait for a lock that no one releases while the fault is on."""
     switch = Switch(Path(os.environ["WARPWATCH_DEMO_SWITCH"]))
     while switch.get() == "hang":
         time.sleep(0.1)

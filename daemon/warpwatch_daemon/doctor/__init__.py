@@ -2,7 +2,7 @@
 
 - registry: the groups of checks, in order; `examine` runs them
 - check: one finding, and findings of several GPUs as one
-- context: what a group is given: configuration, API, machine, survey
+- inputs: what a group is given: configuration, API, machine, survey
 - machine: the node's files in /proc, /sys and /dev, and the environment
 - placement: which GPU sits at which PCI address
 - questions: what NVML is asked about a GPU; interview: the child process that asks

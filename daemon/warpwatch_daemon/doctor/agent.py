@@ -14,18 +14,18 @@ from warpwatch import rendezvous
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.captures.store import store_path
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.ranks.folder import resolve
 from warpwatch_telemetry.errors import WarpwatchError
 
 _LEAST_FREE_BYTES = 200 << 20
 
 
-def checks(context: Context) -> Iterator[Check]:
-    config = context.config
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    config = inputs.config
     folder, inbox = resolve(config.rendezvous, os.environ, os.getuid())
     yield _platform()
-    yield _daemon(context.api)
+    yield _daemon(inputs.api)
     yield _rendezvous(folder)
     yield _writable("inbox", inbox, "rendezvous.inbox")
     yield _writable("capture store", store_path(config.store), "store.url")

@@ -8,8 +8,8 @@ import pynvml
 
 from warpwatch_daemon.doctor import device_health, device_settings, placement
 from warpwatch_daemon.doctor.check import Check, merged
-from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
 Rule = Callable[[DeviceFacts], Check | None]
@@ -71,11 +71,11 @@ _OTHER_DRIVERS: dict[str | None, str] = {
 }
 
 
-def checks(context: Context) -> Iterator[Check]:
-    machine, survey = context.machine, context.survey
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    machine, survey = inputs.machine, inputs.survey
     yield from _expected(machine, survey)
     for device in survey.devices:
-        yield _up(device) if device.up else _down(device, context)
+        yield _up(device) if device.up else _down(device, inputs)
     for rule in RULES:
         found = ((device.index, rule(device)) for device in survey.up)
         yield from merged((index, check) for index, check in found if check)
@@ -133,16 +133,16 @@ def _up(device: DeviceFacts) -> Check:
     return Check(f"GPU {device.index}", True, ", ".join(fact for fact in facts if fact))
 
 
-def _down(device: DeviceFacts, context: Context) -> Check:
-    where = placement.addresses(context.machine, context.survey).get(device.index)
+def _down(device: DeviceFacts, inputs: CheckInputs) -> Check:
+    where = placement.addresses(inputs.machine, inputs.survey).get(device.index)
     known = [fact for fact in (device.name, device.uuid, where) if fact]
     if device.waiting_for is not None:
-        what, advice = _silent(device, context.survey)
+        what, advice = _silent(device, inputs.survey)
     else:
         code = device.down_code or pynvml.NVML_ERROR_UNKNOWN
         otherwise = (f"cannot be read: {pynvml.NVMLError(code)} ({code})", _KERNEL_LOG)
         what, advice = _DOWN.get(code, otherwise)
-    advice = advice.format(index=device.index, uid=context.machine.uid)
+    advice = advice.format(index=device.index, uid=inputs.machine.uid)
     return Check(f"GPU {device.index}", False, "; ".join([what, *known]), advice)
 
 

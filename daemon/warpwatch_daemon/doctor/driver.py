@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pynvml
 
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.survey import signal_name
 
@@ -41,8 +41,8 @@ _CONTAINER_ADVICE = (
 )
 
 
-def checks(context: Context) -> Iterator[Check]:
-    machine, survey = context.machine, context.survey
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    machine, survey = inputs.machine, inputs.survey
     if not survey.asked:
         yield Check("NVML", None, "switched off (sources.nvml.enabled)")
         return

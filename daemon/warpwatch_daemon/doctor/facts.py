@@ -19,7 +19,7 @@ class Modes(NamedTuple):
     pending: int
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     used_bytes: int
     total_bytes: int
 
@@ -69,7 +69,7 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     bus_id: str | None = None
     minor: int | None = None
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     busy_percent: int | None = None
     temperature: int | None = None
     temperature_margin: int | None = None

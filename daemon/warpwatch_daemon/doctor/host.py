@@ -7,7 +7,7 @@ import resource
 from collections.abc import Iterator
 
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 
 # What containers get by default, and what eight ranks with data loaders can use up.
@@ -16,8 +16,8 @@ _SHM_ENOUGH_BYTES = 8 << 30
 _FILES_ENOUGH = 65536
 
 
-def checks(context: Context) -> Iterator[Check]:
-    machine = context.machine
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    machine = inputs.machine
     yield from _shared_memory(machine)
     yield _pressure(machine)
     yield _open_files()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.placement import addresses
 from warpwatch_devices.kernel_log import READ_BYTES, parse_record
@@ -30,21 +30,21 @@ class Occurrences:
     age_s: float | None
 
 
-def checks(context: Context) -> Iterator[Check]:
-    settings = context.config.sources.kernel_log
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    settings = inputs.config.sources.kernel_log
     if not settings.enabled:
         yield Check("kernel log", None, "switched off (sources.kernel_log.enabled)")
         return
     try:
-        records = read_records(context.machine.path(settings.path))
+        records = read_records(inputs.machine.path(settings.path))
     except OSError as error:
-        yield _unreadable(context.machine, settings.path, error)
+        yield _unreadable(inputs.machine, settings.path, error)
         return
     found = occurrences(records, time.clock_gettime(time.CLOCK_MONOTONIC))
     yield Check("kernel log", True, f"{settings.path} can be read{'' if found else ', no XID'}")
-    places = addresses(context.machine, context.survey)
+    gpus = addresses(inputs.machine, inputs.survey)
     for occurrence in found:
-        yield _explained(occurrence, places)
+        yield _explained(occurrence, gpus)
 
 
 def _unreadable(machine: Machine, path: Path, error: OSError) -> Check:
@@ -99,20 +99,20 @@ def _age_s(record: str, now_s: float) -> float | None:
     return max(0.0, now_s - int(parts[2]) / 1e6)
 
 
-def _explained(seen: Occurrences, places: dict[int, str]) -> Check:
+def _explained(seen: Occurrences, gpus: dict[int, str]) -> Check:
     entry = explain(seen.xid)
     times = "once" if seen.count == 1 else f"{seen.count} times"
     when = f", {'' if seen.count == 1 else 'last '}{_ago(seen.age_s)} ago" if seen.age_s else ""
     recent = seen.age_s is None or seen.age_s < RECENT_S
-    detail = f"{_gpu(seen.address, places)}: {entry.name}, {times}{when}. {entry.meaning}"
+    detail = f"{_gpu(seen.address, gpus)}: {entry.name}, {times}{when}. {entry.meaning}"
     ok = False if entry.severity == "critical" and recent else None
     return Check(f"XID {seen.xid}", ok, detail, entry.action)
 
 
-def _gpu(address: str, places: dict[int, str]) -> str:
+def _gpu(address: str, gpus: dict[int, str]) -> str:
     """The index of the GPU at a PCI address, as the driver writes it without the function."""
-    for index, place in places.items():
-        if place.startswith(address.lower().partition(".")[0]):
+    for index, known in gpus.items():
+        if known.startswith(address.lower().partition(".")[0]):
             return f"GPU {index} ({address})"
     return address
 

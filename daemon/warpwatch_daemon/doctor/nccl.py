@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.nccl_variables import NAMES, VARIABLES, NodeNetwork, Variable
 
@@ -31,8 +31,8 @@ class Environment:
     network: NodeNetwork
 
 
-def checks(context: Context) -> Iterator[Check]:
-    environments, unreadable = _environments(context.machine, context.survey)
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    environments, unreadable = _environments(inputs.machine, inputs.survey)
     owners: dict[tuple[Variable, str, str], list[str]] = {}
     for environment in environments:
         for key in _suspicious(environment):

@@ -15,7 +15,7 @@ from warpwatch_daemon.doctor import (
     topology,
 )
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.context import Context, Group
+from warpwatch_daemon.doctor.inputs import CheckInputs, Group
 
 GROUPS: dict[str, Group] = {
     "agent": agent.checks,
@@ -29,8 +29,8 @@ GROUPS: dict[str, Group] = {
 }
 
 
-def examine(context: Context) -> list[Check]:
+def examine(inputs: CheckInputs) -> list[Check]:
     """What all groups find."""
     return [
-        replace(check, group=name) for name, checks in GROUPS.items() for check in checks(context)
+        replace(check, group=name) for name, checks in GROUPS.items() for check in checks(inputs)
     ]

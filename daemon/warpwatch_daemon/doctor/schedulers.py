@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.context import Context
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 
 _KUBELET = "/var/lib/kubelet"
@@ -18,9 +18,9 @@ _SOCKET = f"{_KUBELET}/pod-resources/kubelet.sock"
 _TIMEOUT_S = 2.0
 
 
-def checks(context: Context) -> Iterator[Check]:
-    machine = context.machine
-    yield from _kubelet(machine, context.config.attribution.kubelet_socket)
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    machine = inputs.machine
+    yield from _kubelet(machine, inputs.config.attribution.kubelet_socket)
     yield from _slurm(machine)
     yield Check("cgroup", True, _cgroup(machine))
 

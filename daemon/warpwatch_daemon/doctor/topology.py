@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pynvml
 
 from warpwatch_daemon.doctor.check import Check, gpu_set, merged
-from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
 # NVML_TOPOLOGY_* in words, beside the abbreviation of `nvidia-smi topo -m`.
@@ -42,8 +42,8 @@ _MANAGER = (
 )
 
 
-def checks(context: Context) -> Iterator[Check]:
-    machine, survey = context.machine, context.survey
+def checks(inputs: CheckInputs) -> Iterator[Check]:
+    machine, survey = inputs.machine, inputs.survey
     if not survey.up:
         return
     most = _most_links(survey)

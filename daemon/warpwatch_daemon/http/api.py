@@ -47,18 +47,18 @@ class Api:
     async def devices(self, request: Request) -> Response:
         _filters(request, models.Filters)
         devices = [models.DeviceReport.of(sample) for sample in self._agent.state().devices]
-        return json_answer(models.Devices(devices=devices))
+        return json_answer(models.DeviceList(devices=devices))
 
     async def ranks(self, request: Request) -> Response:
         filters = _filters(request, models.JobFilters)
         ranks = [rank for rank in self._agent.state().ranks if filters.admits(job=rank.job)]
-        return json_answer(models.Ranks(ranks=ranks))
+        return json_answer(models.RankList(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
         filters = _filters(request, models.JobFilters)
         state = self._agent.state()
         jobs = [job for job in state.jobs + state.kineto_jobs if filters.admits(job=job.name)]
-        return json_answer(models.Jobs(jobs=jobs))
+        return json_answer(models.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
         filters = _filters(request, models.AnomalyFilters)
@@ -69,7 +69,7 @@ class Api:
             for anomaly in state.anomalies
             if filters.admits(job=anomaly.job, kind=anomaly.kind, active=anomaly.end_time is None)
         ]
-        return json_answer(models.Anomalies(anomalies=anomalies))
+        return json_answer(models.AnomalyList(anomalies=anomalies))
 
     async def anomaly(self, request: Request) -> Response:
         _filters(request, models.Filters)
@@ -101,7 +101,7 @@ class Api:
             for one in suppressed
             if filters.admits(job=one.found.job, kind=one.kind)
         ]
-        return json_answer(models.Detectors(detectors=detectors, suppressed=admitted))
+        return json_answer(models.DetectorList(detectors=detectors, suppressed=admitted))
 
     async def captures(self, request: Request) -> Response:
         filters = _filters(request, models.CaptureFilters)
@@ -110,7 +110,7 @@ class Api:
             for capture in self._captures(filters)
             if filters.admits(active=capture.outcome is None)
         ]
-        return json_answer(models.Captures(captures=captures))
+        return json_answer(models.CaptureList(captures=captures))
 
     async def diagnoses(self, request: Request) -> Response:
         diagnoses = [
@@ -124,7 +124,7 @@ class Api:
             for capture in self._captures(_filters(request, models.DiagnosisFilters))
             if capture.diagnosis is not None
         ]
-        return json_answer(models.Diagnoses(diagnoses=diagnoses))
+        return json_answer(models.DiagnosisList(diagnoses=diagnoses))
 
     async def capture(self, request: Request) -> Response:
         for capture in self._agent.state().captures:

@@ -168,15 +168,15 @@ class DeviceReport(BaseModel):
         )
 
 
-class Devices(BaseModel):
+class DeviceList(BaseModel):
     devices: list[DeviceReport]
 
 
-class Jobs(BaseModel):
+class JobList(BaseModel):
     jobs: list[JobState]
 
 
-class Ranks(BaseModel):
+class RankList(BaseModel):
     ranks: list[RankState]
 
 
@@ -208,7 +208,7 @@ class AnomalyReport(BaseModel):
         return cls.model_validate(anomaly).model_copy(update={"decision": decision})
 
 
-class Anomalies(BaseModel):
+class AnomalyList(BaseModel):
     anomalies: list[AnomalyReport]
 
 
@@ -256,14 +256,14 @@ class SuppressedReport(BaseModel):
         )
 
 
-class Detectors(BaseModel):
+class DetectorList(BaseModel):
     """``suppressed``: what is found and explained by another anomaly."""
 
     detectors: list[DetectorReport]
     suppressed: list[SuppressedReport]
 
 
-class Captures(BaseModel):
+class CaptureList(BaseModel):
     captures: list[Capture]
 
 
@@ -281,7 +281,7 @@ class DiagnosisReport(BaseModel):
     diagnosis: Mapping[str, Any]
 
 
-class Diagnoses(BaseModel):
+class DiagnosisList(BaseModel):
     diagnoses: list[DiagnosisReport]
 
 

@@ -71,22 +71,22 @@ def state_operations(api: Api) -> list[Operation]:
             "/api/v1/devices",
             api.devices,
             "Devices with their newest values",
-            models.Devices,
+            models.DeviceList,
             models.Filters,
         ),
-        Operation("/api/v1/jobs", api.jobs, "Jobs", models.Jobs, models.JobFilters),
+        Operation("/api/v1/jobs", api.jobs, "Jobs", models.JobList, models.JobFilters),
         Operation(
             "/api/v1/ranks",
             api.ranks,
             "Ranks with their newest steps",
-            models.Ranks,
+            models.RankList,
             models.JobFilters,
         ),
         Operation(
             "/api/v1/anomalies",
             api.anomalies,
             "Anomalies",
-            models.Anomalies,
+            models.AnomalyList,
             models.AnomalyFilters,
         ),
         Operation(
@@ -101,7 +101,7 @@ def state_operations(api: Api) -> list[Operation]:
             "/api/v1/detectors",
             api.detectors,
             "How the detectors see what they judge, and why",
-            models.Detectors,
+            models.DetectorList,
             models.DetectorFilters,
         ),
     ]
@@ -111,7 +111,7 @@ def capture_operations(api: Api, files: CaptureFiles) -> list[Operation]:
     """Captures: asking for one, and what they brought."""
     return [
         Operation(
-            "/api/v1/captures", api.captures, "Captures", models.Captures, models.CaptureFilters
+            "/api/v1/captures", api.captures, "Captures", models.CaptureList, models.CaptureFilters
         ),
         Operation(
             "/api/v1/captures",
@@ -143,7 +143,7 @@ def capture_operations(api: Api, files: CaptureFiles) -> list[Operation]:
             "/api/v1/diagnoses",
             api.diagnoses,
             "What the captures' traces say",
-            models.Diagnoses,
+            models.DiagnosisList,
             models.DiagnosisFilters,
         ),
     ]

@@ -39,7 +39,7 @@ def slow_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
@@ -49,16 +49,16 @@ def test_a_log_on_standard_input_may_be_packed(
     packed = io.BytesIO(gzip.compress(slow_log.read_bytes()))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(packed)))
     assert main(["replay", "-", "--json"]) == 1
-    assert [json.loads(line)["kind"] for line in told(capsys)] == ["straggler"]
+    assert [json.loads(line)["kind"] for line in printed(capsys)] == ["straggler"]
 
 
 def test_explain_keeps_anomalies_as_they_are_and_adds_readings(
     slow_log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(slow_log), "--json"]) == 1
-    plain = told(capsys)
+    plain = printed(capsys)
     assert main(["replay", str(slow_log), "--json", "--explain"]) == 1
-    explained = told(capsys)
+    explained = printed(capsys)
     assert explained[: len(plain)] == plain
     more = [json.loads(line) for line in explained[len(plain) :]]
     statuses = [line for line in more if line["type"] == "reading"]
@@ -70,9 +70,9 @@ def test_only_the_asked_kind_and_job_are_shown(
     slow_log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(slow_log), "--explain", "--json", "--kind", "hang"]) == 0
-    assert {json.loads(line)["kind"] for line in told(capsys)} <= {"hang"}
+    assert {json.loads(line)["kind"] for line in printed(capsys)} <= {"hang"}
     assert main(["replay", str(slow_log), "--explain", "--json", "--job", "other"]) == 0
-    assert told(capsys) == []
+    assert printed(capsys) == []
 
 
 def test_an_explanation_is_a_table_that_fits_its_width() -> None:
@@ -121,7 +121,7 @@ def test_an_explanation_is_a_table_that_fits_its_width() -> None:
     ]
     table = list(explanation.lines(anomalies, suppressed, statuses))
     assert max(map(len, table)) <= 100
-    assert table[1].split() == ["found", "of", "began", "told", "value", "baseline", "over"]
+    assert table[1].split() == ["found", "of", "began", "raised", "value", "baseline", "over"]
     assert table[2].split() == [
         "straggler", "a-job-with-…", "rank", "1023", "400", "412", "0.6", "0.5", "active",
     ]  # fmt: skip

@@ -10,12 +10,12 @@ import pytest
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.doctor.context import Context
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
+from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 
 MakeDriver = Callable[..., FakeDriver]
-MakeContext = Callable[..., Context]
+MakeInputs = Callable[..., CheckInputs]
 WriteFiles = Callable[[Mapping[str, str]], Machine]
 
 
@@ -59,7 +59,7 @@ def node(tmp_path: Path) -> WriteFiles:
 
 
 @pytest.fixture
-def context(node: WriteFiles) -> MakeContext:
+def inputs(node: WriteFiles) -> MakeInputs:
     """What a group of checks gets: by default of a node without anything."""
 
     def make(
@@ -67,10 +67,10 @@ def context(node: WriteFiles) -> MakeContext:
         files: Mapping[str, str] | None = None,
         config: Config | None = None,
         environ: Mapping[str, str] | None = None,
-    ) -> Context:
+    ) -> CheckInputs:
         machine = Machine(node(files or {}).root, environ or {}, uid=1000)
         api = ApiClient("http://127.0.0.1:9")
-        return Context(config or Config(), api, machine, survey or Survey(1.0, asked=False))
+        return CheckInputs(config or Config(), api, machine, survey or Survey(1.0, asked=False))
 
     return make
 

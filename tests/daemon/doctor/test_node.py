@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.doctor.conftest import MakeContext, surveyed
+from tests.daemon.doctor.conftest import MakeInputs, surveyed
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor import host, kernel_log, nccl, schedulers
 from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.facts import DeviceFacts, Memory
+from warpwatch_daemon.doctor.facts import DeviceFacts, MemoryUse
 from warpwatch_daemon.doctor.kernel_log import Occurrences, occurrences
 from warpwatch_devices.config import AttributionConfig
 
@@ -21,7 +21,7 @@ HOST_PIDS = {"/proc/self/ns/pid": "-> pid:[4026531836]"}
 
 
 def training(*pids: int) -> DeviceFacts:
-    return DeviceFacts(index=0, bus_id="00000000:1A:00.0", memory=Memory(0, 1), processes=pids)
+    return DeviceFacts(index=0, bus_id="00000000:1A:00.0", memory=MemoryUse(0, 1), processes=pids)
 
 
 def environment(pid: int, **values: str) -> dict[str, str]:
@@ -29,20 +29,20 @@ def environment(pid: int, **values: str) -> dict[str, str]:
     return {f"/proc/{pid}/environ": text, f"/proc/{pid}/net/dev": INTERFACES}
 
 
-def told(checks: list[Check]) -> dict[str, tuple[bool | None, str]]:
+def by_name(checks: list[Check]) -> dict[str, tuple[bool | None, str]]:
     return {check.name: (check.ok, check.detail) for check in checks}
 
 
 def test_suspicious_variables_of_training_processes_are_explained_once(
-    context: MakeContext,
+    inputs: MakeInputs,
 ) -> None:
     files = {
         **HOST_PIDS,
         **environment(7, NCCL_P2P_DISABLE="1", PASSWORD="secret", NCCL_SOCKET_IFNAME="ens5"),
         **environment(8, NCCL_P2P_DISABLE="1", NCCL_SOCKET_IFNAME="eth", NCCL_DEBUG="INFO"),
     }
-    checks = list(nccl.checks(context(surveyed(training(7, 8)), files)))
-    assert told(checks) == {
+    checks = list(nccl.checks(inputs(surveyed(training(7, 8)), files)))
+    assert by_name(checks) == {
         "NCCL_P2P_DISABLE": (
             False,
             "set to 1 (pid 7, pid 8): GPUs of the node copy through host memory "
@@ -70,9 +70,9 @@ def test_suspicious_variables_of_training_processes_are_explained_once(
     ],
 )
 def test_a_variable_of_this_shell_is_judged(
-    context: MakeContext, name: str, value: str, ok: bool | None
+    inputs: MakeInputs, name: str, value: str, ok: bool | None
 ) -> None:
-    given = context(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
+    given = inputs(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
     (check,) = nccl.checks(given)
     assert (check.name, check.ok) == (name, ok)
     assert check.detail.startswith(f"set to {value} (this shell): ")
@@ -91,32 +91,32 @@ def test_a_variable_of_this_shell_is_judged(
     ],
 )
 def test_a_harmless_value_is_none_of_our_business(
-    context: MakeContext, name: str, value: str
+    inputs: MakeInputs, name: str, value: str
 ) -> None:
-    given = context(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
-    assert told(list(nccl.checks(given))) == {
+    given = inputs(files={"/proc/self/net/dev": INTERFACES}, environ={name: value})
+    assert by_name(list(nccl.checks(given))) == {
         "environment": (True, "nothing suspicious in this shell")
     }
 
 
 def test_infiniband_that_is_switched_off_is_a_fault_where_there_is_some(
-    context: MakeContext,
+    inputs: MakeInputs,
 ) -> None:
     files = {"/sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"}
-    given = context(files=files, environ={"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx4"})
-    found = told(list(nccl.checks(given)))
+    given = inputs(files=files, environ={"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx4"})
+    found = by_name(list(nccl.checks(given)))
     assert found["NCCL_IB_DISABLE"][0] is False
     assert found["NCCL_IB_HCA"][0] is False
 
 
-def test_settings_of_the_node_are_read_from_the_file_of_nccl(context: MakeContext) -> None:
+def test_settings_of_the_node_are_read_from_the_file_of_nccl(inputs: MakeInputs) -> None:
     files = {"/etc/nccl.conf": "# fast\nNCCL_PROTO = Simple\n"}
-    (check,) = nccl.checks(context(files=files))
+    (check,) = nccl.checks(inputs(files=files))
     assert check.detail.startswith("set to Simple (/etc/nccl.conf): fixed")
 
 
 def test_in_another_pid_namespace_processes_are_known_by_their_open_gpus(
-    context: MakeContext,
+    inputs: MakeInputs,
 ) -> None:
     files = {
         **environment(7, CUDA_LAUNCH_BLOCKING="1"),
@@ -124,7 +124,7 @@ def test_in_another_pid_namespace_processes_are_known_by_their_open_gpus(
         "/proc/9/fd/4": "-> /dev/nvidia0",
         "/proc/7/fd/4": "-> /dev/null",
     }
-    found = told(list(nccl.checks(context(surveyed(training(7)), files))))
+    found = by_name(list(nccl.checks(inputs(surveyed(training(7)), files))))
     assert list(found) == ["NCCL_P2P_DISABLE"]
 
 
@@ -132,12 +132,12 @@ def record(age_s: float, text: str) -> str:
     return f"3,100,{int((time.clock_gettime(time.CLOCK_MONOTONIC) - age_s) * 1e6)},-;{text}\n"
 
 
-def test_xids_of_the_kernel_log_are_explained_with_their_gpu(context: MakeContext) -> None:
+def test_xids_of_the_kernel_log_are_explained_with_their_gpu(inputs: MakeInputs) -> None:
     now_s = time.clock_gettime(time.CLOCK_MONOTONIC)
     log = record(2, "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.")
     log += record(1, "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.")
     log += record(now_s, "usb 1-1: new device")
-    given = context(surveyed(training()), {"/dev/kmsg": log})
+    given = inputs(surveyed(training()), {"/dev/kmsg": log})
     found = list(kernel_log.checks(given))
     assert [check.name for check in found] == ["kernel log", "XID 79"]
     assert found[1].ok is False
@@ -158,26 +158,26 @@ def test_occurrences_are_counted_by_gpu_and_number() -> None:
     ]
 
 
-def test_a_kernel_log_that_is_not_there_says_what_is_needed(context: MakeContext) -> None:
-    (check,) = kernel_log.checks(context())
+def test_a_kernel_log_that_is_not_there_says_what_is_needed(inputs: MakeInputs) -> None:
+    (check,) = kernel_log.checks(inputs())
     assert check.ok is None
     assert "/dev/kmsg: No such file" in check.detail
     assert "--device /dev/kmsg" in check.advice
 
 
 def test_the_kubelet_is_asked_for_where_there_is_kubernetes(
-    context: MakeContext, tmp_path: Path
+    inputs: MakeInputs, tmp_path: Path
 ) -> None:
-    assert [check.name for check in schedulers.checks(context())] == ["cgroup"]
-    in_pod = context(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert [check.name for check in schedulers.checks(inputs())] == ["cgroup"]
+    in_pod = inputs(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     check = next(schedulers.checks(in_pod))
     assert (check.name, check.ok) == ("kubelet", None)
     assert "hostPath" in check.advice
 
 
-def test_a_kubelet_that_does_not_listen_is_a_fault(context: MakeContext) -> None:
+def test_a_kubelet_that_does_not_listen_is_a_fault(inputs: MakeInputs) -> None:
     config = Config(attribution=AttributionConfig(kubelet_socket="/k.sock"))
-    given = context(config=config)
+    given = inputs(config=config)
     path = given.machine.path("/k.sock")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
@@ -187,19 +187,19 @@ def test_a_kubelet_that_does_not_listen_is_a_fault(context: MakeContext) -> None
         assert (check.ok, check.detail) == (True, "/k.sock answers")
 
 
-def test_infiniband_without_peer_memory_is_a_note(context: MakeContext) -> None:
+def test_infiniband_without_peer_memory_is_a_note(inputs: MakeInputs) -> None:
     files = {"/sys/class/infiniband/mlx5_0/ports/1/state": "1: DOWN\n"}
-    found = told(list(host.checks(context(files=files))))
+    found = by_name(list(host.checks(inputs(files=files))))
     assert found["InfiniBand"] == (None, "1 adapters (mlx5_0); not active: mlx5_0:1 down")
     assert found["GPUDirect RDMA"][0] is None
     loaded = {**files, "/proc/modules": "nvidia_peermem 16384 0 - Live\n"}
-    assert told(list(host.checks(context(files=loaded))))["GPUDirect RDMA"] == (
+    assert by_name(list(host.checks(inputs(files=loaded))))["GPUDirect RDMA"] == (
         True,
         "loaded: nvidia_peermem",
     )
 
 
-def test_a_kernel_without_pressure_figures_is_a_note(context: MakeContext) -> None:
-    assert told(list(host.checks(context())))["pressure (PSI)"][0] is None
+def test_a_kernel_without_pressure_figures_is_a_note(inputs: MakeInputs) -> None:
+    assert by_name(list(host.checks(inputs())))["pressure (PSI)"][0] is None
     files = {"/proc/pressure/cpu": "some avg10=0.00\n"}
-    assert told(list(host.checks(context(files=files))))["pressure (PSI)"][0] is True
+    assert by_name(list(host.checks(inputs(files=files))))["pressure (PSI)"][0] is True

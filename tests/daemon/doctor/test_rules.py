@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.daemon.doctor.conftest import MakeContext, surveyed
+from tests.daemon.doctor.conftest import MakeInputs, surveyed
 from warpwatch_daemon.doctor import device_health, device_settings, devices, topology
 from warpwatch_daemon.doctor.check import Check, gpu_set, merged
 from warpwatch_daemon.doctor.facts import (
     DeviceFacts,
     Fabric,
-    Memory,
+    MemoryUse,
     Modes,
     NvLink,
     Pcie,
@@ -133,25 +133,25 @@ def test_errors_before_the_last_driver_load_are_a_note() -> None:
     assert verdict(check) == (None, "none since the driver was loaded, 4 ever")
 
 
-def test_inactive_links_count_where_peers_have_them(context: MakeContext) -> None:
+def test_inactive_links_count_where_peers_have_them(inputs: MakeInputs) -> None:
     healthy = [linked(index, UP, UP) for index in (0, 1)]
     survey = surveyed(*healthy, linked(2, UP, DOWN))
-    found = [c for c in topology.checks(context(survey)) if c.name == "NVLink"]
+    found = [c for c in topology.checks(inputs(survey)) if c.name == "NVLink"]
     assert [(c.ok, c.detail) for c in found] == [
         (False, "GPU 2: 1 of 2 links active, peers have 2; inactive: 1"),
         (True, "GPU 0-1: 2 of 2 links active"),
     ]
 
 
-def test_links_that_no_gpu_uses_are_a_note(context: MakeContext) -> None:
+def test_links_that_no_gpu_uses_are_a_note(inputs: MakeInputs) -> None:
     survey = surveyed(linked(0, DOWN, DOWN), linked(1, DOWN, DOWN))
-    (check,) = (c for c in topology.checks(context(survey)) if c.name == "NVLink")
+    (check,) = (c for c in topology.checks(inputs(survey)) if c.name == "NVLink")
     assert (check.ok, check.detail) == (None, "GPU 0-1: none of 2 links is active")
 
 
 def linked(index: int, *links: NvLink) -> DeviceFacts:
     bus_id = f"00000000:{index + 16:02X}:00.0"
-    memory = Memory(0, 1)
+    memory = MemoryUse(0, 1)
     return DeviceFacts(index=index, name=TESLA, bus_id=bus_id, memory=memory, nvlinks=links)
 
 
@@ -166,14 +166,14 @@ def linked(index: int, *links: NvLink) -> DeviceFacts:
     ],
 )
 def test_the_fabric_is_judged_by_registration_and_health(
-    context: MakeContext, fabric: Fabric, expected: tuple[bool, str] | None
+    inputs: MakeInputs, fabric: Fabric, expected: tuple[bool, str] | None
 ) -> None:
-    device = DeviceFacts(index=0, memory=Memory(0, 1), fabric=fabric)
-    found = [c for c in topology.checks(context(surveyed(device))) if c.name == "NVLink fabric"]
+    device = DeviceFacts(index=0, memory=MemoryUse(0, 1), fabric=fabric)
+    found = [c for c in topology.checks(inputs(surveyed(device))) if c.name == "NVLink fabric"]
     assert [verdict(check) for check in found] == ([expected] if expected else [])
 
 
-def test_pairs_are_grouped_by_their_path(context: MakeContext) -> None:
+def test_pairs_are_grouped_by_their_path(inputs: MakeInputs) -> None:
     direct = NvLink(True, 0, "00000000:11:00.0")
     gpus = (linked(0, direct), linked(1, NvLink(True, 0, "00000000:10:00.0")), linked(2))
     survey = Survey(
@@ -181,7 +181,7 @@ def test_pairs_are_grouped_by_their_path(context: MakeContext) -> None:
         ancestors={(0, 1): 50, (0, 2): 30, (1, 2): 50},
         peer_access={(0, 1): 0, (0, 2): 1, (1, 2): 1},
     )  # fmt: skip
-    found = {check.name: check for check in topology.checks(context(survey))}
+    found = {check.name: check for check in topology.checks(inputs(survey))}
     assert found["GPU pairs"].detail == (
         "NVLink: 0-1; the PCIe host bridge (PHB): 0-2; the link between NUMA nodes (SYS): 1-2"
     )
@@ -190,7 +190,7 @@ def test_pairs_are_grouped_by_their_path(context: MakeContext) -> None:
     )
 
 
-def test_gpus_of_several_numa_nodes_say_how_to_bind(context: MakeContext) -> None:
+def test_gpus_of_several_numa_nodes_say_how_to_bind(inputs: MakeInputs) -> None:
     files = {
         "/sys/bus/pci/devices/0000:10:00.0/numa_node": "0\n",
         "/sys/bus/pci/devices/0000:11:00.0/numa_node": "1\n",
@@ -199,7 +199,7 @@ def test_gpus_of_several_numa_nodes_say_how_to_bind(context: MakeContext) -> Non
         "/sys/bus/pci/devices/0000:10:00.0/iommu_group/type": "DMA-FQ\n",
         "/sys/bus/pci/devices/0000:11:00.0/iommu_group/type": "identity\n",
     }
-    found = {c.name: c for c in topology.checks(context(surveyed(linked(0), linked(1)), files))}
+    found = {c.name: c for c in topology.checks(inputs(surveyed(linked(0), linked(1)), files))}
     assert found["NUMA"].detail == "GPU 0 on node 0 (CPUs 0-47); GPU 1 on node 1 (CPUs 48-95)"
     assert "numactl" in found["NUMA"].advice
     assert found["IOMMU"].detail.startswith("GPU 0 behind a translating IOMMU")

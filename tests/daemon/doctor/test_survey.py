@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.doctor.conftest import MakeContext, MakeDriver
+from tests.daemon.doctor.conftest import MakeDriver, MakeInputs
 from warpwatch_daemon.doctor import devices, topology
 from warpwatch_daemon.doctor import driver as driver_checks
 from warpwatch_daemon.doctor.check import Check
@@ -21,9 +21,9 @@ from warpwatch_daemon.doctor.survey import ask_driver
 SHORT_S, LONG_S = 1.0, 3.0
 
 
-def worth_a_word(survey: Survey, context: MakeContext) -> dict[str, Check]:
+def worth_a_word(survey: Survey, inputs: MakeInputs) -> dict[str, Check]:
     """What is not well, by name."""
-    given = context(survey)
+    given = inputs(survey)
     groups = (driver_checks.checks, devices.checks, topology.checks)
     found = [check for group in groups for check in group(given)]
     return {check.name: check for check in found if check.ok is not True}
@@ -46,10 +46,10 @@ def test_every_question_has_a_place_for_its_answer() -> None:
     ],
 )
 def test_a_healthy_gpu_of_any_model_gives_no_problem(
-    driver: MakeDriver, context: MakeContext, profile: str, notes: set[str]
+    driver: MakeDriver, inputs: MakeInputs, profile: str, notes: set[str]
 ) -> None:
     driver(profile)
-    found = worth_a_word(ask_driver(), context)
+    found = worth_a_word(ask_driver(), inputs)
     assert set(found) == notes
     assert all(check.ok is None for check in found.values())
 
@@ -70,9 +70,9 @@ def test_facts_of_an_h100_are_read(driver: MakeDriver) -> None:
     assert first.codes == {"retired_pages_pending": 3}
 
 
-def test_a_v100_says_what_it_has_not(driver: MakeDriver, context: MakeContext) -> None:
+def test_a_v100_says_what_it_has_not(driver: MakeDriver, inputs: MakeInputs) -> None:
     driver("v100", gpus=1)
-    (check,) = worth_a_word(ask_driver(), context).values()
+    (check,) = worth_a_word(ask_driver(), inputs).values()
     assert check.detail == (
         "GPU 0: temperature margin, row remapping, recovery advice, MIG, NVLink fabric, "
         "GPM (SM, tensor and memory activity)"
@@ -80,7 +80,7 @@ def test_a_v100_says_what_it_has_not(driver: MakeDriver, context: MakeContext) -
 
 
 def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
-    driver: MakeDriver, context: MakeContext
+    driver: MakeDriver, inputs: MakeInputs
 ) -> None:
     fake = driver("h100")
     fake.set(1, unknown=1)
@@ -93,7 +93,7 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
     assert [device.index for device in survey.up] == [0, 7]
     assert survey.devices[4].waiting_for == "persistence_mode"
     assert survey.devices[4].name == "NVIDIA H100 80GB HBM3"
-    found = worth_a_word(survey, context)
+    found = worth_a_word(survey, inputs)
     assert {name: check.detail.split(":")[0].split(";")[0] for name, check in found.items()} == {
         "GPU 1": "every call fails with Unknown Error (999)",
         "GPU 2": "needs a reset before it can be used again",
@@ -108,10 +108,10 @@ def test_each_lost_stuck_or_forbidden_gpu_is_named_and_the_others_are_well(
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
 def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(
-    driver: MakeDriver, context: MakeContext, function: str
+    driver: MakeDriver, inputs: MakeInputs, function: str
 ) -> None:
     driver().hang(function)
-    found = worth_a_word(ask_driver(SHORT_S), context)
+    found = worth_a_word(ask_driver(SHORT_S), inputs)
     assert found["NVML"].detail == "the driver has not answered for 1 s: the kernel module hangs"
 
 
@@ -126,10 +126,10 @@ def test_a_driver_that_does_not_answer_at_all_is_said_to_hang(
     ],
 )
 def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
-    driver: MakeDriver, context: MakeContext, fault: dict[str, int], detail: str, advice: str
+    driver: MakeDriver, inputs: MakeInputs, fault: dict[str, int], detail: str, advice: str
 ) -> None:
     driver().set(**fault)
-    in_container = context(ask_driver(), {"/.dockerenv": ""})
+    in_container = inputs(ask_driver(), {"/.dockerenv": ""})
     (check,) = (c for c in driver_checks.checks(in_container) if c.name == "NVML")
     assert check.ok is False
     assert detail in check.detail
@@ -137,7 +137,7 @@ def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
 
 
 def test_settings_and_faults_of_single_gpus_are_told_apart(
-    driver: MakeDriver, context: MakeContext
+    driver: MakeDriver, inputs: MakeInputs
 ) -> None:
     fake = driver("h100")
     fake.set(None, persistence_mode=0)
@@ -147,7 +147,7 @@ def test_settings_and_faults_of_single_gpus_are_told_apart(
     fake.set(4, power_limit_w=500)
     fake.set(5, pcie_width=8)
     fake.set(7, fabric_state=1, compute_mode=2)
-    found = worth_a_word(ask_driver(), context)
+    found = worth_a_word(ask_driver(), inputs)
     assert {name: (check.ok, check.detail[:44]) for name, check in found.items()} == {
         "persistence": (None, "GPU 0-7: off: the GPU is initialised again w"),
         "NVLink": (False, "GPU 0: 16 of 18 links active, peers have 18;"),
@@ -164,12 +164,12 @@ def test_settings_and_faults_of_single_gpus_are_told_apart(
 
 
 def test_mig_instances_are_listed_and_their_absence_too(
-    driver: MakeDriver, context: MakeContext
+    driver: MakeDriver, inputs: MakeInputs
 ) -> None:
     fake = driver("a100", gpus=2)
     fake.mig(0, "0=1g.10gb/7/0", "1=1g.10gb/8/0", "2=3g.40gb/2/0")
     fake.mig(1)
-    mig = [c for c in devices.checks(context(ask_driver())) if c.name == "MIG"]
+    mig = [c for c in devices.checks(inputs(ask_driver())) if c.name == "MIG"]
     assert [(check.ok, check.detail) for check in mig] == [
         (None, "GPU 1: on, but no instance: nothing can run"),
         (True, "GPU 0: on, 2 x 1g.10gb, 1 x 3g.40gb"),
@@ -177,19 +177,19 @@ def test_mig_instances_are_listed_and_their_absence_too(
 
 
 def test_numbers_that_nvml_does_not_have_are_not_taken_for_values(
-    driver: MakeDriver, context: MakeContext
+    driver: MakeDriver, inputs: MakeInputs
 ) -> None:
     driver("h100", gpus=1).set(sentinels=1)
     survey = ask_driver()
     assert survey.devices[0].power_mw is None
-    assert worth_a_word(survey, context) == {}
+    assert worth_a_word(survey, inputs) == {}
 
 
 def test_gpm_that_is_refused_is_told_with_the_setting(
-    driver: MakeDriver, context: MakeContext
+    driver: MakeDriver, inputs: MakeInputs
 ) -> None:
     driver("h100", gpus=2).fail("nvmlGpmSampleGet", 4)
-    given = context(ask_driver(), {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"})
+    given = inputs(ask_driver(), {"/proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"})
     (check,) = (c for c in devices.checks(given) if c.name == "GPM")
     assert check.ok is None
     assert check.detail == (
@@ -199,7 +199,7 @@ def test_gpm_that_is_refused_is_told_with_the_setting(
 
 
 def test_a_library_that_crashes_costs_the_child_alone(
-    tmp_path: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, inputs: MakeInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
@@ -211,14 +211,14 @@ def test_a_library_that_crashes_costs_the_child_alone(
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", str(library))
     survey = ask_driver()
     assert survey.crashed_by == signal.SIGILL
-    found = worth_a_word(survey, context)
+    found = worth_a_word(survey, inputs)
     assert found["NVML"].detail == "the library crashed while it was asked (SIGILL)"
 
 
-def test_no_library_is_no_crash(context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_library_is_no_crash(inputs: MakeInputs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "/nowhere/libnvidia-ml.so.1")
     survey = ask_driver()
     assert (survey.code, survey.library, survey.devices) == (12, None, ())
-    (check,) = worth_a_word(survey, context).values()
+    (check,) = worth_a_word(survey, inputs).values()
     assert "no NVIDIA GPU on the PCI bus" in check.detail
     assert "sources.nvml.enabled: false" in check.advice

@@ -13,11 +13,11 @@ from warpwatch_daemon.doctor.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CheckInputs:
     config: Config
     api: ApiClient
     machine: Machine
     survey: Survey
 
 
-Group = Callable[[Context], Iterator[Check]]
+Group = Callable[[CheckInputs], Iterator[Check]]
