@@ -7,7 +7,6 @@ that it does not return, and to let another thread serve what is left.
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -154,30 +153,20 @@ class GuardedLoop:
         return self.guard.abandon()
 
 
-def run_all(
-    works: Mapping[str, Callable[[], object]],
-    timeout_s: float | None = None,
-    threads: int = MAX_THREADS,
-) -> None:
+def run_all(works: Mapping[str, Callable[[], object]], timeout_s: float | None = None) -> None:
     """Run each work in a thread that has its name, and wait so long for all of them.
 
-    What has not returned by then is left to its thread, which does not keep the process. With more
-    works than ``threads`` some wait for others, and for ever where these never return.
+    What has not returned by then is left to its thread, which does not keep the process. Raises
+    ValueError for more than MAX_THREADS.
     """
-    waiting: queue.SimpleQueue[tuple[str, Callable[[], object]]] = queue.SimpleQueue()
-    for named in works.items():
-        waiting.put(named)
-
-    def serve() -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                name, work = waiting.get_nowait()
-                threading.current_thread().name = f"ww-{name}"
-                work()
-
-    started = [threading.Thread(target=serve, daemon=True) for _ in range(min(threads, len(works)))]
-    for thread in started:
+    if len(works) > MAX_THREADS:
+        raise ValueError(f"{len(works)} threads, at most {MAX_THREADS}")
+    threads = [
+        threading.Thread(target=work, name=f"ww-{name}", daemon=True)
+        for name, work in works.items()
+    ]
+    for thread in threads:
         thread.start()
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    for thread in started:
+    for thread in threads:
         thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))

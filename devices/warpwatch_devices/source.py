@@ -11,13 +11,20 @@ from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 
-class Sink(Protocol):
-    """Where sources put what they read. Every method may be called from any thread."""
+class DeviceSink(Protocol):
+    """Where devices are published. Every method may be called from any thread."""
 
     def publish_device(self, sample: DeviceSample) -> None: ...
 
     def forget_device(self, uuid: str, source: str = "nvml") -> None:
         """The device is gone in order (MIG reconfigured): its series end."""
+
+    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
+        """Add to a counter of the agent's own (catalogue scope ``agent``)."""
+
+
+class Sink(DeviceSink, Protocol):
+    """Where sources put what they read."""
 
     def publish_host(self, sample: HostSample) -> None: ...
 
@@ -26,9 +33,6 @@ class Sink(Protocol):
     def publish_attribution(self, attribution: Attribution) -> None: ...
 
     def publish_health(self, health: SourceHealth) -> None: ...
-
-    def count(self, name: str, *labels: str, by: float = 1.0) -> None:
-        """Add to a counter of the agent's own (catalogue scope ``agent``)."""
 
 
 class Source(Protocol):

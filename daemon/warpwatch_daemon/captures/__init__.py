@@ -1,13 +1,14 @@
 """From a request to a stored diagnosis.
 
-- policy: may this be captured now, and if not why
+- policy: may this be captured now, and if not why; disk: how much room there is
 - session: who records, as the coordinator sees it: backends and their sessions
 - shim, shim_backend: by the shim in the process; kineto: by stock PyTorch; stacks: from outside,
   where a process cannot say them
-- coordinator: the one path for all captures
-- register: the captures that are known; store: files, capture.json, retention
-- finisher: what follows a capture: files, verification, diagnosis, price
+- coordinator: the one path for all captures; refusals: which of them are counted
+- capture_register: the captures that are known; store: files, capture.json, retention
+- finisher: what of a capture waits for a disk or a child: folder, files, diagnosis, price
 - verification: whether a trace holds what was asked for, read in a process of its own
 - cost: the step time before, during and after
-- child: the diagnosis in a process of its own, with its own limits; memory: what is left for it
+- child: the diagnosis in a process of its own, with its own limits
+- triggers: anomalies that ask for captures; alerts: Alertmanager's that do
 """

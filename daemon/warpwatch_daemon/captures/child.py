@@ -15,11 +15,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from warpwatch_daemon.captures.memory import cgroups, host_available, room
+from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
 
 # A diagnosis that has less than this is not begun.
 MIN_MEMORY_BYTES = 192 << 20
 MAX_MEMORY_BYTES = 4 << 30
+# What must stay for the daemon when a child takes all that it may.
+RESERVE_BYTES = 32 << 20
 TIMEOUT_S = 180.0
 EXIT_UNREADABLE = 2
 EXIT_NO_MEMORY = 5
@@ -65,8 +67,10 @@ def diagnose(
 
 def memory_left() -> int:
     """Bytes that a diagnosis may take: what the container leaves, half of what the host has."""
-    left = [MAX_MEMORY_BYTES, host_available() // 2]
-    left += [room(folder) for folder in cgroups()]
+    groups = [room for room in map(group_room, memory_groups("self")) if room is not None]
+    host = host_room()
+    left = [MAX_MEMORY_BYTES, *(room.available - RESERVE_BYTES for room in groups)]
+    left += [] if host is None else [host.available // 2]
     return max(0, min(left))
 
 

@@ -16,7 +16,7 @@ from warpwatch_daemon.captures.cost import CostWatch
 from warpwatch_daemon.captures.finisher import Finisher
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.refusals import Refusals
-from warpwatch_daemon.captures.session import CaptureBackend, CaptureSession
+from warpwatch_daemon.captures.session import CaptureBackend, CaptureSession, choose
 from warpwatch_daemon.captures.shim_backend import ShimBackend
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.ranks.source import RanksSource
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 # Files that were never collected: of captures that this daemon no longer knows.
 SWEEP_AFTER_S = 3600.0
-# A wrong name is answered with so many right ones.
-MAX_NAMED = 20
 
 
 class Coordinator:
@@ -82,7 +80,7 @@ class Coordinator:
         at = self._monotonic()
         with self._lock:
             try:
-                backend, numbers, world_size = self._choose(request)
+                backend, numbers, world_size = choose(self._backends, request)
                 self.policy.check(request, self._busy(request), at)
                 session = self._begin(request, backend, numbers, world_size, at)
             except Refused as error:
@@ -122,31 +120,6 @@ class Coordinator:
         if capture is None or capture.folder is None or name not in capture.files:
             return None
         return Path(capture.folder) / name
-
-    def _choose(self, request: CaptureRequest) -> tuple[CaptureBackend, list[int], int]:
-        """(who captures, which ranks, of how many). Raises Refused."""
-        named = [b for b in self._backends if request.backend in (None, b.name)]
-        able = [b for b in named if request.kind in b.kinds]
-        if not able:
-            how = f" by the back end {request.backend}" if request.backend else ""
-            raise Refused("refused_disabled", f"nothing here captures {request.kind}{how}")
-        live = next(((b, ranks) for b in able if (ranks := b.ranks(request.job))), None)
-        if live is None:
-            names = ", ".join(sorted({job for b in able for job in b.jobs()})[:MAX_NAMED]) or "none"
-            raise Refused(
-                "refused_no_rank",
-                f"no running rank of job {request.job!r} is known; running jobs: {names}",
-            )
-        backend, ranks = live
-        unknown = sorted(set(request.ranks or ()) - set(ranks))
-        if unknown:
-            names = ", ".join(map(str, unknown))
-            known = ", ".join(map(str, sorted(ranks)))
-            raise Refused(
-                "refused_no_rank", f"{request.job} has no running rank {names} here, only {known}"
-            )
-        numbers = sorted(ranks if request.ranks is None else set(request.ranks))
-        return backend, numbers, max(ranks[number] for number in numbers)
 
     def _busy(self, request: CaptureRequest) -> Collection[int]:
         """Ranks of the job in captures that this request does not supersede."""

@@ -49,11 +49,6 @@ class Disk:
             found = str(error.strerror)
         self._measured = (self._monotonic(), found)
 
-    @property
-    def measured_at(self) -> float:
-        """Monotonic."""
-        return self._measured[0]
-
     def room(self) -> Room:
         """As measured last. Raises Refused where that failed, or is too long ago."""
         at, found = self._measured

@@ -22,8 +22,12 @@ from pathlib import Path
 from typing import Protocol
 
 from warpwatch_daemon.captures.verification import Expectation
-from warpwatch_telemetry.captures import Capture, CaptureKind, RankCapture
+from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture
+from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.records import End, RankEvent
+
+# A wrong name is answered with so many right ones.
+MAX_NAMED = 20
 
 
 class CaptureSession(Protocol):
@@ -82,3 +86,30 @@ class CaptureBackend(Protocol):
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> CaptureSession:
         """Ask these ranks. ``capture.steps`` are to be recorded. Raises Refused."""
         ...
+
+
+def choose(
+    backends: Sequence[CaptureBackend], request: CaptureRequest
+) -> tuple[CaptureBackend, list[int], int]:
+    """(who captures, which ranks, of how many). Raises Refused."""
+    named = [backend for backend in backends if request.backend in (None, backend.name)]
+    able = [backend for backend in named if request.kind in backend.kinds]
+    if not able:
+        how = f" by the back end {request.backend}" if request.backend else ""
+        raise Refused("refused_disabled", f"nothing here captures {request.kind}{how}")
+    live = next(((b, ranks) for b in able if (ranks := b.ranks(request.job))), None)
+    if live is None:
+        names = ", ".join(sorted({job for b in able for job in b.jobs()})[:MAX_NAMED]) or "none"
+        raise Refused(
+            "refused_no_rank",
+            f"no running rank of job {request.job!r} is known; running jobs: {names}",
+        )
+    backend, ranks = live
+    unknown = sorted(set(request.ranks or ()) - set(ranks))
+    if unknown:
+        names, known = ", ".join(map(str, unknown)), ", ".join(map(str, sorted(ranks)))
+        raise Refused(
+            "refused_no_rank", f"{request.job} has no running rank {names} here, only {known}"
+        )
+    numbers = sorted(ranks if request.ranks is None else set(request.ranks))
+    return backend, numbers, max(ranks[number] for number in numbers)

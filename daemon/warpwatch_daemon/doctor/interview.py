@@ -17,7 +17,7 @@ from typing import Any
 import pynvml
 
 from warpwatch_daemon.doctor.questions import QUESTIONS
-from warpwatch_devices.call_guard import run_all
+from warpwatch_devices.call_guard import MAX_THREADS, run_all
 from warpwatch_devices.nvml import library
 
 # pynvml writes NVML_P2P_CAPS_INDEX_READ as a tuple.
@@ -50,7 +50,8 @@ class Interview:
         self._answered: dict[int, Any] = {}
 
     def run(self, count: int) -> None:
-        run_all({f"gpu-{index}": partial(self._device, index) for index in range(count)})
+        gpus = range(min(count, MAX_THREADS))
+        run_all({f"gpu-{index}": partial(self._device, index) for index in gpus})
 
     def _device(self, index: int) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from warpwatch.protocol import Identity
+from warpwatch_devices.process_tree import read_process
 
 STOPPED = "stopped"
 HOLDS_GIL = "holds the GIL"
@@ -15,9 +16,6 @@ LOOK_S = 1.0
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
-# Fields of /proc/<pid>/stat after the name in parentheses (proc(5) counts state as field 3).
-_STATE = 0
-_START_TIME = 19
 
 
 class Silence:
@@ -63,14 +61,13 @@ def silent_reason(
     """
     folder = proc / str(identity.pid)
     try:
-        if holder_pid != identity.pid or folder.stat().st_uid != owner_uid:
-            return UNKNOWN
-        fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-        if int(fields[_START_TIME]) != identity.process_start:
-            return UNKNOWN
-        stopped = fields[_STATE] in (b"T", b"t") or _is_frozen(folder, cgroup)
-    except (OSError, ValueError, IndexError):
+        is_owners = holder_pid == identity.pid and folder.stat().st_uid == owner_uid
+    except OSError:
         return UNKNOWN
+    process = read_process(identity.pid, proc) if is_owners else None
+    if process is None or process.start_ticks != identity.process_start:
+        return UNKNOWN
+    stopped = process.state in ("T", "t") or _is_frozen(folder, cgroup)
     return STOPPED if stopped else HOLDS_GIL
 
 

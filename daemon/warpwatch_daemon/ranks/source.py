@@ -27,6 +27,7 @@ from warpwatch_daemon.ranks.table import (
     RingCount,
     RingTable,
 )
+from warpwatch_devices.memory_groups import memory_groups
 from warpwatch_devices.process_tree import ProcessTree
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record
 from warpwatch_telemetry.state import RankKey, RankState
@@ -285,7 +286,7 @@ class RanksSource:
             rank = seen.get(family[pid].identity)
             # Who wrote another start time into its ring is not looked at.
             if rank is not None:
-                rank.oom_kills.note(process.memory_groups(pid))
+                rank.oom_kills.note(memory_groups(pid))
                 detail = process.reading(family[pid], family)
                 yield RankEvent(now, rank.job, rank.rank, "process", detail)
 

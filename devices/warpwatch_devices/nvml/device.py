@@ -29,7 +29,7 @@ from warpwatch_devices.nvml.readers import (
 from warpwatch_devices.nvml.sample_buffers import BUSY_SECONDS, Integral
 from warpwatch_devices.nvml.substitutes import field_substitutes, supports
 from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule, Values
-from warpwatch_devices.source import Sink
+from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample
@@ -51,7 +51,7 @@ _NVLINK_OF_GPM: dict[SeriesKey, int] = {
 class Companions:
     """What the devices of one generation of NVML share."""
 
-    sink: Sink
+    sink: DeviceSink
     ledger: XidLedger
     events: EventWatcher
     gpm: GpmWorker | None

@@ -22,7 +22,7 @@ from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.event_devices import FIRST_RETRY_S, EventDevice, Renewals
 from warpwatch_devices.nvml.event_types import HEALTH_EVENTS, WANTED, XID
 from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
-from warpwatch_devices.source import Sink
+from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class _Unusable(Exception):
 class EventWatcher:
     """Hands the events of one generation of NVML to the ledger."""
 
-    def __init__(self, supervisor: Supervisor, sink: Sink, ledger: XidLedger) -> None:
+    def __init__(self, supervisor: Supervisor, sink: DeviceSink, ledger: XidLedger) -> None:
         self._costs = CallCosts()
         self._loop = GuardedLoop(supervisor, "nvml-events", WAIT_S, self._round, MAX_REPLACEMENTS)
         self._sink = sink

@@ -19,7 +19,7 @@ from warpwatch_devices.nvml.generation_sink import GenerationSink
 from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import LibraryGone
 from warpwatch_devices.nvml.scanner import DeviceListing, Scanner, Search
-from warpwatch_devices.source import Sink
+from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Generation:
     def __init__(
         self,
         supervisor: Supervisor,
-        sink: Sink,
+        sink: DeviceSink,
         ledger: XidLedger,
         config: NvmlConfig,
         probe_interval_s: float,
@@ -118,7 +118,7 @@ class Generation:
             or (gpm is not None and gpm.in_flight)
         )
 
-    def drain(self, sink: Sink) -> None:
+    def drain(self, sink: DeviceSink) -> None:
         for costs in self._all_costs():
             costs.drain(sink.count)
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import threading
 
-from warpwatch_devices.source import Sink
-from warpwatch_telemetry.attribution import Attribution
-from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_devices.source import DeviceSink
+from warpwatch_telemetry.samples import DeviceSample
 
 
 class GenerationSink:
     """Hands on to ``sink`` until ``close``."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: DeviceSink) -> None:
         self._sink = sink
         self._lock = threading.Lock()
         self._closed = False
@@ -44,26 +43,6 @@ class GenerationSink:
         with self._lock:
             if not self._closed:
                 self._sink.forget_device(uuid, source)
-
-    def publish_host(self, sample: HostSample) -> None:
-        with self._lock:
-            if not self._closed:
-                self._sink.publish_host(sample)
-
-    def publish_processes(self, sample: HostSample) -> None:
-        with self._lock:
-            if not self._closed:
-                self._sink.publish_processes(sample)
-
-    def publish_attribution(self, attribution: Attribution) -> None:
-        with self._lock:
-            if not self._closed:
-                self._sink.publish_attribution(attribution)
-
-    def publish_health(self, health: SourceHealth) -> None:
-        with self._lock:
-            if not self._closed:
-                self._sink.publish_health(health)
 
     def count(self, name: str, *labels: str, by: float = 1.0) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from warpwatch_devices.nvml.library import code_of, judge
 from warpwatch_devices.nvml.occupancy import InstanceIds, Occupancy
 from warpwatch_devices.nvml.readers import read_memory
 from warpwatch_devices.nvml.tiers import SLOW_S, Values, rounds_of
-from warpwatch_devices.source import Sink
+from warpwatch_devices.source import DeviceSink
 from warpwatch_telemetry.samples import Device, DeviceSample
 
 MEMORY_PERIOD_S = 2.0
@@ -58,7 +58,7 @@ class MigDevices:
     """Of one GPU. Only its loop calls; the watchdog reads ``devices``."""
 
     def __init__(
-        self, sink: Sink, gpm: GpmWorker | None, costs: CallCosts, interval_s: float
+        self, sink: DeviceSink, gpm: GpmWorker | None, costs: CallCosts, interval_s: float
     ) -> None:
         self.devices: tuple[Device, ...] = ()
         self._sink = sink

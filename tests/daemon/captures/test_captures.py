@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
+from tests.devices.recording import wait_until
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
 from warpwatch_daemon.captures.store import Store
@@ -428,13 +429,10 @@ def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(tmp_path: Path) -> 
         "store": {"url": (tmp_path / "store").as_uri()},
     }
     daemon = Daemon(parse(tree, "test"), None, {})
-    before = daemon.disk.measured_at
+    before = daemon.disk._measured
     daemon._start()
     try:
-        deadline = time.monotonic() + 30
-        while daemon.disk.measured_at == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert daemon.disk.measured_at > before
+        wait_until(lambda: daemon.disk._measured is not before)
     finally:
         daemon._close()
     listener = daemon.server._socket

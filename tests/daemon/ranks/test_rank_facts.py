@@ -284,7 +284,7 @@ def test_a_process_in_a_frozen_control_group_is_stopped(tmp_path: Path) -> None:
     proc, group = tmp_path / "proc/7", tmp_path / "cgroup/pod/c"
     proc.mkdir(parents=True)
     group.mkdir(parents=True)
-    (proc / "stat").write_text("7 (a) b) S " + "0 " * 18 + "4711 0\n")
+    (proc / "stat").write_text("7 (a) b) S " + "0 " * 18 + "4711 " + "0 " * 30)
     (proc / "cgroup").write_text("0::/pod/c\n")
     (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
     identity = protocol.Identity(7, bytes(16), 4711, 0, 0, 1)

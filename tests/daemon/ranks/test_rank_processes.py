@@ -14,7 +14,7 @@ import pytest
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.process import OomKills, memory_groups, oom_kills, reading
+from warpwatch_daemon.ranks.process import OomKills, reading
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_devices.process_tree import Process, read_process
 from warpwatch_telemetry.records import RankEvent
@@ -151,17 +151,6 @@ def test_what_may_not_be_read_is_left_out(tmp_path: Path) -> None:
     assert reading(family[7], family, tmp_path, tmp_path) == {"cpu_s": 1.5, "disk_wait": False}
 
 
-def test_memory_groups_are_those_of_either_version_and_never_outside(tmp_path: Path) -> None:
-    lines = "9:cpu:/x\n4:memory:/slurm/job_1\n0::/\n"
-    proc = proc_of(tmp_path / "proc", 7, lines)
-    top = tmp_path / "cgroup"
-    assert list(memory_groups(7, proc, top)) == [
-        top / "memory/slurm/job_1", top / "memory/slurm", top / "memory", top,
-    ]  # fmt: skip
-    proc_of(tmp_path / "proc", 8, "0::/../../other\n")
-    assert list(memory_groups(8, proc, top)) == []
-
-
 def test_a_risen_count_of_the_innermost_group_that_is_left_tells_an_oom_kill(
     tmp_path: Path,
 ) -> None:
@@ -181,12 +170,6 @@ def test_a_risen_count_of_the_innermost_group_that_is_left_tells_an_oom_kill(
     assert not kills.risen()
     group(pod, kills=4)
     assert kills.risen()
-
-
-def test_the_first_version_counts_kills_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 6\n")
-    assert oom_kills(tmp_path) == 6
-    assert oom_kills(tmp_path / "none") is None
 
 
 def test_this_very_process_can_be_read() -> None:

@@ -1,0 +1,81 @@
+"""The memory that control groups and the host leave, and the kernel's kills, from small files.
+
+What may not be read, or is not there (control groups hidden by a container), is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+# Of control groups of version 2, then 1: limit, usage, what file cache is called in memory.stat,
+# and the file that counts the kernel's kills.
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file", "memory.events"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"),
+)
+
+
+class Room(NamedTuple):
+    """In bytes; the tightest of several is their least."""
+
+    available: int
+    limit: int
+
+
+def memory_groups(pid: int | str, proc: Path = PROC, cgroup: Path = CGROUP) -> Iterator[Path]:
+    """Folders of the memory control groups that a process is in, innermost first."""
+    for line in read_text(proc / str(pid) / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        # Outside of the daemon's own control group namespace: no such folder here.
+        if (controllers and "memory" not in controllers.split(",")) or ".." in path:
+            continue
+        top = cgroup / "memory" if controllers else cgroup
+        folder = top / path.lstrip("/")
+        yield from (group for group in (folder, *folder.parents) if top in (group, *group.parents))
+
+
+def group_room(group: Path) -> Room | None:
+    """None where the group sets no limit."""
+    for limit_file, usage_file, cache, _ in _FILES:
+        limit, usage = read_text(group / limit_file).strip(), read_text(group / usage_file).strip()
+        if limit.isdigit() and usage.isdigit():
+            # File cache counts as used, but goes when the memory is needed.
+            used = int(usage) - (field(read_text(group / "memory.stat"), cache) or 0)
+            return Room(max(0, int(limit) - used), int(limit))
+    return None
+
+
+def host_room(proc: Path = PROC) -> Room | None:
+    meminfo = read_text(proc / "meminfo")
+    available, total = field(meminfo, "MemAvailable:"), field(meminfo, "MemTotal:")
+    return None if available is None or total is None else Room(1024 * available, 1024 * total)
+
+
+def oom_kills(group: Path) -> int | None:
+    for *_, events in _FILES:
+        kills = field(read_text(group / events), "oom_kill")
+        if kills is not None:
+            return kills
+    return None
+
+
+def field(text: str, name: str) -> int | None:
+    """The number behind a name, as in memory.stat, meminfo, and a process's status and io."""
+    for line in text.splitlines():
+        words = line.split(None, 2)
+        if len(words) >= 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return None
+
+
+def read_text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
