@@ -1,7 +1,7 @@
-"""The state as a collector of prometheus_client, for a registry in anybody's process.
+"""The state as a collector of prometheus_client, for a registry in a process of one's own.
 
-It holds the same samples as ``prometheus.render``, which the daemon's own page is made of because
-it takes a tenth of the time.
+It has the same samples as ``prometheus.render``, which writes the daemon's own page because that
+takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from warpwatch_telemetry.state import RankState, State
 
 
 class StateCollector(Collector):
-    """``get_state`` is called at each scrape: ``registry.register(StateCollector(hub.state))``."""
+    """``registry.register(StateCollector(get_state))``; ``get_state`` is called at each scrape."""
 
     def __init__(self, get_state: Callable[[], State]) -> None:
         self._get_state = get_state
