@@ -19,7 +19,7 @@ from warpwatch_telemetry.xids import COUNTED_FROM_START, explain
 
 logger = logging.getLogger(__name__)
 
-# How far apart the two origins may tell of the same XID.
+# How far apart the two origins may report the same XID.
 SAME_EVENT_S = 5.0
 # The same XID of the same GPU is logged once in this time.
 LOG_INTERVAL_S = 60.0

@@ -44,7 +44,7 @@ class Stepper:
         return sum(now.get(name, 0) - self._calls_before.get(name, 0) for name in names)
 
     def _settle(self) -> None:
-        """Wait until the driver knows what it was told last."""
+        """Wait until the driver knows what was set last."""
         age_s = time.time() - self._driver.control_file.stat().st_mtime
         time.sleep(max(0.0, SETTLING_S - age_s))
 

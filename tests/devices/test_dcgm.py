@@ -308,7 +308,7 @@ def test_a_pause_that_outlived_the_connection_is_ended(engine: Engine) -> None:
         assert not engine.paused
 
 
-def test_a_host_engine_that_starts_anew_during_a_pause_is_paused_again(engine: Engine) -> None:
+def test_a_host_engine_that_starts_again_during_a_pause_is_paused_again(engine: Engine) -> None:
     around = Around()
     with running(around) as sink:
         wait_until(lambda: values(sink, A))

@@ -17,13 +17,13 @@ def uuid(gpu: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
 
 
-def told(state: dict[str, Any], gpu: int) -> dict[str, float]:
+def reported(state: dict[str, Any], gpu: int) -> dict[str, float]:
     values: dict[str, float] = state["ledger"].get(uuid(gpu), {})
     return values
 
 
 def xid(state: dict[str, Any], gpu: int, number: int) -> float | None:
-    return told(state, gpu).get(f"xid_errors_total{{xid={number}}}")
+    return reported(state, gpu).get(f"xid_errors_total{{xid={number}}}")
 
 
 def watched(process: PartsProcess, *gpus: int) -> None:
@@ -62,25 +62,25 @@ def test_an_event_and_its_line_in_the_kernel_log_count_once(fake_driver, tmp_pat
         state = process.until(lambda state: xid(state, 1, 48) == 1)
         assert xid(state, 1, 31) == 1
         assert xid(state, 0, 31) is None and xid(state, 0, 48) == 0
-        assert told(state, 1)["xid_last_timestamp_seconds{xid=31}"] > 1.7e9
+        assert reported(state, 1)["xid_last_timestamp_seconds{xid=31}"] > 1.7e9
 
 
 def test_every_event_counts_for_its_gpu_and_kind(fake_driver):
     fake_driver.set(gpus=2)
     with running(fake_driver, events=True) as process:
         watched(process, 0, 1)
-        assert told(process.state, 0)["health_events_total{event=double_bit_ecc}"] == 0
+        assert reported(process.state, 0)["health_events_total{event=double_bit_ecc}"] == 0
         for _ in range(3):
             fake_driver.xid(0, 13)
         fake_driver.xid(1, 13, instances=(1, 0))
         fake_driver.event(0, DOUBLE_BIT_ECC, 0)
         fake_driver.event(1, RECOVERY_ACTION, 1)
         state = process.until(
-            lambda state: told(state, 1).get("health_events_total{event=recovery_action}") == 1
+            lambda state: reported(state, 1).get("health_events_total{event=recovery_action}") == 1
         )
         assert (xid(state, 0, 13), xid(state, 1, 13)) == (3, 1)
-        assert told(state, 0)["health_events_total{event=double_bit_ecc}"] == 1
-        assert told(state, 1)["health_events_total{event=double_bit_ecc}"] == 0
+        assert reported(state, 0)["health_events_total{event=double_bit_ecc}"] == 1
+        assert reported(state, 1)["health_events_total{event=double_bit_ecc}"] == 0
 
 
 def test_a_gpu_that_is_registered_again_is_in_a_new_set_and_counts_once(fake_driver):
@@ -118,7 +118,7 @@ def test_a_gpu_that_comes_back_often_costs_the_others_one_new_set(fake_driver):
         assert (xid(state, 0, 13), xid(state, 1, 31)) == (1, 1)
 
 
-def test_that_nothing_is_watched_any_more_is_told_once(fake_driver):
+def test_that_nothing_is_watched_any_more_is_reported_once(fake_driver):
     fake_driver.set(gpus=1)
     with running(fake_driver, events=True) as process:
         watched(process, 0)
@@ -138,13 +138,13 @@ def test_gpus_are_registered_for_what_they_support(fake_driver):
     fake_driver.fail("nvmlDeviceRegisterEvents", 999, gpu=3)
     with running(fake_driver, events=True) as process:
         watched(process, 0, 1)
-        events = [name for name in told(process.state, 1) if name.startswith("health")]
+        events = [name for name in reported(process.state, 1) if name.startswith("health")]
         assert events == [
             "health_events_total{event=single_bit_ecc}",
             "health_events_total{event=double_bit_ecc}",
         ]
-        assert len([name for name in told(process.state, 0) if name.startswith("health")]) == 9
-        assert told(process.state, 2) == {} and told(process.state, 3) == {}
+        assert len([name for name in reported(process.state, 0) if name.startswith("health")]) == 9
+        assert reported(process.state, 2) == {} and reported(process.state, 3) == {}
         fake_driver.xid(1, 13)
         process.until(lambda state: xid(state, 1, 13) == 1)
     assert "nvmlDeviceRegisterEvents" not in fake_driver.calls()[2]
@@ -213,7 +213,7 @@ def test_a_gpu_whose_registration_never_returns_costs_its_own_events(fake_driver
         watched(process, 1)
         fake_driver.xid(1, 74)
         state = process.until(lambda state: xid(state, 1, 74) == 1)
-        assert told(state, 0) == {}
+        assert reported(state, 0) == {}
         process.close()
     assert process.log.count("does not return") == 1
 

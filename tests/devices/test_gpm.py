@@ -109,7 +109,7 @@ def test_a_call_that_never_returns_costs_that_device_only(fake_driver):
         process.close()
     assert process.state == {"closed": True}
     assert process.log.count("does not return") == 2
-    # The buffers of devices that were given up are nobody's to free.
+    # The buffers of devices that were given up are no one's to free.
     unfreed = calls(fake_driver, "nvmlGpmSampleAlloc") - calls(fake_driver, "nvmlGpmSampleFree")
     assert unfreed == 4
 
@@ -224,7 +224,7 @@ def test_traffic_is_in_bytes_and_never_negative():
     assert traffic_of(answers) == {"device_pcie_transmit": GIB}
 
 
-def test_refusals_are_told_from_faults():
+def test_refusals_are_no_faults():
     assert refused([(1, 0, 0.0), (2, 3, 0.0), (3, 4, 0.0), (5, 27, 0.0), (6, 999, 0.0)]) == {
         2: Meaning.UNSUPPORTED,
         3: Meaning.NO_PERMISSION,

@@ -137,7 +137,7 @@ def test_a_log_that_works_is_healthy(tmp_path):
         assert (health.name, health.up, health.reason) == ("kernel_log", True, "")
 
 
-def test_a_log_that_is_missing_is_told_once_and_is_no_fault(tmp_path, caplog):
+def test_a_log_that_is_missing_is_reported_once_and_is_no_fault(tmp_path, caplog):
     with caplog.at_level(logging.INFO), Node(tmp_path / "none") as node:
         loop = node.supervisor.loops[0]
         wait_until(lambda: loop.runs >= 3)

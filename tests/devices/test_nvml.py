@@ -44,7 +44,7 @@ def test_mig_instances_have_the_hardware_counters_of_their_part(
 
 
 def _counting(watch: Watched) -> set[str]:
-    """The MIG devices that have told SM activity."""
+    """The MIG devices that have reported SM activity."""
     return {
         line["device"]
         for line in list(watch.lines)
@@ -150,7 +150,7 @@ def test_without_a_driver_the_source_waits_and_comes_up_by_itself(
         wait_until(lambda: watch.health()["up"])
 
 
-def test_a_library_that_does_not_come_back_is_told(fake_driver: FakeDriver) -> None:
+def test_a_library_that_does_not_come_back_is_reported(fake_driver: FakeDriver) -> None:
     fake_driver.hang("nvmlInitWithFlags")
     with watched(fake_driver.environment) as watch:
         wait_until(lambda: watch.health().get("reason") == "NVML does not answer")
@@ -182,7 +182,7 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(
         assert watch.newest(0)["info"]["driver_version"] == "615.71.05"
 
 
-def test_a_driver_of_another_version_is_told_and_then_ends_the_daemon_once(
+def test_a_driver_of_another_version_is_reported_and_then_ends_the_daemon_once(
     fake_driver: FakeDriver,
 ) -> None:
     def failures() -> list[str]:
@@ -212,7 +212,7 @@ def test_versions_that_agree_again_in_time_end_nothing(fake_driver: FakeDriver) 
         assert not [line for line in watch.lines if "fail" in line]
 
 
-def test_a_library_that_was_exchanged_on_disk_is_told_from_one_that_was_not(
+def test_a_library_that_was_exchanged_on_disk_is_kept_apart_from_one_that_was_not(
     fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
     mapped = tmp_path / "libnvidia-ml.so.1"

@@ -39,7 +39,7 @@ def test_instances_are_devices_and_their_gpu_keeps_its_own_values(process: Stepp
     parents = {d["info"]["parent_uuid"] for d in process.instances.values()}
     assert by_place == {("1", "3g.40gb"), ("5", "1c.2g.20gb")}
     assert len(memory) == 3
-    # The two compute instances of one GPU instance share its memory: it is told once.
+    # The two compute instances of one GPU instance share its memory: it is reported once.
     assert memory[0] == 0 < memory[1] < memory[2]
     assert indices == {0}
     assert parents == {GPU}
@@ -122,8 +122,8 @@ def test_a_whole_gpu_has_its_counters_again_after_mig_was_turned_off(
 
     def has(mig_mode: int, counters: bool) -> bool:
         values = source.newest(0).get("values", {})
-        told = [name in values for name in ("sm_active_ratio", "pcie_receive_bytes_total")]
-        return bool(values) and values.get("mig_mode") == mig_mode and told == [counters] * 2
+        reported = [name in values for name in ("sm_active_ratio", "pcie_receive_bytes_total")]
+        return bool(values) and values.get("mig_mode") == mig_mode and reported == [counters] * 2
 
     with watched(fake.environment) as source:
         wait_until(lambda: has(mig_mode=0, counters=True))

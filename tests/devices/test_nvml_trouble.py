@@ -193,7 +193,7 @@ def test_a_device_that_comes_or_goes_beside_a_stuck_one_is_noticed(
         wait_until(lambda: [watch.newest(gpu)["index"] for gpu in (1, 2, 3)] == [0, 1, 2])
 
 
-def test_a_search_that_hangs_is_told_and_is_replaced(fake_nvml: Path, tmp_path: Path) -> None:
+def test_a_search_that_hangs_is_reported_and_is_replaced(fake_nvml: Path, tmp_path: Path) -> None:
     fake = FakeDriver(fake_nvml, tmp_path / "state", gpus=2)
     with watched(fake.environment) as watch:
         wait_until(lambda: watch.up() == {0, 1})
@@ -207,7 +207,7 @@ def test_a_search_that_hangs_is_told_and_is_replaced(fake_nvml: Path, tmp_path: 
         wait_until(lambda: watch.up() == {0, 1, 2, 3} and watch.health()["reason"] == "")
 
 
-def test_a_device_that_never_told_its_name_is_forgotten_when_it_goes(
+def test_a_device_that_never_reported_its_name_is_forgotten_when_it_goes(
     fake_nvml: Path, tmp_path: Path
 ) -> None:
     fake = FakeDriver(fake_nvml, tmp_path / "state", gpus=3)
@@ -229,12 +229,12 @@ def test_a_device_that_never_told_its_name_is_forgotten_when_it_goes(
         wait_until(lambda: last_of_unknown(watch) == "there")
         fake.set(driver_gone=1)
         wait_until(lambda: last_of_unknown(watch) == "forgotten")
-        told = len(watch.lines)
-        wait_until(lambda: len(watch.lines) > told + 20)
+        reported = len(watch.lines)
+        wait_until(lambda: len(watch.lines) > reported + 20)
         assert last_of_unknown(watch) == "forgotten"
 
 
-def test_events_that_are_not_watched_any_more_are_told(fake_driver: FakeDriver) -> None:
+def test_events_that_are_not_watched_any_more_are_reported(fake_driver: FakeDriver) -> None:
     with watched(fake_driver.environment) as watch:
         wait_until(watch.all_up)
         fake_driver.fail("nvmlEventSetWait_v2", 3)

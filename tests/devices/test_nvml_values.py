@@ -216,7 +216,7 @@ def link(generation: int, received: float) -> Values:
     }
 
 
-def test_a_32_bit_counter_of_a_link_that_fills_it_within_a_round_is_not_told() -> None:
+def test_a_32_bit_counter_of_a_link_that_fills_it_within_a_round_is_not_reported() -> None:
     seen = []
     for generation, interval_s in ((1, 1.0), (2, 1.0), (4, 0.1), (5, 0.1)):
         values = link(generation, 7)
@@ -260,7 +260,7 @@ def test_pcie_bytes_go_on_where_gpm_ends_and_comes_back() -> None:
     assert [count(2**40 + 100, None), count(2**40 + 101, None)] == [342, 343]
 
 
-def test_pcie_bytes_are_told_once_they_are_seen_to_have_64_bits(process: Stepper) -> None:
+def test_pcie_bytes_are_reported_once_they_are_seen_to_have_64_bits(process: Stepper) -> None:
     fake = process.begin("h100")
     seen = []
     for raw in (2**32 - 1, 2**33, 2**33 + 7):

@@ -57,7 +57,7 @@ def parent() -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def told(process: subprocess.Popen[str]) -> str:
+def reported(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -93,7 +93,7 @@ def series(source: ProcessesSource, sink: RecordingSink, pid: int) -> dict[str, 
 def test_children_are_counted_and_what_they_used_stays_when_one_ends(
     parent: subprocess.Popen[str],
 ) -> None:
-    first, second = map(int, told(parent).split())
+    first, second = map(int, reported(parent).split())
     source, sink = source_of(parent.pid), RecordingSink()
 
     def children_cpu_s() -> float:
@@ -105,7 +105,7 @@ def test_children_are_counted_and_what_they_used_stays_when_one_ends(
     assert before["process_resident_memory_bytes children"] > 2 * 2**20
     assert before["process_resident_memory_bytes self"] > 2**20
     tell(parent)
-    assert told(parent) == "ended"
+    assert reported(parent) == "ended"
     after = series(source, sink, parent.pid)
     assert after["process_children"] == 1
     total_s = after["process_cpu_seconds_total children"]
@@ -121,7 +121,7 @@ def test_children_are_counted_and_what_they_used_stays_when_one_ends(
 
 
 def test_everything_published_is_in_the_catalogue(parent: subprocess.Popen[str]) -> None:
-    told(parent)
+    reported(parent)
     source, sink = source_of(parent.pid), RecordingSink()
     source.read(sink)
     assert sink.processes[-1].values
@@ -226,7 +226,7 @@ def test_children_that_were_waited_for_count_once() -> None:
     assert children_cpu_s(usage) == 8.0 + 0.5 + 0.25 + 1.0
 
 
-def test_children_that_nobody_waited_for_stay_counted() -> None:
+def test_children_that_no_one_waited_for_stay_counted() -> None:
     usage = ProcessUsage()
     usage.update(process(1), [process(2, 5.0), process(3, 1.0)])
     usage.update(process(1), [process(3, 1.5)])
@@ -269,7 +269,7 @@ def test_waiting_for_disks_is_absent_where_the_kernel_does_not_account(tmp_path:
 def test_the_family_is_found_again_without_reading_every_process(
     parent: subprocess.Popen[str],
 ) -> None:
-    family = {parent.pid, *map(int, told(parent).split())}
+    family = {parent.pid, *map(int, reported(parent).split())}
     tree = ProcessTree()
     assert set(tree.read([parent.pid])) == family
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:

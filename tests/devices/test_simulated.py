@@ -98,7 +98,7 @@ def test_counters_never_fall() -> None:
     assert before["device_busy_seconds_total", ()] == pytest.approx(8.5, abs=0.5)
 
 
-def test_an_idle_device_says_so_and_nobody_uses_it() -> None:
+def test_an_idle_device_says_so_and_no_one_uses_it() -> None:
     sample = run("h100", None, 60)[-1]
     assert value(sample, "utilization_ratio") == 0
     assert value(sample, "throttle_active", "idle") == 1

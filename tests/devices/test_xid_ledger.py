@@ -64,13 +64,13 @@ def test_the_log_may_be_first():
 
 def test_two_of_one_origin_are_two():
     ledger, _ = ledger_with_gpu()
-    told = [ledger.observe(ADDRESS, 13, "nvml") for _ in range(2)]
-    told += [ledger.observe(LOG_ADDRESS, 13, "kernel_log") for _ in range(3)]
-    assert told == [True, True, False, False, True]
+    reported = [ledger.observe(ADDRESS, 13, "nvml") for _ in range(2)]
+    reported += [ledger.observe(LOG_ADDRESS, 13, "kernel_log") for _ in range(3)]
+    assert reported == [True, True, False, False, True]
     assert total(ledger, 13) == 3
 
 
-def test_what_is_told_too_late_is_another_event():
+def test_what_is_reported_too_late_is_another_event():
     ledger, clock = ledger_with_gpu()
     ledger.observe(ADDRESS, 13, "nvml")
     clock.now += 5.1

@@ -35,7 +35,7 @@ CONTAINED_MEMORY_ERROR = 94
 # What speaks of damaged traces, which nothing here makes, and what has a part of its own below.
 NOT_BROKEN_HERE = frozenset({"Problems of traces", "Mostly idle though allocated"})
 # Whose fault is made here beside ALERT's, which the broken GPU explains; the others are only asked.
-TOLD_HERE = frozenset(
+REPORTED_HERE = frozenset(
     {
         "WarpwatchMemoryPressure",
         "WarpwatchDeviceLost",
@@ -83,10 +83,10 @@ def running(tmp_path: Path) -> Iterator[Fleet]:
     token.chmod(0o600)
     config: dict[str, Any] = {
         "http": {"token_file": str(token)},
-        # Ill from the beginning: nobody is there.
+        # Ill from the beginning: no one is there.
         "sources": {"dcgm_exporter": {"url": f"http://127.0.0.1:{free_port()}/metrics"}},
         "detection": ON_A_BUSY_MACHINE,
-        # Nobody but the alert asks, which says itself what for.
+        # No one but the alert asks, which says itself what for.
         "triggers": {"recipes": {"straggler": None}, "baseline": {"enabled": False}},
     }
     rules, webhook = hurried(tmp_path / "rules"), (ALERT, token)
@@ -124,7 +124,7 @@ def everything_has_data(found: Fleet) -> None:
 def alerts_tell_of_their_faults(found: Fleet) -> None:
     """Those whose fault is there have data; all are valid."""
     rules = dict(rules_of("alert"))
-    waiting = set(TOLD_HERE)
+    waiting = set(REPORTED_HERE)
     assert waiting <= rules.keys()
 
     def all_sent() -> bool:

@@ -1,4 +1,4 @@
-"""The job comes first: what kills the daemon or a rank costs nobody else anything."""
+"""The job comes first: what kills the daemon or a rank costs no other anything."""
 
 from __future__ import annotations
 

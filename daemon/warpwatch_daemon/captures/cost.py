@@ -113,7 +113,7 @@ class CostWatch:
         self._watched: dict[str, _Watched] = {}
 
     def begin(self, session: CaptureSession, rank: int) -> None:
-        """``rank``: whose steps tell."""
+        """``rank``: whose steps are compared."""
         capture = session.capture
         if capture.request.kind not in STEP_KINDS:
             return

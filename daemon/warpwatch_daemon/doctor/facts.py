@@ -56,7 +56,7 @@ class Pcie(NamedTuple):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of one GPU; None: it did not tell, and ``codes`` has NVML's return code for it.
+    """Facts of one GPU; None: it did not answer, and ``codes`` has NVML's return code for it.
 
     ``waiting_for``: the question that was never answered. Power in mW, temperatures in °C.
     """

@@ -1,4 +1,4 @@
-"""The node as its files tell it: /proc, /sys, /dev and the environment of this process."""
+"""The node as its files describe it: /proc, /sys, /dev and the environment of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU sits at which address of the PCI bus, of those too that tell nothing any more."""
+"""Which GPU sits at which address of the PCI bus, of those too that no longer answer."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _size(fd: int, name: str) -> int:
     size = os.fstat(fd).st_size
     if size > MAX_FILE_BYTES:
         raise InboxError(f"{name} has {size} bytes, at most {MAX_FILE_BYTES}")
-    # Holes cost their maker nothing and would fill the store. Fewer blocks than bytes do not tell:
+    # Holes cost their maker nothing and would fill the store. Fewer blocks than bytes prove none:
     # file systems compress.
     if size and os.lseek(fd, 0, os.SEEK_HOLE) < size:
         raise InboxError(f"{name} has holes")

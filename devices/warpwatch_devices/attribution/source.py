@@ -39,15 +39,15 @@ class AttributionSource:
         sink.publish_health(SourceHealth(self.name, up=True))
         interval_s = self._config.interval_s
         for origin in self._origins:
-            asker = Asker(origin, interval_s, self._devices, sink, self._tell(sink))
+            asker = Asker(origin, interval_s, self._devices, sink, self._report(sink))
             supervisor.every(f"attribution-{origin.name}", min(TICK_S, interval_s), asker.step)
 
     def close(self) -> None:
         for origin in self._origins:
             origin.close()
 
-    def _tell(self, sink: Sink) -> Callable[[str, str, float], None]:
-        def tell(origin: str, failure: str, duration_s: float) -> None:
+    def _report(self, sink: Sink) -> Callable[[str, str, float], None]:
+        def report(origin: str, failure: str, duration_s: float) -> None:
             with self._lock:
                 self._errors += bool(failure)
                 self._failures[origin] = failure
@@ -56,7 +56,7 @@ class AttributionSource:
             reason = "; ".join(failures)
             sink.publish_health(SourceHealth(self.name, not failures, reason, duration_s, errors))
 
-        return tell
+        return report
 
 
 def origins_of(config: AttributionConfig) -> list[AttributionOrigin]:
@@ -84,13 +84,13 @@ class Asker:
         interval_s: float,
         devices: Callable[[], tuple[DeviceSample, ...]],
         sink: Sink,
-        tell: Callable[[str, str, float], None],
+        report: Callable[[str, str, float], None],
     ) -> None:
         self._origin = origin
         self._interval_s = interval_s
         self._devices = devices
         self._sink = sink
-        self._tell = tell
+        self._report = report
         self._due = 0.0
         self._failure = ""
         self._refused: frozenset[str] = frozenset()
@@ -110,7 +110,7 @@ class Asker:
             failure = str(error)
             self._sink.count("attribution_errors_total", self._origin.name)
         self._log(failure)
-        self._tell(self._origin.name, failure, time.monotonic() - begun)
+        self._report(self._origin.name, failure, time.monotonic() - begun)
 
     def _publish(self, answer: OriginAnswer) -> None:
         for attribution in answer.attributions:

@@ -14,7 +14,7 @@ _DCGM_SOURCES = frozenset({"dcgm", "dcgm_exporter"})
 def device_of(listed: Device, known: Iterable[DeviceSample]) -> Device | None:
     """The device that ``listed`` is, whose UUID is the GPU's even where it is a GPU instance.
 
-    DCGM does not tell the UUID of a MIG device: NVML's with the same GPU and GPU instance is
+    DCGM does not give the UUID of a MIG device: NVML's with the same GPU and GPU instance is
     taken, of several (compute instances) the first. An instance of a GPU that NVML does not know
     gets the key ``<uuid>/gi<id>``; one that NVML does not know of a GPU that it does, None.
     """

@@ -73,7 +73,7 @@ class EventWatcher:
 
     def register(self, uuid: str, pci_bus_id: str, handle: Any) -> None:
         """Watch this GPU (of MIG instances: their GPU). Asks it, in the caller's thread, for what
-        it can tell; without events it is no device of the watcher, and still up."""
+        it supports; without events it is no device of the watcher, and still up."""
         self._ledger.register(uuid, pci_bus_id)
         mask = WANTED & self._supported(handle)
         if not mask:

@@ -41,7 +41,7 @@ def identify(handle: Any, costs: CallCosts) -> tuple[str, str]:
 
 
 def read_facts(handle: Any, costs: CallCosts) -> dict[str, str]:
-    """What the device tells of itself; what it does not tell is left out.
+    """What the device says of itself; what it does not say is left out.
 
     Raises LibraryGone, DeviceGone.
     """

@@ -181,7 +181,7 @@ def library_replaced() -> bool:
 
 
 def _replaced(device: str, inode: str, path: str) -> bool:
-    """Of a mapped file, by the columns of /proc/self/maps. Layered file systems tell another
+    """Of a mapped file, by the columns of /proc/self/maps. Layered file systems name another
     device there than of the file: then nothing is known.
     """
     path = path.strip()

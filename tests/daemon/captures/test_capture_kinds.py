@@ -85,7 +85,7 @@ def test_stacks_of_a_hang_end_what_waits_for_steps(node: CaptureNode, kind: Any)
     assert ended.outcome == "failed"
     assert ended.ranks[0].detail == "superseded by stacks of a hang"
     assert node.counted("failed", kind=kind) == 1
-    # The first one's late answers are nobody's, and nothing is sent over the second one's command.
+    # The first one's late answers are no one's, and nothing is sent over the second one's command.
     for rank in (0, 1):
         node.rings[rank].event("capture_disarmed", id=f"{waiting.id}-1", detail="another")
     node.poll()
@@ -201,7 +201,7 @@ def test_dcgm_gives_the_counters_up_while_nsys_captures_and_for_nothing_else(
             daemon.pipeline.step()
             daemon.coordinator.finish()
             assert paused() is False
-        # Nobody is to record for a daemon that is gone.
+        # No one is to record for a daemon that is gone.
         daemon.request_capture(CaptureRequest("train", "torch", "manual"))
         daemon._close()
         command = (daemon.folder.commands / f"{ring.path.stem}.cmd").read_bytes()

@@ -98,7 +98,7 @@ def test_a_trace_of_a_window_needs_neither_steps_nor_rank(tmp_path: Path) -> Non
     content = without("user_annotation") | {"warpwatch": {}}
     window = Expectation(rank=0, window_s=2.0)
     assert judge(tmp_path, content, window) == TraceVerdict(3, ())
-    # Nobody said which rank it is.
+    # No one said which rank it is.
     unknown = Expectation(rank=None, window_s=2.0)
     assert judge(tmp_path, content | {"distributedInfo": {"rank": 5}}, unknown) == TraceVerdict(
         3, ()

@@ -29,7 +29,7 @@ def node(tmp_path: Path, stack: ExitStack) -> CaptureNode:
     return CaptureNode(tmp_path, stack)
 
 
-def test_all_ranks_are_told_the_same_start_step_with_a_margin(node: CaptureNode) -> None:
+def test_all_ranks_get_the_same_start_step_with_a_margin(node: CaptureNode) -> None:
     node.coordinator.request(MANUAL)
     first, second = node.command(0), node.command(1)
     assert first == second
@@ -411,7 +411,7 @@ def test_a_second_daemon_on_the_store_is_refused(tmp_path: Path) -> None:
     assert first.path == tmp_path
 
 
-def test_a_rank_without_an_inbox_is_told_how_to_get_one(node: CaptureNode) -> None:
+def test_a_rank_without_an_inbox_hears_how_to_get_one(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     for rank in (0, 1):
         node.answer(rank, "capture_failed", detail="no_inbox")

@@ -125,7 +125,7 @@ def test_where_nothing_can_be_read_ranks_are_numbered_as_they_come(node: Node) -
     assert node.names() == {"kineto": {0: "a", 1: "b"}, "kineto-17": {0: "other"}}
 
 
-def test_the_pids_of_another_namespace_are_nobodys_ancestors(node: Node) -> None:
+def test_the_pids_of_another_namespace_are_no_ones_ancestors(node: Node) -> None:
     here, there = ({**{"RANK": str(rank)}, "WORLD_SIZE": "2"} for rank in (0, 1))
     node.poll("a", describe(here, ["t"], "pid:[1]"), [1])
     node.poll("b", describe(there, ["t"], "pid:[2]"), [7, 1])
@@ -141,7 +141,7 @@ def test_the_registry_is_bounded_by_owner(node: Node) -> None:
     assert len(node.processes.names()) == 65
 
 
-def test_nobody_waits_while_the_origin_of_a_process_is_looked_up() -> None:
+def test_no_one_waits_while_the_origin_of_a_process_is_looked_up() -> None:
     free: list[bool] = []
 
     def facts_of(sender: Sender) -> ProcessFacts:
@@ -171,7 +171,7 @@ def test_who_does_not_poll_for_a_minute_is_gone(node: Node) -> None:
     assert node.names() == {"llama": {1: "b"}}
 
 
-def test_an_order_is_told_once_and_not_before_the_process_is_ready(node: Node) -> None:
+def test_an_order_is_given_once_and_not_before_the_process_is_ready(node: Node) -> None:
     node.poll("a", ranked(0), [10])
     (order,) = node.processes.give({"a": CONFIG}).values()
     assert node.poll("a", pids=[10], ready=False, at=1.0) == ""
@@ -202,7 +202,7 @@ def test_a_process_that_stays_ready_has_refused(node: Node) -> None:
     assert (orders["b"].refused_at, orders["b"].taken) == (None, True)
 
 
-def test_what_is_withdrawn_is_not_told(node: Node) -> None:
+def test_what_is_withdrawn_is_not_ordered(node: Node) -> None:
     node.poll("a", ranked(0), [10])
     process = node.processes.jobs()["llama"][0]
     (order,) = node.processes.give({"a": CONFIG}).values()

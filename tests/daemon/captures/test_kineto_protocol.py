@@ -1,4 +1,4 @@
-"""The messages of libkineto: as stock PyTorch sends them, and as nobody should."""
+"""The messages of libkineto: as stock PyTorch sends them, and as no one should."""
 
 from __future__ import annotations
 

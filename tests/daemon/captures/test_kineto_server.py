@@ -99,7 +99,7 @@ def test_an_order_goes_to_the_one_who_polls(served: Served) -> None:
         assert two.recv(4096) == protocol.configuration("")
 
 
-def test_a_client_that_never_reads_stalls_nobody(served: Served) -> None:
+def test_a_client_that_never_reads_stalls_no_one(served: Served) -> None:
     with served.client(1) as deaf, served.client(2) as client:
         # Its queue fills up with answers; how much it holds is the kernel's (max_dgram_qlen).
         for _ in range(5000):
@@ -175,7 +175,7 @@ def test_a_folder_in_a_sockets_place_stops_no_housekeeping(served: Served) -> No
         assert not left.exists()
 
 
-def test_everybody_may_write_to_the_socket(served: Served) -> None:
+def test_everyone_may_write_to_the_socket(served: Served) -> None:
     assert (served.folder / "dynolog").stat().st_mode & 0o777 == 0o666
 
 

@@ -49,7 +49,7 @@ class Bench:
         self.epoch = time.time() - 1.0
 
     def poll(self, rank: int, at: float, ready: bool = True) -> dict[str, str]:
-        """What the rank is told, by key."""
+        """What the rank is asked for, by key."""
         sender = Sender(str(rank), 100 + rank, UID)
         text = self.processes.poll(Poll(ready, 0, (100 + rank, 1)), sender, self.epoch + at, at)
         return dict(line.split("=", 1) for line in text.splitlines())
@@ -58,9 +58,9 @@ class Bench:
         asked = CaptureRequest("job", "torch", "manual", **request)
         return self.backend.begin(Capture("c1", asked, self.epoch), ranks, at)
 
-    def write(self, told: dict[str, str], rank: int, content: bytes = TRACE) -> Path:
+    def write(self, asked: dict[str, str], rank: int, content: bytes = TRACE) -> Path:
         """As libkineto does."""
-        path = Path(told["ACTIVITIES_LOG_FILE"].replace(".json", f"_{100 + rank}.json"))
+        path = Path(asked["ACTIVITIES_LOG_FILE"].replace(".json", f"_{100 + rank}.json"))
         path.write_bytes(content)
         return path
 
@@ -84,7 +84,7 @@ def test_all_ranks_begin_together_once_each_has_had_the_time_to_ask(bench: Bench
     asked = time.time()
     session = bench.begin(0, 1, options=("shapes",))
     zero, one = bench.poll(0, 1.5), bench.poll(1, 2.0)
-    starts = {told["PROFILE_START_TIME"] for told in (zero, one)}
+    starts = {asked["PROFILE_START_TIME"] for asked in (zero, one)}
     # Asked at 1.0, both polls are due at 2.0: 0.2 s for a late one, 1 s until it is looked at.
     (start,) = starts
     assert int(start) / 1000 - asked >= 2.49
@@ -185,7 +185,7 @@ def test_a_process_that_ended_while_it_wrote_is_missing(bench: Bench) -> None:
     assert session.ranks[0].detail == "the process ended"
 
 
-def test_what_is_cancelled_is_never_told(bench: Bench) -> None:
+def test_what_is_cancelled_is_never_ordered(bench: Bench) -> None:
     session = bench.begin(0)
     session.cancel("the daemon stops")
     assert bench.poll(0, 2.0) == {}
@@ -223,7 +223,7 @@ def test_of_a_process_of_unknown_origin_no_rank_is_expected(bench: Bench) -> Non
     assert expected.rank is None
 
 
-def test_jobs_are_told_with_their_ranks(bench: Bench) -> None:
+def test_jobs_are_reported_with_their_ranks(bench: Bench) -> None:
     assert bench.backend.states() == (JobState("job", 2, ("0", "1"), backend="kineto"),)
 
 

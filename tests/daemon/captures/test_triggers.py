@@ -161,7 +161,7 @@ def test_a_kind_that_was_captured_in_vain_is_not_repeated_at_a_price(node: Node)
 # --- what is not ---
 
 
-def test_a_kind_without_a_recipe_is_told_and_not_counted(node: Node) -> None:
+def test_a_kind_without_a_recipe_is_reported_and_not_counted(node: Node) -> None:
     node.see(replace(STRAGGLER, kind="crash"))
     found = node.decision()
     assert (found.outcome, found.detail) == ("no_recipe", "triggers.recipes: none for crash")
@@ -203,7 +203,7 @@ def test_a_dry_run_shows_what_it_would_have_taken(tmp_path: Path, stack: ExitSta
     assert node.captures == ()
 
 
-def test_a_device_whose_job_nobody_knows_is_not_captured(tmp_path: Path, stack: ExitStack) -> None:
+def test_a_device_whose_job_no_one_knows_is_not_captured(tmp_path: Path, stack: ExitStack) -> None:
     node = Node(tmp_path, stack, recipes={"overheating": RecipeConfig(ranks="culprit")})
     node.see(
         Anomaly(
@@ -430,6 +430,6 @@ def test_another_nodes_capture_triggers_nothing(tmp_path: Path, stack: ExitStack
     assert node.captures == ()
 
 
-def test_on_one_node_nobody_waits(node: Node) -> None:
+def test_on_one_node_no_one_waits(node: Node) -> None:
     node.see(REGRESSION)
     assert node.decision().outcome == "captured"

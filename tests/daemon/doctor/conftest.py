@@ -76,7 +76,7 @@ def inputs(node: WriteFiles) -> MakeInputs:
 
 
 def surveyed(*devices: DeviceFacts) -> Survey:
-    """A driver that works and told this."""
+    """A driver that works and has answered this."""
     return Survey(
         1.0,
         code=0,

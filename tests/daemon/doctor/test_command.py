@@ -12,7 +12,7 @@ from warpwatch_daemon.doctor import text
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.registry import GROUPS
 
-NOBODY = "http://127.0.0.1:9"
+NO_DAEMON = "http://127.0.0.1:9"
 
 
 def test_findings_are_grouped_aligned_and_wrapped() -> None:
@@ -45,7 +45,7 @@ def test_json_has_every_finding_with_group_and_advice(
     driver: MakeDriver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver("h100", gpus=2).set(1, lost=1)
-    assert main(["doctor", "--json", "--url", NOBODY]) == 1
+    assert main(["doctor", "--json", "--url", NO_DAEMON]) == 1
     found = json.loads(capsys.readouterr().out)
     assert all(set(check) == {"name", "ok", "detail", "advice", "group"} for check in found)
     assert {check["group"] for check in found} <= set(GROUPS)
@@ -57,7 +57,7 @@ def test_json_has_every_finding_with_group_and_advice(
 
 def test_text_ends_with_a_summary(driver: MakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
     driver("t4", gpus=1)
-    main(["doctor", "--url", NOBODY])
+    main(["doctor", "--url", NO_DAEMON])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("warpwatch ")
     assert [line for line in lines if line in GROUPS][:3] == ["agent", "driver", "devices"]
@@ -69,6 +69,6 @@ def test_without_nvml_wanted_no_driver_is_asked(
 ) -> None:
     monkeypatch.setenv("WARPWATCH_SOURCES__NVML__ENABLED", "false")
     monkeypatch.setenv("WARPWATCH_NVML_LIBRARY", "/nowhere")
-    main(["doctor", "--json", "--url", NOBODY])
+    main(["doctor", "--json", "--url", NO_DAEMON])
     by_name = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert by_name["NVML"]["ok"] is None

@@ -71,7 +71,7 @@ def test_versions_of_a_working_driver_are_shown(inputs: MakeInputs) -> None:
         ({**pci("0000:1b:00.0"), "/.dockerenv": ""}, "in this container", "docker run --gpus all"),
     ],
 )
-def test_a_missing_library_is_told_by_what_else_is_missing(
+def test_a_missing_library_is_explained_by_what_else_is_missing(
     inputs: MakeInputs, files: dict[str, str], detail: str, advice: str
 ) -> None:
     check = named(inputs(NO_LIBRARY, files), "NVML")
@@ -144,7 +144,7 @@ def test_a_gpu_of_the_bus_that_nvml_does_not_show_is_missing(inputs: MakeInputs)
     assert check.detail == "1 of 2 GPUs with the nvidia driver; missing 0000:3b:00.0"
 
 
-def test_a_gpu_that_tells_nothing_is_placed_by_what_the_others_told(inputs: MakeInputs) -> None:
+def test_a_gpu_that_says_nothing_is_placed_by_what_the_others_reported(inputs: MakeInputs) -> None:
     files = {**pci("0000:1b:00.0"), **pci("0000:3b:00.0")}
     lost = DeviceFacts(index=1, codes={"handle": 15})
     given = inputs(surveyed(gpu(0, "00000000:1B:00.0"), lost), files)

@@ -87,7 +87,7 @@ def test_pcie_width_counts_always_and_generation_under_load(
         (0x2, (None, "clocks are held down by a setting")),
     ],
 )
-def test_clock_event_reasons_are_told_in_words(
+def test_clock_event_reasons_are_put_in_words(
     reasons: int, expected: tuple[bool | None, str]
 ) -> None:
     device = DeviceFacts(index=0, clock_event_reasons=reasons)

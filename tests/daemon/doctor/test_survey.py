@@ -136,7 +136,7 @@ def test_a_driver_that_does_not_work_in_a_container_says_what_to_do(
     assert advice in check.advice
 
 
-def test_settings_and_faults_of_single_gpus_are_told_apart(
+def test_settings_and_faults_of_single_gpus_are_kept_apart(
     driver: MakeDriver, inputs: MakeInputs
 ) -> None:
     fake = driver("h100")
@@ -185,7 +185,7 @@ def test_numbers_that_nvml_does_not_have_are_not_taken_for_values(
     assert worth_a_word(survey, inputs) == {}
 
 
-def test_gpm_that_is_refused_is_told_with_the_setting(
+def test_gpm_that_is_refused_is_reported_with_the_setting(
     driver: MakeDriver, inputs: MakeInputs
 ) -> None:
     driver("h100", gpus=2).fail("nvmlGpmSampleGet", 4)

@@ -1,4 +1,4 @@
-"""The inbox is everybody's: what is taken over from it, and that nothing stops its sweep."""
+"""The inbox is everyone's: what is taken over from it, and that nothing stops its sweep."""
 
 from __future__ import annotations
 

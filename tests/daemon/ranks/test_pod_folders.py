@@ -1,4 +1,4 @@
-"""Pods that mount only a folder of their own: found, read, told apart, limited."""
+"""Pods that mount only a folder of their own: found, read, kept apart, limited."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_a_pod_has_64_rings_whoever_owns_them(node: PodNode) -> None:
     assert other.path.stem in {path.stem for path in (node.pod(B) / "commands").iterdir()}
 
 
-def test_a_pod_without_an_inbox_is_told_what_to_mount(node: PodNode) -> None:
+def test_a_pod_without_an_inbox_hears_what_to_mount(node: PodNode) -> None:
     node.mount(A)
     with RingFile(node.pod(A) / "ranks").held():
         node.poll()

@@ -108,7 +108,7 @@ def test_a_link_in_place_of_a_command_file_is_not_written_through(
 
 
 @pytest.mark.parametrize("name", ["daemon.lock", "commands"])
-def test_a_pipe_in_place_of_what_the_daemon_made_holds_nobody_up(node: PodNode, name: str) -> None:
+def test_a_pipe_in_place_of_what_the_daemon_made_holds_no_one_up(node: PodNode, name: str) -> None:
     os.mkfifo(replace(node.pod(A) / name))
     for later_s in (0, 61, 122):
         node.poll(later_s)

@@ -209,22 +209,22 @@ def training(folder: RendezvousFolder, what: str, until: str) -> subprocess.Pope
 def silent(source: RanksSource) -> tuple[RankState, RankEvent, float]:
     """The rank after eleven seconds without a sign, the event that says so, and when that is."""
     now, at = time.time(), time.monotonic()
-    events = told(source.poll(now, at))
+    events = reported(source.poll(now, at))
     # Should there be one heartbeat more just now, then it is silent eleven seconds later.
     while not events:
         now, at = now + 11, at + 11
-        events = told(source.poll(now, at))
+        events = reported(source.poll(now, at))
     (state,) = source.states(at)
     return state, events[-1], at
 
 
-def told(records: list[Record]) -> list[RankEvent]:
+def reported(records: list[Record]) -> list[RankEvent]:
     """The events but those that say how the process is doing."""
     events = [record for record in records if isinstance(record, RankEvent)]
     return [event for event in events if event.event != "process"]
 
 
-def test_a_process_that_a_signal_stopped_is_told_from_one_that_holds_the_gil(
+def test_a_process_that_a_signal_stopped_is_kept_apart_from_one_that_holds_the_gil(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:
     process = training(folder, "gil", "holding")
@@ -234,8 +234,8 @@ def test_a_process_that_a_signal_stopped_is_told_from_one_that_holds_the_gil(
         assert (event.event, event.detail) == ("stopped", {"silent_reason": "holds the GIL"})
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        # It is looked at again, and what happened is told once.
-        assert told(source.poll(time.time(), at + 2)) == []
+        # It is looked at again, and what happened is reported once.
+        assert reported(source.poll(time.time(), at + 2)) == []
         (state,) = source.states(at + 2)
         assert state.silent_reason == "stopped"
     finally:
@@ -271,7 +271,7 @@ def test_a_pid_that_the_kernel_does_not_confirm_says_nothing() -> None:
     pid, uid = os.getpid(), os.getuid()
     own = protocol.Identity(pid, bytes(16), int(fields[19]), 0, 0, 1)
     assert silent_reason(own, pid, uid) == "holds the GIL"
-    # Somebody else holds the lock, in another PID namespace (0) or here, or nobody does.
+    # Another holds the lock, in another PID namespace (0) or here, or no one does.
     assert {silent_reason(own, other, uid) for other in (0, pid + 1, None)} == {"unknown"}
     # A ring of one user, a process of another.
     assert silent_reason(own, pid, uid + 1) == "unknown"

@@ -19,7 +19,7 @@ from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_devices.process_tree import Process, read_process
 from warpwatch_telemetry.records import RankEvent
 
-# A training process that takes a step and then works until it is told to stop.
+# A training process that takes a step and then works until it is asked to stop.
 _TRAINING = """
 import glob, os, sys, time
 import warpwatch
@@ -67,7 +67,7 @@ def test_a_process_that_holds_its_ring_is_looked_at_every_two_seconds(
     assert len(events(source, "process", at + 2.0)) == 1
 
 
-def test_a_ring_that_names_somebody_elses_process_tells_nothing_of_it(
+def test_a_ring_that_names_anothers_process_says_nothing_of_it(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:
     # The file says this process, the kernel says who holds it.

@@ -322,7 +322,7 @@ def ranks_of(source: RanksSource) -> list[Rank]:
     return source._ranks
 
 
-def test_a_death_that_nobody_saw_is_dated_before_the_successor_came(
+def test_a_death_that_no_one_saw_is_dated_before_the_successor_came(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:
     first = RingFile(folder.ranks)
@@ -339,15 +339,15 @@ def test_a_death_that_nobody_saw_is_dated_before_the_successor_came(
     assert kinds == ["RankSeen", "Step", "died", "RankSeen", "Step"]
 
 
-def test_a_death_that_was_told_is_not_told_again_after_a_restart(
+def test_a_death_that_was_reported_is_not_reported_again_after_a_restart(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:
     ring = RingFile(folder.ranks)
     with ring.held():
         ring.step()
         source.poll(time.time(), time.monotonic())
-    told = source.poll(time.time(), time.monotonic())
-    assert [r.event for r in told if isinstance(r, RankEvent)] == ["died"]
+    reported = source.poll(time.time(), time.monotonic())
+    assert [r.event for r in reported if isinstance(r, RankEvent)] == ["died"]
     source.close()
     successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
     again = successor.poll(time.time(), time.monotonic())

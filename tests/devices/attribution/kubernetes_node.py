@@ -1,6 +1,6 @@
 """A real node for tests: etcd, kube-apiserver, containerd and a kubelet, all on loopback.
 
-For Kubernetes 1.20, as root, with cgroup version 1, on a machine that is nobody's node: the
+For Kubernetes 1.20, as root, with cgroup version 1, on a machine that is no one's node: the
 kubelet works in /var/lib/kubelet. Pods use the host's network, as there is no CNI.
 """
 
@@ -117,7 +117,7 @@ class KubernetesNode:
 
     @contextmanager
     def api_held(self) -> Iterator[None]:
-        """Meanwhile the API server answers nobody."""
+        """Meanwhile the API server answers no one."""
         assert self._api_server is not None
         self._api_server.send_signal(signal.SIGSTOP)
         try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 KUBELET_FOLDER = Path("/var/lib/kubelet")
-# Made by the kubelet and by containerd's shims, wherever they are told to work.
+# Made by the kubelet and by containerd's shims, wherever they are configured to work.
 _FOLDERS = (
     KUBELET_FOLDER,
     Path("/var/log/pods"),

@@ -45,7 +45,7 @@ def test_jobs_of_slurm_by_device() -> None:
     assert slurm.slurm_jobs == {GPU_0: ("12", "7"), GPU_1: ("7",)}
 
 
-def test_the_end_of_the_last_job_is_told_but_no_slurm_where_none_ran() -> None:
+def test_the_end_of_the_last_job_is_reported_but_no_slurm_where_none_ran() -> None:
     asked = origin()
     idle, busy = (sample(GPU_0, 0, 14),), (sample(GPU_0, 0, 10),)
     assert [a.origin for a in asked.read(idle, 1.0).attributions] == ["cgroup"]

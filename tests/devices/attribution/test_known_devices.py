@@ -63,7 +63,7 @@ def test_a_minor_number_is_not_the_index() -> None:
     assert swapped.resolve(DeviceReference(index=0)) == GPU_0
 
 
-def test_equal_instances_are_told_apart_by_their_place_or_not_at_all() -> None:
+def test_equal_instances_are_kept_apart_by_their_place_or_not_at_all() -> None:
     reference = parse_driver_name("gpu-0-mig-1g10gb-19-4")
     assert reference is not None
 

@@ -122,7 +122,7 @@ def test_the_newest_pod_holds_a_whole_device_that_an_ended_one_is_still_listed_w
     assert held(origin.read(node(), 1030.0)) == {}
 
 
-def test_pods_that_cannot_be_told_apart_are_both_kept(
+def test_pods_that_cannot_be_kept_apart_are_both_kept(
     kubelet: FakeKubelet, origin: KubeletOrigin
 ) -> None:
     kubelet.response = pods(("a", "nvidia.com/gpu", GPU_0), ("b", "nvidia.com/gpu", GPU_0))

@@ -71,11 +71,11 @@ def node(tmp_path: Path) -> Iterator[KubernetesNode]:
 class RecordingHub(Hub):
     def __init__(self) -> None:
         super().__init__(4.0)
-        self.told: list[Attribution] = []
+        self.reported: list[Attribution] = []
 
     def publish_attribution(self, attribution: Attribution) -> None:
         super().publish_attribution(attribution)
-        self.told.append(attribution)
+        self.reported.append(attribution)
 
 
 class Watch:
@@ -95,26 +95,28 @@ class Watch:
         self._source.start(self._supervisor, self._hub)
 
     def of(self, origin: str) -> Attribution | None:
-        told = {attribution.origin: attribution for attribution in self._hub.state().attributions}
-        return told.get(origin)
+        reported = {
+            attribution.origin: attribution for attribution in self._hub.state().attributions
+        }
+        return reported.get(origin)
 
     def holders(self) -> dict[str, tuple[Workload, ...]] | None:
         """By UUID; None before the kubelet has answered."""
-        told = self.of("kubelet")
-        return None if told is None else dict(told.workloads)
+        reported = self.of("kubelet")
+        return None if reported is None else dict(reported.workloads)
 
     def answers_since(self, time_s: float) -> list[dict[str, tuple[Workload, ...]]]:
         """What was published of the kubelet from then on, without repetitions."""
         answers = [
-            dict(told.workloads)
-            for told in self._hub.told
-            if told.origin == "kubelet" and told.time >= time_s
+            dict(reported.workloads)
+            for reported in self._hub.reported
+            if reported.origin == "kubelet" and reported.time >= time_s
         ]
         return [answer for answer, _ in itertools.groupby(answers)]
 
     def owners(self) -> dict[int, ProcessOwner]:
-        told = self.of("cgroup")
-        return {} if told is None else dict(told.processes)
+        reported = self.of("cgroup")
+        return {} if reported is None else dict(reported.processes)
 
     def health(self) -> SourceHealth:
         (health,) = self._hub.health()
@@ -143,7 +145,7 @@ def run_pod(node: KubernetesNode, namespace: str, name: str, gpus: int) -> Proce
 
 
 def devices_given_to(pid: int) -> list[str]:
-    """What the device plugin told the container to use when the kubelet chose its devices."""
+    """What the device plugin had the container use when the kubelet chose its devices."""
     environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     variables = dict(line.split("=", 1) for line in environment if line)
     return variables["NVIDIA_VISIBLE_DEVICES"].split(",")
@@ -205,7 +207,7 @@ def test_the_last_answer_stays_while_the_kubelet_is_away(
     # A new kubelet lists no pods before it has them from the API server: that is not their end.
     with node.api_held():
         node.start_kubelet()
-        wait_until(lambda: "started anew" in watch.health().reason, NODE_S)
+        wait_until(lambda: "started again" in watch.health().reason, NODE_S)
     wait_until(lambda: watch.health().up, NODE_S)
     assert watch.answers_since(last.time) == [holders]
     node.api.delete_pod("default", "train-0")

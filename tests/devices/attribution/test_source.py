@@ -39,7 +39,7 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 class Scripted:
-    """An origin that answers, or fails, as it is told."""
+    """An origin that answers, or fails, as the test says."""
 
     name = "kubelet"
 
@@ -81,7 +81,7 @@ def test_a_kubelet_that_goes_leaves_its_last_word_with_its_time(
     source, sink = AttributionSource(config, surroundings()), RecordingSink()
 
     def of_kubelet() -> list[Attribution]:
-        return [told for told in sink.attributions if told.origin == "kubelet"]
+        return [reported for reported in sink.attributions if reported.origin == "kubelet"]
 
     def failures() -> float:
         return sink.counts["attribution_errors_total", "kubelet"]
@@ -104,7 +104,7 @@ def test_a_kubelet_that_goes_leaves_its_last_word_with_its_time(
     kubelet.stop()
 
 
-def test_a_kubelet_that_does_not_answer_keeps_nobody_waiting(
+def test_a_kubelet_that_does_not_answer_keeps_no_one_waiting(
     tmp_path: Path, supervisor: Supervisor
 ) -> None:
     kubelet = FakeKubelet(tmp_path / "kubelet.sock")
@@ -117,16 +117,16 @@ def test_a_kubelet_that_does_not_answer_keeps_nobody_waiting(
     source.start(supervisor, sink)
 
     def of_slurm() -> list[Attribution]:
-        return [told for told in sink.attributions if told.origin == "slurm"]
+        return [reported for reported in sink.attributions if reported.origin == "slurm"]
 
     wait_until(lambda: kubelet.calls == 1 and len(of_slurm()) >= 3)
     assert of_slurm()[-1].slurm_jobs == {GPU_0: ("42",)}
-    assert not [told for told in sink.attributions if told.origin == "kubelet"]
+    assert not [reported for reported in sink.attributions if reported.origin == "kubelet"]
     source.close()
     kubelet.stop()
 
 
-def test_nobody_is_asked_before_there_are_devices() -> None:
+def test_no_one_is_asked_before_there_are_devices() -> None:
     origin = Scripted()
     devices: list[DeviceSample] = []
     asked = asker(origin, RecordingSink(), lambda: tuple(devices))
@@ -139,7 +139,7 @@ def test_nobody_is_asked_before_there_are_devices() -> None:
 
 def test_an_origin_is_asked_once_in_its_interval() -> None:
     origin = Scripted()
-    asked = Asker(origin, 3600.0, node, RecordingSink(), lambda *told: None)
+    asked = Asker(origin, 3600.0, node, RecordingSink(), lambda *reported: None)
     asked.step()
     asked.step()
     assert origin.reads == 1

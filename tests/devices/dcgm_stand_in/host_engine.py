@@ -224,9 +224,9 @@ class DcgmGroupSamples:
         paused = (folder() / "paused").exists() and not now.get("not_updated")
         values: dict[int, dict[int, dict[int, list[Any]]]] = {}
         for kind, entity in self._group.members:
-            told = now["values"].get(f"{kind}/{entity}", {})
+            reported = now["values"].get(f"{kind}/{entity}", {})
             values.setdefault(kind, {})[entity] = {
-                field: [_field_value(None if paused else told.get(str(field)), now)]
+                field: [_field_value(None if paused else reported.get(str(field)), now)]
                 for field in fieldGroup.fieldIds
             }
         return SimpleNamespace(values=values)

@@ -8,7 +8,7 @@ enum { MAX_SETS = 64, POLL_NS = 100 * 1000 * 1000 };
 
 typedef struct {
     unsigned long long types, seen; /* sequence number of the newest event delivered */
-    bool loss_told;
+    bool loss_reported;
 } registration_t;
 
 struct nvmlEventSet_st {
@@ -116,14 +116,14 @@ static nvmlReturn_t next_loss(nvmlEventSet_t set, const control_t *now, nvmlEven
         bool lost = settings[SET_lost] != 0 && registration->types;
         bool raises =
             settings[SET_lost_xid] != 0 && registration->types & nvmlEventTypeXidCriticalError;
-        if (lost && !registration->loss_told && raises) {
-            registration->loss_told = true;
+        if (lost && !registration->loss_reported && raises) {
+            registration->loss_reported = true;
             *data = (nvmlEventData_t){gpu_handle(gpu), nvmlEventTypeXidCriticalError,
                                       (unsigned long long)settings[SET_lost_xid], NO_INSTANCE,
                                       NO_INSTANCE};
             return NVML_SUCCESS;
         }
-        registration->loss_told &= lost;
+        registration->loss_reported &= lost;
         code = lost ? NVML_ERROR_GPU_IS_LOST : code;
     }
     return code;

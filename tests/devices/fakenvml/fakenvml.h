@@ -57,7 +57,7 @@ typedef struct {
     unsigned memory_mib, reserved_mib, used_mib, bar1_mib, multiprocessors, cores, bus_width;
     unsigned clock_max, clock_busy, clock_idle, clock_application, clock_memory, clock_video_max;
     unsigned idle_w, full_w, limit_w, min_limit_w, max_limit_w;
-    unsigned shutdown_c, slowdown_c, memory_max_c, gpu_max_c; /* 0: not told */
+    unsigned shutdown_c, slowdown_c, memory_max_c, gpu_max_c; /* 0: not reported */
     int shutdown_tlimit, slowdown_tlimit, memory_max_tlimit, gpu_max_tlimit;
     unsigned fans, pcie_generation, pcie_width;
     unsigned nvlinks, nvlink_version, nvlink_mbps;
@@ -189,7 +189,7 @@ double power_w(const gpu_control_t *row, double at_s);
 unsigned long long event_reasons(const gpu_control_t *row, double at_s);
 motion_t move(unsigned gpu, const gpu_control_t *row);
 void move_all(const control_t *before);
-void begin_anew(void);
+void begin_again(void);
 double pcie_bytes(const motion_t *motion);
 double nvlink_kib(const motion_t *motion);
 unsigned sensor_samples(unsigned gpu, const gpu_control_t *row, unsigned long long after_us,

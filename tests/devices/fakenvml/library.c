@@ -136,7 +136,7 @@ nvmlDevice_t gpu_handle(unsigned gpu)
     return &gpu_handles[gpu];
 }
 
-/* A device that stays keeps its handle; one that was destroyed and made anew otherwise does not. */
+/* A device that stays keeps its handle; one that was destroyed and made again otherwise does not. */
 nvmlDevice_t mig_handle(unsigned gpu, const mig_t *mig)
 {
     struct nvmlDevice_st wanted = {gpu, true, mig->slot, mig->gi, mig->ci, mig->profile};
@@ -177,7 +177,7 @@ static nvmlReturn_t initialise(function_t function)
         REFUSE_IF(row->settings[SET_init] != 0, (nvmlReturn_t)row->settings[SET_init]);
         REFUSE_IF(row->error[function] != 0, row->error[function]);
         if (atomic_exchange(&dead, false))
-            begin_anew();
+            begin_again();
     }
     users++;
     return NVML_SUCCESS;

@@ -136,7 +136,7 @@ void move_all(const control_t *before)
 
 /* A driver that was loaded again counts from zero. The first has counted since the machine started.
  */
-void begin_anew(void)
+void begin_again(void)
 {
     for (unsigned gpu = 0; gpu < MAX_GPUS; gpu++) {
         pthread_mutex_lock(&moving[gpu].lock);

@@ -437,7 +437,7 @@ def test_mig_devices_are_parts_of_a_gpu(fake_driver: FakeDriver) -> None:
     assert (profile["name"], profile["sliceCount"]) == ("MIG 3g.40gb", 3)
 
 
-def test_mig_is_laid_out_anew_at_run_time(fake_driver: FakeDriver) -> None:
+def test_mig_is_laid_out_again_at_run_time(fake_driver: FakeDriver) -> None:
     fake_driver.mig(0, "0=1g.10gb/9/0", "1=1g.10gb/10/0")
     with client(fake_driver) as ask:
         for index in (0, 1):
@@ -456,7 +456,7 @@ def test_mig_is_laid_out_anew_at_run_time(fake_driver: FakeDriver) -> None:
 
 
 def test_an_event_is_seen_once_by_each_set(fake_driver: FakeDriver) -> None:
-    fake_driver.xid(gpu=2, xid=13)  # before anybody listened
+    fake_driver.xid(gpu=2, xid=13)  # before anyone listened
     seen = (
         "[(d := nvmlEventSetWait_v2({}, {})).eventType, d.eventData, nvmlDeviceGetUUID(d.device)]"
     )
@@ -487,7 +487,7 @@ def test_a_lost_gpu_raises_its_xid_and_then_ends_the_waiting(fake_driver: FakeDr
         assert ask.code("nvmlEventSetWait_v2(events, 10000)") == 15
 
 
-def test_links_are_told_one_by_one(fake_driver: FakeDriver) -> None:
+def test_links_are_reported_one_by_one(fake_driver: FakeDriver) -> None:
     fake_driver.set(gpu=0, nvlinks_down=0b10, nvlink_errors=7)
     with client(fake_driver) as ask:
         assert ask("[nvmlDeviceGetNvLinkState(gpu(0), i) for i in range(18)]") == [1, 0] + [1] * 16

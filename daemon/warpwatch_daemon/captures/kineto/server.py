@@ -197,7 +197,7 @@ class KinetoServer:
             except (protocol.MessageError, ConnectionRefusedError):
                 return False
             except OSError:
-                # It may not be asked; polls that stop tell as well.
+                # It may not be asked; polls that stop show it as well.
                 return True
         return True
 

@@ -164,7 +164,7 @@ class Triggers:
             return
         trigger.capture_id = None
         if capture is not None and capture.outcome == "refused_disk":
-            # The store had no room, which only the attempt could tell.
+            # The store had no room, which only the attempt could show.
             trigger.tries -= 1
             self._refused(trigger, Refused(capture.outcome, capture.detail), now)
             return
