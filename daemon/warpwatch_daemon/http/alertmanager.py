@@ -50,6 +50,7 @@ class AlertWebhook:
         self._busy = 0
 
     async def receive(self, request: Request) -> Response:
+        """Alerts that fire ask for captures."""
         self._access.check_change(request)
         if self._busy >= MAX_AT_ONCE:
             raise ApiError(503, "busy", "too many webhooks are being answered", _RETRY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -36,42 +37,49 @@ class Api:
         self._access = access
 
     async def healthz(self, request: Request) -> Response:
+        """Whether the process lives."""
         return json_answer(models.Health(version=self._agent.state().version))
 
     async def readyz(self, request: Request) -> Response:
+        """Whether every source can be read."""
         missing = self._agent.missing()
         sources = self._agent.state().sources
         document = models.Readiness(ready=not missing, missing=missing, sources=sources)
         return json_answer(document, 503 if missing else 200)
 
     async def devices(self, request: Request) -> Response:
+        """Devices with their newest values."""
         _filters(request, models.Filters)
         devices = [models.DeviceReport.of(sample) for sample in self._agent.state().devices]
         return json_answer(models.DeviceList(devices=devices))
 
     async def ranks(self, request: Request) -> Response:
+        """Ranks with their newest steps."""
         filters = _filters(request, models.JobFilters)
         ranks = [rank for rank in self._agent.state().ranks if filters.admits(job=rank.job)]
         return json_answer(models.RankList(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
+        """Jobs, also those that only Kineto sees."""
         filters = _filters(request, models.JobFilters)
         state = self._agent.state()
         jobs = [job for job in state.jobs + state.kineto_jobs if filters.admits(job=job.name)]
         return json_answer(models.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
+        """Anomalies, each with what became of its trigger."""
         filters = _filters(request, models.AnomalyFilters)
         state = self._agent.state()
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
-            models.AnomalyReport.of(anomaly, decided.get(anomaly.id))
+            models.AnomalyReport(**asdict(anomaly), decision=decided.get(anomaly.id))
             for anomaly in state.anomalies
             if filters.admits(job=anomaly.job, kind=anomaly.kind, active=anomaly.end_time is None)
         ]
         return json_answer(models.AnomalyList(anomalies=anomalies))
 
     async def anomaly(self, request: Request) -> Response:
+        """One anomaly, also of the history, with the metrics of the minutes around it."""
         _filters(request, models.Filters)
         ident, state = request.path_params["id"], self._agent.state()
         found = next((one for one in state.anomalies if one.id == ident), None)
@@ -83,10 +91,11 @@ class Api:
         if found is None:
             raise ApiError(404, "not_found", "there is no such anomaly")
         decision = next((one for one in state.decisions if one.anomaly_id == ident), None)
-        document = models.AnomalyInContext.of(found, decision)
-        return json_answer(document.model_copy(update={"context": context}))
+        report = models.AnomalyInContext(**asdict(found), decision=decision, context=context)
+        return json_answer(models.OneAnomaly(report))
 
     async def detectors(self, request: Request) -> Response:
+        """How the detectors see what they judge, and why."""
         filters = _filters(request, models.DetectorFilters)
         statuses, suppressed = await run_in_threadpool(self._agent.detector_statuses)
         detectors = [
@@ -97,13 +106,21 @@ class Api:
             if filters.admits(kind=kind)
         ]
         admitted = [
-            models.SuppressedReport.of(one)
+            models.SuppressedReport(
+                **asdict(one.found),
+                kind=one.kind,
+                cause=one.cause,
+                cause_id=one.cause_id,
+                since=one.since,
+                again=one.again,
+            )
             for one in suppressed
             if filters.admits(job=one.found.job, kind=one.kind)
         ]
         return json_answer(models.DetectorList(detectors=detectors, suppressed=admitted))
 
     async def captures(self, request: Request) -> Response:
+        """Captures."""
         filters = _filters(request, models.CaptureFilters)
         captures = [
             capture
@@ -113,6 +130,7 @@ class Api:
         return json_answer(models.CaptureList(captures=captures))
 
     async def diagnoses(self, request: Request) -> Response:
+        """What the captures' traces say."""
         diagnoses = [
             models.DiagnosisReport(
                 capture=capture.id,
@@ -127,12 +145,14 @@ class Api:
         return json_answer(models.DiagnosisList(diagnoses=diagnoses))
 
     async def capture(self, request: Request) -> Response:
+        """One capture."""
         for capture in self._agent.state().captures:
             if capture.id == request.path_params["id"]:
                 return json_answer(models.OneCapture(capture))
         raise ApiError(404, "not_found", "there is no such capture")
 
     async def request_capture(self, request: Request) -> Response:
+        """Ask for a capture."""
         self._access.check_change(request)
         body = _capture_body(await json_body(request))
         try:

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from warpwatch_daemon.config.sections import HttpConfig
@@ -22,15 +22,9 @@ from warpwatch_daemon.http.capture_files import CaptureFiles
 from warpwatch_daemon.http.guard import Admission, Guard
 from warpwatch_daemon.http.limits import PeerLimit
 from warpwatch_daemon.http.metrics import MetricsPages
-from warpwatch_daemon.http.openapi import Schema, openapi
+from warpwatch_daemon.http.openapi import openapi
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
-from warpwatch_daemon.http.routes import (
-    Operation,
-    alert_operation,
-    capture_operations,
-    daemon_operations,
-    state_operations,
-)
+from warpwatch_daemon.http.routes import operations
 
 _REASONS = {404: "not_found", 405: "method_not_allowed"}
 
@@ -45,46 +39,31 @@ def create_app(
 ) -> Starlette:
     """``loopback``: whether the daemon listens on a loopback address.
 
-    Its ``state.pages`` are to be refreshed each second. Raises UsageError when the token file
-    cannot be used.
+    Its ``state.pages`` are to be refreshed each second; its ``state.document`` is what
+    `/openapi.json` answers. Raises UsageError when the token file cannot be used.
     """
     access = Access(config, loopback=loopback)
     admission = Admission(access, limit or PeerLimit(), basic_auth)
     pages = MetricsPages(agent)
     guard = Middleware(Guard, admission=admission, count=agent.count_request)
-    operations = _operations(agent, access, pages, AlertWebhook(agent, access, config))
+    table = operations(
+        Api(agent, access),
+        CaptureFiles(agent, access),
+        AlertWebhook(agent, access, config),
+        pages,
+        PageEndpoint(agent, access),
+    )
     app = Starlette(
-        routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in operations],
+        routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in table],
         middleware=[guard],
         exception_handlers={HTTPException: _http_error},
     )
     # A redirect would be sent to whatever the Host header says.
     app.router.redirect_slashes = False
     app.state.pages = pages
+    # It takes 20 ms to make, and few ask for it.
+    app.state.document = functools.cache(lambda: openapi(agent.state().version, table))
     return app
-
-
-def _operations(
-    agent: Agent, access: Access, pages: MetricsPages, webhook: AlertWebhook
-) -> list[Operation]:
-    api = Api(agent, access)
-
-    # It takes 20 ms, and seldom does someone ask.
-    @functools.cache
-    def document() -> Schema:
-        return openapi(agent.state().version, operations)
-
-    async def describe(request: Request) -> Response:
-        return JSONResponse(document())
-
-    operations = [
-        *daemon_operations(api, pages, PageEndpoint(agent, access)),
-        *state_operations(api),
-        *capture_operations(api, CaptureFiles(agent, access)),
-        alert_operation(webhook),
-        Operation("/openapi.json", describe, "This document", "application/json"),
-    ]
-    return operations
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

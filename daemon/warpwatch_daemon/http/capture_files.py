@@ -43,6 +43,7 @@ class CaptureFiles:
         self._access = access
 
     async def send(self, request: Request) -> Response:
+        """A file of a capture."""
         self._access.check_files(request)
         capture_id, name = request.path_params["id"], request.path_params["file"]
         path = None

@@ -60,6 +60,7 @@ class MetricsPages:
         self._pages: dict[Format, MetricsPage] = {}
 
     async def scrape(self, request: Request) -> Response:
+        """Prometheus text format or OpenMetrics, by Accept."""
         media_type = _media_type(request.headers.get("accept", ""))
         compressed = gzip_accepted(request.headers.get("accept-encoding", ""))
         page = self.page(Format("openmetrics" in media_type, compressed))

@@ -7,15 +7,14 @@ of its own: its dataclass serves as one. A number that is not finite is null.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated, Any, Literal, Self
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
-from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
-from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Severity
+from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Found
 from warpwatch_telemetry.captures import (
     CAPTURE_KINDS,
     Capture,
@@ -24,7 +23,7 @@ from warpwatch_telemetry.captures import (
     Decision,
 )
 from warpwatch_telemetry.log import series_text
-from warpwatch_telemetry.samples import DeviceProcess, DeviceSample, SourceHealth
+from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState
 
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
@@ -133,15 +132,10 @@ class Readiness(BaseModel):
     sources: tuple[SourceHealth, ...]
 
 
-class DeviceReport(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReport(Device):
     """A device and its newest values, by series: ``power_watts``, ``clock_hertz{domain=sm}``."""
 
-    uuid: str
-    index: int
-    name: str
-    gpu_instance: str
-    profile: str
-    info: Mapping[str, str]
     time: float
     values: Mapping[str, float | None]
     up: bool
@@ -151,14 +145,8 @@ class DeviceReport(BaseModel):
 
     @classmethod
     def of(cls, sample: DeviceSample) -> DeviceReport:
-        device = sample.device
         return cls(
-            uuid=device.uuid,
-            index=device.index,
-            name=device.name,
-            gpu_instance=device.gpu_instance,
-            profile=device.profile,
-            info=device.info,
+            **asdict(sample.device),
             time=sample.time,
             values={series_text(key): value for key, value in sample.values.items()},
             up=sample.up,
@@ -180,42 +168,26 @@ class RankList(BaseModel):
     ranks: list[RankState]
 
 
-class AnomalyReport(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnomalyReport(Anomaly):
     """``decision``: what became of its trigger, null where none was taken yet."""
 
-    model_config = ConfigDict(from_attributes=True)
-
-    id: str
-    time: float
-    kind: AnomalyKind
-    severity: Severity
-    summary: str
-    job: str | None
-    rank: int | None
-    device: str | None
-    step: int | None
-    begin_step: int | None
-    value: float | None
-    baseline: float | None
-    end_time: float | None
-    explained_by: str | None
-    effects: tuple[str, ...]
-    reopened: int
-    decision: Decision | None = None
-
-    @classmethod
-    def of(cls, anomaly: Anomaly, decision: Decision | None) -> Self:
-        return cls.model_validate(anomaly).model_copy(update={"decision": decision})
+    decision: Decision | None
 
 
 class AnomalyList(BaseModel):
     anomalies: list[AnomalyReport]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnomalyInContext(AnomalyReport):
     """``context``: the metrics of the minutes around it, null where nothing is known."""
 
-    context: AnomalyContext | None = None
+    context: AnomalyContext | None
+
+
+class OneAnomaly(RootModel[AnomalyInContext]):
+    pass
 
 
 class DetectorReport(BaseModel):
@@ -225,35 +197,15 @@ class DetectorReport(BaseModel):
     readings: list[DetectorStatus]
 
 
-class SuppressedReport(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuppressedReport(Found):
     """What is found and explained by another anomaly. ``again``: since its cause was over."""
 
-    kind: AnomalyKind
-    job: str | None
-    rank: int | None
-    cause: AnomalyKind
+    kind: str
+    cause: str
     cause_id: str
     since: float
-    summary: str
     again: int
-    device: str | None
-    time: float
-    severity: Severity
-    step: int | None
-    begin_step: int | None
-    value: float | None
-    baseline: float | None
-
-    @classmethod
-    def of(cls, one: Suppressed) -> Self:
-        return cls(
-            **asdict(one.found),
-            kind=one.kind,
-            cause=one.cause,
-            cause_id=one.cause_id,
-            since=one.since,
-            again=one.again,
-        )
 
 
 class DetectorList(BaseModel):
@@ -268,7 +220,7 @@ class CaptureList(BaseModel):
 
 
 class OneCapture(RootModel[Capture]):
-    """From the request to the diagnosis."""
+    pass
 
 
 class DiagnosisReport(BaseModel):

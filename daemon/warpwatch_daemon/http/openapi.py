@@ -35,7 +35,7 @@ def openapi(version: str, operations: Sequence[Operation]) -> Schema:
     """``version``: of the daemon."""
     models = list(dict.fromkeys(_models(operations)))
     references, definitions = models_json_schema(
-        models, ref_template="#/components/schemas/{model}", schema_generator=_Schemas
+        models, ref_template="#/components/schemas/{model}", schema_generator=_Generator
     )
     schemas: Schemas = {model: schema for (model, _), schema in references.items()}
     paths: Schema = {}
@@ -57,7 +57,7 @@ def openapi(version: str, operations: Sequence[Operation]) -> Schema:
     }
 
 
-class _Schemas(GenerateJsonSchema):
+class _Generator(GenerateJsonSchema):
     def field_is_required(self, field: Any, total: bool) -> bool:
         """An answer has every field, also one that has a default."""
         return self.mode == "serialization" or super().field_is_required(field, total)
@@ -78,7 +78,7 @@ def _models(operations: Iterable[Operation]) -> Iterator[tuple[Model, JsonSchema
 
 def _described(operation: Operation, schemas: Schemas) -> Schema:
     described: Schema = {
-        "summary": operation.summary,
+        "summary": (operation.endpoint.__doc__ or "").rstrip("."),
         "responses": _responses(operation, schemas),
     }
     if parameters := [*_path_parameters(operation.path), *_query_parameters(operation)]:
@@ -126,6 +126,6 @@ def _path_parameters(path: str) -> Iterator[Schema]:
 
 def _query_parameters(operation: Operation) -> Iterator[Schema]:
     if operation.filters is not None:
-        known = operation.filters.model_json_schema(schema_generator=_Schemas)["properties"]
+        known = operation.filters.model_json_schema(schema_generator=_Generator)["properties"]
         for name, schema in known.items():
             yield {"name": name, "in": "query", "required": False, "schema": schema}

@@ -36,6 +36,7 @@ class PageEndpoint:
         self._access = access
 
     async def show(self, request: Request) -> Response:
+        """The web page."""
         page = self._template.render(
             _context(self._agent.state()), files_open=self._access.may_read_files(request)
         )
