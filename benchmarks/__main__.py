@@ -23,6 +23,7 @@ from benchmarks import (
     training,
 )
 from benchmarks.processes import CannotMeasure
+from warpwatch_telemetry.errors import WarpwatchError
 
 BENCHMARKS = {
     "shim": shim_step.measure,
@@ -44,19 +45,17 @@ def main() -> int:
     if unknown:
         print(f"no benchmark {sorted(unknown)}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    # So that what was started is ended too.
+    # An exception, so that what was started is ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     results: dict[str, object] = {}
-    failed = False
     for name in names:
         print(f"measuring {name} …", file=sys.stderr, flush=True)
         try:
             results[name] = BENCHMARKS[name]()
-        except CannotMeasure as error:
+        except (CannotMeasure, TimeoutError, WarpwatchError) as error:
             print(f"{name}: {error}", file=sys.stderr)
-            failed = True
     print(json.dumps(results, indent=1))
-    return int(failed)
+    return int(len(results) < len(names))
 
 
 if __name__ == "__main__":

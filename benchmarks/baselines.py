@@ -3,7 +3,7 @@
     python -m benchmarks.baselines robust_z run.jsonl
 
 Each reads a telemetry log and prints one anomaly a line, as ``warpwatch replay --json`` does. They
-see one number a step, call everything step_regression, and start anew after each alarm.
+see one number a step, call everything step_regression, and start again after each alarm.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import compress
 from pathlib import Path
 
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
@@ -36,21 +37,17 @@ def robust_z(durations_s: Iterable[float]) -> Iterator[bool]:
     window: deque[float] = deque(maxlen=ROBUST_Z_WINDOW)
     above = 0
     for duration in durations_s:
-        if len(window) < window.maxlen // 2:  # type: ignore[operator]
-            window.append(duration)
-            yield False
-            continue
-        middle = statistics.median(window)
-        mad = statistics.median(abs(value - middle) for value in window)
-        is_above = duration > middle + ROBUST_Z_LIMIT * MAD_TO_SIGMA * mad
+        is_above = False
+        if len(window) >= ROBUST_Z_WINDOW // 2:
+            middle = statistics.median(window)
+            mad = statistics.median(abs(value - middle) for value in window)
+            is_above = duration > middle + ROBUST_Z_LIMIT * MAD_TO_SIGMA * mad
         above = above + 1 if is_above else 0
         if not is_above:
             window.append(duration)
-        alarm = above >= ROBUST_Z_IN_A_ROW
-        if alarm:
+        if above == ROBUST_Z_IN_A_ROW:
             window.clear()
-            above = 0
-        yield alarm
+        yield above == ROBUST_Z_IN_A_ROW
 
 
 def ewma_cusum(durations_s: Iterable[float]) -> Iterator[bool]:
@@ -80,43 +77,36 @@ DETECTORS: dict[str, Callable[[Iterable[float]], Iterator[bool]]] = {
 }
 
 
-def job_steps(path: Path) -> tuple[list[Step], list[int]]:
-    """The steps of the lowest rank, and all ranks: in synchronous training steps last alike."""
-    steps = [r for r in LogReader().records(read_lines(path)) if isinstance(r, Step)]
-    ranks = sorted({step.rank for step in steps})
-    return [step for step in steps if step.rank == ranks[0]], ranks
-
-
 def detected(name: str, steps: list[Step]) -> Iterator[dict[str, object]]:
-    alarms = DETECTORS[name](step.duration_s for step in steps[WARMUP_STEPS:])
-    for step, alarm in zip(steps[WARMUP_STEPS:], alarms, strict=True):
-        if alarm:
-            yield {"time": step.time, "kind": "step_regression", "job": step.job, "rank": None}
+    seen = steps[WARMUP_STEPS:]
+    for step in compress(seen, DETECTORS[name](step.duration_s for step in seen)):
+        yield {"time": step.time, "kind": "step_regression", "job": step.job, "rank": None}
 
 
 def by_chance(
     alarms_a_log: float, steps: list[Step], ranks: list[int]
 ) -> Iterator[dict[str, object]]:
-    """About ``alarms_a_log`` alarms, at random steps, of random kinds and ranks.
-
-    The same for the same log.
+    """About ``alarms_a_log`` alarms, at random steps, of random kinds and ranks; the same for the
+    same log.
     """
     draw = random.Random(zlib.crc32(repr(steps[:5]).encode()))
-    chance = alarms_a_log / max(len(steps), 1)
     for step in steps:
-        if draw.random() < chance:
+        if draw.random() < alarms_a_log / len(steps):
             kind, rank = draw.choice(JOB_KINDS), draw.choice(ranks)
             yield {"time": step.time, "kind": kind, "job": step.job, "rank": rank}
 
 
-def main() -> int:
+def main() -> None:
     name, log, *rate = sys.argv[1:]
-    steps, ranks = job_steps(Path(log))
+    records = LogReader().records(read_lines(Path(log)))
+    of_all = [record for record in records if isinstance(record, Step)]
+    ranks = sorted({step.rank for step in of_all})
+    # In synchronous training the steps of all ranks last alike.
+    steps = [step for step in of_all if step.rank == ranks[0]]
     is_chance = name == "chance"
     for anomaly in by_chance(float(rate[0]), steps, ranks) if is_chance else detected(name, steps):
         print(json.dumps(anomaly))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from typing import Any
 
+from benchmarks.limits import at_most
+from benchmarks.processes import CannotMeasure
 from warpwatch_daemon.cli.capture import wait
-from warpwatch_daemon.demo.processes import JOB, DemoProcesses
+from warpwatch_daemon.demo.processes import JOB, RANKS, DemoProcesses
 from warpwatch_daemon.demo.story import Story
 
 CAPTURES = 5
 STEPS = 5
+TIMEOUT_S = 120
+# From the request to the recording: the shim's look at its command file, and the agreed margin.
+MAX_LOOK_S, MAX_STEPS = 0.2, 4.0
 
 
 def measure() -> dict[str, Any]:
@@ -20,34 +26,31 @@ def measure() -> dict[str, Any]:
         processes.start_training()
         Story(processes, lambda text: None).wait_for_steps()
         runs = [one(processes) for _ in range(CAPTURES)]
+    figures = {name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]}
+    beyond = max(0.0, (figures["request_to_recording_s"] - MAX_LOOK_S) / figures["step_s"])
     return {
         "captures": CAPTURES,
-        "ranks": 2,
+        "ranks": RANKS,
         "steps": STEPS,
-        **{name: round(statistics.median(run[name] for run in runs), 4) for name in runs[0]},
-        "limits": {"request_to_recording_s": "0.2 s and 4 steps"},
+        **figures,
+        "limits": [at_most("steps to the recording beyond 0.2 s", round(beyond, 2), MAX_STEPS)],
     }
 
 
 def one(processes: DemoProcesses) -> dict[str, float]:
     asked = time.time()
     body = {"job": JOB, "kind": "torch", "steps": STEPS}
-    capture = processes.api.post("/api/v1/captures", body)
-    done = wait(processes.api, capture["id"], 120)
-    if done["outcome"] != "complete":
-        raise RuntimeError(f"capture {done['id']}: {done['outcome']}: {done['detail']}")
-    answered = time.time()
+    capture = wait(processes.api, processes.api.post("/api/v1/captures", body)["id"], TIMEOUT_S)
+    if capture["outcome"] != "complete":
+        raise CannotMeasure(f"capture {capture['id']}: {capture['outcome']}: {capture['detail']}")
     ranks = processes.api.get("/api/v1/ranks")["ranks"]
-    step_s = statistics.median(s for rank in ranks for s in rank["recent_s"])
-    to_recording_s = done["recording_time"] - asked
     return {
-        "step_s": step_s,
-        "request_to_recording_s": to_recording_s,
-        "recording_steps_beyond_0.2_s": max(0.0, (to_recording_s - 0.2) / step_s),
-        "request_to_files_s": done["end_time"] - asked,
-        "request_to_diagnosis_s": answered - asked,
+        "step_s": statistics.median(s for rank in ranks for s in rank["recent_s"]),
+        "request_to_recording_s": capture["recording_time"] - asked,
+        "request_to_files_s": capture["end_time"] - asked,
+        "request_to_diagnosis_s": time.time() - asked,
     }
 
 
 if __name__ == "__main__":
-    print(measure())
+    print(json.dumps(measure(), indent=1))

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import random
 import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.limits import at_least, at_most
+from benchmarks.processes import is_quick
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors import DETECTORS
@@ -38,9 +41,7 @@ MAX_US_PER_STEP_AND_RANK = 50.0
 MAX_BYTES_PER_RANK = 200_000
 MIN_RECORDS_PER_S = 60_000
 
-
-def _is_quick() -> bool:
-    return bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
+Figures = dict[str, float]
 
 
 def steps(ranks: int, count: int, seed: int = 1) -> Iterator[Step]:
@@ -97,7 +98,7 @@ def feed(settings: DetectionConfig, records: Iterable[Record]) -> Detection:
     return engine
 
 
-def in_turns(variants: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:
+def in_turns(variants: Mapping[str, Callable[[], object]], turns: int) -> Figures:
     """Median seconds of processor time of each, in turns so that all see the same machine."""
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(turns):
@@ -109,46 +110,18 @@ def in_turns(variants: dict[str, Callable[[], object]], turns: int) -> dict[str,
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
-def measure_feed(ranks: int, count: int, turns: int) -> dict[str, float]:
-    records = list(steps(ranks, count))
-    variants: dict[str, Callable[[], object]] = {
-        "no_detectors_us": lambda: feed(config(), records),
-        "all_us": lambda: feed(DetectionConfig(), records),
-    }
-    taken = in_turns(variants, turns)
-    times = {name: seconds / len(records) * 1e6 for name, seconds in taken.items()}
-    times["detectors_us"] = times["all_us"] - times["no_detectors_us"]
-    return {
-        **{name: round(us, 2) for name, us in times.items()},
-        "ratio": round(times["all_us"] / times["no_detectors_us"], 2),
-    }
-
-
-def measure_kinds(count: int, turns: int) -> dict[str, float]:
-    """µs a step and rank that each detector adds to the engine, alone."""
-    records = list(steps(RANKS[0], count))
-    variants: dict[str, Callable[[], object]] = {"": lambda: feed(config(), records)}
-    for kind in DETECTORS:
-        variants[kind] = lambda kind=kind: feed(config(kind), records)  # type: ignore[misc]
-    taken = in_turns(variants, turns)
-    engine_s = taken.pop("")
-    added = {kind: (taken[kind] - engine_s) / len(records) * 1e6 for kind in taken}
-    return {kind: round(us, 2) for kind, us in sorted(added.items(), key=lambda item: -item[1])}
-
-
-def measure_device_readings(count: int, turns: int) -> dict[str, float]:
-    """µs for one reading of one device."""
-    readings = list(device_readings(RANKS[0], count))
-    variants: dict[str, Callable[[], object]] = {
-        "no_detectors_us": lambda: feed(config(), readings),
-        "all_us": lambda: feed(DetectionConfig(), readings),
-    }
-    taken = in_turns(variants, turns)
-    return {name: round(seconds / len(readings) * 1e6, 2) for name, seconds in taken.items()}
+def measure_feed(records: list[Any], turns: int, kinds: Iterable[str] = ()) -> Figures:
+    """µs a record: of the engine alone, of all detectors, and what each of ``kinds`` adds."""
+    settings = {"no_detectors": config(), "all": DetectionConfig()}
+    settings |= {kind: config(kind) for kind in kinds}
+    variants = {name: partial(feed, of, records) for name, of in settings.items()}
+    us = {name: s / len(records) * 1e6 for name, s in in_turns(variants, turns).items()}
+    alone = {kind: us[kind] - us["no_detectors"] for kind in kinds}
+    return {name: round(value, 2) for name, value in (us | alone).items()}
 
 
 def measure_memory(ranks: int, count: int) -> dict[str, int]:
-    """What stays allocated after ``count`` steps; the records themselves come and go."""
+    """Bytes a rank that stay allocated after ``count`` steps; the records come and go."""
     feed(DetectionConfig(), whole_stream(1, 50))
     sizes = {}
     for name, settings in (("no_detectors", config()), ("all", DetectionConfig())):
@@ -156,76 +129,57 @@ def measure_memory(ranks: int, count: int) -> dict[str, int]:
         tracemalloc.start()
         engine = feed(settings, whole_stream(ranks, count))
         gc.collect()
-        sizes[f"{name}_bytes_per_rank"] = tracemalloc.get_traced_memory()[0] // ranks
+        sizes[name] = tracemalloc.get_traced_memory()[0] // ranks
         tracemalloc.stop()
         del engine
     return sizes
 
 
-def measure_replay(count: int, turns: int) -> dict[str, float]:
+def measure_replay(count: int, turns: int) -> Figures:
     """Records a second of a log on disk: read and decoded only, engine alone, all detectors."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"
         with log.open("w") as file:
             file.writelines(json.dumps(encode(step)) + "\n" for step in steps(RANKS[0], count))
-        variants: dict[str, Callable[[], object]] = {
-            "decode": lambda: drain(LogReader().records(read_lines(log))),
-            "no_detectors": lambda: drain(
-                Replay(config()).run(LogReader().records(read_lines(log)))
-            ),
-            "all": lambda: drain(Replay().run(LogReader().records(read_lines(log)))),
+
+        def records() -> Iterator[Record]:
+            return LogReader().records(read_lines(log))
+
+        variants = {
+            "decode": lambda: deque(records(), maxlen=0),
+            "no_detectors": lambda: deque(Replay(config()).run(records()), maxlen=0),
+            "all": lambda: deque(Replay().run(records()), maxlen=0),
         }
         taken = in_turns(variants, turns)
-    return {f"{name}_per_s": round(RANKS[0] * count / seconds) for name, seconds in taken.items()}
-
-
-def drain(items: Iterable[object]) -> int:
-    return sum(1 for _ in items)
+    return {name: round(RANKS[0] * count / seconds) for name, seconds in taken.items()}
 
 
 def measure() -> dict[str, object]:
-    count, turns = (500, 1) if _is_quick() else (4000, 5)
+    count, turns = (500, 1) if is_quick() else (4000, 5)
+    few, *_ = RANKS
     fed = {
-        f"{ranks}_ranks": measure_feed(ranks, count * RANKS[0] // ranks, turns) for ranks in RANKS
+        f"{ranks}_ranks": measure_feed(list(steps(ranks, count * few // ranks)), turns)
+        for ranks in RANKS
     }
     memory = {f"{ranks}_ranks": measure_memory(ranks, count) for ranks in RANKS}
     replayed = measure_replay(count, turns)
     return {
         "steps": count,
-        "feed": fed,
-        "by_kind_us": measure_kinds(count // 2, min(turns, 3)),
-        "device_reading": measure_device_readings(count // 4, turns),
-        "memory": memory,
-        "replay": replayed,
-        "limits": limits(fed, memory, replayed),
+        "step_us": fed,
+        "step_us_by_kind": measure_feed(list(steps(few, count // 2)), turns, DETECTORS),
+        "device_reading_us": measure_feed(list(device_readings(few, count // 4)), turns),
+        "bytes_a_rank": memory,
+        "replayed_records_per_s": replayed,
+        "limits": [
+            at_most(
+                "µs a step and rank",
+                max(of["all"] for of in fed.values()),
+                MAX_US_PER_STEP_AND_RANK,
+            ),
+            at_most("bytes a rank", max(of["all"] for of in memory.values()), MAX_BYTES_PER_RANK),
+            at_least("records a second in a replay", replayed["all"], MIN_RECORDS_PER_S),
+        ],
     }
-
-
-def limits(
-    fed: dict[str, dict[str, float]],
-    memory: dict[str, dict[str, int]],
-    replayed: dict[str, float],
-) -> list[dict[str, Any]]:
-    """One row a limit, of the worst job; ``ratio``: the value over the limit."""
-    us = max(job["all_us"] for job in fed.values())
-    size = max(job["all_bytes_per_rank"] for job in memory.values())
-    speed = replayed["all_per_s"]
-    return [
-        _at_most("µs a step and rank, engine and all detectors", us, MAX_US_PER_STEP_AND_RANK),
-        _at_most("bytes a rank", size, MAX_BYTES_PER_RANK),
-        {
-            "what": "records a second in a replay with all detectors",
-            "value": speed,
-            "at_least": MIN_RECORDS_PER_S,
-            "ratio": round(speed / MIN_RECORDS_PER_S, 2),
-            "met": speed >= MIN_RECORDS_PER_S,
-        },
-    ]
-
-
-def _at_most(what: str, value: float, limit: float) -> dict[str, Any]:
-    ratio = round(value / limit, 2)
-    return {"what": what, "value": value, "at_most": limit, "ratio": ratio, "met": value <= limit}
 
 
 if __name__ == "__main__":

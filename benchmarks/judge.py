@@ -4,7 +4,7 @@
 
 Runs the judge of the evaluation folder (WARPWATCH_EVALUATION) on ``warpwatch replay`` and, with
 ``--baselines``, on the detectors of ``baselines.py``; keeps the figures in ``results/judge.json``
-and writes the table of docs/detection.md from them. Exit 2: there is no judge.
+and writes the table of DOCUMENT from them. Exit 2: there is no judge.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.judge_table import into_document
+from benchmarks.processes import CannotMeasure, last_line
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("results") / "judge.json"
@@ -31,15 +32,18 @@ OURS = f"{PYTHON} -m warpwatch_daemon replay {{log}} --json"
 BASELINE = f"{PYTHON} -m benchmarks.baselines {{name}} {{{{log}}}}"
 
 
-class NoJudge(Exception):
-    """The text says what is missing, in one line."""
-
-
 def main() -> int:
-    arguments = _arguments()
+    parser = argparse.ArgumentParser(prog="make judge", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each simulated kind")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--baselines", action="store_true", help="measure the baselines too; else they are kept"
+    )
+    given = parser.parse_args()
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     try:
-        results = _kept() | measure(arguments.seeds, arguments.first_seed, arguments.baselines)
-    except NoJudge as error:
+        results |= measure(given.seeds, given.first_seed, given.baselines)
+    except CannotMeasure as error:
         print(f"judge: {error}", file=sys.stderr)
         return 2
     RESULTS.parent.mkdir(exist_ok=True)
@@ -49,23 +53,8 @@ def main() -> int:
     return 0
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make judge", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="runs of each simulated kind")
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument(
-        "--baselines", action="store_true", help="measure the baselines too; else they are kept"
-    )
-    return parser.parse_args()
-
-
-def _kept() -> dict[str, Any]:
-    kept: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return kept
-
-
 def measure(seeds: int, first_seed: int, with_baselines: bool) -> dict[str, Any]:
-    """Raises NoJudge when there is none or it fails."""
+    """By detector. Raises CannotMeasure when there is no judge or it fails."""
     ours = judged("warpwatch", OURS, seeds, first_seed)
     results: dict[str, Any] = {"warpwatch": ours}
     if with_baselines:
@@ -77,32 +66,25 @@ def measure(seeds: int, first_seed: int, with_baselines: bool) -> dict[str, Any]
 
 
 def judged(name: str, command: str, seeds: int, first_seed: int) -> dict[str, Any]:
-    script = _script()
+    script = Path(os.environ.get(EVALUATION, "")) / "steps.py"
+    if not os.environ.get(EVALUATION) or not script.is_file():
+        raise CannotMeasure(f"{EVALUATION} must name the evaluation folder, in which steps.py is")
     print(f"judging {name} …", file=sys.stderr, flush=True)
     counts = ["--seeds", str(seeds), "--first-seed", str(first_seed), "--jobs", str(JOBS)]
     done = subprocess.run(
-        [sys.executable, str(script), "judge", "--command", command, *counts],
+        [sys.executable, str(script.absolute()), "judge", "--command", command, *counts],
         capture_output=True,
         text=True,
         cwd=ROOT,
         check=False,
     )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise NoJudge(f"the judge failed on {name}: {last}")
+        raise CannotMeasure(f"the judge failed on {name}: {last_line(done.stderr)}")
     result: dict[str, Any] = json.loads(done.stdout)
     for case in result["cases"].values():
         # How long it took belongs to the machine.
         case.pop("seconds", None)
     return {"seeds": seeds, "first_seed": first_seed, **result}
-
-
-def _script() -> Path:
-    folder = Path(os.environ.get(EVALUATION) or ROOT / "../shared/evaluation").resolve()
-    script = folder / "steps.py"
-    if not script.is_file():
-        raise NoJudge(f"no steps.py in {folder}; {EVALUATION} names the evaluation folder")
-    return script
 
 
 def alarms_a_log(result: dict[str, Any]) -> float:

@@ -1,9 +1,8 @@
-"""The table "Measured" of docs/detection.md, from the figures that ``make judge`` has kept."""
+"""The table of what the detectors find, from the figures that ``make judge`` has kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 BEGIN, END = "<!-- judge:begin -->", "<!-- judge:end -->"
@@ -17,11 +16,11 @@ NAMES = {
     "chance": "random alarms at Warpwatch's rate (baseline)",
     "nothing": "do nothing (baseline)",
 }
-PARTS = {"sim": "simulated runs", "real": "real runs"}
+ORIGINS = {"sim": "simulated runs", "real": "real runs"}
 
 
 def into_document(document: str, results: dict[str, Any]) -> str:
-    """``document`` with what is between the markers written anew. Raises ValueError without."""
+    """``document`` with a new table between the markers. Raises ValueError without these."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -33,6 +32,9 @@ def table(results: dict[str, Any]) -> str:
     """One row a kind of run, then one row a detector for all of them."""
     ours = results["warpwatch"]
     first, last = ours["first_seed"], ours["first_seed"] + ours["seeds"] - 1
+    # Baselines that were measured on other runs than ours are no measure.
+    known = {name: one for name, one in results.items() if _runs(one) == _runs(ours)}
+    known["nothing"] = _nothing(ours)
     lines = [
         f"Seeds {first} to {last} of each simulated kind.",
         "",
@@ -40,18 +42,13 @@ def table(results: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
         *(_kind(name, case) for name, case in ours["cases"].items()),
     ]
-    # Baselines that were measured on other runs than ours are no measure.
-    same = [one for one in results if _runs(results[one]) == _runs(ours)]
-    known = {**{name: results[name] for name in same}, "nothing": _nothing(ours)}
-    for part, title in PARTS.items():
-        if part not in ours["summary"]:
-            continue
+    for origin in [origin for origin in ORIGINS if origin in ours["summary"]]:
         lines += [
             "",
-            f"| {title} | recall (95 %) | precision | F1 | misnamed | false |"
+            f"| {ORIGINS[origin]} | recall (95 %) | precision | F1 | misnamed | false |"
             " false a rank-day | at most (95 %) |",
             "|---|---|---|---|---|---|---|---|",
-            *(_total(NAMES[name], known[name], part) for name in NAMES if name in known),
+            *(_total(NAMES[name], known[name], origin) for name in NAMES if name in known),
         ]
     return "\n".join(lines)
 
@@ -60,25 +57,26 @@ def _runs(result: dict[str, Any]) -> tuple[int, int]:
     return result["first_seed"], result["seeds"]
 
 
-def _kind(name: str, case: dict[str, Any]) -> str:
-    recall = "-" if name.endswith("/none") else _recall(case["found"], case["runs"])
-    unit = " s" if name == "sim/hang" else ""
-    delays = [
-        "-" if case[key] is None else f"{case[key]}{unit}" for key in ("delay_p50", "delay_p95")
-    ]
-    cells = (name, case["runs"], recall, *delays, case["misnamed"], case["false"])
+def _row(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def _total(name: str, result: dict[str, Any], part: str) -> str:
-    cases = {key: case for key, case in result["cases"].items() if key.startswith(part)}
+def _kind(name: str, case: dict[str, Any]) -> str:
+    recall = "-" if name.endswith("/none") else _recall(case["found"], case["runs"])
+    unit = " s" if name == "sim/hang" else ""
+    delays = ("-" if of is None else f"{of}{unit}" for of in (case["delay_p50"], case["delay_p95"]))
+    return _row(name, case["runs"], recall, *delays, case["misnamed"], case["false"])
+
+
+def _total(name: str, result: dict[str, Any], origin: str) -> str:
+    cases = {key: case for key, case in result["cases"].items() if key.startswith(origin)}
     faults = [case for key, case in cases.items() if not key.endswith("/none")]
     # Of the real runs only the untouched ones count: the others repeat them.
-    quiet = [case for key, case in cases.items() if part == "sim" or key.endswith("/none")]
-    summary = result["summary"][part]
+    quiet = [case for key, case in cases.items() if origin == "sim" or key.endswith("/none")]
+    summary = result["summary"][origin]
     false = sum(case["false"] for case in quiet)
     days = sum(case["rank_hours"] for case in quiet) / 24
-    cells = (
+    return _row(
         name,
         _recall(sum(case["found"] for case in faults), sum(case["runs"] for case in faults)),
         f"{summary['precision']:.3f}",
@@ -88,11 +86,10 @@ def _total(name: str, result: dict[str, Any], part: str) -> str:
         f"{false / days:.4f}",
         f"{poisson_upper(false) / days:.4f}",
     )
-    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _nothing(ours: dict[str, Any]) -> dict[str, Any]:
-    """Who never says anything, on the same runs."""
+    """What never raises anything, on the same runs."""
     silent = {"found": 0, "misnamed": 0, "false": 0}
     summary = {"precision": 0.0, "f1": 0.0, "misnamed": 0}
     return {
@@ -119,15 +116,8 @@ def poisson_upper(count: int) -> float:
     low, high = float(count), 2.0 * count + 10.0
     for _ in range(60):
         mean = (low + high) / 2
-        low, high = (mean, high) if _at_most(count, mean) > 1 - CONFIDENCE else (low, mean)
+        # Terms by logarithm, so that none overflows.
+        logs = (k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(count + 1))
+        likely = math.fsum(map(math.exp, logs)) > 1 - CONFIDENCE
+        low, high = (mean, high) if likely else (low, mean)
     return high
-
-
-def _at_most(count: int, mean: float) -> float:
-    """Probability of at most ``count`` events; terms by logarithm, so that none overflows."""
-
-    def terms() -> Iterator[float]:
-        for k in range(count + 1):
-            yield math.exp(k * math.log(mean) - mean - math.lgamma(k + 1))
-
-    return math.fsum(terms())

@@ -9,23 +9,29 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import yaml
-
 from benchmarks import plain_loop
-from benchmarks.processes import CannotMeasure, clean_environment, start, stop, wait_until
-from benchmarks.scraping import Scraper
+from benchmarks.node import daemon_arguments
+from benchmarks.processes import (
+    CannotMeasure,
+    clean_environment,
+    last_line,
+    start,
+    stop,
+    wait_until,
+)
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
-from warpwatch._version import __version__
 from warpwatch_daemon.demo.processes import free_port
 
 GPUS = 8
 PROFILE = "h100"
 OURS = "warpwatch"
+# Of which calls are counted, those for no GPU (such as waiting for events) included.
+ALL = (None, *range(GPUS))
 # Values move, as those of a GPU that trains.
 LOAD = {"load": 60, "load_swing": 30, "load_period_s": 20}
 MEMORY_MIB = 40_960
@@ -44,8 +50,6 @@ class Peer:
     @property
     def version(self) -> str:
         """Raises CannotMeasure when something is not installed."""
-        if self.name == OURS:
-            return __version__
         try:
             return ", ".join(f"{name} {metadata.version(name)}" for name in self.distributions)
         except metadata.PackageNotFoundError as error:
@@ -66,18 +70,15 @@ class RunningPeer:
             raise CannotMeasure(f"{self.name} ended with status {self.process.returncode}")
         return self.process.pid
 
+    def calls(self, gpus: Iterable[int | None] = ALL) -> int:
+        """NVML calls so far."""
+        by_gpu = self.driver.calls()
+        return sum(sum(by_gpu.get(gpu, {}).values()) for gpu in gpus)
 
-def _daemon(port: int, folder: Path) -> list[str]:
+
+def _warpwatch(port: int, folder: Path) -> list[str]:
     """Everything that is on by default, but for the kubelet, which another machine may have."""
-    config = {
-        "http": {"listen": f"127.0.0.1:{port}"},
-        "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")},
-        "attribution": {"kubelet_socket": "off"},
-        "store": {"url": (folder / "captures").as_uri()},
-    }
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return ["-m", "warpwatch_daemon", "daemon", "--config", str(path)]
+    return daemon_arguments(folder, port, attribution={"kubelet_socket": "off"})
 
 
 def _nvitop_exporter(port: int, folder: Path) -> list[str]:
@@ -90,7 +91,7 @@ def _plain_loop(port: int, folder: Path) -> list[str]:
 
 
 PEERS = (
-    Peer(OURS, (), _daemon),
+    Peer(OURS, (OURS,), _warpwatch),
     Peer("nvitop_exporter", ("nvitop-exporter",), _nvitop_exporter),
     Peer("plain_loop", ("nvidia-ml-py", "prometheus-client"), _plain_loop),
 )
@@ -108,7 +109,7 @@ def build_driver(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running(library: Path, folder: Path, latency_us: float) -> Iterator[tuple[RunningPeer, ...]]:
-    """All peers, each serving its page; ended at the end."""
+    """All peers, each serving its page; ended at the end of the block."""
     with contextlib.ExitStack() as stack:
         peers = []
         for peer in PEERS:
@@ -131,18 +132,14 @@ def _start(peer: Peer, library: Path, folder: Path, latency_us: float) -> Runnin
 
 
 def _wait(peer: RunningPeer, log: Path) -> None:
-    with Scraper(peer.port, gzip=False) as scraper:
-        try:
-            wait_until(lambda: peer.pid and _accepts(peer.port))
-            scraper.scrape()
-        except (TimeoutError, CannotMeasure) as error:
-            lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
-            raise CannotMeasure(
-                f"{peer.name} serves no page: {error}; it said: {lines[-1]}"
-            ) from error
+    try:
+        wait_until(lambda: peer.pid and _accepts(peer.port))
+    except (TimeoutError, CannotMeasure) as error:
+        said = last_line(log.read_text(errors="replace"))
+        raise CannotMeasure(f"{peer.name} serves no page: {error}; it wrote: {said}") from error
 
 
 def _accepts(port: int) -> bool:
-    """Raises OSError as long as nobody listens."""
+    """Raises OSError while nothing listens."""
     with socket.create_connection(("127.0.0.1", port)):
         return True

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -22,10 +22,14 @@ class CannotMeasure(Exception):
     """A benchmark cannot be run here; the one line says why and what would help."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    rss_bytes: int
-    pss_bytes: int
+class MemoryUse(NamedTuple):
+    rss_mib: float
+    pss_mib: float
+
+
+def is_quick() -> bool:
+    """Whether the run is to be short: its figures then say little."""
+    return bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
 
 
 def clean_environment() -> dict[str, str]:
@@ -45,7 +49,7 @@ def start(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Asked first: a child of its own is then not left behind."""
+    """By a signal first, so that a process can end its own children."""
     process.terminate()
     try:
         process.wait(STOP_TIMEOUT_S)
@@ -55,6 +59,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until(ready: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(WarpwatchError, OSError):
@@ -62,6 +67,12 @@ def wait_until(ready: Callable[[], object], timeout_s: float = 30.0) -> None:
                 return
         time.sleep(0.1)
     raise TimeoutError(f"not ready within {timeout_s} s")
+
+
+def last_line(text: str) -> str:
+    """What a process said last, for a message of one line."""
+    lines = text.strip().splitlines()
+    return lines[-1][:200] if lines else "it wrote nothing"
 
 
 def cpu_s(pid: int) -> float:
@@ -83,7 +94,15 @@ def _clock_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def memory(pid: int) -> Memory:
+def core_percents(pids: Mapping[str, int], during: Callable[[], object]) -> dict[str, float]:
+    """Processor time of each process while ``during`` runs, in percent of one core."""
+    spent_s, began = {name: cpu_s(pid) for name, pid in pids.items()}, time.monotonic()
+    during()
+    elapsed_s = time.monotonic() - began
+    return {name: 100 * (cpu_s(pid) - spent_s[name]) / elapsed_s for name, pid in pids.items()}
+
+
+def memory(pid: int) -> MemoryUse:
     """Of a process and its children."""
     process = psutil.Process(pid)
     rss_bytes = pss_bytes = 0
@@ -92,4 +111,4 @@ def memory(pid: int) -> Memory:
             info = member.memory_full_info()
             rss_bytes += info.rss
             pss_bytes += info.pss
-    return Memory(rss_bytes, pss_bytes)
+    return MemoryUse(round(rss_bytes / 2**20, 1), round(pss_bytes / 2**20, 1))

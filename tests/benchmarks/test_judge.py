@@ -87,8 +87,8 @@ def test_without_a_judge_it_ends_with_one_line(
     monkeypatch.setattr("sys.argv", ["judge"])
     assert judge.main() == 2
     err = capsys.readouterr().err
-    assert (
-        err == f"judge: no steps.py in {tmp_path}; {judge.EVALUATION} names the evaluation folder\n"
+    assert err == (
+        "judge: WARPWATCH_EVALUATION must name the evaluation folder, in which steps.py is\n"
     )
 
 
@@ -101,7 +101,7 @@ print(pathlib.Path(__file__).with_name("answer.json").read_text())
 """
 
 
-def test_figures_are_kept_and_told_in_the_documentation(
+def test_figures_are_kept_and_written_into_the_documentation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "steps.py").write_text(STAND_IN)
