@@ -1,9 +1,10 @@
-"""Checks against a real GPU and its driver: what no fake driver can tell. `docs/gpu.md` says more.
+"""Checks against a real GPU and its driver, which no fake driver can stand in for (docs/gpu.md).
 
-- run.sh: the one command; __main__: its arguments, and the checks one after the other
-- check: what a check is; registry: all of them, with their time-outs; child: one in its own process
-- runner, results: processes with a deadline, and what is written
-- readers, calls, fields, gpm, footprint, shim, capture, doctor: one file a check
-- nvidia_smi, comparison, metric_table: how values are compared with nvidia-smi
-- nvml: raw calls; loads, training, step_loops: programs that keep the GPU busy; node: a daemon
+- run.sh: the one command; wheels.sh: what it needs on a machine without network
+- __main__: the checks one after the other; runner: one of them in a process with a deadline
+- report: what a check writes; results: what the run writes
+- doctor, readers, calls, counters, footprint, shim, capture: one file a check
+- nvidia_smi, readers.csv: what nvidia-smi says, and which of it is which value of ours
+- loads: known work for the GPU; networks, step_loops, training: programs with the shim
+- traces: keeps those of the captures small
 """

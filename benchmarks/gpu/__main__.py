@@ -1,10 +1,9 @@
-"""`benchmarks/gpu/run.sh`: all checks, their results in one file, a summary on standard output."""
+"""``benchmarks/gpu/run.sh``: all checks, their results in one file, a summary as they end."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import results
-from benchmarks.gpu.check import Setting
-from benchmarks.gpu.registry import BUDGET_S, TIMEOUTS_S
-from benchmarks.gpu.runner import run_all
+from benchmarks.gpu.report import RunSetting
+from benchmarks.gpu.runner import CHECKS_S, run_check
 
-ROOT = Path(__file__).resolve().parents[2]
-FAKE_PROFILE, FAKE_GPUS = "h100", 1
+# Of all checks together: on a slow machine the last ones are cut short.
+BUDGET_S = 580.0
 
 
 def arguments() -> argparse.Namespace:
@@ -28,7 +26,7 @@ def arguments() -> argparse.Namespace:
     )
     command.add_argument("--fake", action="store_true", help="with the fake driver of the tests")
     command.add_argument(
-        "--only", action="append", choices=[*TIMEOUTS_S], metavar="CHECK", help="once or more"
+        "--only", action="append", choices=[*CHECKS_S], metavar="CHECK", help="once or more"
     )
     command.add_argument("--out", type=Path, help="folder of the results (default $OUT, or by GPU)")
     command.add_argument(
@@ -37,7 +35,6 @@ def arguments() -> argparse.Namespace:
     command.add_argument(
         "--device", choices=["cuda", "cpu"], default="cuda", help="where the programs compute"
     )
-    command.add_argument("--budget-s", type=float, default=BUDGET_S, help="of all checks together")
     return command.parse_args()
 
 
@@ -46,50 +43,46 @@ def install_fake_driver(folder: Path) -> None:
     from tests.devices.fakenvml.driver import FakeDriver, build
 
     # Idle, as a GPU is on which nothing can run.
-    driver = FakeDriver(build(folder / "library"), folder, FAKE_PROFILE, FAKE_GPUS, load=0)
+    driver = FakeDriver(build(folder / "library"), folder, gpus=1, load=0)
     os.environ.update(driver.environment)
+
+
+def run(given: argparse.Namespace, out: Path, measured_on: dict[str, Any], work: Path) -> bool:
+    """Whether all is as it should be."""
+    setting = RunSetting(str(out), given.fake, given.quick, given.device)
+    deadline = time.monotonic() + BUDGET_S
+    checks: dict[str, Any] = {}
+    with (out / "summary.txt").open("w") as file:
+        for name in given.only or CHECKS_S:
+            timeout_s = min(CHECKS_S[name], max(1.0, deadline - time.monotonic()))
+            checks[name] = run_check(name, setting, timeout_s, work)
+            results.write(out, measured_on, checks)
+            for line in results.summary(name, checks[name]):
+                print(line, flush=True)
+                print(line, file=file, flush=True)
+    return all(result["status"] != "failed" for result in checks.values())
 
 
 def main() -> int:
     given = arguments()
-    began = time.time()
-    out = given.out or Path(os.environ.get("OUT") or results.default_folder(ROOT, given.fake))
+    measured_on = results.machine(given.fake)
+    out = given.out or Path(os.environ.get("OUT") or results.default_folder(measured_on["gpu"]))
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    chosen = {name: s for name, s in TIMEOUTS_S.items() if not given.only or name in given.only}
-    setting = Setting(out, given.fake, given.quick, given.device)
-    checks: list[dict[str, Any]] = []
+    print(f"{measured_on['gpu']}, Python {measured_on['python']}, results in {out}", flush=True)
+    missing = [name for name, version in measured_on["versions"].items() if version is None]
+    if missing:
+        print(f"not installed: {', '.join(missing)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="warpwatch-gpu-") as name:
+        work = Path(name)
         # A part that gives up root's rights still needs the fake driver.
-        os.chmod(name, 0o755)
+        work.chmod(0o755)
         if given.fake:
-            install_fake_driver(Path(name) / "driver")
-        on = results.machine(given.fake)
-        say(out, f"{on['gpu']}, Python {on['python']}, results in {out}", new=True)
-        if on["missing"]:
-            say(out, f"not installed: {', '.join(on['missing'])}")
-        for check in run_all(chosen, given.budget_s, setting, Path(name)):
-            checks.append(check)
-            results.write(out, on, checks, began)
-            say(out, "\n".join(results.summary(check)))
-        keep_logs(out, Path(name))
-    return 1 if any(check["status"] in ("failed", "timed_out") for check in checks) else 0
-
-
-def say(out: Path, text: str, new: bool = False) -> None:
-    """To standard output and into summary.txt."""
-    print(text, flush=True)
-    with (out / "summary.txt").open("w" if new else "a") as file:
-        file.write(f"{text}\n")
-
-
-def keep_logs(out: Path, work: Path) -> None:
-    """What the checks have written to standard error, in one file."""
-    with (out / "checks.log").open("wb") as together:
-        for log in sorted(work.glob("*.log")):
-            together.write(f"--- {log.stem}\n".encode())
-            with log.open("rb") as file:
-                shutil.copyfileobj(file, together)
+            install_fake_driver(work / "driver")
+        ok = run(given, out, measured_on, work)
+        logs = [f"--- {log.stem}\n{log.read_text(errors='replace')}" for log in work.glob("*.log")]
+        (out / "checks.log").write_text("".join(logs))
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":

@@ -1,251 +1,132 @@
-"""What each NVML call costs, which fields the driver answers, and what its sample buffers hold."""
+"""What each of our NVML readers costs, and what the driver answers: to root, and to anybody."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import ctypes
+import multiprocessing
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pynvml
 
-from benchmarks.gpu import nvml
-from benchmarks.gpu.call_table import SAMPLE_TYPES, calls
-from benchmarks.gpu.check import Finding, Part, Setting, need_root
-from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, Field, fast_fields
-from warpwatch_devices.nvml.gpm_metrics import SHARES, TRAFFIC
+from benchmarks.gpu.report import CannotCheck, Report
+from warpwatch_devices.nvml.batch import FieldBatch
+from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
+from warpwatch_devices.nvml.gpm_metrics import GpmRequest
+from warpwatch_devices.nvml.library import code_of, initialise, name_of, shut_down
+from warpwatch_devices.nvml.readers import fast_readers, slow_readers, static_readers
+from warpwatch_devices.nvml.samples import Integral
+from warpwatch_devices.nvml.substitutes import field_substitutes
+from warpwatch_devices.nvml.tiers import Reader
 
-BATCH_SIZES = (1, 10, 40)
-# As many as fill a round of the fast tier on hardware.
-COUNT, DEAR_COUNT = 200, 20
-# All field numbers of nvml.h so far are below.
-LAST_FIELD = 320
+COUNT, QUICK_COUNT = 200, 5
 DEAR_US = 1000.0
+NOBODY = 65534
+# The driver refreshes GPM's counters every 100 ms.
 GPM_WINDOW_S = 0.15
+PR_SET_DUMPABLE = 4
+SUCCESS = "success"
 
 
-def parts(setting: Setting) -> Iterator[Part]:
-    counts = setting.count(COUNT, 5), setting.count(DEAR_COUNT, 2)
+def check(report: Report) -> None:
     # First, while this process has not loaded NVML: it would not survive a fork.
-    yield Part("as_nobody", lambda: as_nobody(counts), nobody_findings)
-    yield Part("calls", lambda: on_gpu(lambda h: time_calls(h, counts)), call_findings)
-    yield Part("batches", lambda: on_gpu(lambda h: time_batches(h, counts)), batch_findings)
-    yield Part("fields", lambda: on_gpu(each_field), field_findings)
-    yield Part("samples", lambda: on_gpu(read_buffers), buffer_findings)
-    yield Part("gpm", lambda: on_gpu(lambda h: time_gpm(h, counts)), gpm_findings)
+    with report.part("as_nobody") as figures:
+        if os.geteuid() != 0:
+            raise CannotCheck(f"not root (uid {os.geteuid()}): there are no rights to give up")
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(1, mp_context=fork, initializer=_drop_rights) as child:
+            figures |= child.submit(ask, 1).result()
+        _state_answers(report, "an ordinary user", figures)
+    with report.part("readers") as figures:
+        figures |= ask(QUICK_COUNT if report.setting.quick else COUNT)
+        _state_answers(report, "this user", figures)
+        for reader in figures["readers"]:
+            if reader.get("p99_us", 0.0) > DEAR_US:
+                report.fact("dear: {reader}: p50 {p50_us} µs, p99 {p99_us} µs".format(**reader))
 
 
-def on_gpu(measure: Callable[[Any], Any]) -> Any:
-    with nvml.first_gpu() as handle:
-        return measure(handle)
+def _drop_rights() -> None:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    # After a change of user the kernel hides /proc/self, which some drivers read.
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-# --- calls ---
-
-
-def time_calls(handle: Any, counts: tuple[int, int]) -> dict[str, Any]:
-    return {name: _timed(partial(call, handle), counts) for name, call in calls()}
-
-
-def _timed(call: Callable[[], Any], counts: tuple[int, int]) -> dict[str, Any]:
-    began = time.perf_counter()
+@contextlib.contextmanager
+def first_gpu() -> Iterator[Any]:
+    """The handle of index 0. Raises NvmlUnavailable, NVMLError."""
+    initialise()
     try:
-        return {"code": "success", **nvml.time_call(call, *counts)}
-    except pynvml.NVMLError as error:
-        took_us = (time.perf_counter() - began) * 1e6
-        return {"code": nvml.code_name(error), "first_us": round(took_us, 1)}
+        yield pynvml.nvmlDeviceGetHandleByIndex(0)
+    finally:
+        shut_down()
 
 
-def call_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    good = {name: cost for name, cost in measured.items() if cost["code"] == "success"}
-    median_us = statistics.median(cost["p50_us"] for cost in good.values())
-    yield Finding(None, f"{len(good)} calls of {len(measured)} answer; median {median_us:.0f} µs")
-    dear = {n: cost for n, cost in good.items() if cost["p99_us"] > DEAR_US}
-    for name, cost in sorted(dear.items(), key=lambda item: -item[1]["p99_us"]):
-        text = f"{name}: p50 {cost['p50_us']:.0f}, p99 {cost['p99_us']:.0f} µs"
-        yield Finding(None, f"dear: {text}, max {cost['max_us']:.0f} µs")
-    codes = sorted({cost["code"] for cost in measured.values()} - {"success"})
-    for code in codes:
-        names = [name for name, cost in measured.items() if cost["code"] == code]
-        yield Finding(None, f"{code}: {', '.join(names)}")
+def ask(count: int) -> dict[str, Any]:
+    """Each reader ``count`` times, and the return codes of our GPM metrics."""
+    with first_gpu() as handle:
+        readers = [time_reader(reader, handle, count) for reader in our_readers()]
+        return {"readers": readers, "gpm": gpm_codes(handle)}
 
 
-# --- fields ---
+def our_readers() -> Iterable[Reader]:
+    yield FieldBatch("fields", fast_fields(str(pynvml.nvmlSystemGetDriverVersion()))).reader
+    yield FieldBatch("slow_fields", SLOW_FIELDS).reader
+    yield FieldBatch("rare_fields", RARE_FIELDS).reader
+    yield from fast_readers(Integral())
+    yield from slow_readers(fans=1)
+    yield from static_readers()
+    yield from field_substitutes(Integral())
 
 
-def our_fields() -> list[Field]:
-    version = str(pynvml.nvmlSystemGetDriverVersion())
-    return [*fast_fields(version), *SLOW_FIELDS, *RARE_FIELDS]
-
-
-def time_batches(handle: Any, counts: tuple[int, int]) -> dict[str, Any]:
-    """Batches of the daemon's fields that the device supports, and of the fast tier's."""
-    asked = [(field.number, field.scope) for field in our_fields()]
-    answered = [
-        pair
-        for pair, answer in zip(asked, nvml.read_fields(handle, asked), strict=True)
-        if answer["code"] == "success"
-    ]
-    batches = {f"supported_{size}": answered[:size] for size in BATCH_SIZES}
-    fast = len(fast_fields(str(pynvml.nvmlSystemGetDriverVersion())))
-    batches |= {"fast_tier": asked[:fast], "all": asked}
-    return {
-        name: {"fields": len(pairs), **_timed(_batch(handle, pairs), counts)}
-        for name, pairs in batches.items()
-    }
-
-
-def _batch(handle: Any, pairs: list[tuple[int, int]]) -> Callable[[], Any]:
-    return lambda: pynvml.nvmlDeviceGetFieldValues(handle, pairs)
-
-
-def batch_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    for name, cost in measured.items():
-        took = f"p50 {cost['p50_us']:.0f}, p99 {cost['p99_us']:.0f} µs" if "p50_us" in cost else ""
-        yield Finding(None, f"batch {name} of {cost['fields']}: {cost['code']} {took}")
-
-
-def each_field(handle: Any) -> dict[str, Any]:
-    """Every number alone, twice: the second time tells what a reading costs."""
-    scopes = {field.number: field.scope for field in our_fields()}
-    found = []
-    for number in range(1, LAST_FIELD):
-        pair = (number, scopes.get(number, 0))
-        try:
-            nvml.read_fields(handle, [pair])
+def time_reader(reader: Reader, handle: Any, count: int) -> dict[str, Any]:
+    """Times with ctypes included; of one that is refused, the return code."""
+    answer: dict[str, Any] = {"reader": reader.name, "code": SUCCESS}
+    times_us = []
+    try:
+        for _ in range(count):
             began = time.perf_counter()
-            answer = nvml.read_fields(handle, [pair])[0]
-            answer["cost_us"] = round((time.perf_counter() - began) * 1e6, 1)
-        except pynvml.NVMLError as error:
-            answer = {"field": number, "code": "call:" + nvml.code_name(error)}
-        found.append(answer)
-    ours = sorted(scopes)
-    return {"answers": found, "ours": ours}
-
-
-def field_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    answers = {answer["field"]: answer for answer in measured["answers"]}
-    good = [number for number, answer in answers.items() if answer["code"] == "success"]
-    yield Finding(None, f"{len(good)} fields below {LAST_FIELD} answer: {spans(good)}")
-    ours = [number for number in measured["ours"] if number not in good]
-    yield Finding(None, f"of ours, not answered: {spans(ours)}")
-    failing = [number for number, a in answers.items() if a["code"].startswith("call:")]
-    yield Finding(None, f"fields that fail the whole call: {spans(failing)}")
-
-
-def spans(numbers: list[int]) -> str:
-    """``1-3, 7``"""
-    texts: list[str] = []
-    for number in sorted(numbers):
-        first, _, last = texts[-1].partition("-") if texts else ("", "", "")
-        if texts and int(last or first) == number - 1:
-            texts[-1] = f"{first}-{number}"
-        else:
-            texts.append(str(number))
-    return ", ".join(texts) or "none"
-
-
-# --- the driver's sample buffers ---
-
-
-def read_buffers(handle: Any) -> dict[str, Any]:
-    return {name: _buffer(handle, kind) for name, kind in SAMPLE_TYPES.items()}
-
-
-def _buffer(handle: Any, kind: int) -> dict[str, Any]:
-    began = time.perf_counter()
-    try:
-        value_type, samples = pynvml.nvmlDeviceGetSamples(handle, kind, 0)
+            values = reader.read(handle)
+            times_us.append(round((time.perf_counter() - began) * 1e6, 1))
     except pynvml.NVMLError as error:
-        return {"code": nvml.code_name(error)}
-    took_us = (time.perf_counter() - began) * 1e6
-    times_us = sorted(sample.timeStamp for sample in samples)
-    gaps_ms = [(b - a) / 1000 for a, b in itertools.pairwise(times_us)]
-    newest_age_s = time.time() - times_us[-1] / 1e6 if times_us else None
-    return {
-        "code": "success",
-        "value_type": value_type,
-        "samples": len(times_us),
-        "period_ms": round(statistics.median(gaps_ms), 2) if gaps_ms else None,
-        "longest_gap_ms": round(max(gaps_ms), 2) if gaps_ms else None,
-        "span_s": round((times_us[-1] - times_us[0]) / 1e6, 3) if times_us else None,
-        "newest_age_s": None if newest_age_s is None else round(newest_age_s, 3),
-        "cost_us": round(took_us, 1),
-    }
+        return answer | {"code": name_of(code_of(error))}
+    times_us.sort()
+    answer |= {"p50_us": statistics.median(times_us), "max_us": times_us[-1]}
+    return answer | {"p99_us": times_us[int(0.99 * count)], "series": [name for name, _ in values]}
 
 
-def buffer_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    for name, buffer in measured.items():
-        if buffer["code"] != "success":
-            yield Finding(None, f"samples of {name}: {buffer['code']}")
-            continue
-        text = f"{buffer['samples']} every {buffer['period_ms']} ms over {buffer['span_s']} s"
-        yield Finding(None, f"samples of {name}: {text}, {buffer['cost_us']:.0f} µs")
-
-
-# --- GPM, and without rights ---
-
-
-def time_gpm(handle: Any, counts: tuple[int, int]) -> dict[str, Any]:
-    """What a round of the GPM worker costs; the metrics that answer. Raises NVMLError."""
-    supported = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
-    if not supported:
-        return {"supported": False}
-    ours = [*SHARES, *TRAFFIC]
-    with nvml.gpm_samples(handle) as samples:
-        samples.take()
-        time.sleep(GPM_WINDOW_S)
-        samples.take()
-        metrics = samples.metrics(ours)
-        cost = nvml.time_call(lambda: samples.metrics(ours), *counts)
-        # Last: samples this close give no metrics.
-        return {
-            "supported": True,
-            "metrics": metrics,
-            "metrics_get": cost,
-            "sample_get": nvml.time_call(samples.take, *counts),
-        }
-
-
-def gpm_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    if not measured["supported"]:
-        yield Finding(None, "GPM is not supported")
-        return
-    good = [number for number, (code, _) in measured["metrics"].items() if code == "success"]
-    bad = [int(number) for number in measured["metrics"] if number not in good]
-    yield Finding(None, f"GPM answers {len(good)} of ours, not {spans(bad)}")
-    for name in ("sample_get", "metrics_get"):
-        cost = measured[name]
-        text = f"GPM {name}: p50 {cost['p50_us']:.0f}, p99 {cost['p99_us']:.0f} µs"
-        yield Finding(None, text)
-
-
-def as_nobody(counts: tuple[int, int]) -> Any:
-    """The calls and GPM without root's rights: which are refused. Raises CannotCheck."""
-    need_root()
-    return nvml.as_nobody(lambda: on_gpu(lambda handle: _unprivileged(handle)))
-
-
-def _unprivileged(handle: Any) -> dict[str, Any]:
-    codes = {name: _timed(partial(call, handle), (1, 1))["code"] for name, call in calls()}
+def gpm_codes(handle: Any) -> dict[int, str]:
+    """Over one window, by metric; one code for all where the device, or this user, has no GPM."""
+    samples = []
     try:
-        gpm = time_gpm(handle, (1, 1))
+        if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+            return {0: "not_supported"}
+        for _ in range(2):
+            samples.append(pynvml.nvmlGpmSampleAlloc())
+            pynvml.nvmlGpmSampleGet(handle, samples[-1])
+            time.sleep(GPM_WINDOW_S)
+        request = GpmRequest()
+        pynvml.nvmlGpmMetricsGet(request.between(*samples))
+        return {n: name_of(code) if code else SUCCESS for n, code, _ in request.answers()}
     except pynvml.NVMLError as error:
-        gpm = {"code": nvml.code_name(error)}
-    return {"codes": codes, "gpm": gpm}
+        return {0: name_of(code_of(error))}
+    finally:
+        for sample in samples:
+            pynvml.nvmlGpmSampleFree(sample)
 
 
-def nobody_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    refused = [name for name, code in measured["codes"].items() if code == "no_permission"]
-    yield Finding(None, f"not permitted to an ordinary user: {', '.join(refused) or 'no call'}")
-    gpm = measured["gpm"]
-    answers = [code for code, _ in gpm.get("metrics", {}).values()]
-    if "code" in gpm:
-        yield Finding(False, f"GPM as an ordinary user: {gpm['code']}")
-    elif not gpm["supported"]:
-        yield Finding(None, "GPM is not supported")
-    else:
-        good = answers.count("success")
-        yield Finding(good > 0, f"GPM as an ordinary user: {good} metrics of {len(answers)} answer")
+def _state_answers(report: Report, user: str, figures: dict[str, Any]) -> None:
+    readers, metrics = figures["readers"], list(figures["gpm"].values())
+    good = [reader for reader in readers if reader["code"] == SUCCESS]
+    report.expect(bool(good), f"{len(good)} of {len(readers)} readers answer {user}")
+    for code in sorted({reader["code"] for reader in readers} - {SUCCESS}):
+        names = sorted({reader["reader"] for reader in readers if reader["code"] == code})
+        report.fact(f"{code} for {user}: {', '.join(names)}")
+    answers = ", ".join(f"{metrics.count(code)} {code}" for code in sorted({*metrics}))
+    report.fact(f"GPM metrics for {user}: {answers}")

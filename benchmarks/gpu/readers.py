@@ -3,109 +3,100 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.gpu import nvidia_smi
-from benchmarks.gpu.check import Finding, Part, Setting, need_nvidia_smi, need_torch
-from benchmarks.gpu.comparison import (
-    DIFFERS,
-    NOT_COMPARABLE,
-    OURS_ONLY,
-    THEIRS_ONLY,
-    compare,
-    compare_facts,
-)
 from benchmarks.gpu.loads import running
-from benchmarks.gpu.node import running_node
+from benchmarks.gpu.nvidia_smi import ABSENT, AGREE, BETWEEN, DIFFERS, THEIRS_ONLY, Leaves
+from benchmarks.gpu.report import Report
+from benchmarks.node import LocalDaemon, running_daemon
 from benchmarks.processes import wait_until
 
-# GPM needs two rounds; by then everything else was read once.
-ROUNDS_S = 3.0
-_PREFIX = "device_"
+# Until every reader has read once; GPM needs two rounds.
+ROUNDS_S, QUICK_ROUNDS_S = 3.0, 1.2
+# What describes a device: our label, and nvidia-smi's path.
+FACTS = {
+    "name": "product_name",
+    "driver_version": "driver_version",
+    "pci_bus_id": "pci/pci_bus_id",
+    "vbios_version": "vbios_version",
+    "serial": "serial",
+    "architecture": "product_architecture",
+}
 
 
-def parts(setting: Setting) -> Iterator[Part]:
-    yield Part("values", lambda: values(setting.seconds(ROUNDS_S, 1.2)), value_findings)
-    yield Part("idle", compare_idle, comparison_findings)
-    yield Part("busy", lambda: compare_busy(setting), comparison_findings)
+def check(report: Report) -> None:
+    rounds_s = QUICK_ROUNDS_S if report.setting.quick else ROUNDS_S
+    with report.part("values") as figures:
+        figures["devices"] = [device["values"] for device in read_daemon(rounds_s)]
+        counts = ", ".join(str(len(values)) for values in figures["devices"])
+        report.expect(bool(counts), f"values that the daemon reads of each GPU: {counts or 'none'}")
+    for load in ("idle", "matmul"):
+        with report.part(load) as figures:
+            with running(load, report.setting):
+                before = nvidia_smi.read()
+                devices = read_daemon(rounds_s)
+                after = nvidia_smi.read()
+            for device in devices:
+                found = compare(device, before[device["uuid"]], after[device["uuid"]])
+                figures[str(device["index"])] = found
+                state(report, f"GPU {device['index']} {load}", found)
 
 
-def read_daemon(rounds_s: float = ROUNDS_S) -> list[dict[str, Any]]:
-    """The devices after the first rounds of a fresh daemon, in which every reader has read once."""
-    with running_node() as node:
-        wait_until(node.devices)
+def read_daemon(rounds_s: float) -> list[dict[str, Any]]:
+    """The devices after the first rounds of a fresh daemon."""
+    with running_daemon() as daemon:
+        wait_until(lambda: devices_of(daemon))
         time.sleep(rounds_s)
-        return [device | {"values": plain(device["values"])} for device in node.devices()]
+        return devices_of(daemon)
 
 
-def plain(values: dict[str, float]) -> dict[str, float]:
-    return {series.removeprefix(_PREFIX): value for series, value in values.items()}
+def devices_of(daemon: LocalDaemon) -> list[dict[str, Any]]:
+    """Those that are up, their series without ``device_``."""
+    return [
+        device | {"values": {s.removeprefix("device_"): v for s, v in device["values"].items()}}
+        for device in daemon.api.get("/api/v1/devices")["devices"]
+        if device["up"]
+    ]
 
 
-def values(rounds_s: float) -> dict[str, Any]:
-    devices = read_daemon(rounds_s)
+def compare(device: Mapping[str, Any], before: Leaves, after: Leaves) -> dict[str, Any]:
+    """A reading of ours with two of nvidia-smi's, right before and after it."""
+    ours, facts = device["values"], device["info"] | {"name": device["name"]}
+    table = nvidia_smi.readings()
+    rows = []
+    for reading in table:
+        value, theirs = ours.get(reading.series), (reading.text(before), reading.text(after))
+        verdict = nvidia_smi.verdict(reading, value, *theirs)
+        rows.append({"series": reading.series, "ours": value, "theirs": theirs, "verdict": verdict})
+    known = {path for reading in table for path in reading.paths} | {*FACTS.values(), "uuid"}
+    texts = {path: text for path, text in after.items() if text not in ABSENT}
     return {
-        "devices": [
-            {"values": device["values"], "processes": len(device["processes"])}
-            for device in devices
-        ]
+        "rows": rows,
+        # Names only: some of the texts identify the machine.
+        "facts_that_differ": [
+            label
+            for label, path in FACTS.items()
+            if path in texts and facts.get(label, "").lower() != texts[path].lower()
+        ],
+        "only_ours": sorted(ours.keys() - {reading.series for reading in table}),
+        "only_theirs": sorted(texts.keys() - known),
     }
 
 
-def value_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    for index, device in enumerate(measured["devices"]):
-        yield Finding(None, f"GPU {index}: {len(device['values'])} values are read")
-    if not measured["devices"]:
-        yield Finding(False, "the daemon reads no device")
-
-
-def compare_idle() -> dict[str, Any]:
-    return compare_devices(need_nvidia_smi())
-
-
-def compare_busy(setting: Setting) -> dict[str, Any]:
-    path = need_nvidia_smi()
-    need_torch(setting)
-    with running("matmul", setting.device):
-        time.sleep(2)
-        return compare_devices(path)
-
-
-def compare_devices(path: str) -> dict[str, Any]:
-    before = nvidia_smi.read(path)
-    devices = read_daemon()
-    after = nvidia_smi.read(path)
-    return {
-        str(device["index"]): {
-            **compare(device["values"], before[device["uuid"]], after[device["uuid"]]),
-            "facts": compare_facts(
-                {**device["info"], "name": device["name"]}, after[device["uuid"]]
-            ),
-        }
-        for device in devices
-        if device["uuid"] in before and device["uuid"] in after
-    }
-
-
-def comparison_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    if not measured:
-        yield Finding(False, "no device is known to both")
-    for index, found in measured.items():
-        verdicts = found["verdicts"]
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items()))
-        yield Finding(
-            DIFFERS not in verdicts and THEIRS_ONLY not in verdicts, f"GPU {index}: {counts}"
-        )
-        for row in found["rows"]:
-            if row["verdict"] in (DIFFERS, NOT_COMPARABLE, THEIRS_ONLY, OURS_ONLY):
-                ok = None if row["verdict"] in (OURS_ONLY, NOT_COMPARABLE) else False
-                theirs = " then ".join(str(text) for text in row["theirs"])
-                text = f"{row['verdict']}: {row['series']} = {row['ours']}, theirs {theirs}"
-                yield Finding(ok, text)
-        bad = [label for label, verdict in found["facts"].items() if verdict == DIFFERS]
-        yield Finding(not bad, f"facts that differ: {', '.join(bad) or 'none'}")
-        more = found["only_in_nvidia_smi"]
-        yield Finding(None, f"only nvidia-smi has {len(more)}: {', '.join(more)}")
-        more = found["not_in_nvidia_smi"]
-        yield Finding(None, f"only we have {len(more)}: {', '.join(more)}")
+def state(report: Report, what: str, found: dict[str, Any]) -> None:
+    verdicts = Counter(row["verdict"] for row in found["rows"])
+    report.fact(f"{what}: " + ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common()))
+    for row in found["rows"]:
+        text = f"{row['verdict']}: {row['series']} = {row['ours']}, theirs {row['theirs']}"
+        if row["verdict"] in (DIFFERS, THEIRS_ONLY):
+            report.expect(False, text)
+        elif row["verdict"] not in (AGREE, BETWEEN):
+            report.fact(text)
+    differing = ", ".join(found["facts_that_differ"])
+    report.expect(not differing, f"{what}: facts that differ: {differing or 'none'}")
+    for key in ("only_ours", "only_theirs"):
+        names = dict.fromkeys(name.partition("{")[0] for name in found[key])
+        report.fact(f"{what}: {key.replace('_', ' ')}: {', '.join(names) or 'none'}")

@@ -1,43 +1,42 @@
-"""Runs checks, each in a process group of its own with a deadline, and gathers what they found."""
+"""Runs one check in a process group of its own with a deadline.
+
+``python -m benchmarks.gpu.runner CHECK REPORT SETTING`` is that process: it may hang or crash
+without costing another check. Only the standard library is needed to say what is missing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.check import Setting
-from benchmarks.gpu.results import overall
+from benchmarks.gpu.report import CannotCheck, Report, RunSetting
 
+# In the order in which they run, with the seconds that each may take; within ten minutes together.
+CHECKS_S = {
+    "doctor": 30.0,
+    "readers": 60.0,
+    "calls": 60.0,
+    "counters": 90.0,
+    "footprint": 80.0,
+    "shim": 160.0,
+    "capture": 120.0,
+}
 STOP_TIMEOUT_S = 5.0
 
 
-def run_all(
-    timeouts_s: dict[str, float], budget_s: float, setting: Setting, work: Path
-) -> Iterator[dict[str, Any]]:
-    """The result of each check as soon as there is one."""
-    deadline = time.monotonic() + budget_s
-    for name, timeout_s in timeouts_s.items():
-        left_s = deadline - time.monotonic()
-        if left_s < 1:
-            yield {"check": name, "status": "skipped", "why": "the time for all checks is used up"}
-        else:
-            yield run_one(name, min(timeout_s, left_s), setting, work)
-
-
-def run_one(name: str, timeout_s: float, setting: Setting, work: Path) -> dict[str, Any]:
-    result_file, log = work / f"{name}.json", work / f"{name}.log"
-    flags = [flag for flag in ("fake", "quick") if getattr(setting, flag)]
-    if setting.device == "cpu":
-        flags.append("cpu")
-    command = ["-m", "benchmarks.gpu.child", name, str(result_file), str(setting.out), *flags]
+def run_check(name: str, setting: RunSetting, timeout_s: float, work: Path) -> dict[str, Any]:
+    """Its result; of one that was killed, what it had measured by then."""
+    written, log = work / f"{name}.jsonl", work / f"{name}.log"
+    command = ["-m", "benchmarks.gpu.runner", name, str(written), json.dumps(asdict(setting))]
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -49,43 +48,49 @@ def run_one(name: str, timeout_s: float, setting: Setting, work: Path) -> dict[s
             env={**os.environ, "TMPDIR": str(work)},
             start_new_session=True,
         )
-    timed_out = not _ended(process, timeout_s)
-    _stop_group(process)
-    result = _read(result_file) or {"check": name, "parts": {}, "findings": []}
-    if "status" not in result:
-        where = f" in part {result.pop('running')}" if "running" in result else ""
-        why = f"not done within {timeout_s:.0f} s" if timed_out else _ending(process, log)
-        status = "timed_out" if timed_out else "failed"
-        result |= {**overall(result), "status": status, "why": why + where}
-    return {**result, "took_s": round(time.monotonic() - began, 1)}
+    why = f"not done within {timeout_s:.0f} s"
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if process.wait(timeout_s):
+            said = log.read_text(errors="replace").strip().rpartition("\n")[2]
+            why = f"it ended with {process.returncode}: {said[:200]}"
+        else:
+            why = ""
+    # Whatever it has left behind, too; what is stuck in the driver stays.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_TIMEOUT_S)
+    entries = [json.loads(line) for line in written.read_text().splitlines()]
+    return {**result_of(entries, why), "took_s": round(time.monotonic() - began, 1)}
 
 
-def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+def result_of(entries: list[dict[str, Any]], why: str = "") -> dict[str, Any]:
+    """Of what a check has written; ``why`` it did not come to its end, if it did not."""
+    parts = {entry["part"]: entry["figures"] for entry in entries if "part" in entry}
+    lines = [entry for entry in entries if "ok" in entry]
+    unfinished = [entry["begun"] for entry in entries if entry.get("begun", "") not in ("", *parts)]
+    bad = sum(line["ok"] is False for line in lines)
+    skipped = [figures.get("skipped") for figures in parts.values()]
+    if why or bad:
+        status = "failed"
+        why = " in part ".join([why, *unfinished]) or f"{bad} of {len(lines)} lines are bad"
+    elif parts and all(skipped):
+        status, why = "skipped", str(skipped[0])
+    else:
+        status = "ok"
+    return {"status": status, "why": why, "parts": parts, "lines": lines}
+
+
+def main(name: str, file: str, setting: str) -> None:
+    report = Report(RunSetting(**json.loads(setting)), Path(file))
     try:
-        process.wait(timeout_s)
-        return True
-    except subprocess.TimeoutExpired:
-        return False
+        module = importlib.import_module(f"benchmarks.gpu.{name}")
+    except ModuleNotFoundError as error:
+        with report.part("packages"):
+            raise CannotCheck(f"{error.name} is not installed") from error
+    else:
+        module.check(report)
 
 
-def _stop_group(process: subprocess.Popen[bytes]) -> None:
-    """The check and whatever it has left behind. A call that is stuck in the driver stays."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        if number is signal.SIGTERM and process.returncode is None:
-            _ended(process, STOP_TIMEOUT_S)
-    _ended(process, STOP_TIMEOUT_S)
-
-
-def _ending(process: subprocess.Popen[bytes], log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines() or ["nothing was said"]
-    return f"it ended with {process.returncode}: {lines[-1][:200]}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        result: dict[str, Any] = json.loads(path.read_text())
-        return result
-    except (OSError, ValueError):
-        return {}
+if __name__ == "__main__":
+    main(*sys.argv[1:])

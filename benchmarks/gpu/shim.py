@@ -6,118 +6,91 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.check import CannotCheck, Finding, Part, Setting, need_torch
-from benchmarks.gpu.node import Node, running_node
+from benchmarks.gpu.report import CannotCheck, Report
+from benchmarks.node import LocalDaemon, running_daemon
+from benchmarks.processes import last_line
 
-TURNS, STEPS = 21, {"small": 300, "large": 60}
-TIMED_STEPS = 100
-TIMEOUT_S = 60.0
-MAX_ADDED_US = 50.0
-# CUDA events resolve about half a microsecond; between ours and the shim's lie a few calls.
-MAX_ERROR_S = 100e-6
-MAX_ERROR_RATIO = 0.01
+# Network and mode, with the steps of a turn.
+TRAINED = {
+    ("perceptron", "eager"): 200,
+    ("transformer", "eager"): 10,
+    ("transformer", "compile"): 10,
+    ("transformer", "graph"): 10,
+}
+TURNS, QUICK_TURNS, QUICK_STEPS = 15, 3, 3
+TIMEOUT_S = 100.0
+# The larger of the two counts: a short step is bound by launches, as the shim is.
+MAX_ADDED_US, MAX_ADDED_RATIO = 20.0, 0.003
+# How far the steps' own times may be from those of the turns.
+MAX_ERROR_RATIO = 0.05
+# Until the daemon has read and logged the last steps.
+LOGGED_S = 2.0
 
 
-def parts(setting: Setting) -> Iterator[Part]:
-    for size in STEPS:
-        yield Part(size, _overhead(setting, size), overhead_findings)
-    yield Part("times", lambda: times(setting), time_findings)
+def check(report: Report) -> None:
+    setting = report.setting
+    for (network, mode), steps in TRAINED.items():
+        with report.part(f"{network}_{mode}") as figures:
+            setting.need_torch()
+            if mode == "graph" and setting.device != "cuda":
+                raise CannotCheck("there are no CUDA graphs on the CPU")
+            turns, steps = (QUICK_TURNS, QUICK_STEPS) if setting.quick else (TURNS, steps)
+            log = Path(tempfile.mkdtemp()) / "log.jsonl"
+            with running_daemon(exporters={"jsonl": {"path": str(log)}}) as daemon:
+                figures |= train(daemon, network, mode, setting.device, str(turns), str(steps))
+                time.sleep(LOGGED_S)
+            figures["true_times"] = true_times(figures.pop("shim_turns"), log)
+            state(report, f"{network} {mode}", figures)
 
 
-def program(node: Node, module: str, *arguments: str) -> Any:
-    """The JSON that a program beside the daemon prints. Raises RuntimeError with its last line."""
+def train(daemon: LocalDaemon, *arguments: str) -> Any:
+    """What step_loops prints. Raises RuntimeError, TimeoutExpired."""
     answer = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.gpu.{module}", *arguments],
-        env=node.training_environment,
+        [sys.executable, "-m", "benchmarks.gpu.step_loops", *arguments],
+        env=daemon.training_environment,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
     )
     if answer.returncode:
-        lines = answer.stderr.strip().splitlines() or ["nothing was said"]
-        raise RuntimeError(f"{module} ended with {answer.returncode}: {lines[-1]}")
+        raise RuntimeError(f"it ended with {answer.returncode}: {last_line(answer.stderr)}")
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-def _overhead(setting: Setting, size: str) -> Any:
-    return lambda: overhead(setting, size)
+def true_times(turns: list[dict[str, Any]], log: Path) -> dict[str, float]:
+    """The steps' mean times in our log over those of their turns: medians over the turns.
+
+    Not of a turn's first step, which lasts from the end of the shim's turn before.
+    """
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = {record["step"]: record for record in records if record["type"] == "step"}
+    ratios: dict[str, list[float]] = {}
+    for turn in turns:
+        numbers = range(turn["first_step"] + 1, turn["first_step"] + turn["steps"])
+        for what in ("duration_s", "gpu_s"):
+            known = [steps[n][what] for n in numbers if steps.get(n, {}).get(what) is not None]
+            if known:
+                ratio = statistics.fmean(known) * 1e6 / turn["step_us"]
+                ratios.setdefault(what, []).append(ratio)
+    return {what: round(statistics.median(values), 4) for what, values in ratios.items()}
 
 
-def overhead(setting: Setting, size: str) -> Any:
-    need_torch(setting)
-    turns, steps = setting.count(TURNS, 3), setting.count(STEPS[size], 20)
-    with running_node() as node:
-        return program(node, "step_loops", size, setting.device, str(turns), str(steps))
-
-
-def overhead_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    plain, shim = measured["loops"]["plain"], measured["loops"]["shim"]
-    added_us = shim["step_us"] - plain["step_us"]
-    text = f"{measured['size']} steps of {plain['step_us']:.0f} µs: the shim adds {added_us:.1f} µs"
-    text += f" ({100 * added_us / plain['step_us']:.2f} %), issuing takes"
-    text += f" {shim['issued_us'] - plain['issued_us']:.1f} µs longer"
-    yield Finding(added_us <= MAX_ADDED_US, text)
-    if "profiled" not in measured:
-        return
-    before, after = measured["profiled"]["plain"], measured["profiled"]["shim"]
-    text = f"calls that wait for the GPU: {before['synchronizing']} without, "
-    text += f"{after['synchronizing']} with the shim; it calls {after['calls']}"
-    yield Finding(after["synchronizing"] <= before["synchronizing"], text)
-    text = f"GPU busy {before['gpu_busy_ratio']:.3f} without, {after['gpu_busy_ratio']:.3f} with it"
-    yield Finding(None, text)
-
-
-def times(setting: Setting) -> dict[str, Any]:
-    """Our step records against the program's own events. Raises CannotCheck."""
-    need_torch(setting)
-    if setting.device != "cuda":
-        raise CannotCheck("there are no CUDA events on the CPU")
-    with running_node() as node:
-        truth = program(node, "timed_steps", str(setting.count(TIMED_STEPS, 20)))
-        with (node.folder / "log.jsonl").open(encoding="utf-8") as log:
-            records = [json.loads(line) for line in log if line.endswith("\n")]
-    ours = {str(r["step"]): r for r in records if r["type"] == "step"}
-    return {
-        "steps": len(truth),
-        "reported": sum(1 for step in truth if step in ours),
-        **{what: _errors(truth, ours, what) for what in ("duration_s", "gpu_s")},
-    }
-
-
-def _errors(truth: dict[str, Any], ours: dict[str, Any], what: str) -> dict[str, Any]:
-    pairs = [
-        (ours[step][what], expected[what])
-        for step, expected in truth.items()
-        if what in ours.get(step, {})
-    ]
-    if not pairs:
-        return {"compared": 0}
-    errors_s = [abs(value - expected) for value, expected in pairs]
-    return {
-        "compared": len(pairs),
-        "median_s": statistics.median(expected for _, expected in pairs),
-        "longest_s": max(expected for _, expected in pairs),
-        "median_error_s": statistics.median(errors_s),
-        "largest_error_s": max(errors_s),
-        "beyond": sum(
-            1
-            for value, expected in pairs
-            if abs(value - expected) > max(MAX_ERROR_S, MAX_ERROR_RATIO * expected)
-        ),
-    }
-
-
-def time_findings(measured: dict[str, Any]) -> Iterable[Finding]:
-    for what in ("duration_s", "gpu_s"):
-        errors = measured[what]
-        if not errors["compared"]:
-            yield Finding(False, f"{what}: none of {measured['steps']} steps has it")
-            continue
-        text = f"{what} of {errors['compared']} steps ({errors['median_s'] * 1e3:.2f} ms): median"
-        text += f" error {errors['median_error_s'] * 1e6:.1f} µs, largest"
-        text += f" {errors['largest_error_s'] * 1e6:.1f} µs, beyond the limit {errors['beyond']}"
-        # A step in which the kernel took the CPU away between two events is no fault.
-        yield Finding(errors["beyond"] <= 0.05 * errors["compared"], text)
+def state(report: Report, name: str, figures: dict[str, Any]) -> None:
+    limit_us = max(MAX_ADDED_US, MAX_ADDED_RATIO * figures["step_us"])
+    low, high = figures["added_us_95"]
+    text = f"{name}, {figures['step_us']:.0f} µs a step: the shim adds {figures['added_us']:.1f} µs"
+    text += f" ({low:.1f} to {high:.1f}; at most {limit_us:.0f})"
+    report.expect(low <= limit_us, text, timed=True)
+    if "waiting_calls" in figures:
+        alone, watched = figures["waiting_calls"]
+        text = f"{name}: calls that wait for the GPU: {alone} without, {watched} with the shim"
+        report.expect(watched <= alone, text)
+    ratio = figures["true_times"].get("duration_s")
+    true = ratio is not None and abs(ratio - 1) <= MAX_ERROR_RATIO
+    report.expect(true, f"{name}: duration_s over the time of CUDA events: {ratio}", timed=True)
+    report.fact(f"{name}: gpu_s over the same: {figures['true_times'].get('gpu_s')}")

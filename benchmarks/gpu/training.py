@@ -1,8 +1,8 @@
-"""A small training on the GPU, watched through the shim, into which faults are injected.
+"""A training on the GPU, watched through the shim, into which faults are injected.
 
-    python -m benchmarks.gpu.training SWITCH STOP DEVICE
+    python -m benchmarks.gpu.training JOB SWITCH DEVICE
 
-Reads from the file SWITCH which fault is on, once a step; ends when the file STOP exists.
+Reads from the file SWITCH which fault is on, once a step: ``data_stall``, ``item``, ``pageable``.
 """
 
 from __future__ import annotations
@@ -11,74 +11,57 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 import warpwatch
-from warpwatch_daemon.demo.faults import NONE, Switch
+from benchmarks.gpu.networks import TrainedNetwork
+from warpwatch_daemon.demo.faults import Switch
 
-FAULTS = (NONE, "data_stall", "item", "pageable")
-# Data that comes late; reading values back after every layer; copies that nothing hides.
 STALL_S = 0.05
-PAGEABLE_BYTES, SMALL_PAGEABLE_BYTES = 256 * 2**20, 2**20
-WIDTH, BATCH, LAYERS, ROUNDS = 1024, 1024, 8, 4
-SMALL_WIDTH, SMALL_BATCH = 128, 64
+PAGEABLE_BYTES, SMALL_PAGEABLE_BYTES = 512 * 2**20, 2**20
 
 
-class Training:
-    def __init__(self, device: str) -> None:
-        cuda = device == "cuda"
-        if not cuda:
-            torch.set_num_threads(1)
-        width, batch = (WIDTH, BATCH) if cuda else (SMALL_WIDTH, SMALL_BATCH)
-        torch.manual_seed(0)
-        layers = [torch.nn.Linear(width, width, device=device) for _ in range(LAYERS)]
-        self.layers = torch.nn.ModuleList(layers)
-        self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=1e-6)
-        self.device = device
-        self.samples = torch.randn(batch, width, pin_memory=cuda)
-        size = PAGEABLE_BYTES if cuda else SMALL_PAGEABLE_BYTES
-        self.pageable = torch.empty(size, dtype=torch.uint8)
+class FaultOfEachStep(IterableDataset):  # type: ignore[misc]
+    """Comes late where it is a stall of the data."""
 
-    def load(self, switch: Switch) -> Iterator[tuple[str, torch.Tensor]]:
-        """The fault that is on, and a batch, for ever."""
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+
+    def __iter__(self) -> Iterator[str]:
         while True:
-            fault = switch.get()
+            fault = self._switch.get()
             if fault == "data_stall":
                 time.sleep(STALL_S)
-            yield fault, self.samples
-
-    def step(self, monitor: warpwatch.Monitor, fault: str, samples: torch.Tensor) -> None:
-        with monitor.phase("h2d"):
-            batch = samples.to(self.device, non_blocking=True)
-            if fault == "pageable":
-                self.pageable.to(self.device)
-        with monitor.phase("forward"):
-            loss = self._forward(batch, fault)
-        with monitor.phase("backward"):
-            loss.backward()
-        with monitor.phase("optimizer"):
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-
-    def _forward(self, batch: torch.Tensor, fault: str) -> torch.Tensor:
-        for _ in range(ROUNDS):
-            for layer in self.layers:
-                batch = torch.nn.functional.gelu(layer(batch))
-                if fault == "item":
-                    batch.mean().item()
-        return batch.square().mean()
+            yield fault
 
 
-def main(switch_file: str, stop_file: str, device: str) -> None:
-    switch, stop = Switch(Path(switch_file)), Path(stop_file)
-    training = Training(device)
-    monitor = warpwatch.attach(job="gpu-check")
-    for fault, samples in monitor.wrap(training.load(switch)):
-        with monitor.step(samples=len(samples)):
-            training.step(monitor, fault, samples)
-        if stop.exists():
-            return
+def main(job: str, switch: str, device: str) -> None:
+    network = TrainedNetwork("transformer", "eager", device)
+    size = PAGEABLE_BYTES if device == "cuda" else SMALL_PAGEABLE_BYTES
+    pageable, host_batch = torch.empty(size, dtype=torch.uint8), network.batch.cpu()
+    fault = ""
+
+    def read_back(layer: Any, given: Any, output: torch.Tensor) -> None:
+        """A value after every layer, for which the CPU waits."""
+        if fault == "item":
+            output.mean().item()
+
+    for layer in network.layers:
+        layer.register_forward_hook(read_back)
+    monitor = warpwatch.attach(job=job)
+    loader = DataLoader(FaultOfEachStep(Switch(Path(switch))), batch_size=None)
+    for fault in monitor.wrap(loader):
+        with monitor.step(samples=len(network.batch)):
+            with monitor.phase("h2d"):
+                network.batch = host_batch.to(device, non_blocking=True)
+                if fault == "pageable":
+                    pageable.to(device)
+            for name, work in network.phases.items():
+                with monitor.phase(name):
+                    work()
 
 
 if __name__ == "__main__":
