@@ -1,4 +1,4 @@
-"""What a page of metrics costs to write: by the daemon's renderer, and by prometheus_client alone."""
+"""What a page of metrics costs to write: by our renderer, and by prometheus_client alone."""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@ import os
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import results
 from benchmarks.gpu.report import RunSetting
 from benchmarks.gpu.runner import CHECKS_S, run_check
+from warpwatch._version import __version__
 
 # Of all checks together: on a slow machine the last ones are cut short.
 BUDGET_S = 580.0
@@ -47,6 +49,18 @@ def install_fake_driver(folder: Path) -> None:
     os.environ.update(driver.environment)
 
 
+def declare_commands(folder: Path) -> None:
+    """For this process's children: a checkout alone has none of the entry points."""
+    project = tomllib.loads((results.ROOT / "pyproject.toml").read_text())["project"]
+    commands = project["entry-points"]["warpwatch.commands"]
+    info = folder / "warpwatch.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: warpwatch\nVersion: {__version__}\n")
+    lines = [f"{name} = {target}\n" for name, target in commands.items()]
+    (info / "entry_points.txt").write_text("[warpwatch.commands]\n" + "".join(lines))
+    os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
+
+
 def run(given: argparse.Namespace, out: Path, measured_on: dict[str, Any], work: Path) -> bool:
     """Whether all is as it should be."""
     setting = RunSetting(str(out), given.fake, given.quick, given.device)
@@ -77,6 +91,7 @@ def main() -> int:
         work = Path(name)
         # A part that gives up root's rights still needs the fake driver.
         work.chmod(0o755)
+        declare_commands(work / "site")
         if given.fake:
             install_fake_driver(work / "driver")
         ok = run(given, out, measured_on, work)

@@ -20,7 +20,7 @@ from warpwatch_devices.nvml.fields import RARE_FIELDS, SLOW_FIELDS, fast_fields
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest
 from warpwatch_devices.nvml.library import code_of, initialise, name_of, shut_down
 from warpwatch_devices.nvml.readers import fast_readers, slow_readers, static_readers
-from warpwatch_devices.nvml.samples import Integral
+from warpwatch_devices.nvml.sample_buffers import Integral
 from warpwatch_devices.nvml.substitutes import field_substitutes
 from warpwatch_devices.nvml.tiers import Reader
 

@@ -31,7 +31,6 @@ def machine(fake: bool) -> dict[str, Any]:
         facts = facts or next(iter(nvidia_smi.read().values()))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [re.split(r"[^\w.-]", need)[0] for need in project["dependencies"]]
-    installed = {of.name.lower(): of.version for of in metadata.distributions()}
     return {
         "gpu": facts.get("product_name", "no-gpu"),
         "driver_version": facts.get("driver_version"),
@@ -40,7 +39,7 @@ def machine(fake: bool) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "root": os.geteuid() == 0,
         # Null: not installed.
-        "versions": {name: installed.get(name.lower()) for name in (*needed, "torch")},
+        "versions": {name: _version(name) for name in (*needed, "torch")},
     }
 
 
@@ -67,3 +66,9 @@ def summary(name: str, result: dict[str, Any]) -> Iterator[str]:
             yield f"  skip {part}: {figures['skipped']}"
     for line in result["lines"]:
         yield f"  {_MARKS[line['ok']]} {line['text']}"
+
+
+def _version(distribution: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
+    return None
