@@ -3,12 +3,15 @@
 #
 #   docker build -t ghcr.io/warpwatch/warpwatch .
 #   docker run --rm --read-only --tmpfs /tmp -p 9400:9400 ghcr.io/warpwatch/warpwatch
-ARG BASE_IMAGE=python:3.12-slim-bookworm
+
+# Of all platforms (an index), as docker-library/repo-info lists it. A newer one, for each release:
+#   docker buildx imagetools inspect python:3.12-slim-bookworm
+ARG BASE_IMAGE=python:3.12-slim-bookworm@sha256:0f5b26b9518d002b6173fd61daad821fa340635ebfec5bba471013f9ca114579
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE} AS build
 WORKDIR /src
-COPY pyproject.toml constraints-image.txt hatch_build.py README.md LICENSE ./
+COPY pyproject.toml requirements-image.txt requirements-build.txt hatch_build.py README.md LICENSE ./
 COPY client client
 COPY daemon daemon
 COPY dashboards dashboards
@@ -17,13 +20,16 @@ COPY devices devices
 COPY diagnosis diagnosis
 COPY exporters exporters
 COPY telemetry telemetry
-# Without pip in it; compiled, as nothing can be written later. The client also as a plain folder, for
-# `COPY --from` into images of other Pythons.
+# Without pip in it; compiled, as nothing can be written later. Whatever comes from a package index is
+# checked against its hash. The client also as a plain folder, for `COPY --from` into images of other Pythons.
 RUN python3 -m venv /build \
     && python3 -m venv --without-pip /opt/warpwatch \
-    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --no-cache-dir \
-        --constraint constraints-image.txt ./client '.[auth]' \
-    && /build/bin/pip install --no-cache-dir --no-compile --no-deps --target /opt/warpwatch/client ./client
+    && export PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all: \
+    && /build/bin/pip install --require-hashes --requirement requirements-build.txt \
+    && /build/bin/pip wheel --no-deps --no-build-isolation --check-build-dependencies --wheel-dir /wheels ./client . \
+    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --require-hashes --requirement requirements-image.txt \
+    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --no-index /wheels/*.whl \
+    && /build/bin/pip install --no-index --no-compile --no-deps --target /opt/warpwatch/client /wheels/warpwatch_client-*.whl
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE}

@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 ARGS ?=
 SEEDS ?= 24
 MINUTES ?= 30
+SBOM ?= build/sbom.cdx.json
 
-.PHONY: demo test slow soak check format bench judge docs protobuf clean
+.PHONY: demo test slow soak check format bench judge docs protobuf requirements sbom clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
@@ -50,6 +51,16 @@ protobuf: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc -I devices --python_out=devices \
 		devices/warpwatch_devices/attribution/podresources.proto
 
+# Hashes of the wheels that the image is built of, after a change of a version.
+requirements: $(VENV)/.demo
+	$(BIN)/python hash_requirements.py requirements-image.txt requirements-build.txt
+
+# What the image holds besides its base, as CycloneDX JSON.
+sbom: $(VENV)/.sbom
+	@mkdir -p $(dir $(SBOM))
+	$(BIN)/cyclonedx-py requirements requirements-image.txt --pyproject pyproject.toml \
+		--output-reproducible --output-file $(SBOM)
+
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -63,6 +74,10 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	@$(BIN)/pip install --quiet --editable '.[demo,dev]' --constraint constraints.txt >&2
+	@touch $@
+
+$(VENV)/.sbom: $(VENV)/.demo
+	@$(BIN)/pip install --quiet cyclonedx-bom==7.5.0 >&2
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

@@ -262,7 +262,7 @@ def test_an_init_container_brings_the_shim(start: Start, folder: Path) -> None:
     options = ("--user", "65532", "--memory", "32m", f"--volume={folder}:/opt/warpwatch-shim")
     container = start(*options, arguments=("shim", "/opt/warpwatch-shim"))
     assert container.wait() == 0, container.log()
-    bootstrap = folder / "warpwatch/client/bootstrap"
+    bootstrap = folder / "warpwatch/bootstrap"
     assert container.log().strip() == "/opt/warpwatch-shim/warpwatch/bootstrap"
     assert (bootstrap / "sitecustomize.py").is_file()
     assert os.stat(bootstrap).st_mode & 0o555 == 0o555

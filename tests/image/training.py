@@ -6,12 +6,12 @@ import time
 import warpwatch
 
 monitor = warpwatch.attach(job=os.environ["JOB"])
-# The daemon opens the folder to all users of the pod when it first sees it.
-while not os.access("/run/warpwatch", os.R_OK | os.X_OK):
-    time.sleep(0.1)
 # The shared folders as this container sees them: other tenants must not be among them.
 for folder in ("/run/warpwatch", "/var/lib/warpwatch/inbox"):
-    print(folder, sorted(os.listdir(folder)) if os.path.isdir(folder) else None, flush=True)
+    # The daemon opens each to all users of the pod when it first sees it.
+    while not os.access(folder, os.R_OK | os.X_OK):
+        time.sleep(0.1)
+    print(folder, sorted(os.listdir(folder)), flush=True)
 while True:
     with monitor.step(samples=1):
         time.sleep(0.02)
