@@ -136,8 +136,8 @@ def compare(now: Measures, before: Measures) -> BaselineComparison | None:
     phases.sort(key=lambda p: (-abs(p.change_ms), p.phase))
     return BaselineComparison(
         rank=now.rank,
-        before_step_ms=before.window_us / _steps(before) / 1e3,
-        now_step_ms=now.window_us / _steps(now) / 1e3,
+        before_step_ms=before.window_us / before.step_count / 1e3,
+        now_step_ms=now.window_us / now.step_count / 1e3,
         slowdown_ratio=slowdown(now.gpu.sizes, before.gpu.sizes)
         if now.gpu and before.gpu
         else None,
@@ -154,7 +154,7 @@ def _slowdown(now: GpuTime | None, before: GpuTime | None) -> float | None:
 def phases_ms(measures: Measures) -> dict[str, float]:
     """Disjoint parts of the window, in ms per step."""
     parts = _gpu_phases(measures.gpu) if measures.gpu else _cpu_phases(measures)
-    return {phase: total(spent) / (_steps(measures) * 1e3) for phase, spent in parts.items()}
+    return {phase: total(spent) / (measures.step_count * 1e3) for phase, spent in parts.items()}
 
 
 def _gpu_phases(gpu: GpuTime) -> Mapping[str, Intervals]:
@@ -182,17 +182,13 @@ def _cpu_phases(measures: Measures) -> Mapping[str, Intervals]:
     }
 
 
-def _steps(measures: Measures) -> int:
-    return len(measures.steps) or 1
-
-
 def kernel_changes(now: Measures, before: Measures) -> list[KernelChange]:
     """Largest change first; collectives are left out, whose kernels wait for other ranks."""
     if now.gpu is None or before.gpu is None:
         return []
     new, old = _by_name(now.gpu), _by_name(before.gpu)
     changes = [
-        _kernel_change(new.get(name), old.get(name), _steps(now), _steps(before))
+        _kernel_change(new.get(name), old.get(name), now.step_count, before.step_count)
         for name in {**old, **new}
         if (name in new or _surely_absent(old[name], before, now))
         and (name in old or _surely_absent(new[name], now, before))
@@ -207,8 +203,8 @@ def _by_name(gpu: GpuTime) -> dict[str, KernelTime]:
 def _surely_absent(kernel: KernelTime, mine: Measures, other: Measures) -> bool:
     """Whether the other trace lacks the kernel: its list ends with its TOP longest kernels."""
     listed = other.gpu.kernel_times if other.gpu else ()
-    shortest_us = listed[-1].total_us / _steps(other) if len(listed) >= TOP else 0.0
-    return kernel.total_us / _steps(mine) > shortest_us
+    shortest_us = listed[-1].total_us / other.step_count if len(listed) >= TOP else 0.0
+    return kernel.total_us / mine.step_count > shortest_us
 
 
 def _kernel_change(

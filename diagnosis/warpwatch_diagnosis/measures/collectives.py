@@ -23,20 +23,17 @@ class Collective:
     """One collective kernel that began or was launched in the window; µs of this rank's clock.
 
     name: of the collective (``allreduce``), else of the kernel. process_group, sequence, bytes
-    (the larger of what goes in and out of this rank), dtype and group_size: None where the trace
-    does not tell. launched_us: begin of the launch call.
+    (the larger of what goes in and out of this rank) and group_size: None where the trace does not
+    say. launched_us: begin of the launch call.
     """
 
     name: str
-    kernel: str
-    stream: str
     begin_us: float
     end_us: float
     launched_us: float | None
     process_group: str | None
     sequence: int | None
     bytes: int | None
-    dtype: str | None
     group_size: int | None
 
 
@@ -62,18 +59,14 @@ def collectives(
 def _collective(kernel: Event, call: Event | None) -> Collective:
     given = kernel.arguments or {}
     name, group = given.get("Collective name"), given.get("Process Group Name")
-    dtype = given.get("dtype")
     return Collective(
         name=(name if isinstance(name, str) and name else kernel.name)[:_MAX_NAME],
-        kernel=kernel.name[:_MAX_NAME],
-        stream=kernel.thread,
         begin_us=kernel.begin_us,
         end_us=kernel.end_us,
         launched_us=call.begin_us if call is not None else None,
         process_group=str(group)[:_MAX_NAME] if isinstance(group, str | int) else None,
         sequence=_count(given, "Seq"),
         bytes=_bytes(given),
-        dtype=dtype[:_MAX_NAME] if isinstance(dtype, str) else None,
         group_size=_count(given, "Group size"),
     )
 

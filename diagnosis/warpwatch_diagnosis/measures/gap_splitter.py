@@ -87,7 +87,7 @@ class GapSplitter:
     def split(
         self, low: float, high: float, event: Event | None, launch: Event | None
     ) -> list[GapPart]:
-        """OrderedParts in order that add up to the gap from ``low`` to ``high``."""
+        """Parts in order that add up to the gap from ``low`` to ``high``."""
         if launch is not None and launch.end_us <= low and event is not None:
             return [(low, high, _queued(high - low, event.begin_us - launch.end_us))]
         parts, rest = self.named.inside(low, high)
@@ -108,9 +108,7 @@ class GapSplitter:
             if paid < own_end:
                 parts += self._own_time(paid, own_end, launch)
             if own_end < end:
-                parts.append(
-                    (own_end, end, "launch" if event is None else _launch_cause(event.name))
-                )
+                parts.append((own_end, end, _launch_cause(event.name) if event else "launch"))
         parts.sort()
         return parts
 

@@ -173,15 +173,14 @@ def gpu_time(
 ) -> GpuTime | None:
     """None without GPU events in the window. Of the threads that train or launch: ``waits``, and
     ``running``, the union of their operators."""
-    busy = _busy_by_device(inside(work.events, window), window)
-    devices = _devices(busy, window)
+    devices = _devices(inside(work.events, window), window)
     if not devices:
         return None
     judged, launched = _idlest(devices), work.events
     work = work.of_device(judged) if len(devices) > 1 else work
     calls = work.calls
     events, kernels = inside(work.events, window), inside(work.kernels, window)
-    copies = inside(work.copies, window)
+    copies, busy = inside(work.copies, window), _union(events, window)
     collective = {k.name for k in work.kernels if classify(k.name) == "communication"}
     compute = _union([k for k in kernels if k.name not in collective], window)
     communication = _union([k for k in kernels if k.name in collective], window)
@@ -189,8 +188,8 @@ def gpu_time(
     return GpuTime(
         device=judged,
         devices=devices,
-        busy=busy[judged][1],
-        idle=difference([window], busy[judged][1]),
+        busy=busy,
+        idle=difference([window], busy),
         compute=compute,
         communication=communication,
         copies=_union(copies, window),
@@ -218,33 +217,22 @@ def _device(event: Event) -> str:
     return str(index) if type(index) is int else event.thread.partition("/")[0]
 
 
-def _busy_by_device(events: list[Event], window: Interval) -> dict[str, tuple[int, Intervals]]:
-    """By device the number of its events, and when it was busy."""
-    found: dict[str, list[Event]] = defaultdict(list)
-    # Equal arguments and equal threads are one object, so each pair is looked into once.
-    names: dict[tuple[int, int], str] = {}
-    for event in events:
-        key = id(event.arguments), id(event.thread)
-        name = names.get(key)
-        if name is None:
-            name = names[key] = _device(event)
-        found[name].append(event)
-    return {name: (len(mine), _union(mine, window)) for name, mine in found.items()}
-
-
-def _devices(busy: Mapping[str, tuple[int, Intervals]], window: Interval) -> tuple[DeviceUse, ...]:
+def _devices(events: list[Event], window: Interval) -> tuple[DeviceUse, ...]:
     """Busiest first."""
-    busy_us = {name: total(intervals) for name, (_, intervals) in busy.items()}
+    found: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        found[_device(event)].append(event)
+    busy_us = {name: total(_union(mine, window)) for name, mine in found.items()}
     window_us = window[1] - window[0]
     least_us = MIN_BUSY_SHARE * max(busy_us.values(), default=0.0)
     return tuple(
         DeviceUse(
             name=name,
-            count=busy[name][0],
+            count=len(found[name]),
             busy_ratio=min(1.0, busy_us[name] / window_us) if window_us else 0.0,
             in_use=busy_us[name] >= least_us,
         )
-        for name in sorted(busy, key=lambda name: (-busy_us[name], name))
+        for name in sorted(found, key=lambda name: (-busy_us[name], name))
     )
 
 

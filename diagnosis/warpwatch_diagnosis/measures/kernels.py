@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -139,19 +138,15 @@ class ClassTime:
     occupancy_ratio: float | None
 
 
-# Begin, end and µs in the window; whole µs; blocks per SM and occupancy in % as estimated.
-_Row = tuple[float, float, float, float, float | None, float | None]
+class _Run(NamedTuple):
+    """One kernel in the window: µs in it and in all; blocks per SM and occupancy in %."""
 
-
-class _Columns(NamedTuple):
-    """Kernels as columns of _Row."""
-
-    begins: Sequence[float]
-    ends: Sequence[float]
-    spent: Sequence[float]
-    durations: Sequence[float]
-    blocks: Sequence[float | None]
-    occupancies: Sequence[float | None]
+    begin_us: float
+    end_us: float
+    spent_us: float
+    whole_us: float
+    blocks: float | None
+    occupancy: float | None
 
 
 def kernel_times(
@@ -161,26 +156,22 @@ def kernel_times(
 
     ``kernels``: in the window, by their begin.
     """
-    rows = _rows(kernels, window)
-    named = {name: _Columns(*zip(*found, strict=True)) for name, found in rows.items()}
-    top = sorted(named, key=lambda name: (-sum(named[name].spent), name))[:TOP]
-    classes: dict[KernelClass, list[_Columns]] = defaultdict(list)
-    for name, columns in named.items():
-        classes[classify(name)].append(columns)
-    times = [_class_time(found, _together(several)) for found, several in classes.items()]
+    runs = _runs(kernels, window)
+    top = sorted(runs, key=lambda name: (-sum(run.spent_us for run in runs[name]), name))[:TOP]
+    classes: dict[KernelClass, list[_Run]] = defaultdict(list)
+    for name, found in runs.items():
+        classes[classify(name)] += found
+    times = [_class_time(kernel_class, found) for kernel_class, found in classes.items()]
     return (
-        tuple(_kernel_time(name, named[name]) for name in top),
+        tuple(_kernel_time(name, runs[name]) for name in top),
         tuple(sorted(times, key=lambda t: (-t.total_us, t.kernel_class))),
     )
 
 
-def _together(several: list[_Columns]) -> _Columns:
-    return _Columns(*(list(chain.from_iterable(column)) for column in zip(*several, strict=True)))
-
-
-def _rows(kernels: Sequence[Event], window: Interval) -> dict[str, list[_Row]]:
+def _runs(kernels: Sequence[Event], window: Interval) -> dict[str, list[_Run]]:
+    """By name."""
     low, high = window
-    named: dict[str, list[_Row]] = defaultdict(list)
+    named: dict[str, list[_Run]] = defaultdict(list)
     # Equal arguments are one object.
     estimates: dict[int, tuple[float | None, float | None]] = {}
     for kernel in kernels:
@@ -189,52 +180,50 @@ def _rows(kernels: Sequence[Event], window: Interval) -> dict[str, list[_Row]]:
         if known is None:
             known = number(kernel, "blocks per SM"), number(kernel, "est. achieved occupancy %")
             estimates[id(arguments)] = known
-        us = end - begin
-        begin = begin if begin > low else low
-        end = end if end < high else high
-        named[name].append((begin, end, end - begin, us, *known))
+        inside = max(begin, low), min(end, high)
+        named[name].append(_Run(*inside, inside[1] - inside[0], end - begin, *known))
     return named
 
 
-def _kernel_time(name: str, kernels: _Columns) -> KernelTime:
-    spent = kernels.spent
+def _kernel_time(name: str, runs: list[_Run]) -> KernelTime:
+    spent = [run.spent_us for run in runs]
     return KernelTime(
         name=name[:MAX_NAME],
         kernel_class=classify(name),
-        count=len(spent),
+        count=len(runs),
         total_us=math.fsum(spent),
         median_us=median(spent),
         longest_us=max(spent),
-        blocks_per_sm=_mean(kernels.blocks, spent),
-        occupancy_ratio=_ratio(_mean(kernels.occupancies, spent)),
+        blocks_per_sm=_mean((run.blocks, run.spent_us) for run in runs),
+        occupancy_ratio=_occupancy_ratio(runs),
     )
 
 
-def _class_time(kernel_class: KernelClass, kernels: _Columns) -> ClassTime:
-    spent, blocks = kernels.spent, kernels.blocks
+def _class_time(kernel_class: KernelClass, runs: list[_Run]) -> ClassTime:
     return ClassTime(
         kernel_class=kernel_class,
-        count=len(spent),
-        total_us=math.fsum(spent),
-        busy_us=total(union(zip(kernels.begins, kernels.ends, strict=True))),
-        short_count=sum([us < SHORT_KERNEL_US for us in kernels.durations]),
+        count=len(runs),
+        total_us=math.fsum(run.spent_us for run in runs),
+        busy_us=total(union((run.begin_us, run.end_us) for run in runs)),
+        short_count=sum(run.whole_us < SHORT_KERNEL_US for run in runs),
         underfilled_us=math.fsum(
-            [us for value, us in zip(blocks, spent, strict=True) if value is not None and value < 1]
+            run.spent_us for run in runs if run.blocks is not None and run.blocks < 1
         ),
-        blocks_per_sm=_mean(blocks, spent),
-        occupancy_ratio=_ratio(_mean(kernels.occupancies, spent)),
+        blocks_per_sm=_mean((run.blocks, run.spent_us) for run in runs),
+        occupancy_ratio=_occupancy_ratio(runs),
     )
 
 
-def _mean(values: Sequence[float | None], spent: Sequence[float]) -> float | None:
-    """Weighted by duration, over the kernels that have a value."""
-    known = [(value * us, us) for value, us in zip(values, spent, strict=True) if value is not None]
-    weight = math.fsum([us for _, us in known])
-    return math.fsum([product for product, _ in known]) / weight if weight else None
-
-
-def _ratio(percentage: float | None) -> float | None:
+def _occupancy_ratio(runs: list[_Run]) -> float | None:
+    percentage = _mean((run.occupancy, run.spent_us) for run in runs)
     return None if percentage is None else min(1.0, max(0.0, percentage / 100))
+
+
+def _mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
+    """Of (value, weight), over those that have a value."""
+    known = [(value * weight, weight) for value, weight in weighted if value is not None]
+    weight = math.fsum(weight for _, weight in known)
+    return math.fsum(product for product, _ in known) / weight if weight else None
 
 
 def number(event: Event, key: str) -> float | None:

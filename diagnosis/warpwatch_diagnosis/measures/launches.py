@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import itemgetter, mul, sub
+from operator import attrgetter
 from statistics import median
 
 from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import Event, by_begin
 
 # Holistic Trace Analysis's limits for a slow launch call and for a late start.
 SLOW_CALL_US = 50.0
@@ -57,19 +56,12 @@ class Launches:
     queues: tuple[StreamQueue, ...]
 
 
-def by_correlation(events: Sequence[Event]) -> dict[int | None, Event]:
+def by_correlation(events: Iterable[Event]) -> dict[int | None, Event]:
     """The first event of each correlation, whatever the order of ``events``."""
-    found: dict[int | None, Event] = {}
-    for event in events:
-        known = found.setdefault(event.correlation, event)
-        if known is not event and _order(event) < _order(known):
-            found[event.correlation] = event
+    ordered = by_begin(events, attrgetter("end_us", "thread", "name"))
+    found = {event.correlation: event for event in reversed(ordered)}
     found.pop(None, None)
     return found
-
-
-def _order(event: Event) -> tuple[float, float, str, str]:
-    return event.begin_us, event.end_us, event.thread, event.name
 
 
 def launches(
@@ -114,15 +106,19 @@ def launches(
 
 def _queue(stream: str, spans: list[Interval], window: Interval) -> StreamQueue:
     """Length over time: one more at each launch call's begin, one less at each work's begin."""
-    changes = [(begin, 1) for begin, end in spans if begin < end]
-    changes += [(end, -1) for begin, end in spans if begin < end]
-    changes.sort()
+    changes = sorted(
+        change for begin, end in spans if begin < end for change in ((begin, 1), (end, -1))
+    )
     low, high = window
-    times = [low if at < low else high if at > high else at for at, _ in changes]
-    stays = list(map(sub, times[1:], times))
-    lengths = list(accumulate(map(itemgetter(1), changes)))
-    longest = max(lengths, default=0)
-    area = sum(map(mul, lengths, stays))
+    length = longest = 0
+    area = full_us = 0.0
+    reached = low
+    for at_us, change in changes:
+        now = min(max(at_us, low), high)
+        area += length * (now - reached)
+        full_us += now - reached if length >= QUEUE_LIMIT else 0.0
+        reached = now
+        length += change
+        longest = max(longest, length)
     mean = area / (high - low) if high > low else 0.0
-    full = [us for us, length in zip(stays, lengths, strict=False) if length >= QUEUE_LIMIT]
-    return StreamQueue(stream, len(spans), longest, mean, sum(full, 0.0))
+    return StreamQueue(stream, len(spans), longest, mean, full_us)

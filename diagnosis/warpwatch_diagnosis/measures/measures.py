@@ -88,9 +88,17 @@ class Measures:
         several = self.gpu is not None and self.gpu.devices_in_use > 1
         return f"{whose}, GPU {self.gpu.device}" if several and self.gpu else whose
 
+    @property
+    def step_count(self) -> int:
+        """At least 1: without annotations all is one step."""
+        return len(self.steps) or 1
+
     def share(self, intervals: Intervals) -> float:
         """Of the window, 0 to 1."""
-        return min(1.0, total(intervals) / self.window_us) if self.window_us else 0.0
+        return self.share_of_us(total(intervals))
+
+    def share_of_us(self, us: float) -> float:
+        return min(1.0, us / self.window_us) if self.window_us else 0.0
 
     @property
     def shortage(self) -> str | None:
@@ -139,7 +147,7 @@ def measure(trace: Trace) -> Measures:
         operators=found,
         synchronization=synchronization(waited, steps, found.owners, found.lines),
         memory=memory_use(trace.events["memory"], window),
-        roofline=_roofline(trace.device_name, window, found, gpu),
+        roofline=roofline(trace.device_name, window, found.work, gpu) if gpu else None,
         per_step=per_step,
         timeline=longest_step(per_step, work.events, host, running, gpu),
         lines=longest_lines(trace.events["python"], training, _parts(host, gpu, cpu)),
@@ -192,17 +200,6 @@ def _operators(
             mine[at_us] = mine.get(at_us, 0.0) + end_us - begin_us
     instants = {(wait.thread, wait.begin_us) for wait in waited}
     return operators(trace.events["operator"], trace.events["python"], window, launched, instants)
-
-
-def _roofline(
-    device_name: str | None, window: Interval, found: Operators, gpu: GpuTime | None
-) -> Roofline | None:
-    if gpu is None:
-        return None
-    window_us = window[1] - window[0]
-    return roofline(
-        device_name, window_us, found.work, gpu.class_times, gpu.kernel_times, gpu.devices_in_use
-    )
 
 
 def _number(step: Event) -> int:

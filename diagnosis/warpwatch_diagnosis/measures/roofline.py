@@ -7,11 +7,13 @@ peak bytes/s) is limited by memory, above it by arithmetic.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from warpwatch_diagnosis.measures.kernels import ClassTime, KernelClass, KernelTime
+from warpwatch_diagnosis.measures.gpu_time import GpuTime
+from warpwatch_diagnosis.measures.intervals import Interval
+from warpwatch_diagnosis.measures.kernels import KernelClass
 from warpwatch_diagnosis.measures.operators import ClassWork
 
 
@@ -36,13 +38,13 @@ class ClassRoofline:
     """
 
     kernel_class: KernelClass
-    dtype: str | None
-    flops: float | None
-    bytes: float | None
-    intensity: float | None
-    bound: Literal["memory", "compute"] | None
-    flops_ratio: float | None
-    bandwidth_ratio: float | None
+    dtype: str | None = None
+    flops: float | None = None
+    bytes: float | None = None
+    intensity: float | None = None
+    bound: Literal["memory", "compute"] | None = None
+    flops_ratio: float | None = None
+    bandwidth_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,33 +162,29 @@ def peaks_of(device_name: str | None) -> Peaks | None:
 
 def roofline(
     device_name: str | None,
-    window_us: float,
+    window: Interval,
     work: Mapping[KernelClass, ClassWork],
-    classes: Sequence[ClassTime],
-    kernels: Sequence[KernelTime],
-    devices: int = 1,
+    gpu: GpuTime,
 ) -> Roofline:
-    """``work``: of operators with known shapes, on all ``devices``; ``kernels``: their names tell
-    of tensor cores."""
+    """``work``: of operators with known shapes, on all devices."""
     peaks = peaks_of(device_name)
+    # The kernels' names tell of tensor cores.
     tensor = {
         (k.kernel_class, dtype)
-        for k in kernels
+        for k in gpu.kernel_times
         for dtype, (_, pattern) in _TENSOR_KERNELS.items()
         if pattern.search(k.name)
     }
-    found = [_class(c.kernel_class, work.get(c.kernel_class), peaks, tensor) for c in classes]
-    ideal_us = [
-        1e6 * w.flops / rate
-        for known, w in work.items()
-        if (rate := _rate(peaks, _dtype(known, w, tensor))) is not None
-    ]
+    classes = [c.kernel_class for c in gpu.class_times]
+    rates = {known: _rate(peaks, _dtype(known, w, tensor)) for known, w in work.items()}
+    ideal_us = [1e6 * w.flops / rate for known, w in work.items() if (rate := rates[known])]
     flops = sum(w.flops for w in work.values())
+    available_us = (window[1] - window[0]) * gpu.devices_in_use
     return Roofline(
         peaks=peaks,
         flops=flops or None,
-        mfu_ratio=min(1.0, sum(ideal_us) / window_us / devices) if ideal_us and window_us else None,
-        classes=tuple(found),
+        mfu_ratio=min(1.0, sum(ideal_us) / available_us) if ideal_us and available_us else None,
+        classes=tuple(_class(known, work.get(known), peaks, tensor) for known in classes),
     )
 
 
@@ -197,33 +195,25 @@ def _class(
     tensor: set[tuple[KernelClass, str]],
 ) -> ClassRoofline:
     if work is None or not work.bytes:
-        bound: Literal["memory"] | None = "memory" if kernel_class in MEMORY_CLASSES else None
-        return ClassRoofline(kernel_class, None, None, None, None, bound, None, None)
+        return ClassRoofline(
+            kernel_class, bound="memory" if kernel_class in MEMORY_CLASSES else None
+        )
     dtype = _dtype(kernel_class, work, tensor)
-    rate = _rate(peaks, dtype)
     intensity = work.flops / work.bytes
+    found = ClassRoofline(kernel_class, dtype, work.flops, work.bytes, intensity)
+    rate = _rate(peaks, dtype)
+    if peaks is None or rate is None:
+        return found
+    below_ridge = intensity < rate / peaks.memory_bytes_per_s
+    found = replace(found, bound="memory" if below_ridge else "compute")
     seconds = work.gpu_us / 1e6
-    known = peaks is not None and rate is not None and seconds > 0
-    return ClassRoofline(
-        kernel_class=kernel_class,
-        dtype=dtype,
-        flops=work.flops,
-        bytes=work.bytes,
-        intensity=intensity,
-        bound=_bound(intensity, rate, peaks),
-        flops_ratio=min(1.0, work.flops / seconds / rate) if known and rate else None,
-        bandwidth_ratio=min(1.0, work.bytes / seconds / peaks.memory_bytes_per_s)
-        if known and peaks
-        else None,
+    if not seconds:
+        return found
+    return replace(
+        found,
+        flops_ratio=min(1.0, work.flops / seconds / rate),
+        bandwidth_ratio=min(1.0, work.bytes / seconds / peaks.memory_bytes_per_s),
     )
-
-
-def _bound(
-    intensity: float, rate: float | None, peaks: Peaks | None
-) -> Literal["memory", "compute"] | None:
-    if rate is None or peaks is None:
-        return None
-    return "memory" if intensity < rate / peaks.memory_bytes_per_s else "compute"
 
 
 def _dtype(

@@ -35,7 +35,7 @@ def shares(breakdown: Breakdown, chosen: Measures) -> str:
 def largest_parts(parts: TimeParts, measures: Measures) -> list[tuple[str, float, float]]:
     """Part, share of the window, and µs of each step; largest first, without what reads as 0."""
     spent = sums_us(parts)
-    window_us, steps = measures.window_us or 1.0, max(1, len(measures.steps))
+    window_us, steps = measures.window_us or 1.0, measures.step_count
     return [
         (part, spent[part] / window_us, spent[part] / steps)
         for part in sorted(spent, key=lambda part: -spent[part])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from warpwatch_diagnosis.measures.gpu_time import GpuEvents
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.measures.measures import MIN_STEPS, Measures
-from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.events import Event, inside
 from warpwatch_diagnosis.trace.kinds import Kind
 from warpwatch_diagnosis.trace.reader import Trace
 
@@ -64,11 +64,11 @@ def excerpt(
     left = max_bytes
     launched = {
         id(call)
-        for event in _inside(work.events, window)
+        for event in _kept(work.events, window)
         if (call := work.calls.get(event.correlation)) is not None
     }
     for kind in CATEGORIES:
-        found = _inside(trace.events[kind], window)
+        found = _kept(trace.events[kind], window)
         if kind == "runtime" and window is not None:
             inside = set(map(id, found))
             found += [e for e in trace.events[kind] if id(e) in launched and id(e) not in inside]
@@ -81,11 +81,8 @@ def excerpt(
     return kept
 
 
-def _inside(events: Iterable[Event], window: Interval | None) -> list[Event]:
-    if window is None:
-        return list(events)
-    low, high = window
-    return [event for event in events if event.begin_us < high and event.end_us > low]
+def _kept(events: Sequence[Event], window: Interval | None) -> list[Event]:
+    return list(events) if window is None else inside(events, window)
 
 
 def _longest(kind: Kind, events: list[Event], max_bytes: int) -> list[Event]:

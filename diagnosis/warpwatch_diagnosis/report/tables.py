@@ -22,19 +22,13 @@ Row = Sequence[str]
 
 def tables(diagnosis: Diagnosis, chosen: Measures) -> str:
     """Tables of the chosen rank and of the capture; those without rows are left out."""
-    found = "".join(
-        [
-            *(_comparison(c) for c in diagnosis.comparison if c.label == chosen.label),
-            _collectives(diagnosis),
-            *_device(chosen),
-            _synchronization(chosen),
-            _operators("Operators by time on the CPU", chosen.operators.by_self_time),
-            _operators("Operators by time on the GPU", chosen.operators.by_gpu_time)
-            if chosen.gpu
-            else "",
-            _memory(chosen),
-        ]
-    )
+    operators = chosen.operators
+    found = "".join(_comparison(c) for c in diagnosis.comparison if c.label == chosen.label)
+    found += _collectives(diagnosis) + _device(chosen) + _synchronization(chosen)
+    found += _operators("Operators by time on the CPU", operators.by_self_time)
+    if chosen.gpu:
+        found += _operators("Operators by time on the GPU", operators.by_gpu_time)
+    found += _memory(chosen)
     whose = f" of {chosen.label}" if len(diagnosis.measures) > 1 else ""
     return f"<h2>Details{safe(whose)}</h2>{found}" if found else ""
 
@@ -45,19 +39,15 @@ def _table(title: str, heads: Row, rows: Iterable[Row], opened: bool = False) ->
     if not lines:
         return ""
     texts = {n for n, head in enumerate(heads) if n == 0 or head.startswith("~")}
-    head = "".join(
-        f'<th scope="col"{"" if n in texts else " class=n"}>{safe(name.removeprefix("~"))}</th>'
-        for n, name in enumerate(heads)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{'' if n in texts else ' class=n'}>{safe(cell)}</td>"
-            for n, cell in enumerate(line)
+
+    def cells(tag: str, line: Row) -> str:
+        classes = ("" if n in texts else " class=n" for n in range(len(line)))
+        return "".join(
+            f"<{tag}{css}>{safe(cell)}</{tag[:2]}>" for css, cell in zip(classes, line, strict=True)
         )
-        + "</tr>"
-        for line in lines
-    )
+
+    head = cells('th scope="col"', [name.removeprefix("~") for name in heads])
+    body = "".join(f"<tr>{cells('td', line)}</tr>" for line in lines)
     return (
         f"<details{' open' if opened else ''}><summary>{safe(title)}</summary>"
         f'<div class="scroll" tabindex="0" role="region" aria-label="{safe(title)}">'
@@ -77,22 +67,18 @@ def _number(value: float | None, digits: int = 1) -> str:
     return _NONE if value is None else f"{value:,.{digits}f}"
 
 
-def _device(measures: Measures) -> list[str]:
+def _device(measures: Measures) -> str:
     gpu = measures.gpu
     if gpu is None:
-        return []
+        return ""
     names = [
         (_name(k.name), k.kernel_class, f"{k.count:,}", duration(k.total_us),
          duration(k.median_us), _ratio(k.occupancy_ratio))
         for k in gpu.kernel_times
     ]  # fmt: skip
     heads = ("name", "~class", "count", "time", "median", "occupancy")
-    return [
-        _classes(measures, gpu),
-        _table("Kernels by name", heads, names),
-        _copies(gpu),
-        _launches(gpu),
-    ]
+    kernels = _classes(measures, gpu) + _table("Kernels by name", heads, names)
+    return kernels + _copies(gpu) + _launches(gpu)
 
 
 def _classes(measures: Measures, gpu: GpuTime) -> str:

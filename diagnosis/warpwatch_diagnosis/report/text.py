@@ -104,7 +104,7 @@ def _ranks(breakdown: Breakdown) -> list[str]:
     heads = "".join(f"{COLUMN_HEADS[part]:>10}" for part in columns)
     lines = [f"   {'share of time':<{_MAX_LABEL}}{'a step':>9}{heads}"]
     for measures, shares in zip(shown, rows, strict=True):
-        step_us = measures.window_us / max(1, len(measures.steps))
+        step_us = measures.window_us / measures.step_count
         cells = "".join(f"{100 * shares.get(part, 0.0):8.1f} %" for part in columns)
         label = printable(measures.label)[: _MAX_LABEL - 1]
         lines.append(f"   {label:<{_MAX_LABEL}}{duration(step_us):>9}{cells}")

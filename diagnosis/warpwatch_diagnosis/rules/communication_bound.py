@@ -31,7 +31,7 @@ class CommunicationBoundRule(Rule):
         if not capture or (len(capture) == 1 and capture[0].gpu is None):
             return []
         prices_us = [_price_us(m, rank, alignment) for rank, m in enumerate(capture)]
-        shares = [_share(us, m) for us, m in zip(prices_us, capture, strict=True)]
+        shares = [m.share_of_us(us) for us, m in zip(prices_us, capture, strict=True)]
         rank = min(range(len(capture)), key=lambda rank: shares[rank])
         least, share = capture[rank], shares[rank]
         if share <= (MIN_EXPOSED_SHARE if least.gpu else MIN_CPU_WAIT_SHARE):
@@ -60,7 +60,7 @@ class CommunicationBoundRule(Rule):
         usual = align(baseline)
         if (alignment is None) != (usual is None):
             return []
-        return [_share(_price_us(m, rank, usual), m) for rank, m in enumerate(baseline)]
+        return [m.share_of_us(_price_us(m, rank, usual)) for rank, m in enumerate(baseline)]
 
 
 def exposed(measures: Measures) -> Intervals:
@@ -77,10 +77,6 @@ def _price_us(measures: Measures, rank: int, alignment: Alignment | None) -> flo
         return total(exposed(measures))
     blocked = total(idle(measures, "communication"))
     return exposed_transfer_us(measures, rank, alignment) + blocked
-
-
-def _share(price_us: float, measures: Measures) -> float:
-    return min(1.0, price_us / measures.window_us) if measures.window_us else 0.0
 
 
 def _missing(measures: Measures, alignment: Alignment | None) -> list[str]:

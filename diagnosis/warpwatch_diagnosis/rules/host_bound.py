@@ -87,7 +87,7 @@ def graph_breaks(measures: Measures) -> Intervals:
     Pieces of one function only are no graph breaks: each layer of a model is compiled by itself.
     """
     host = measures.host
-    many = host.compiled_regions > MIN_REGIONS_A_STEP * max(1, len(measures.steps))
+    many = host.compiled_regions > MIN_REGIONS_A_STEP * measures.step_count
     if not many or host.compiled_frames < 2:
         return []
     between = intersection(_own_time(measures), host.compiled_spans)

@@ -32,7 +32,7 @@ class MemoryBoundRule(RankRule):
         return measures.gpu.compute if measures.gpu else []
 
     def share(self, measures: Measures, lost: Intervals) -> float:
-        return min(1.0, _moving_us(measures) / measures.window_us) if measures.window_us else 0.0
+        return measures.share_of_us(_moving_us(measures))
 
     def applies(self, measures: Measures, lost: Intervals, several: bool) -> bool:
         computes = measures.share(lost) > MIN_COMPUTE_SHARE

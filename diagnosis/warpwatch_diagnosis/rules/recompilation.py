@@ -92,7 +92,7 @@ def _breaks(measures: Measures, lost: Intervals) -> Iterator[str]:
         return
     host = measures.host
     what = "the GPU's time is lost" if measures.gpu else "the step is lost"
-    calls = host.compiled_regions / (len(measures.steps) or 1)
+    calls = host.compiled_regions / measures.step_count
     yield f"{percent(measures.share(lost))} of {what} between pieces of compiled code"
     yield (
         f"{'a step' if measures.steps else 'the trace'} calls {calls:,.0f} compiled regions of "

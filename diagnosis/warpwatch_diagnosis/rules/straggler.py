@@ -96,7 +96,7 @@ class StragglerRule(Rule):
         return [
             self.finding(
                 measures,
-                share=min(1.0, lost_us / measures.window_us),
+                share=measures.share_of_us(lost_us),
                 recoverable_us=lost_us,
                 sure=own > HIGH_RATIO * typical,
                 evidence=(
@@ -234,7 +234,7 @@ def _reason(measures: Measures, peers: Sequence[Measures]) -> tuple[str, tuple[s
 
 
 def _waits_a_step(measures: Measures) -> float:
-    return measures.synchronization.count / (len(measures.steps) or 1)
+    return measures.synchronization.count / measures.step_count
 
 
 def _parts_ms(measures: Measures, waits_as_usual: bool) -> dict[str, float]:

@@ -66,7 +66,7 @@ class SyncBoundRule(RankRule):
 
 def _loops(measures: Measures, lost: Intervals) -> Iterator[str]:
     found = measures.synchronization
-    a_step = found.count / (len(measures.steps) or 1)
+    a_step = found.count / measures.step_count
     yield (
         f"{percent(measures.share(lost))} of the step is loops that read one value after the other"
     )
