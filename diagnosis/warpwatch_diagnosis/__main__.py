@@ -56,7 +56,7 @@ def _print(diagnosis: Diagnosis, as_json: bool) -> None:
 
 
 def _close_output() -> None:
-    """What could not be written would fail, and be told of, once more when Python exits."""
+    """Otherwise Python would try to flush it again at exit, and report the same error."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -144,7 +144,7 @@ def run_into(output: int, path: Path) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_under_the_output_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_output_is_reported_in_one_line(tmp_path: Path) -> None:
     path = cpu_rank(0).write(tmp_path / "a.json")
     with Path("/dev/full").open("wb") as full:
         status, said = run_into(full.fileno(), path)
@@ -161,7 +161,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         os.close(writing)
 
 
-def test_too_little_memory_is_told_in_one_line(tmp_path: Path) -> None:
+def test_too_little_memory_is_reported_in_one_line(tmp_path: Path) -> None:
     step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 5, "dur": 1}
     path = tmp_path / "large.json"
     path.write_text(

@@ -21,7 +21,7 @@ VERDICTS = {
     "plain/slow_collate": "data_loading",
     "plain/tiny_operators": "host_bound",
     "plain/item": "sync_bound",
-    # Without stacks no event tells what the host did.
+    # Without stacks no event shows what the host did.
     "plain/garbage_collection": "host_bound",
     "plain/checkpoint": "checkpoint",
     "plain/recompilation": "recompilation",
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_named_with_its_line_and_how_often_it_may_be_written() -
     assert "async_save" in finding.advice
 
 
-def test_a_checkpoint_without_stacks_is_told_by_state_dict() -> None:
+def test_a_checkpoint_without_stacks_is_seen_by_its_state_dict() -> None:
     finding = worst("plain/checkpoint", "perceptron")
     assert finding.evidence[1].startswith("gaps right after aten::detach of every parameter")
     assert finding.confidence == "medium"

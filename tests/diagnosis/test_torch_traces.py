@@ -34,61 +34,57 @@ def trained(folder: Path, world_size: int, *faults: str) -> None:
         assert rank.returncode == 0, errors
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("two_ranks")
-    trained(folder, 2, "loader", "host", "tiny_operators", "slow_rank")
-    return folder
-
-
 def diagnosed(folder: Path) -> Diagnosis:
     return diagnose(sorted(folder.glob("rank*.json.gz")))
 
 
-def test_a_dataset_that_sleeps_is_data_loading(two_ranks: Path) -> None:
-    found = diagnosed(two_ranks / "loader")
+def test_a_slow_dataset_and_a_rank_that_sleeps_are_named(tmp_path: Path) -> None:
+    trained(tmp_path, 2, "loader", "slow_rank")
+    found = diagnosed(tmp_path / "loader")
     assert (found.verdict, len(found.measures)) == ("data_loading", 2)
     assert found.findings[0].share > 0.5
-
-
-@pytest.mark.parametrize("fault", ["host", "tiny_operators"])
-def test_work_of_the_loop_around_the_operators_is_host_bound(two_ranks: Path, fault: str) -> None:
-    found = diagnosed(two_ranks / fault)
-    assert found.verdict == "host_bound"
-    assert found.findings[0].share > 0.3
-
-
-def test_a_rank_that_sleeps_alone_is_the_straggler(two_ranks: Path) -> None:
-    found = diagnosed(two_ranks / "slow_rank")
+    found = diagnosed(tmp_path / "slow_rank")
     assert [(f.kind, f.rank) for f in found.findings] == [("straggler", 1)]
 
 
-def test_a_loop_that_computes_is_healthy(tmp_path: Path) -> None:
-    trained(tmp_path, 1, "compute")
+@pytest.mark.slow
+def test_work_around_the_operators_is_host_bound_and_computing_is_healthy(tmp_path: Path) -> None:
+    trained(tmp_path, 1, "host", "tiny_operators", "compute")
+    for fault in ("host", "tiny_operators"):
+        found = diagnosed(tmp_path / fault)
+        assert found.verdict == "host_bound"
+        assert found.findings[0].share > 0.3
     found = diagnosed(tmp_path / "compute")
     assert (found.verdict, found.findings) == ("healthy", ())
 
 
-def recorded(folder: Path, *options: str) -> None:
+def recorded(folder: Path, *options: str) -> dict[str, str]:
+    """By fault the verdict on its trace."""
     subprocess.run(
         [sys.executable, str(FAULTS_PROGRAM), str(folder), *options],
         check=True,
         capture_output=True,
         timeout=180,
     )
+    return {p.name.partition("-")[0]: diagnose([p]).verdict for p in folder.iterdir()}
 
 
+def test_a_checkpoint_and_a_loop_over_values_are_named(tmp_path: Path) -> None:
+    faults = ("--faults", "checkpoint", "item")
+    found = recorded(tmp_path, *faults, "--models", "perceptron", "--scale", "0.5")
+    assert found == {"checkpoint": "checkpoint", "item": "sync_bound"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "model", "verdict", "options"),
     [
-        ("checkpoint", "perceptron", "checkpoint", ()),
         ("garbage_collection", "convolutional", "gc_pause", ("--stacks",)),
-        ("item", "transformer", "sync_bound", ("--scale", "0.5")),
         ("recompilation", "perceptron", "recompilation", ()),
     ],
 )
 def test_an_injected_fault_is_named(
     tmp_path: Path, fault: str, model: str, verdict: str, options: tuple[str, ...]
 ) -> None:
-    recorded(tmp_path, "--faults", fault, "--models", model, *options)
-    assert diagnose(list(tmp_path.iterdir())).verdict == verdict
+    found = recorded(tmp_path, "--faults", fault, "--models", model, *options)
+    assert found == {fault: verdict}

@@ -9,6 +9,10 @@ from typing import Any
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 STEP_US = 10_000
+MB = 1 << 20
+# Of a job on GPUs; and how late its latest rank is.
+RANKS = 4
+LATEST_US = 3000
 # Real traces count from the epoch or from boot: far from 0, where a time means a lost clock.
 ORIGIN_US = 1_700_000_000_000_000
 
@@ -76,4 +80,33 @@ def cpu_rank(rank: int, *, host_us: int = 0, loading_us: int = 0, waiting_us: in
         busy_from = begin + loading_us + host_us
         trace.operator(busy_from, STEP_US - loading_us - host_us - waiting_us)
         trace.annotation("gloo:all_reduce", begin + STEP_US - waiting_us, waiting_us, tid=99)
+    return trace
+
+
+def rank_trace(
+    rank: int,
+    *,
+    late_us: float = 0,
+    transfer_us: float = 500,
+    clock_us: float = 0,
+    first_step: int = 3,
+    name: str = "allreduce",
+) -> TraceFile:
+    """Four steps: compute, then a collective that all ranks leave at 9.5 ms of the step.
+
+    A rank that is late computes longer and enters it later.
+    """
+    trace = TraceFile(steps=0, distributedInfo={"rank": rank, "world_size": RANKS})
+    trace.steps = 4
+    for step, begin in enumerate(trace.each_step()):
+        at, end = begin + clock_us, begin + clock_us + 9500
+        trace.annotation(f"ProfilerStep#{step + first_step}", at, STEP_US)
+        computed = 9500 - transfer_us - LATEST_US + late_us
+        trace.kernel(at, computed, at - 50, name="gemm")
+        trace.event(
+            "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + computed, end - at - computed,
+            20, **{"Collective name": name, "dtype": "Float", "Group size": RANKS,
+                   "In msg nelems": MB, "Out msg nelems": MB, "Process Group Name": "0"},
+        )  # fmt: skip
+        trace.kernel(end, 500, at, name="optimizer")
     return trace

@@ -6,7 +6,7 @@ their clocks: a rank's offset is the median of it over all collectives. And whoe
 runs the shortest kernel: its duration is the transfer, what the others' kernels take longer is
 waiting for it.
 
-The same collective has the same process group and sequence number. Where the trace does not tell
+The same collective has the same process group and sequence number. Where the trace does not have
 them, it is the n-th call of its name in its group and step, if the step has as many calls of it on
 every rank. Sends and receives between two ranks are left out: they end when both partners are done.
 """
@@ -202,7 +202,7 @@ def _between_two(collective: Collective) -> bool:
 
 
 def _group(collective: Collective, measures: Measures) -> Key:
-    """What the collective is one of; by step where no sequence number tells it."""
+    """Its process group and sequence number; without one, its group and step."""
     name, group = collective.name, collective.process_group
     if collective.sequence is not None:
         return ("sequence", group, collective.sequence, name)

@@ -124,7 +124,7 @@ def compare_captures(
 
 
 def compare(now: Measures, before: Measures) -> BaselineComparison | None:
-    """None where only one of them has a GPU, or a step cannot be told from the other's."""
+    """None where only one of them has a GPU, or annotated steps."""
     if (now.gpu is None) != (before.gpu is None) or bool(now.steps) != bool(before.steps):
         return None
     phases_now, phases_before = phases_ms(now), phases_ms(before)

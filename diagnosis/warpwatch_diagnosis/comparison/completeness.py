@@ -25,7 +25,7 @@ def check_one_capture(capture: Sequence[Measures]) -> None:
 
 
 def _repeated(capture: Sequence[Measures]) -> str | None:
-    # Files that tell no rank are of the same one only if they are the same file.
+    # Without a rank, two traces are of the same one only if they are the same file.
     keys = [m.rank if m.rank is not None else (m.file, m.window) for m in capture]
     repeated = [key for key, count in Counter(keys).items() if count > 1]
     if not repeated:
@@ -71,7 +71,7 @@ def _named(rank: int, missing: Mapping[int, str]) -> str:
 
 
 def _world_size(capture: Sequence[Measures]) -> int:
-    """As the traces tell it, or as large as their largest process group; 0 where neither does."""
-    told = [m.world_size or 0 for m in capture]
+    """As the traces say, at least the size of their largest process group; 0 if unknown."""
+    sizes = [m.world_size or 0 for m in capture]
     groups = [c.group_size or 0 for m in capture if m.gpu for c in m.gpu.collectives]
-    return max(told + groups, default=0)
+    return max(sizes + groups, default=0)

@@ -24,7 +24,7 @@ MAX_SPREAD = 0.03
 # Of the time in kernels, what must agree on the factor (our own value).
 MIN_AGREEING_SHARE = 0.70
 
-# Name and grid; () where the trace does not tell the grid.
+# Name and grid; () where the trace has no grid.
 Size = tuple[str, tuple[object, ...]]
 
 

@@ -54,9 +54,9 @@ def copy_kind(name: str) -> tuple[Direction, HostMemory | None]:
 class CopyTime:
     """All copies of one direction and kind of host memory in the window.
 
-    memory: of the host's side, None where there is none or the trace does not tell. total_us: sum
+    memory: of the host's side, None where there is none or the trace does not say. total_us: sum
     of durations; busy_us: their union; exposed_us: the part of the union that no kernel hides.
-    bytes: None where no copy tells its size. small_count: copies of at most SCALAR_BYTES.
+    bytes: None where no copy has a size. small_count: copies of at most SCALAR_BYTES.
     bandwidth_gb_per_s: whole copies, also where the window cuts them; 1 GB = 1e9 bytes.
     """
 

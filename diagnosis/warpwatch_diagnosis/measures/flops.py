@@ -80,7 +80,7 @@ def _shape(given: Any) -> Shape:
 
 
 def work_of(name: str, shapes: Shapes, types: Sequence[str]) -> OperatorWork | None:
-    """None for operators whose work the shapes do not tell."""
+    """None where the work does not follow from the shapes."""
     if name not in _FORMULAS:
         return None
     kernel_class, formula, inputs = _FORMULAS[name]

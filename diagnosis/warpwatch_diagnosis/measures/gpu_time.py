@@ -212,7 +212,7 @@ def _order(event: Event) -> tuple[float, int, str, str]:
 
 
 def _device(event: Event) -> str:
-    """Index of the device; where no argument tells it, GPU events have it as their process id."""
+    """Index of the device: an argument of the event, else its process id."""
     index = event.arguments.get("device") if event.arguments else None
     return str(index) if type(index) is int else event.thread.partition("/")[0]
 

@@ -1,4 +1,4 @@
-"""What the host did besides running operators, and which events of a trace tell it.
+"""What the host did besides running operators, and which events of a trace show it.
 
 A slow host has a reason that often has a name of its own in the trace: the next batch is fetched,
 Python collects garbage, torch.compile compiles, a checkpoint is written, the allocator asks the
@@ -45,8 +45,8 @@ _COMPILE_FRAME = re.compile(
     r"|_inductor/(compile_fx\.py\(\d+\): compile_fx|async_compile\.py\(\d+\): \w+)"
     r"|_inductor/runtime/triton_heuristics\.py\(\d+\): (autotune_to_one_config|precompile))"
 )
-# The shim's annotation is the bare word. A person's or a library's has to say that something is
-# saved: activation checkpointing is no checkpoint, and neither is the reading of one.
+# The shim's annotation is the bare word. Any other has to say that something is saved: activation
+# checkpointing is not meant, nor is loading a checkpoint.
 _CHECKPOINT = re.compile(
     r"checkpoint$|(?!.*(gradient|activation|selective|recompute|wrapper|(?<!up)load|restor|CheckpointFunction"
     r"|save_for_backward))"
@@ -69,7 +69,7 @@ _ALLOCATOR = re.compile(
 )
 COLLECTIVE = re.compile(r"(gloo|mpi|ucc|nccl|c10d|rccl|hccl|xccl)::?|record_param_comms")
 
-# A collective that keeps its thread for longer has not only been enqueued.
+# A collective that keeps its thread for longer was not merely enqueued.
 BLOCKING_COLLECTIVE_US = 1_000.0
 # From a batch that another thread has fetched to the first operator on it (own value): through
 # a queue, by a thread that first gets the interpreter's lock.
@@ -87,8 +87,6 @@ _ANNOTATED: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("checkpoint", _CHECKPOINT),
 )
 _FRAMES = (("gc", _GC), ("compile", _COMPILE_FRAME), ("checkpoint", _CHECKPOINT_FRAME))
-
-
 ACTIVITIES = ("loading", "gc", "compile", "checkpoint", "allocator", "collectives")
 
 
@@ -111,15 +109,15 @@ class HostTime:
     """What the host did in the window, on the threads that train or launch (GC: on any).
 
     loading: a DataLoader's iteration; if another thread iterates it, only what the training threads
-    wait for it. gc: Python's garbage collection. compile: torch.compile at
-    work, not the compiled code; ``compile.count``: compilations, with what they nest.
-    compiled_regions: calls of compiled code in the window; recompiled_regions: how many of the
-    regions exist only because an earlier compilation of the same code did not fit;
-    compiled_frames: functions (or what graph breaks left of them) that have regions;
-    compiled_spans: the regions with the short ways from one to the next. checkpoint:
-    torch.save, torch.distributed.checkpoint and annotations that say so. allocator: calls that get
-    memory from the driver or give it back. collectives: calls and annotations of collectives on
-    the training threads, and gloo's on any thread.
+    wait for it. gc: Python's garbage collection. compile: torch.compile at work, not the compiled
+    code; ``compile.count``: compilations, each with those inside it. checkpoint: torch.save,
+    torch.distributed.checkpoint and annotations that say so. allocator: calls that get memory from
+    the driver or give it back. collectives: calls and annotations of collectives on the training
+    threads, and gloo's on any thread.
+    compiled_regions: calls of compiled code; recompiled_regions: regions that exist only because an
+    earlier compilation of the same code did not fit; compiled_frames: functions (or what graph
+    breaks left of them) that have regions; compiled_spans: the regions with the short gaps between
+    them.
     """
 
     loading: HostActivity

@@ -1,4 +1,4 @@
-"""What the order of the training thread's operators tells although no event says it.
+"""What the order of the training thread's operators shows although no event says it.
 
 A loop over ``.item()`` reads value after value; ``state_dict()`` detaches every parameter and the
 gap after it is the file that is written; compiled code that graph breaks cut into pieces is many
@@ -14,18 +14,18 @@ from itertools import accumulate
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, clip, union
 from warpwatch_diagnosis.trace.events import Event
 
-# Own values. A pass of a loop that reads a value takes this long under the profiler at most; a step
-# that logs a handful of values has no loop over values.
+# Own values. Under the profiler one pass of a loop that reads a value takes at most this long; a
+# step that logs a handful of values has no such loop.
 READ_PACE_US = 500.0
-# A busy machine takes the core away for some of its time slices: if operators hardly run in
-# between, the loop goes on after this.
+# A busy machine may take the core away for a few time slices: if operators hardly run in between,
+# it is still the same loop.
 MAX_PAUSE_US = 20_000.0
 MIN_READS_IN_A_ROW = 10
-# state_dict() detaches one tensor after the other; models have more than a few. Gaps that are
-# shorter wrote nothing worth mentioning.
+# state_dict() detaches one tensor after the other, and models have more than a few. Shorter gaps
+# wrote nothing worth reporting.
 MIN_DETACHED = 4
 MIN_SAVING_US = 1_000.0
-# Guards, cache lookup and the way into the next region take 50 to 300 µs.
+# Guards, the cache lookup and entering the next region take 50 to 300 µs.
 BORDER_US = 1_000.0
 
 _OPTIMIZER = "Optimizer.step#"

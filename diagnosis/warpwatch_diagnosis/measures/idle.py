@@ -41,14 +41,13 @@ _MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class IdleGap:
-    """One idle interval in µs, for evidence. ``cause``: the one that takes most of it.
+    """One idle interval in µs, for evidence. ``blamed_us``: what its main cause takes of it.
 
-    before: the GPU work that ended it, None at the end of the trace. blamed_us: the cause's part.
+    before: the GPU work that ended it, None at the end of the trace.
     """
 
     begin_us: float
     end_us: float
-    cause: Cause
     blamed_us: float
     before: str | None
 
@@ -57,7 +56,7 @@ class IdleGap:
 class IdleTime:
     """Disjoint unions in µs by cause; together they are the device's idle time in the window.
 
-    worst: the three longest gaps of each cause that has any.
+    worst: by main cause, the three gaps that it takes most of.
     """
 
     by_cause: Mapping[Cause, Intervals]
@@ -77,7 +76,7 @@ def idle_time(
     running: Intervals,
 ) -> IdleTime:
     """``work``: all events of the device by their begin; ``launched``: those of every device, which
-    tell the host's pace; ``calls``: runtime calls by correlation. Of the threads that train or
+    show the host's pace; ``calls``: runtime calls by correlation. Of the threads that train or
     launch: ``waits``, by their end, and ``running``, the union of their operators."""
     splitter = GapSplitter(
         named=OrderedParts(
@@ -161,12 +160,10 @@ def _remember(
     blamed: dict[Cause, float] = {}
     for begin, end, cause in split:
         blamed[cause] = blamed.get(cause, 0.0) + end - begin
-    cause = split[0][2]
-    if len(blamed) > 1:
-        cause = max(blamed, key=lambda c: (blamed[c], -CAUSES.index(c)))
+    cause = max(blamed, key=lambda c: (blamed[c], -CAUSES.index(c)))
     worst = gaps.setdefault(cause, [])
     if len(worst) < _WORST or blamed[cause] > worst[-1].blamed_us:
         before = event.name[:_MAX_NAME] if event else None
-        worst.append(IdleGap(low, high, cause, blamed[cause], before))
+        worst.append(IdleGap(low, high, blamed[cause], before))
         worst.sort(key=lambda gap: (-gap.blamed_us, gap.begin_us))
         del worst[_WORST:]

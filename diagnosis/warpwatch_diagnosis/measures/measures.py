@@ -40,7 +40,7 @@ MIN_EVENTS_WITHOUT_STEPS = 100
 class Measures:
     """One trace's window and times. ``gpu`` is None for a CPU-only trace, then ``cpu`` is there.
 
-    world_size, job: None where the trace does not tell.
+    world_size, job: None where the trace does not have it.
     steps: begin and end of each step in µs; empty where the trace has no step annotations.
     loading: union of the DataLoader's iteration, on another thread where it is waited for (see
     host_events); loader: its events in the window.

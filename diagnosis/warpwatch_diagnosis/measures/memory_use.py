@@ -18,7 +18,7 @@ _CPU_TYPE = 0
 class MemoryUse:
     """One device's allocator; ``device`` is "cpu" or the GPU's index.
 
-    allocations: number of allocations; peaks in bytes, None where the trace does not tell (before
+    allocations: number of allocations; peaks in bytes, None where the trace has none (before
     PyTorch 1.12). growth_bytes: allocated at the end of the window less at its begin.
     """
 

@@ -35,7 +35,7 @@ class OperatorTime:
     line of the user's code of the longest call, None without stacks. total_us: of the calls with
     what they call; self_us: without. gpu_us: sum of the kernels and copies that the operator itself
     launched, not operators inside it. flops: of all calls, None where unknown; counted once, for
-    the outermost operator whose shapes tell. longest: thread and begin of the longest call.
+    the innermost operator whose shapes are enough. longest: thread and begin of the longest call.
     """
 
     name: str
@@ -132,7 +132,7 @@ class OperatorSweep:
                 self.owner_lines[thread, at_us] = call.kind.place
 
     def _learn(self, event: Event) -> _OperatorKind:
-        """What one look at the name and the arguments tells of all such calls."""
+        """What the name and the arguments say about all such calls."""
         name, arguments = event.name, event.arguments or {}
         shapes, types, text = shapes_of(arguments), types_of(arguments), None
         if shapes is not None:
@@ -186,7 +186,7 @@ class OperatorSweep:
         self.work.setdefault(work.kernel_class, []).append((work, gpu_us))
 
     def resolve_convolutions(self) -> None:
-        """Counts the forward convolutions whose backward call told the shape of their output."""
+        """Counts the forward convolutions whose backward call has the shape of their output."""
         for kind, gpu_us in self._convolutions:
             shapes = kind.shapes
             gradient = self._gradients.get((shapes[0], shapes[1])) if len(shapes) > 1 else None

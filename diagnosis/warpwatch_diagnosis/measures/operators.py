@@ -35,7 +35,6 @@ class Operators:
 
     by_self_time: tuple[OperatorTime, ...]
     by_gpu_time: tuple[OperatorTime, ...]
-    count: int
     work: Mapping[KernelClass, ClassWork]
     owners: Mapping[Instant, str]
     lines: Mapping[Instant, str]
@@ -81,7 +80,6 @@ def _result(sweep: OperatorSweep, frames: Sequence[Event]) -> Operators:
     return Operators(
         by_self_time=by_self,
         by_gpu_time=by_gpu,
-        count=sum(time.count for time in times),
         work={known: _class_work(found) for known, found in sorted(sweep.work.items())},
         owners=sweep.owners,
         lines=lines,

@@ -168,7 +168,7 @@ def roofline(
 ) -> Roofline:
     """``work``: of operators with known shapes, on all devices."""
     peaks = peaks_of(device_name)
-    # The kernels' names tell of tensor cores.
+    # Classes and dtypes that ran on tensor cores, by their kernels' names.
     tensor = {
         (k.kernel_class, dtype)
         for k in gpu.kernel_times

@@ -34,7 +34,7 @@ MAX_GAPS = 2_000
 _PROCESSES_A_RANK = 100
 # The process of the idle track: the last one of a rank; alone, an id that no machine gives.
 _IDLE, _IDLE_ALONE = _PROCESSES_A_RANK - 1, 1 << 30
-# The process of what the trace tells without a thread: pauses of all of them.
+# The process of events without a thread: pauses of all threads.
 _ANY_THREAD = _IDLE_ALONE + 1
 _MAX_DIGITS = 15
 

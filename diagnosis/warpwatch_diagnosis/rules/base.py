@@ -57,7 +57,7 @@ class Rule:
     def usual_shares(
         self, baseline: Sequence[Measures], alignment: Alignment | None
     ) -> list[float]:
-        """What the rule judges, of the ranks of a baseline; of none where that tells nothing.
+        """What the rule judges, for each rank of a baseline; empty where it cannot be compared.
 
         ``alignment``: of the capture that is compared with it.
         """

@@ -26,7 +26,7 @@ class CommunicationBoundRule(Rule):
     def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
         """The rank that waits least shows the true price; the others' surplus is waiting for it.
 
-        One CPU trace alone cannot tell the two apart and brings no finding.
+        In a single CPU trace the two look the same, so it brings no finding.
         """
         if not capture or (len(capture) == 1 and capture[0].gpu is None):
             return []
@@ -56,7 +56,7 @@ class CommunicationBoundRule(Rule):
     def usual_shares(
         self, baseline: Sequence[Measures], alignment: Alignment | None
     ) -> list[float]:
-        """Nothing where only one of the two tells transfers from waiting."""
+        """Empty where transfers and waiting can be separated in only one of the two."""
         usual = align(baseline)
         if (alignment is None) != (usual is None):
             return []

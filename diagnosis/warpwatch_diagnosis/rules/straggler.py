@@ -1,6 +1,6 @@
 """One rank keeps the others waiting.
 
-On GPUs the ranks' collectives tell who came last (alignment.py); on the CPU the training thread's
+On GPUs the ranks' collectives show who came last (alignment.py); on the CPU the training thread's
 wait is in the trace, and the straggler's steps are longer without it.
 """
 
@@ -20,7 +20,7 @@ from warpwatch_diagnosis.rules.base import Finding, Rule, milliseconds, percent
 
 # Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.
 MIN_LOCAL_RATIO = 1.25
-# Operators that merely run slower on one rank are mostly cores shared with somebody for a moment.
+# Operators that merely run slower on one rank mostly shared their cores for a moment.
 MIN_OPERATOR_RATIO = 2.0
 # By how much of the window the others must wait longer than the culprit (our own value).
 MIN_WAIT_EXCESS = 0.10

@@ -25,28 +25,28 @@ from warpwatch_diagnosis.trace.raw_events import (
     decode_value,
 )
 
-# Names of templates reach 6,000 characters; what tells a kernel's class comes first.
+# Names of templates reach 6,000 characters; the part that shows a kernel's class comes first.
 MAX_NAME_CHARS = 10_000
 # Distinct names and threads; real traces have some thousands.
 MAX_NAMES_BYTES = 64 << 20
-# Distinct arguments, as bytes of `marshal`; real traces with stacks have some megabytes. As much
-# again of them as JSON, by which those of most events are found without decoding them.
+# Distinct arguments, as bytes of `marshal`; real traces with stacks have some megabytes. Their JSON
+# is kept up to the same size: most events' arguments are found by it without being decoded.
 MAX_ARGUMENTS_BYTES = 64 << 20
-# Python frames give source lines; beyond so many those of the rest stay unknown.
+# Python frames give source lines; beyond this many, lines stay unknown.
 MAX_FRAMES = 1_000_000
 # 30,000 years: profilers with a lost clock write negative, absent or absurd times.
 MAX_TIME_US = 1e18
 # What one entry of a dict and its objects take beside their text.
 _ENTRY_BYTES = 200
 _MAX_ID = 1 << 64
-# Of numbers as arguments: what 64 bits with a sign hold. Sums and products of some stay floats.
+# Numbers as arguments fit into 64 bits with a sign, so that sums and products stay finite.
 MAX_NUMBER = 1 << 63
 _NUMBERS = frozenset({int, float})
-# What old traces file under Operator although a person or a library annotated it.
+# Annotations that old traces list as operators.
 _ANNOTATION = re.compile(
     r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.|DistributedDataParallel\."
 )
-# Frames, nine in ten with stacks, that are neither a user's nor an activity that diagnosis knows.
+# Nine in ten frames are neither the user's code nor an activity that diagnosis looks for.
 _UNUSED_FRAME = re.compile(
     r"nn\.Module: |<built-in (?!.*\bcollect\b)|<frozen |<string>|<eval_with_key>"
     r"|(.*(site|dist)-packages/)?torch/(nn|autograd|optim|amp|fx|cuda|profiler|utils/data)/"
@@ -58,8 +58,8 @@ _UNUSED_FRAME = re.compile(
 class Event(NamedTuple):
     """Something with a duration, or an instant. ``correlation``: joins a launch and its kernel.
 
-    ``arguments``: of its ``args`` what ARGUMENTS names, None when there is none of it; equal ones
-    are one object.
+    ``arguments``: those of its ``args`` that ARGUMENTS lists, None without any; equal ones are one
+    object.
     """
 
     name: str
@@ -74,7 +74,7 @@ BEGIN = itemgetter(Event._fields.index("begin_us"))
 
 
 def by_begin(events: Iterable[Event], then: Callable[[Event], Any]) -> list[Event]:
-    """Sorted by their begin, and those of one instant by ``then``: that is seldom asked."""
+    """Sorted by their begin; ``then`` orders events of one instant, and is seldom needed."""
     ordered = sorted(events, key=BEGIN)
     begins = list(map(BEGIN, ordered))
     if any(map(eq, begins, islice(begins, 1, None))):
@@ -90,9 +90,6 @@ def inside(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
 
 def spans(events: Iterable[Event]) -> list[tuple[float, float]]:
     return [(e.begin_us, e.end_us) for e in events]
-
-
-_new_event: Callable[[type[Event], tuple[Any, ...]], Event] = tuple.__new__
 
 
 class Collector:
@@ -147,8 +144,8 @@ class Collector:
             arguments = self._arguments_of(kind, given) if kind in ARGUMENTS else None
         elif isinstance(given, dict):
             correlation, arguments = _correlation(given.get("correlation")), self._pick(kind, given)
-        values = name, begin_us, begin_us + took_us, thread, correlation, arguments
-        self._events[kind].append(_new_event(Event, values))
+        end_us = begin_us + took_us
+        self._events[kind].append(Event(name, begin_us, end_us, thread, correlation, arguments))
 
     def _name(self, name: Any) -> str:
         if not isinstance(name, str):
@@ -181,7 +178,7 @@ class Collector:
             raise TraceError(f"{self._path}: more than {count:,} different names and threads")
 
     def _arguments_of(self, kind: Kind, given: Any) -> Mapping[str, Any] | None:
-        # Each launch has another one: without it, the encoded text is a key that many share.
+        # Each launch has its own; without it, many events share one encoded text.
         given.correlation = None
         content = arguments_json(given)
         known = self._texts[kind]
@@ -237,7 +234,7 @@ def _raw(element: dict[str, Any]) -> RawEvent:
 
 
 def is_bounded(value: Any) -> bool:
-    """Whether it is no number at all, or one that nothing overflows with."""
+    """Whether it is not a number, or one that cannot overflow."""
     return type(value) not in _NUMBERS or abs(value) < MAX_NUMBER
 
 

@@ -1,4 +1,4 @@
-"""What is in a trace, counted while it streams by: nothing of it is kept, however large it is."""
+"""What is in a trace, counted while it is read: no event is kept, however large the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warpwatch_diagnosis.trace.events import is_time
 from warpwatch_diagnosis.trace.kinds import KINDS, Kind
 from warpwatch_diagnosis.trace.reader import EVENTS, HEAD, members
 
-# Steps beyond these are not told apart; no capture has that many.
+# Further steps are not listed; no capture has that many.
 MAX_STEPS = 1000
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 
@@ -21,10 +21,10 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,18})")
 class TraceInventory:
     """Times in microseconds of the trace's own clock.
 
-    listed: all elements of the trace, also those that no count has. counts: events by kind that
-    have a time. untimed: how many of them have none, or one that cannot be (at or before 0).
+    listed: all elements of the trace. counts: events with a time, by kind. untimed: events of these
+    kinds without one, or with an impossible one (at or before 0).
     steps: when each ``ProfilerStep#`` began and ended. begin_us, end_us: of all timed events.
-    rank: as the trace's metadata says, None when it does not. sees_gpu: the profiler found a GPU.
+    rank: from the trace's metadata, else None. sees_gpu: the profiler found a GPU.
     """
 
     listed: int = 0

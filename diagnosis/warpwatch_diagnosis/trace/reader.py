@@ -30,7 +30,7 @@ MAX_BYTES = 4 << 30
 MAX_EVENTS = 4_000_000
 # Of any kind, kept or not: 4 GiB of real events are 15 million.
 MAX_ELEMENTS = 50_000_000
-# What no capture lasts; profilers with broken clocks write events years apart.
+# No capture takes longer; profilers with broken clocks write events years apart.
 MAX_SPAN_S = 86_400.0
 
 _BEGIN, _END = attrgetter("begin_us"), attrgetter("end_us")
@@ -85,7 +85,7 @@ def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVE
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Events make no cycles, and Python would look for some in all of them again and again."""
+    """Events form no cycles, and the collector would scan all of them again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -168,7 +168,7 @@ def _describe(path: Path, trace: Trace, head: dict[str, Any]) -> None:
 
 
 def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[Event]:
-    """Collections that the capture noted where torch does not, among the trace's operators.
+    """Garbage collections that the capture recorded itself, while the trace's operators ran.
 
     ``noted``: begin since the epoch and duration in µs.
     """

@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.diagnosis.traces import STEP_US, TraceFile
+from tests.diagnosis.traces import LATEST_US, MB, RANKS, STEP_US, TraceFile, rank_trace
 from warpwatch_diagnosis.comparison.alignment import align
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
-
-RANKS = 4
-MB = 1 << 20
-
-
-def rank_trace(
-    rank: int,
-    *,
-    late_us: float = 0,
-    transfer_us: float = 500,
-    clock_us: float = 0,
-    first_step: int = 3,
-    name: str = "allreduce",
-) -> TraceFile:
-    """Four steps: compute, then a collective that all ranks leave at 9.5 ms of the step.
-
-    A rank that is late computes longer and enters it later.
-    """
-    trace = TraceFile(steps=0, distributedInfo={"rank": rank, "world_size": RANKS})
-    trace.steps = 4
-    for step, begin in enumerate(trace.each_step()):
-        at, end = begin + clock_us, begin + clock_us + 9500
-        trace.annotation(f"ProfilerStep#{step + first_step}", at, STEP_US)
-        computed = 9500 - transfer_us - LATEST_US + late_us
-        trace.kernel(at, computed, at - 50, name="gemm")
-        trace.event(
-            "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + computed, end - at - computed,
-            20, **{"Collective name": name, "dtype": "Float", "Group size": RANKS,
-                   "In msg nelems": MB, "Out msg nelems": MB, "Process Group Name": "0"},
-        )  # fmt: skip
-        trace.kernel(end, 500, at, name="optimizer")
-    return trace
-
-
-# How late the latest rank is in these tests.
-LATEST_US = 3000
 
 
 def diagnosed(tmp_path: Path, *ranks: TraceFile) -> Diagnosis:
@@ -81,12 +44,17 @@ def test_clocks_are_aligned_at_the_ends_of_collectives(tmp_path: Path) -> None:
     assert [m.skew_us for m in found.alignment.matched] == pytest.approx([0, 0, 0, 0])
 
 
-def test_bandwidth_is_that_of_the_transfer_without_the_waiting(tmp_path: Path) -> None:
+def test_bandwidth_is_that_of_the_transfer_and_of_a_bus_only_with_the_whole_group(
+    tmp_path: Path,
+) -> None:
     ranks = [rank_trace(k, late_us=LATEST_US if k == 2 else 0) for k in range(RANKS)]
     row = diagnosed(tmp_path, *ranks).to_json()["collectives"]["by_name"][0]
     assert (row["name"], row["bytes"], row["ranks"], row["count"]) == ("allreduce", 4 * MB, 4, 4)
     assert row["algorithm_gb_per_s"] == pytest.approx(4 * MB / 500e-6 / 1e9, rel=0.001)
     assert row["bus_gb_per_s"] == pytest.approx(1.5 * 4 * MB / 500e-6 / 1e9, rel=0.001)
+    part = diagnosed(tmp_path, *ranks[:2]).to_json()["collectives"]["by_name"][0]
+    assert part["algorithm_gb_per_s"] is not None
+    assert part["bus_gb_per_s"] is None
 
 
 @pytest.mark.parametrize(("name", "factor"), [("all_gather_into_tensor", 0.75), ("broadcast", 1)])
@@ -158,9 +126,3 @@ def test_ranks_without_common_collectives_are_not_aligned(tmp_path: Path) -> Non
     assert found.alignment is None
     assert found.to_json()["collectives"] is None
     assert align(found.measures[:1]) is None
-
-
-def test_the_diagnosis_of_ranks_is_json(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, *(rank_trace(k) for k in range(RANKS))).to_json()
-    assert json.loads(json.dumps(found)) == found
-    assert found["collectives"]["clock_offsets_us"] == [0, 0, 0, 0]

@@ -10,7 +10,7 @@ from tests.diagnosis.traces import ORIGIN_US, STEP_US, TraceFile
 from warpwatch_diagnosis.trace.inventory import take_inventory
 from warpwatch_diagnosis.trace.reader import read_trace
 
-FOLDER = Path(__file__).parents[3] / "shared" / "evaluation" / "traces"
+FOLDER = Path(__file__).parents[4] / "shared" / "evaluation" / "traces"
 
 
 def test_events_without_a_time_are_counted_apart_and_steps_with_theirs(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_counts_of_real_traces_agree_with_what_diagnosis_reads(
     found, trace = take_inventory(FOLDER / name), read_trace(FOLDER / name)
     events = trace.events
     assert found.counts["kernel"] == len(events["kernel"])
-    # Old traces file annotations under operators, which the diagnosis tells apart by name.
+    # Old traces file annotations under operators, which the diagnosis separates by name.
     operators = found.counts["operator"] + found.counts["annotation"]
     assert operators == len(events["operator"]) + len(events["annotation"])
     annotated = [e for e in events["annotation"] if e.name.startswith("ProfilerStep#")]

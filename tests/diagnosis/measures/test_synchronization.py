@@ -23,7 +23,7 @@ def test_a_read_is_counted_by_step_with_its_operator_and_its_line() -> None:
     assert (wait.count, wait.total_us, wait.longest_us) == (3, 4_500, 1_500)
 
 
-def test_the_stack_of_an_operator_tells_the_line_where_there_are_no_frames() -> None:
+def test_the_stack_of_an_operator_has_the_line_where_there_are_no_frames() -> None:
     timeline = Timeline()
     stack = "/opt/site-packages/torch/_tensor.py(3): f;/a/b/c/run.py(7): loop;run.py(9): <module>"
     timeline.add("operator", "aten::nonzero", 0, 500, arguments={"Call stack": stack})

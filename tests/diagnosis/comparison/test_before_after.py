@@ -61,7 +61,7 @@ def test_phases_are_disjoint_and_add_up_to_the_step(tmp_path: Path) -> None:
     assert "idle time (data loading): 0.0 ms -> 3.0 ms (+3.0 ms)" in comparison.sentences
 
 
-def test_a_new_kernel_and_a_kernel_that_runs_more_often_are_told(tmp_path: Path) -> None:
+def test_a_new_kernel_and_a_kernel_that_runs_more_often_are_reported(tmp_path: Path) -> None:
     now = busy_trace(extra="triton_poi_fused", count=12)
     kernels = {k.name: k for k in one(compared(tmp_path, now, busy_trace())).kernels}
     assert kernels["triton_poi_fused"].change == "new"
@@ -69,7 +69,7 @@ def test_a_new_kernel_and_a_kernel_that_runs_more_often_are_told(tmp_path: Path)
     assert kernels["elementwise"].change == "same"
 
 
-def test_a_kernel_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_kernel_that_is_gone_is_reported(tmp_path: Path) -> None:
     found = compared(tmp_path, busy_trace(), busy_trace(extra="old_kernel"))
     gone = next(k for k in one(found).kernels if k.name == "old_kernel")
     assert (gone.change, gone.before_ms, gone.now_ms) == ("gone", 0.1, 0)

@@ -254,7 +254,7 @@ def test_one_step_is_not_enough(tmp_path: Path) -> None:
 
 def test_what_was_so_in_the_baseline_comes_after_what_is_new(tmp_path: Path) -> None:
     before = cpu_rank(0, host_us=4000).write(tmp_path / "before.json")
-    now = cpu_rank(0, host_us=4000, loading_us=2500).write(tmp_path / "now.json")
+    now = cpu_rank(0, host_us=4100, loading_us=2500).write(tmp_path / "now.json")
     assert diagnose([now]).verdict == "host_bound"
     found = diagnose([now], baseline=[before])
     assert [(f.kind, f.confidence) for f in found.findings] == [
@@ -263,3 +263,4 @@ def test_what_was_so_in_the_baseline_comes_after_what_is_new(tmp_path: Path) -> 
     ]
     assert found.findings[0].evidence[-1] == "the baseline has 0.0 %"
     assert found.findings[1].evidence[-1] == "it was so before: the baseline has 40 %"
+    assert found.findings[1].recoverable_s == pytest.approx(0.0004)

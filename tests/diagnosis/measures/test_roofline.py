@@ -114,7 +114,7 @@ def test_float64_on_tensor_cores_is_measured_by_their_peak(
     assert found.flops_ratio == pytest.approx(2 * 512**3 / 1e-3 / flops_per_s)
 
 
-def test_the_float64_rate_that_no_data_sheet_here_tells_is_unknown() -> None:
+def test_the_float64_rate_that_no_data_sheet_has_is_unknown() -> None:
     for device in ("NVIDIA H800", "NVIDIA H20", "NVIDIA A10G"):
         peaks = peaks_of(device)
         assert peaks is not None and "float64" not in peaks.flops_per_s

@@ -221,7 +221,7 @@ def test_why_a_rank_is_waited_for_is_said(
     assert summary == f"rank 0 waits in all_reduce for {said}"
 
 
-def test_a_rank_that_is_stopped_within_a_collective_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_rank_that_is_stopped_within_a_collective_waits_for_no_one(tmp_path: Path) -> None:
     inside = (STEP, (TORCH, 2900, "all_reduce"))
     files = [
         place(tmp_path, 0, *inside),

@@ -214,7 +214,7 @@ def test_thinning_keeps_the_picture() -> None:
     assert thin(marks[:50], 100) == marks[:50]
 
 
-def test_a_row_tells_its_content_in_words_and_escapes_it() -> None:
+def test_a_row_says_its_content_in_words_and_escapes_it() -> None:
     svg = row([Mark(0, 500, "host", name='<b>"x"</b>')], 1000, 'rank "0"')
     assert 'role="img" aria-label="rank &quot;0&quot;"' in svg
     assert "<title>Python between operators, 500 µs: &lt;b&gt;&quot;x&quot;" in svg

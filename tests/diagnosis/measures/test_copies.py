@@ -23,7 +23,7 @@ from warpwatch_diagnosis.measures.measures import measure
         ("something", "unknown", None),
     ],
 )
-def test_the_profilers_name_tells_direction_and_memory(
+def test_the_profilers_name_says_direction_and_memory(
     name: str, direction: str, memory: str | None
 ) -> None:
     assert copy_kind(name) == (direction, memory)

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.diagnosis.timeline import Timeline
 from warpwatch_diagnosis.measures.flops import Shape, convolution, shapes_of
-from warpwatch_diagnosis.measures.measures import measure
 
 
 @pytest.mark.parametrize(
@@ -25,18 +23,6 @@ def test_a_convolution_counts_by_the_side_that_its_weight_belongs_to(
     given: Shape, output: Shape, weight: Shape, flops: float
 ) -> None:
     assert convolution(given, output, weight) == flops
-
-
-def test_a_transposed_convolution_is_known_by_its_backward_call() -> None:
-    given, weight, output = [2, 16, 8, 8], [16, 3, 2, 2], [2, 3, 16, 16]
-    timeline = Timeline()
-    for at, name, shapes in (
-        (0, "aten::convolution", [given, weight, []]),
-        (20, "aten::convolution_backward", [output, given, weight]),
-    ):
-        timeline.add("operator", name, at, 10, arguments={"Input Dims": shapes})
-    forward = 2 * (2 * 16 * 8 * 8) * 3 * 2 * 2
-    assert measure(timeline.trace).operators.work["convolution"].flops == 3 * forward
 
 
 @pytest.mark.parametrize(
