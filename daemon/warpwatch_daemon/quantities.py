@@ -12,7 +12,9 @@ _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 def text(value: object, limit: int = MAX_TEXT) -> str:
     """One line of at most ``limit`` characters, all of them printable."""
-    line = "".join(char if char.isprintable() else " " for char in str(value)[: limit + 1])
+    line = str(value)[: limit + 1]
+    if not line.isprintable():
+        line = "".join(char if char.isprintable() else " " for char in line)
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from warpwatch_daemon.quantities import (
-    NO_VALUE,
-    ago,
-    percent,
-    plural,
-    seconds,
-    text,
-    timestamp,
-)
+from warpwatch_daemon.quantities import NO_VALUE, percent, plural, seconds, text
 from warpwatch_telemetry.captures import Capture, Residual
 from warpwatch_telemetry.state import State
 
@@ -29,73 +20,38 @@ REPORT = "report.html"
 _NOT_LISTED = (REPORT, "capture.json")
 
 
-@dataclass(frozen=True, slots=True)
-class FileLink:
-    name: str
-    href: str
+class Explanation(NamedTuple):
+    """What the diagnosis of a capture says; empty where there is none."""
+
+    verdict: str = ""
+    reason: str = ""
+    advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CaptureView:
-    """``tone``: good, bad or open (it runs)."""
-
-    id: str
-    kind: str
-    job: str
-    trigger: str
-    reason: str
-    when: str
-    timestamp: str
-    outcome: str
-    tone: str
-    detail: str
-    verdict: str
-    explanation: str
-    advice: str
-    steps: str
-    verified: str
-    price: str
-    cost: str
-    residual: str
-    report: FileLink | None
-    files: tuple[FileLink, ...]
-    more_files: int
+def newest(state: State) -> list[Capture]:
+    return sorted(state.captures, key=lambda capture: -capture.time)[:MAX_CAPTURES]
 
 
-def capture_views(state: State) -> tuple[CaptureView, ...]:
-    """The newest first."""
-    newest = sorted(state.captures, key=lambda capture: -capture.time)[:MAX_CAPTURES]
-    return tuple(capture_view(capture, state.time) for capture in newest)
+def facts(capture: Capture) -> Iterator[tuple[str, str]]:
+    """By name, as far as they are known."""
+    cost = f"{seconds(max(0.0, capture.cost_s))} of training" if capture.cost_s else ""
+    known = {
+        "steps": steps(capture),
+        "traces": verified(capture),
+        "price of a step": price(capture.step_s),
+        "cost": cost,
+        "after it": residual(capture.residual),
+    }
+    return ((name, fact) for name, fact in known.items() if fact)
 
 
-def capture_view(capture: Capture, now: float) -> CaptureView:
-    """``now``: wall clock in seconds."""
-    request = capture.request
-    listed = [name for name in capture.files if name not in _NOT_LISTED]
-    verdict, explanation, advice = describe(capture)
-    return CaptureView(
-        id=text(capture.id),
-        kind=request.kind,
-        job=text(request.job),
-        trigger=text(request.trigger, 24),
-        reason=text(request.reason, 200),
-        when=ago(capture.time, now),
-        timestamp=timestamp(capture.time),
-        outcome=outcome(capture),
-        tone=_tone(capture),
-        detail=text(capture.detail, 200) or _rank_details(capture),
-        verdict=verdict,
-        explanation=explanation,
-        advice=advice,
-        steps=steps(capture),
-        verified=verified(capture),
-        price=price(capture.step_s),
-        cost=f"{seconds(max(0.0, capture.cost_s))} of training" if capture.cost_s else "",
-        residual=residual(capture.residual),
-        report=_link(capture, REPORT) if REPORT in capture.files else None,
-        files=tuple(_link(capture, name) for name in listed[:MAX_FILES]),
-        more_files=max(0, len(listed) - MAX_FILES),
-    )
+def files(capture: Capture) -> list[str]:
+    """Names of those that are of use to a reader; the report has a link of its own."""
+    return [name for name in capture.files if name not in _NOT_LISTED]
+
+
+def href(capture: Capture, name: str) -> str:
+    return f"/api/v1/captures/{quote(capture.id, safe='')}/{quote(name, safe='')}"
 
 
 def outcome(capture: Capture) -> str:
@@ -157,13 +113,12 @@ def residual(found: Residual | None) -> str:
     return f"{'within its noise' if stayed else 'as before'}: {change} {over}"
 
 
-def describe(capture: Capture) -> tuple[str, str, str]:
-    """Verdict, the sentence behind it, and the advice. The diagnosis is read with care: its texts
-    come from traces that a training process wrote."""
+def describe(capture: Capture) -> Explanation:
+    """The diagnosis is read with care: it comes from traces that a training process wrote."""
     diagnosis = capture.diagnosis
     if diagnosis is None:
         failed = capture.diagnosis_outcome
-        return (f"no diagnosis: {text(failed)}" if failed else "", "", "")
+        return Explanation(f"no diagnosis: {failed}" if failed else "")
     verdict = text(diagnosis.get("verdict", NO_VALUE), 40).replace("_", " ")
     finding = _first_finding(diagnosis)
     share = finding.get("share")
@@ -173,7 +128,7 @@ def describe(capture: Capture) -> tuple[str, str, str]:
         else ""
     )
     summary = text(diagnosis.get("summary") or explains, 240)
-    return verdict, summary, text(finding.get("advice") or "", 300)
+    return Explanation(verdict, summary, text(finding.get("advice") or "", 300))
 
 
 def _first_finding(diagnosis: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -182,29 +137,27 @@ def _first_finding(diagnosis: Mapping[str, Any]) -> Mapping[str, Any]:
     return first if isinstance(first, Mapping) else {}
 
 
-def _rank_details(capture: Capture) -> str:
-    """Why ranks brought nothing."""
+def detail(capture: Capture) -> str:
+    """What went wrong: of the capture, else of its ranks that brought nothing."""
+    if capture.detail:
+        return capture.detail
     failed = [rank for rank in capture.ranks if rank.state in ("late", "failed", "missing")]
     if not failed or capture.outcome is None:
         return ""
     first = f"rank {failed[0].rank} {failed[0].state}"
-    why = f": {text(failed[0].detail)}" if failed[0].detail else ""
+    why = f": {failed[0].detail}" if failed[0].detail else ""
     more = f", and {plural(len(failed) - 1, 'more rank')}" if len(failed) > 1 else ""
     return f"{first}{why}{more}"
 
 
-def _tone(capture: Capture) -> str:
+def tone(capture: Capture) -> str:
+    """good, bad or open (it runs)."""
     if capture.outcome is None:
         return "open"
     whole = capture.outcome == "complete" and all(
         rank.verified is not False for rank in capture.ranks
     )
     return "good" if whole else "bad"
-
-
-def _link(capture: Capture, name: str) -> FileLink:
-    href = f"/api/v1/captures/{quote(capture.id, safe='')}/{quote(name, safe='')}"
-    return FileLink(text(name, 60), href)
 
 
 def _signed(ratio: float) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from warpwatch_daemon.quantities import NO_VALUE, ago, gibibytes, percent, sentence, text
 from warpwatch_telemetry.attribution import Workload
 from warpwatch_telemetry.metric import SeriesKey
-from warpwatch_telemetry.samples import DeviceSample
 from warpwatch_telemetry.state import State
 from warpwatch_telemetry.xids import explain
 
@@ -16,7 +15,7 @@ MAX_DEVICES = 64
 MAX_XIDS = 3
 # A cap that the driver keeps all day is worth a word, but no alarm.
 _ALARMING = frozenset({"hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"})
-# Reasons for lower clocks that are no trouble: nothing to do, or somebody asked for it.
+# Reasons for lower clocks that are no trouble: nothing to do, or asked for.
 _HARMLESS = frozenset({"idle", "application_clocks", "display_clocks"})
 _REASONS = {
     "sw_power_cap": "power cap",
@@ -40,72 +39,37 @@ class Gauge:
     hot: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceView:
-    """``place``: the index and the GPU instance. ``xids``: what was seen, newest first."""
-
-    place: str
-    name: str
-    simulated: bool
-    up: bool
-    reason: str
-    workload: str
-    utilization: Gauge
-    memory: Gauge
-    power: Gauge
-    temperature: Gauge
-    clock: Gauge
-    throttling: Gauge
-    xids: tuple[str, ...]
+def gpu_names(state: State) -> dict[str, str]:
+    """By UUID."""
+    return {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
 
 
-def device_views(state: State) -> tuple[DeviceView, ...]:
-    users: dict[str, list[str]] = {}
+def users(state: State) -> dict[str, list[str]]:
+    """Who uses each device, by its UUID: ranks, or the pods that the kubelet says."""
+    found: dict[str, list[str]] = {}
     for rank in state.ranks:
         if rank.device and rank.status in ("running", "stopped"):
-            users.setdefault(rank.device, []).append(
+            found.setdefault(rank.device, []).append(
                 f"{text(rank.job, 40)} rank {text(rank.name, 24)}"
             )
     for origin in state.attributions:
         for uuid, workloads in origin.workloads.items():
-            users.setdefault(uuid, [_named(workload) for workload in workloads])
-    return tuple(
-        _view(sample, users.get(sample.device.uuid, []), state.time)
-        for sample in state.devices[:MAX_DEVICES]
-    )
+            found.setdefault(uuid, [_named(workload) for workload in workloads])
+    return found
 
 
 def _named(workload: Workload) -> str:
     return f"{text(workload.namespace, 40)}/{text(workload.pod, 60)}"
 
 
-def _view(sample: DeviceSample, users: Sequence[str], now: float) -> DeviceView:
-    device, values = sample.device, sample.values
-    simulated = device.info.get("simulated") == "true"
-    name = device.name.removesuffix(" (simulated)") if simulated else device.name
-    more = f" and {len(users) - 2} more" if len(users) > 2 else ""
+def utilization(values: Values) -> Gauge:
     # A GPU instance has no utilization of the driver's, but may have GPM's.
     activity = values.get(("device_graphics_active_ratio", ()))
-    utilization = values.get(("device_utilization_ratio", ()), activity)
-    instance = f":{device.gpu_instance}" if device.gpu_instance else ""
-    return DeviceView(
-        place=f"{device.index}{instance}",
-        name=text(name, 48),
-        simulated=simulated,
-        up=sample.up,
-        reason=text(sample.reason) or "unknown",
-        workload=", ".join(users[:2]) + more,
-        utilization=Gauge(percent(utilization), filled=_filled(utilization, 1.0)),
-        memory=_memory(values),
-        power=_power(values),
-        temperature=_temperature(values),
-        clock=_clock(values),
-        throttling=_throttling(values),
-        xids=_xids(values, now),
-    )
+    ratio = values.get(("device_utilization_ratio", ()), activity)
+    return Gauge(percent(ratio), filled=_filled(ratio, 1.0))
 
 
-def _xids(values: Values, now: float) -> tuple[str, ...]:
+def xids(values: Values, now: float) -> tuple[str, ...]:
     """What each XID means and what to do about it."""
     seen = {
         int(key[1][0]): time
@@ -121,7 +85,7 @@ def _explained(number: int, when: str) -> str:
     return sentence(f"XID {number}, {xid.name}, {when}: {xid.action}", 400)
 
 
-def _memory(values: Values) -> Gauge:
+def memory(values: Values) -> Gauge:
     used = values.get(("device_memory_used_bytes", ()))
     total = values.get(("device_memory_total_bytes", ()))
     filled = _filled(used, total)
@@ -129,28 +93,28 @@ def _memory(values: Values) -> Gauge:
     return Gauge(gibibytes(used), of, filled, hot=filled is not None and filled > 95)
 
 
-def _power(values: Values) -> Gauge:
+def power(values: Values) -> Gauge:
     watts = values.get(("device_power_watts", ()))
     limit = values.get(("device_power_limit_watts", ()))
     shown = NO_VALUE if watts is None else f"{watts:.0f} W"
     return Gauge(shown, f"of {limit:.0f} W" if limit else "", _filled(watts, limit))
 
 
-def _temperature(values: Values) -> Gauge:
+def temperature(values: Values) -> Gauge:
     celsius = values.get(("device_temperature_celsius", ("gpu",)))
     slowdown = values.get(("device_temperature_threshold_celsius", ("slowdown",)))
     hot = celsius is not None and celsius >= (slowdown or 90.0) - 3
     return Gauge(NO_VALUE if celsius is None else f"{celsius:.0f} °C", hot=hot)
 
 
-def _clock(values: Values) -> Gauge:
+def clock(values: Values) -> Gauge:
     hertz = values.get(("device_clock_hertz", ("sm",)))
     top = values.get(("device_clock_max_hertz", ("sm",)))
     shown = NO_VALUE if hertz is None else f"{hertz / 1e6:.0f} MHz"
     return Gauge(shown, f"of {top / 1e6:.0f}" if top else "")
 
 
-def _throttling(values: Values) -> Gauge:
+def throttling(values: Values) -> Gauge:
     known = {key[1][0]: on for key, on in values.items() if key[0] == "device_throttle_active"}
     active = [reason for reason, on in known.items() if on and reason not in _HARMLESS]
     if not known:

@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
+from warpwatch_daemon import quantities
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.agent import Agent
-from warpwatch_daemon.http.page import minutes
-from warpwatch_daemon.http.page.captures import capture_views
-from warpwatch_daemon.http.page.charts import HEIGHT, WIDTH
-from warpwatch_daemon.http.page.devices import MAX_DEVICES, device_views
-from warpwatch_daemon.http.page.findings import finding_views
+from warpwatch_daemon.http.page import captures, charts, devices, findings, jobs, minutes
 from warpwatch_daemon.http.page.headline import headline
-from warpwatch_daemon.http.page.jobs import MAX_JOBS, job_views
-from warpwatch_daemon.quantities import seconds, text
-from warpwatch_telemetry.state import State
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 MAX_SOURCES = 32
+# No sentence of ours is longer.
+MAX_TEXT = 400
 _FOLDER = Path(__file__).parent / "templates"
 
 
@@ -37,8 +33,11 @@ class PageEndpoint:
 
     async def show(self, request: Request) -> Response:
         """The web page."""
+        state = self._agent.state()
         page = self._template.render(
-            _context(self._agent.state()), files_open=self._access.may_read_files(request)
+            state=state,
+            headline=headline(state),
+            files_open=self._access.may_read_files(request),
         )
         headers = {"Content-Security-Policy": self._policy}
         return Response(page, headers=headers, media_type="text/html")
@@ -51,11 +50,24 @@ class PageEndpoint:
         environment = Environment(
             loader=FileSystemLoader(_FOLDER),
             autoescape=True,
+            finalize=_cut,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
+        for name in ("ago", "seconds", "sentence", "text", "timestamp"):
+            environment.filters[name] = getattr(quantities, name)
+        # What a section asks for lies in the module of its name.
+        environment.globals |= {
+            "captures": captures,
+            "charts": charts,
+            "devices": devices,
+            "findings": findings,
+            "jobs": jobs,
+            "max_sources": MAX_SOURCES,
+            "minutes": minutes,
+        }
         return environment.get_template("page.html")
 
     @cached_property
@@ -67,23 +79,12 @@ class PageEndpoint:
         )
 
 
-def _context(state: State) -> dict[str, object]:
-    return {
-        "hostname": text(state.hostname),
-        "version": text(state.version),
-        "headline": headline(state),
-        "findings": finding_views(state),
-        "jobs": job_views(state),
-        "more_jobs": max(0, len(state.jobs) - MAX_JOBS),
-        "devices": device_views(state),
-        "more_devices": max(0, len(state.devices) - MAX_DEVICES),
-        "captures": capture_views(state),
-        "sources": state.sources[:MAX_SOURCES],
-        "text": text,
-        "chart": {"width": WIDTH, "height": HEIGHT},
-        "minutes": {"width": minutes.WIDTH, "height": minutes.HEIGHT},
-        "seconds": seconds,
-    }
+def _cut(value: object) -> object:
+    """Of all that a template prints: what a process says of itself is one line of bounded length.
+
+    Not of drawings, and not of what a macro has printed.
+    """
+    return value if hasattr(value, "__html__") else quantities.text(value, MAX_TEXT)
 
 
 def _digest(name: str) -> str:

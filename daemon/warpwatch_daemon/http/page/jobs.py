@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from warpwatch_daemon.http.page.charts import (
-    PhaseShare,
-    StepChart,
-    ceiling_s,
-    phase_shares,
-    phases_label,
-    step_chart,
-)
+from warpwatch_daemon.http.page.charts import phase_shares
 from warpwatch_daemon.quantities import (
-    NO_VALUE,
     joules,
     percent,
     plural,
@@ -36,24 +28,7 @@ SILENCE = {
 RECENT_STEPS = 20
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
-    name: str
-    status: str
-    where: str
-    clock: str
-    silence: str
-    step: str
-    newest: str
-    median: str
-    rates: tuple[str, ...]
-    chart: StepChart | None
-    phases: tuple[PhaseShare, ...]
-    phases_label: str
-
-
-@dataclass(frozen=True, slots=True)
-class LegendEntry:
+class LegendEntry(NamedTuple):
     """``share``: of the ranks' time, on average."""
 
     name: str
@@ -61,102 +36,67 @@ class LegendEntry:
     share: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    name: str
-    facts: tuple[str, ...]
-    ranks: tuple[RankView, ...]
-    more_ranks: int
-    scale_top: str
-    legend: tuple[LegendEntry, ...]
-
-
-def job_views(state: State) -> tuple[JobView, ...]:
+def listed(state: State) -> list[JobState]:
     """The first MAX_JOBS jobs: those that run come first."""
-    members: dict[str, list[RankState]] = {}
-    for rank in state.ranks:
-        members.setdefault(rank.job, []).append(rank)
-    gpus = {sample.device.uuid: f"GPU {sample.device.index}" for sample in state.devices}
-    jobs = sorted(state.jobs, key=lambda job: not _runs(members.get(job.name, [])))
-    return tuple(
-        _job_view(job, members.get(job.name, []), gpus, _marks(state, job.name))
-        for job in jobs[:MAX_JOBS]
-    )
+    running = {rank.job for rank in state.ranks if rank.status == "running"}
+    return sorted(state.jobs, key=lambda job: job.name not in running)[:MAX_JOBS]
 
 
-def _job_view(
-    job: JobState, ranks: Sequence[RankState], gpus: Mapping[str, str], marks: Sequence[int]
-) -> JobView:
-    shown = ranks[:MAX_RANKS]
-    top_s = ceiling_s([rank.recent_s for rank in shown])
-    views = tuple(_rank_view(rank, gpus, top_s, marks) for rank in shown)
-    return JobView(
-        name=text(job.name),
-        facts=_facts(job, ranks),
-        ranks=views,
-        scale_top=seconds(top_s),
-        more_ranks=len(ranks) - len(shown),
-        legend=_legend(views),
-    )
+def ranks_of(job: JobState, state: State) -> list[RankState]:
+    return [rank for rank in state.ranks if rank.job == job.name]
 
 
-def _rank_view(
-    rank: RankState, gpus: Mapping[str, str], top_s: float, marks: Sequence[int]
-) -> RankView:
+def where(rank: RankState, gpus: Mapping[str, str]) -> str:
+    return " · ".join(part for part in (gpus.get(rank.device or ""), text(rank.host, 40)) if part)
+
+
+def newest(rank: RankState) -> str:
+    return seconds(rank.recent_s[-1] if rank.recent_s else None)
+
+
+def median(rank: RankState) -> str:
     recent = rank.recent_s[-RECENT_STEPS:]
-    phases = phase_shares(rank.phases_s, rank.durations.sum)
-    gpu = gpus.get(rank.device or "")
-    return RankView(
-        name=text(rank.name, 24),
-        status=text(rank.status, 24),
-        where=" · ".join(part for part in (gpu, text(rank.host, 40)) if part),
-        clock=f"step clock: {text(rank.step_clock, 24)}" if rank.step_clock else "",
-        silence=SILENCE.get(rank.silent_reason or "", ""),
-        step=NO_VALUE if rank.step is None else str(rank.step),
-        newest=seconds(recent[-1] if recent else None),
-        median=seconds(statistics.median(recent) if recent else None),
-        rates=tuple(
-            rate(per_s, what)
-            for per_s, what in ((rank.samples_per_s, "samples"), (rank.tokens_per_s, "tokens"))
-            if per_s
-        ),
-        chart=step_chart(rank.recent_s, top_s, newest_step=rank.step, marks=marks),
-        phases=phases,
-        phases_label=phases_label(phases),
-    )
+    return seconds(statistics.median(recent) if recent else None)
 
 
-def _legend(ranks: Sequence[RankView]) -> tuple[LegendEntry, ...]:
+def rates(rank: RankState) -> list[str]:
+    known = ((rank.samples_per_s, "samples"), (rank.tokens_per_s, "tokens"))
+    return [rate(per_s, what) for per_s, what in known if per_s]
+
+
+def legend(ranks: Sequence[RankState]) -> list[LegendEntry]:
+    """The phases of these ranks."""
     widths: dict[tuple[int, str], float] = {}
+    drawn = 0
     for rank in ranks:
-        for share in rank.phases:
+        shares = phase_shares(rank.phases_s, rank.durations.sum)
+        drawn += bool(shares)
+        for share in shares:
             key = (share.colour, share.name)
             widths[key] = widths.get(key, 0.0) + share.width
-    drawn = sum(1 for rank in ranks if rank.phases)
-    return tuple(
+    return [
         LegendEntry(name, colour, percent(width / drawn / 100))
         for (colour, name), width in sorted(widths.items())
-    )
-
-
-def _facts(job: JobState, ranks: Sequence[RankState]) -> tuple[str, ...]:
-    running = [rank for rank in ranks if rank.status == "running" and rank.recent_s]
-    facts = [
-        plural(len(ranks), "rank")
-        + (f" of {job.world_size}" if job.world_size > len(ranks) else "")
     ]
+
+
+def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
+    """How many ranks, and what they do together."""
+    running = [rank for rank in ranks if rank.status == "running" and rank.recent_s]
+    of = f" of {job.world_size}" if job.world_size > len(ranks) else ""
+    known = [f"{plural(len(ranks), 'rank')}{of}"]
     if running:
         # Ranks step together, so a job is as fast as one of them, and its input adds up.
         steps_per_s = statistics.median(_steps_per_s(rank) for rank in running)
-        facts.append(rate(steps_per_s, "steps"))
+        known.append(rate(steps_per_s, "steps"))
         # What no rank reports is not shown.
         samples_per_s = sum(rank.samples_per_s or 0.0 for rank in running)
         tokens_per_s = sum(rank.tokens_per_s or 0.0 for rank in running)
-        facts.extend([rate(samples_per_s, "samples")] if samples_per_s else [])
-        facts.extend([rate(tokens_per_s, "tokens")] if tokens_per_s else [])
+        known.extend([rate(samples_per_s, "samples")] if samples_per_s else [])
+        known.extend([rate(tokens_per_s, "tokens")] if tokens_per_s else [])
     if job.energy_j:
-        facts.append(joules(job.energy_j))
-    return tuple(facts)
+        known.append(joules(job.energy_j))
+    return known
 
 
 def _steps_per_s(rank: RankState) -> float:
@@ -164,14 +104,10 @@ def _steps_per_s(rank: RankState) -> float:
     return 1 / step_s if step_s > 0 else 0.0
 
 
-def _marks(state: State, job: str) -> list[int]:
+def marks(job: JobState, state: State) -> list[int]:
     """The steps since which something is wrong."""
     return [
         anomaly.begin_step
         for anomaly in state.anomalies
-        if anomaly.job == job and anomaly.end_time is None and anomaly.begin_step is not None
+        if anomaly.job == job.name and anomaly.end_time is None and anomaly.begin_step is not None
     ]
-
-
-def _runs(ranks: Sequence[RankState]) -> bool:
-    return any(rank.status == "running" for rank in ranks)
