@@ -60,6 +60,12 @@ int fsync(int fd)
     return REAL(fsync)(fd);
 }
 
+ssize_t write(int fd, const void *data, size_t size)
+{
+    answer_fd("write", fd);
+    return REAL(write)(fd, data, size);
+}
+
 int fdatasync(int fd)
 {
     answer_fd("fdatasync", fd);

@@ -79,14 +79,17 @@ def test_a_full_rendezvous_and_a_full_log_are_counted_and_named(tmp_path: Path) 
 def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_path: Path) -> None:
     hung = hung_disk.build(tmp_path, tmp_path / "captures")
     fails = tmp_path / "fails"
-    with loop_node(tmp_path) as node:
+    log = tmp_path / "captures" / "log.jsonl"
+    log.parent.mkdir()
+    with loop_node(tmp_path, exporters={"jsonl": {"path": str(log)}}) as node:
         node.start_daemon(wait=True, **hung.environment)
         node.start_rank(0, FAILING, str(fails), world_size=1)
         poll(lambda: steps_of(node) > 5, 20, "the rank steps")
         with hung.hanging():
             asked = node.http.post("/api/v1/captures", json={"job": "failing", "kind": "stacks"})
             assert asked.status_code == 202
-            poll(hung.waiting_calls, 20, "the capture waits for its folder")
+            # The log, and one look at the store before the capture's folder is made.
+            poll(lambda: {"write", "stat64"} <= hung.waiting_calls(), 20, "both wait for the disk")
             poll(lambda: state_of(node) == "exported", 20, "the rank has answered")
             seen = steps_of(node)
             poll(lambda: steps_of(node) > seen + 5, 20, "steps are counted")
@@ -98,6 +101,7 @@ def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_pat
         (capture,) = poll(lambda: ended(node), 30, "the capture ends")
         assert capture["outcome"] == "complete"
         assert (Path(capture["folder"]) / "capture.json").exists()
+        poll(lambda: '"exception"' in log.read_text(), 20, "the log has what came meanwhile")
 
 
 def steps_of(node: LoopNode) -> int:

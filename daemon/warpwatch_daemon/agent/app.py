@@ -20,6 +20,7 @@ from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.agent.sources import enabled_sources
 from warpwatch_daemon.agent.supervisor import Loop, Supervisor
+from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
 from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.coordinator import Coordinator
@@ -41,13 +42,13 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
+from warpwatch_devices.call_guard import run_all
 from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_devices.source import Surroundings
-from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import COUNTER_KINDS, Capture, CaptureRequest
-from warpwatch_telemetry.errors import UsageError, WarpwatchError
+from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ FINISH_INTERVAL_S = 5.0
 ARCHIVE_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
 INBOXES_INTERVAL_S = 1.0
+# How long the end waits for a disk that may hang.
+LOG_CLOSE_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
 
 
@@ -114,6 +117,7 @@ class Daemon:
             self._wake_archive,
         )
         self._archive_loop: Loop | None = None
+        self._log = telemetry_log(config, metrics)
         self.pipeline = Pipeline(
             self.hub,
             self.ranks,
@@ -121,7 +125,7 @@ class Daemon:
             self.coordinator,
             Triggers(self.coordinator, self.ranks, self.hub),
             self.archive,
-            _telemetry_log(config),
+            self._log,
         )
         self.sources = enabled_sources(config, self._surroundings())
         self._pipeline_loop: Loop | None = None
@@ -196,6 +200,8 @@ class Daemon:
             every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_urgent),
         )
         self._archive_loop = every("archive", ARCHIVE_INTERVAL_S, self.archive.write)
+        if self._log is not None:
+            every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
         every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
         every("inboxes", INBOXES_INTERVAL_S, lambda: self.ranks.tend_inboxes(time.monotonic()))
         every("disk", DISK_INTERVAL_S, self.disk.measure)
@@ -217,6 +223,8 @@ class Daemon:
         self.supervisor.stop()
         self.coordinator.close()
         self.pipeline.close()
+        if self._log is not None:
+            run_all({"telemetry-log": self._log.write}, LOG_CLOSE_TIMEOUT_S)
         if self.kineto is not None:
             self.kineto.close()
         for source in self.sources:
@@ -306,15 +314,3 @@ def _hub(config: Config) -> Hub:
     intervals_s["dcgm_exporter"] = max(30.0, intervals_s["dcgm_exporter"])
     stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
     return Hub(4.0, by_source=stale_after_s)
-
-
-def _telemetry_log(config: Config) -> JsonlWriter | None:
-    path = config.exporters.jsonl.path
-    if path is None:
-        return None
-    try:
-        return JsonlWriter(path)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the telemetry log {path}: {error.strerror}; set exporters.jsonl.path"
-        ) from error

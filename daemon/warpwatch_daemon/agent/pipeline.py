@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ParamSpec
 
+from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.history.archive import Archive
@@ -20,7 +21,6 @@ from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
-from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.records import Clock, Record
 from warpwatch_telemetry.samples import SourceHealth
@@ -28,8 +28,6 @@ from warpwatch_telemetry.samples import SourceHealth
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 3.0
-# How long the telemetry log may be silent: deadlines pass in a replay as they did here.
-LOG_SILENCE_S = 5.0
 # A clock that is set forward by more, or a machine that slept for longer, makes all look silent.
 LEAP_S = 10.0
 
@@ -45,7 +43,7 @@ class Pipeline:
         coordinator: Coordinator,
         triggers: Triggers,
         archive: Archive,
-        log: JsonlWriter | None = None,
+        log: TelemetryLog | None = None,
     ) -> None:
         self._hub = hub
         self._ranks = ranks
@@ -59,15 +57,10 @@ class Pipeline:
         archive.restore(time.time())
         # What triggers have not heard of yet: at first, the anomalies that outlived a restart.
         self._changes = [Change("opened", anomaly) for anomaly in detection.active]
-        self._log_failed: int | None = None
-        self._logged_time = time.time()
         # By how much the wall clock is ahead of the monotonic one.
         self._ahead_s = time.time() - time.monotonic()
         # What went wrong first in this round.
         self._failure: Exception | None = None
-        if log is not None:
-            # There from the start, so that an increase can be seen.
-            hub.metrics.counter("jsonl_errors_total")
         self._rank_errors = 0
         hub.watch_ranks(lambda: ranks.states(time.monotonic()))
         hub.metrics.read("anomalies_suppressed_total", lambda: detection.suppressed_counts)
@@ -81,7 +74,8 @@ class Pipeline:
         now, at = time.time(), time.monotonic()
         records = [*self._hub.take_records(), *self._poll_ranks(now, at)]
         records.sort(key=lambda record: record.time)
-        self._try(self._write, records, now)
+        if self._log is not None:
+            self._try(self._log.put, records, now)
         with self._owner:
             self._notice_leap(now, at)
             for record in (*records, Clock(now)):
@@ -165,24 +159,6 @@ class Pipeline:
         taken_s = time.monotonic() - at
         self._hub.publish_health(SourceHealth("ranks", True, "", taken_s, self._rank_errors))
         return records
-
-    def _write(self, records: Sequence[Record], now: float) -> None:
-        """Into the telemetry log: these records, or after a silence that time has passed."""
-        if self._log is None:
-            return
-        if not records:
-            if now - self._logged_time < LOG_SILENCE_S:
-                return
-            records = [Clock(now)]
-        self._logged_time = now
-        metrics = self._hub.metrics
-        try:
-            metrics.counter("jsonl_records_total").inc(self._log.write(records))
-        except OSError as error:
-            metrics.counter("jsonl_errors_total").inc()
-            if self._log_failed is None or self._log_failed != error.errno:
-                logger.error("cannot write the telemetry log: %s", error.strerror)
-            self._log_failed = error.errno
 
     def _report(self, anomaly: Anomaly) -> None:
         anomalies = self._hub.metrics.counter("anomalies_total")

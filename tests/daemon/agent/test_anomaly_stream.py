@@ -13,6 +13,7 @@ import pytest
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.agent.pipeline import Pipeline
+from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.config.sections import Config
@@ -32,7 +33,7 @@ def node(tmp_path: Path) -> Iterator[CaptureNode]:
         yield CaptureNode(tmp_path, stack)
 
 
-def pipeline(node: CaptureNode, hub: Hub, log: JsonlWriter | None = None) -> Pipeline:
+def pipeline(node: CaptureNode, hub: Hub, log: TelemetryLog | None = None) -> Pipeline:
     """A daemon's stream over the node's files, as a daemon's start makes it."""
     config = Config()
     detection = Detection(config.detection, config.anomalies)
@@ -141,13 +142,14 @@ def test_readings_are_of_every_detector(node):
     assert suppressed == ()
 
 
-def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path, monkeypatch):
-    monkeypatch.setattr("warpwatch_daemon.agent.pipeline.LOG_SILENCE_S", 0)
-    path = tmp_path / "telemetry.jsonl"
-    stream = pipeline(node, Hub(10.0), JsonlWriter(path))
+def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path):
+    path, hub = tmp_path / "telemetry.jsonl", Hub(10.0)
+    log = TelemetryLog(JsonlWriter(path), hub.metrics, silence_s=0.0)
+    stream = pipeline(node, hub, log)
     node.rings[0].step()
     stream.step()
     stream.step()
+    log.write()
     types = [json.loads(line)["type"] for line in path.read_text().splitlines()]
     assert "step" in types[:-1]
     assert types[-1] == "clock"
