@@ -42,24 +42,14 @@ def size_times(
 ) -> dict[Size, SizeTime]:
     """``kernels``: all of the trace. One whose launch is unknown counts where it begins."""
     low, high = window
-    # Equal arguments are one object, so each is looked into once.
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
-    sizes: dict[tuple[str, int], Size] = {}
+    found: dict[Size, list[float]] = defaultdict(list)
     for kernel in kernels:
-        name, begin_us, end_us, _, correlation, arguments = kernel
-        call = calls.get(correlation)
-        if low <= (begin_us if call is None else call.begin_us) < high:
-            key = name, id(arguments)
-            if key not in sizes:
-                sizes[key] = _size(kernel)
-            found[key].append(end_us - begin_us)
-    merged: dict[Size, list[float]] = defaultdict(list)
-    for key, durations in found.items():
-        if classify(key[0]) != "communication":
-            merged[sizes[key]] += durations
+        launched = calls.get(kernel.correlation, kernel)
+        if low <= launched.begin_us < high and classify(kernel.name) != "communication":
+            found[_size(kernel)].append(kernel.end_us - kernel.begin_us)
     return {
         size: SizeTime(len(durations), sum(sorted(durations)), median(durations))
-        for size, durations in merged.items()
+        for size, durations in found.items()
     }
 
 

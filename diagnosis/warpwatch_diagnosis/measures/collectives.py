@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from warpwatch_diagnosis.measures.intervals import Interval
 from warpwatch_diagnosis.trace.events import Event
@@ -65,18 +64,13 @@ def _collective(kernel: Event, call: Event | None) -> Collective:
         end_us=kernel.end_us,
         launched_us=call.begin_us if call is not None else None,
         process_group=str(group)[:_MAX_NAME] if isinstance(group, str | int) else None,
-        sequence=_count(given, "Seq"),
-        bytes=_bytes(given),
-        group_size=_count(given, "Group size"),
+        sequence=kernel.whole("Seq"),
+        bytes=_bytes(kernel),
+        group_size=kernel.whole("Group size"),
     )
 
 
-def _bytes(given: Mapping[str, Any]) -> int | None:
-    elements = [n for key in ("In msg nelems", "Out msg nelems") if (n := _count(given, key))]
-    item = _ITEM_BYTES.get(str(given.get("dtype")).lower())
+def _bytes(kernel: Event) -> int | None:
+    elements = [n for key in ("In msg nelems", "Out msg nelems") if (n := kernel.whole(key))]
+    item = _ITEM_BYTES.get(str((kernel.arguments or {}).get("dtype")).lower())
     return max(elements) * item if elements and item else None
-
-
-def _count(given: Mapping[str, Any], key: str) -> int | None:
-    value = given.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

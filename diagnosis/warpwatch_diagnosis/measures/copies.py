@@ -18,7 +18,6 @@ from warpwatch_diagnosis.measures.intervals import (
     total,
     union,
 )
-from warpwatch_diagnosis.measures.kernels import number
 from warpwatch_diagnosis.trace.events import Event
 
 Direction = Literal["HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset", "unknown"]
@@ -90,7 +89,7 @@ def _copy_time(
 ) -> CopyTime:
     spans = list(clip(((c.begin_us, c.end_us) for c in copies), window))
     busy = union(spans)
-    sized = [(size, c) for c in copies if (size := number(c, "bytes")) is not None]
+    sized = [(size, c) for c in copies if (size := c.number("bytes")) is not None]
     sizes = [size for size, _ in sized]
     copying_us = math.fsum(c.end_us - c.begin_us for _, c in sized)
     return CopyTime(

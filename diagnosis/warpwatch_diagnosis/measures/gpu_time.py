@@ -213,8 +213,8 @@ def _order(event: Event) -> tuple[float, int, str, str]:
 
 def _device(event: Event) -> str:
     """Index of the device: an argument of the event, else its process id."""
-    index = event.arguments.get("device") if event.arguments else None
-    return str(index) if type(index) is int else event.thread.partition("/")[0]
+    index = event.whole("device")
+    return event.thread.partition("/")[0] if index is None else str(index)
 
 
 def _devices(events: list[Event], window: Interval) -> tuple[DeviceUse, ...]:

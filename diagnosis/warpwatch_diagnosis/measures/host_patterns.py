@@ -7,7 +7,7 @@ short regions with Python between them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -71,14 +71,12 @@ def _rows(reads: Intervals) -> Intervals:
 
 
 def _outside(reads: Sequence[Interval], taken: Intervals) -> Intervals:
-    left: Intervals = []
-    index = 0
-    for begin, end in sorted(reads):
-        while index < len(taken) and taken[index][1] <= begin:
-            index += 1
-        if index == len(taken) or end <= taken[index][0]:
-            left.append((begin, end))
-    return left
+    ends = [end for _, end in taken]
+    return [
+        (begin, end)
+        for begin, end in sorted(reads)
+        if (index := bisect_right(ends, begin)) == len(taken) or end <= taken[index][0]
+    ]
 
 
 def saving_gaps(operators: Sequence[Event], host: Intervals) -> Intervals:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from warpwatch_diagnosis.measures.intervals import Interval, total, union
-from warpwatch_diagnosis.trace.events import MAX_NUMBER, Event
+from warpwatch_diagnosis.trace.events import Event
 
 KernelClass = Literal[
     "gemm", "convolution", "attention", "normalization", "softmax", "elementwise", "reduction",
@@ -172,16 +172,12 @@ def _runs(kernels: Sequence[Event], window: Interval) -> dict[str, list[_Run]]:
     """By name."""
     low, high = window
     named: dict[str, list[_Run]] = defaultdict(list)
-    # Equal arguments are one object.
-    estimates: dict[int, tuple[float | None, float | None]] = {}
     for kernel in kernels:
-        name, begin, end, _, _, arguments = kernel
-        known = estimates.get(id(arguments))
-        if known is None:
-            known = number(kernel, "blocks per SM"), number(kernel, "est. achieved occupancy %")
-            estimates[id(arguments)] = known
-        inside = max(begin, low), min(end, high)
-        named[name].append(_Run(*inside, inside[1] - inside[0], end - begin, *known))
+        begin, end = max(kernel.begin_us, low), min(kernel.end_us, high)
+        whole_us = kernel.end_us - kernel.begin_us
+        blocks = kernel.number("blocks per SM")
+        occupancy = kernel.number("est. achieved occupancy %")
+        named[kernel.name].append(_Run(begin, end, end - begin, whole_us, blocks, occupancy))
     return named
 
 
@@ -224,11 +220,3 @@ def _mean(weighted: Iterable[tuple[float | None, float]]) -> float | None:
     known = [(value * weight, weight) for value, weight in weighted if value is not None]
     weight = math.fsum(weight for _, weight in known)
     return math.fsum(product for product, _ in known) / weight if weight else None
-
-
-def number(event: Event, key: str) -> float | None:
-    """An argument of the event as a not negative number below MAX_NUMBER."""
-    value = event.arguments.get(key) if event.arguments else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value < MAX_NUMBER else None

@@ -48,18 +48,13 @@ def _device(arguments: Mapping[str, Any]) -> str:
 
 def _memory_use(device: str, events: list[Event]) -> MemoryUse:
     # Of events at one instant the larger total comes last, whatever their order in the file.
-    events.sort(key=lambda e: (e.begin_us, _bytes(e, "Total Allocated") or 0))
-    allocated = [a for e in events if (a := _bytes(e, "Total Allocated")) is not None]
-    reserved = [r for e in events if (r := _bytes(e, "Total Reserved")) is not None]
+    events.sort(key=lambda e: (e.begin_us, e.whole("Total Allocated") or 0))
+    allocated = [a for e in events if (a := e.whole("Total Allocated")) is not None]
+    reserved = [r for e in events if (r := e.whole("Total Reserved")) is not None]
     return MemoryUse(
         device=device,
-        allocations=sum((_bytes(e, "Bytes") or 0) > 0 for e in events),
+        allocations=sum((e.whole("Bytes") or 0) > 0 for e in events),
         allocated_peak_bytes=max(allocated, default=None),
         reserved_peak_bytes=max(reserved, default=0) or None,
         growth_bytes=allocated[-1] - allocated[0] if allocated else None,
     )
-
-
-def _bytes(event: Event, key: str) -> int | None:
-    value = event.arguments.get(key) if event.arguments else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 from warpwatch_diagnosis.measures.copies import copy_kind
 from warpwatch_diagnosis.measures.intervals import Interval
-from warpwatch_diagnosis.measures.kernels import number
 from warpwatch_diagnosis.trace.events import Event, inside
 
 Purpose = Literal["read", "copy", "wait"]
@@ -128,7 +127,7 @@ def _purpose(call: Event, launched: list[Event], copies: Mapping[int | None, Eve
     if copy is None:
         return "wait"
     direction, _ = copy_kind(copy.name)
-    small = (number(copy, "bytes") or 0) <= MAX_READ_BYTES
+    small = (copy.number("bytes") or 0) <= MAX_READ_BYTES
     return "read" if direction == "DtoH" and small else "copy"
 
 

@@ -1,9 +1,8 @@
-"""The report's pieces, each a function from numbers to HTML; ``html.render_html`` puts them
-together.
+"""The diagnosis for people: text for a terminal, html as a page, trace_out for a trace viewer.
 
 - words: what kinds, parts and causes are called
 - parts: a stretch of time as disjoint parts, which add up to it
 - drawing: rows of coloured spans as SVG, few enough to stay small
-- timeline: the longest step; bars: where time went; tables: the details
-- style: the sheet, light and dark
+- timeline: the longest step; bars: where time went; tables: the details; style: the sheet
+- excerpt: which events of a trace a smaller one keeps
 """

@@ -69,6 +69,16 @@ class Event(NamedTuple):
     correlation: int | None
     arguments: Mapping[str, Any] | None = None
 
+    def number(self, key: str) -> float | None:
+        """An argument as a not negative number."""
+        value: Any = self.arguments.get(key) if self.arguments else None
+        return float(value) if type(value) in _NUMBERS and 0 <= value < MAX_NUMBER else None
+
+    def whole(self, key: str) -> int | None:
+        """An argument as a not negative whole number."""
+        value: Any = self.arguments.get(key) if self.arguments else None
+        return value if type(value) is int and value >= 0 else None
+
 
 BEGIN = itemgetter(Event._fields.index("begin_us"))
 

@@ -67,10 +67,8 @@ def _count(inventory: TraceInventory, event: dict[str, Any]) -> None:
     begin_us = float(begin)
     end_us = begin_us + duration
     inventory.counts[kind] += 1
-    if inventory.begin_us is None or begin_us < inventory.begin_us:
-        inventory.begin_us = begin_us
-    if inventory.end_us is None or end_us > inventory.end_us:
-        inventory.end_us = end_us
+    inventory.begin_us = min(begin_us, inventory.begin_us or begin_us)
+    inventory.end_us = max(end_us, inventory.end_us or end_us)
     if kind in ("annotation", "operator") and isinstance(name, str):
         step = _STEP.fullmatch(name)
         if step and len(inventory.steps) < MAX_STEPS:

@@ -13,28 +13,20 @@ _COLLECTIVE_ARGUMENTS = (
     "Process Group Name", "Process Group Ranks", "Seq",
 )  # fmt: skip
 
-# Categories as written from 2022 on (lower case) and before (capitalised).
-KINDS: dict[str, Kind] = {
-    "cpu_op": "operator",
-    "Operator": "operator",
-    "user_annotation": "annotation",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "xpu_runtime": "runtime",
-    "xpu_driver": "runtime",
-    "mtia_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "privateuse1_driver": "runtime",
-    "Runtime": "runtime",
-    "kernel": "kernel",
-    "Kernel": "kernel",
-    "gpu_memcpy": "copy",
-    "gpu_memset": "copy",
-    "Memcpy": "copy",
-    "Memset": "copy",
-    "cuda_sync": "synchronization",
-    "python_function": "python",
-}
+# As written from 2022 on (lower case) and before (capitalised).
+_CATEGORIES: dict[Kind, tuple[str, ...]] = {
+    "operator": ("cpu_op", "Operator"),
+    "annotation": ("user_annotation",),
+    "runtime": (
+        "cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime",
+        "privateuse1_runtime", "privateuse1_driver", "Runtime",
+    ),
+    "kernel": ("kernel", "Kernel"),
+    "copy": ("gpu_memcpy", "gpu_memset", "Memcpy", "Memset"),
+    "synchronization": ("cuda_sync",),
+    "python": ("python_function",),
+}  # fmt: skip
+KINDS = {category: kind for kind, names in _CATEGORIES.items() for category in names}
 # An instant; PyTorch before 1.12 gives it no category.
 MEMORY_NAME = "[memory]"
 # What diagnosis reads of an event's ``args``; the rest is forgotten.
