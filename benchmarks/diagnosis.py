@@ -1,7 +1,7 @@
-"""What a diagnosis costs, beside Holistic Trace Analysis on the same synthetic traces.
+"""What a diagnosis costs, compared with Holistic Trace Analysis on the same synthetic traces.
 
 Each run is a process of its own, in turns so that both see the same machine; figures are medians.
-Times are processor time: of one process that does not wait, what an idle core would take.
+Times are processor time: what an idle core would take.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_PEAK_MIB = 700e6 / 2**20
 
 
 def measure() -> dict[str, object]:
-    """Raises CannotMeasure when ours fails; without Holistic Trace Analysis it says so."""
+    """Raises CannotMeasure when ours fails; without Holistic Trace Analysis only ours is measured."""
     quick = bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
     scale, turns = (10, 1) if quick else (1, TURNS)
     missing = None if importlib.util.find_spec("hta") else f"{DISTRIBUTION} is not installed"
@@ -56,14 +56,14 @@ def measure() -> dict[str, object]:
 def write_case(folder: Path, ranks: int, events: int) -> list[Path]:
     """Several ranks as they are captured, compressed; a single one as plain JSON."""
     folder.mkdir()
-    # One rank alone is one of two, that it communicates.
+    # A single trace is of one rank of two, so that it has collectives.
     suffix, world = (".json.gz", ranks) if ranks > 1 else (".json", 2)
     paths = [folder / f"rank{rank}{suffix}" for rank in range(ranks)]
     return [write_trace(path, events, rank, world) for rank, path in enumerate(paths)]
 
 
 def measure_case(files: list[Path], tools: list[str], turns: int) -> dict[str, Any]:
-    """Medians by tool, what ours takes of the other's, and what both say of the first rank."""
+    """Medians by tool, their ratio, and the numbers that both give for the first rank."""
     runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
     for _ in range(turns):
         for tool, done in runs.items():
@@ -81,7 +81,7 @@ def measure_case(files: list[Path], tools: list[str], turns: int) -> dict[str, A
 
 def run(tool: str, files: list[Path]) -> dict[str, Any]:
     command = [sys.executable, diagnosis_run.__file__, tool, *map(str, files)]
-    # It rounds kernels to whole µs otherwise, which makes a tenth of short ones idle time.
+    # Otherwise it rounds kernels to whole µs, which makes a tenth of short ones idle time.
     environment = clean_environment() | {"HTA_DISABLE_NS_ROUNDING": "1"}
     try:
         done = subprocess.run(
@@ -90,8 +90,8 @@ def run(tool: str, files: list[Path]) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         raise CannotMeasure(f"{tool} took more than {TIMEOUT_S:.0f} s") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines() or ["nothing"]
-        raise CannotMeasure(f"{tool} ended with status {done.returncode}: {said[-1]}")
+        errors = done.stderr.strip().splitlines() or ["no message"]
+        raise CannotMeasure(f"{tool} ended with status {done.returncode}: {errors[-1]}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -101,7 +101,7 @@ def _medians(costs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def limits(name: str, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row a limit; those of ratios only beside the other tool."""
+    """One row a limit; those of ratios only if the other tool was measured."""
     ours, ratio = case[OURS], case.get("ratio")
     rows = [
         _at_most(f"processor seconds, {name}", ours["cpu_s"], MAX_CPU_S),

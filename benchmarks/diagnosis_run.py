@@ -1,7 +1,7 @@
 """One diagnosis in a process of its own: ``diagnosis_run.py warpwatch|hta FILE…``, a rank each.
 
-Writes JSON: what it cost since the process began, and a few numbers of the first rank, to see that
-both speak of the same. Holistic Trace Analysis is asked for those of its numbers that ours holds.
+Writes JSON: the cost since the process began, and a few numbers of the first rank, to check that
+both measure the same. Holistic Trace Analysis computes those of its numbers that ours has as well.
 It rounds to whole µs unless HTA_DISABLE_NS_ROUNDING is set.
 """
 
@@ -33,9 +33,8 @@ def warpwatch(files: list[str]) -> dict[str, Any]:
 def hta(files: list[str]) -> dict[str, Any]:
     from hta.trace_analysis import TraceAnalysis
 
-    analysis = TraceAnalysis(
-        trace_files=dict(enumerate(files)), include_last_profiler_step=True
-    )  # fmt: skip
+    traces = dict(enumerate(files))
+    analysis = TraceAnalysis(trace_files=traces, include_last_profiler_step=True)
     ranks = list(range(len(files)))
     times = analysis.get_temporal_breakdown(visualize=False).iloc[0]
     overlap = analysis.get_comm_comp_overlap(visualize=False).iloc[0]["comp_comm_overlap_pctg"]

@@ -1,4 +1,4 @@
-"""Whether the diagnosis names faults that were put into real trainings on the CPU.
+"""Whether the diagnosis names faults that were injected into real trainings on the CPU.
 
 ``python -m benchmarks.verdicts FOLDER`` records every fault with three models (the program is
 ``tests/diagnosis/recorded_faults.py``), diagnoses each trace by itself and prints one JSON object.
@@ -30,9 +30,9 @@ EXPECTED = {
     "recompilation": "recompilation",
     "graph_breaks": "recompilation",
 }
-# Without stacks no event tells of a garbage collection.
+# Without stacks no event shows a garbage collection.
 WITHOUT_STACKS = EXPECTED | {"garbage_collection": "host_bound"}
-# Where stacks tell more, and where they must not disturb.
+# Where stacks show more, and where they must change nothing.
 STACKED = ("healthy", "item", "garbage_collection", "checkpoint")
 WITH_STACKS = {fault: EXPECTED[fault] for fault in STACKED}
 
