@@ -35,7 +35,7 @@ MAX_PEAK_MIB = 700e6 / 2**20
 
 
 def measure() -> dict[str, object]:
-    """Raises CannotMeasure when ours fails; without Holistic Trace Analysis only ours is measured."""
+    """Raises CannotMeasure when ours fails; the other tool is measured if it is installed."""
     quick = bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
     scale, turns = (10, 1) if quick else (1, TURNS)
     missing = None if importlib.util.find_spec("hta") else f"{DISTRIBUTION} is not installed"
