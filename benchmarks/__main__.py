@@ -54,7 +54,7 @@ def main() -> int:
             results[name] = BENCHMARKS[name]()
         except (CannotMeasure, TimeoutError, WarpwatchError) as error:
             print(f"{name}: {error}", file=sys.stderr)
-    print(json.dumps(results, indent=1))
+    print(json.dumps(results, indent=1, ensure_ascii=False))
     return int(len(results) < len(names))
 
 

@@ -22,7 +22,7 @@ class CannotMeasure(Exception):
     """A benchmark cannot be run here; the one line says why and what would help."""
 
 
-class MemoryUse(NamedTuple):
+class ProcessMemory(NamedTuple):
     rss_mib: float
     pss_mib: float
 
@@ -102,7 +102,7 @@ def core_percents(pids: Mapping[str, int], during: Callable[[], object]) -> dict
     return {name: 100 * (cpu_s(pid) - spent_s[name]) / elapsed_s for name, pid in pids.items()}
 
 
-def memory(pid: int) -> MemoryUse:
+def memory(pid: int) -> ProcessMemory:
     """Of a process and its children."""
     process = psutil.Process(pid)
     rss_bytes = pss_bytes = 0
@@ -111,4 +111,4 @@ def memory(pid: int) -> MemoryUse:
             info = member.memory_full_info()
             rss_bytes += info.rss
             pss_bytes += info.pss
-    return MemoryUse(round(rss_bytes / 2**20, 1), round(pss_bytes / 2**20, 1))
+    return ProcessMemory(round(rss_bytes / 2**20, 1), round(pss_bytes / 2**20, 1))

@@ -26,7 +26,7 @@ from warpwatch_devices.nvml.tiers import Reader
 
 COUNT, QUICK_COUNT = 200, 5
 DEAR_US = 1000.0
-NOBODY = 65534
+UNPRIVILEGED = 65534
 # The driver refreshes GPM's counters every 100 ms.
 GPM_WINDOW_S = 0.15
 PR_SET_DUMPABLE = 4
@@ -35,7 +35,7 @@ SUCCESS = "success"
 
 def check(report: Report) -> None:
     # First, while this process has not loaded NVML: it would not survive a fork.
-    with report.part("as_nobody") as figures:
+    with report.part("ordinary_user") as figures:
         if os.geteuid() != 0:
             raise CannotCheck(f"not root (uid {os.geteuid()}): there are no rights to give up")
         fork = multiprocessing.get_context("fork")
@@ -52,8 +52,8 @@ def check(report: Report) -> None:
 
 def _drop_rights() -> None:
     os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
+    os.setgid(UNPRIVILEGED)
+    os.setuid(UNPRIVILEGED)
     # After a change of user the kernel hides /proc/self, which some drivers read.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 

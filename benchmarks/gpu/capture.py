@@ -118,8 +118,7 @@ def conclude(report: Report, daemon: LocalDaemon, fault: str, figures: dict[str,
     verdict, expected = (capture["diagnosis"] or {}).get("verdict"), VERDICTS[fault]
     text = f"verdict of {fault}: {verdict}, expected {expected}"
     report.expect(verdict == expected, text, timed=True)
-    name = next(file for file in capture["files"] if file.endswith(".pt.trace.json.gz"))
-    trace = next((daemon.folder / "captures").rglob(f"{capture['id']}/{name}"))
     target = Path(report.setting.out) / "traces" / f"{fault}.pt.trace.json.gz"
-    figures["trace"] = traces.keep(trace, target)
-    report.fact(f"trace of {fault}: {figures['trace']}")
+    for trace in (daemon.folder / "captures").rglob(f"{capture['id']}/*.pt.trace.json.gz"):
+        figures["trace"] = traces.keep(trace, target)
+        report.fact(f"trace of {fault}: {figures['trace']}")

@@ -14,7 +14,7 @@ IDLE = "idle"
 KINDS = (IDLE, "matmul", "copy_on_device", "host_to_device", "device_to_host")
 # On a GPU, and on the CPU, where the loads themselves are tried.
 _WIDTH, _SMALL_WIDTH = 8192, 128
-_ROUNDS_AT_ONCE = 4
+_ROUNDS_AT_ONCE = 16
 _STOP_TIMEOUT_S = 20.0
 
 

@@ -60,11 +60,15 @@ def readings() -> list[SmiReading]:
 
 
 def read() -> dict[str, Leaves]:
-    """By UUID. Raises CannotCheck, CalledProcessError, TimeoutExpired."""
+    """By UUID. Raises CannotCheck."""
     path = shutil.which("nvidia-smi")
     if path is None:
         raise CannotCheck("there is no nvidia-smi")
-    return parse(subprocess.check_output([path, "-q", "-x"], text=True, timeout=TIMEOUT_S))
+    try:
+        text = subprocess.check_output([path, "-q", "-x"], text=True, timeout=TIMEOUT_S)
+    except subprocess.SubprocessError as error:
+        raise CannotCheck(f"nvidia-smi does not answer: {error}") from error
+    return parse(text)
 
 
 def parse(text: str) -> dict[str, Leaves]:

@@ -28,7 +28,7 @@ def machine(fake: bool) -> dict[str, Any]:
     """What it is measured on; nothing that identifies the machine."""
     facts = {"product_name": "fake"} if fake else {}
     with contextlib.suppress(CannotCheck):
-        facts = facts or next(iter(nvidia_smi.read().values()))
+        facts = facts or next(iter(nvidia_smi.read().values()), {})
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [re.split(r"[^\w.-]", need)[0] for need in project["dependencies"]]
     return {

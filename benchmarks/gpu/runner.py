@@ -36,11 +36,11 @@ STOP_TIMEOUT_S = 5.0
 def run_check(name: str, setting: RunSetting, timeout_s: float, work: Path) -> dict[str, Any]:
     """Its result; of one that was killed, what it had measured by then."""
     written, log = work / f"{name}.jsonl", work / f"{name}.log"
-    command = ["-m", "benchmarks.gpu.runner", name, str(written), json.dumps(asdict(setting))]
+    arguments = [name, str(written), json.dumps(asdict(setting))]
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, "-m", "benchmarks.gpu.runner", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -56,9 +56,8 @@ def run_check(name: str, setting: RunSetting, timeout_s: float, work: Path) -> d
         else:
             why = ""
     # Whatever it has left behind, too; what is stuck in the driver stays.
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT_S)
     lines = written.read_text().splitlines(keepends=True) if written.exists() else []
     # One that was being written may lack its end.

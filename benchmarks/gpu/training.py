@@ -21,6 +21,7 @@ from benchmarks.gpu.networks import TrainedNetwork
 from warpwatch_daemon.demo.faults import Switch
 
 STALL_S = 0.05
+READ_VALUES = 200
 PAGEABLE_BYTES, SMALL_PAGEABLE_BYTES = 512 * 2**20, 2**20
 
 
@@ -45,9 +46,9 @@ def main(job: str, switch: str, device: str) -> None:
     fault = ""
 
     def read_back(layer: Any, given: Any, output: torch.Tensor) -> None:
-        """A value after every layer, for which the CPU waits."""
-        if fault == "item":
-            output.mean().item()
+        """Values after every layer one by one, for each of which the CPU waits."""
+        for value in output.flatten()[: READ_VALUES if fault == "item" else 0]:
+            value.item()
 
     for layer in network.layers:
         layer.register_forward_hook(read_back)
