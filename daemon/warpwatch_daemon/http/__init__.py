@@ -5,7 +5,7 @@
 - guard, limits, basic_auth: what every request passes before a route sees it
 - access: who may change something or read the files of captures
 - metrics: the scrape; connection: time-outs of silent peers
-- models: the documents of the JSON API; api: its answers; bodies: reading those of requests
+- models: the documents of the JSON API; api: its answers; request_data: reading filters and bodies
 - routes: what each operation takes and answers; app, openapi: the router and the document of them
 - capture_files: traces and reports
 - alertmanager: alerts that ask for captures; forwarding: to other nodes' daemons

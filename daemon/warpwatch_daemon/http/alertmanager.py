@@ -13,14 +13,14 @@ from starlette.responses import Response
 
 from warpwatch_daemon.captures.alerts.alert_requests import Answer, NotReadyError
 from warpwatch_daemon.captures.alerts.peers import FORWARDED_HEADER, Peers, failed
-from warpwatch_daemon.captures.alerts.webhook import Alert, NotAWebhookError, decode, plain
+from warpwatch_daemon.captures.alerts.webhook import Alert, Webhook, plain
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError, json_answer
-from warpwatch_daemon.http.bodies import json_body
 from warpwatch_daemon.http.forwarding import Forwarding, LocatedHosts
 from warpwatch_daemon.http.models import AlertAnswer, AlertAnswers
+from warpwatch_daemon.http.request_data import json_body
 from warpwatch_telemetry.alerts import NO_RANK, PEER_FAILED
 
 # Webhooks that are being answered: each may hold a body in memory.
@@ -63,10 +63,7 @@ class AlertWebhook:
             self._busy -= 1
 
     async def _answer(self, request: Request) -> Response:
-        try:
-            alerts = decode(await json_body(request))
-        except NotAWebhookError as error:
-            raise ApiError(400, "bad_request", str(error)) from error
+        alerts = (await json_body(request, Webhook)).alerts
         own = plain(str((request.scope.get("server") or ("",))[0]))
         if self._forwarding is None or FORWARDED_HEADER in request.headers:
             answers = await self._ask_here(alerts, frozenset({own}))

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TypeVar
 
-from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch_daemon.config.mistakes import mistakes
 from warpwatch_daemon.http import models
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError, json_answer
-from warpwatch_daemon.http.bodies import json_body
+from warpwatch_daemon.http.request_data import filters, json_body
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
 _REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
 _CONFLICT = 409
-# What is wrong with a request may name a key of any length.
-MAX_ERROR_CHARS = 200
-
-F = TypeVar("F", bound=models.Filters)
 
 
 class Api:
@@ -49,38 +42,38 @@ class Api:
 
     async def devices(self, request: Request) -> Response:
         """Devices with their newest values."""
-        _filters(request, models.Filters)
+        filters(request, models.Filters)
         devices = [models.DeviceReport.of(sample) for sample in self._agent.state().devices]
         return json_answer(models.DeviceList(devices=devices))
 
     async def ranks(self, request: Request) -> Response:
         """Ranks with their newest steps."""
-        filters = _filters(request, models.JobFilters)
-        ranks = [rank for rank in self._agent.state().ranks if filters.admits(job=rank.job)]
+        wanted = filters(request, models.JobFilters)
+        ranks = [rank for rank in self._agent.state().ranks if wanted.admits(job=rank.job)]
         return json_answer(models.RankList(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
         """Jobs, also those that only Kineto sees."""
-        filters = _filters(request, models.JobFilters)
+        wanted = filters(request, models.JobFilters)
         state = self._agent.state()
-        jobs = [job for job in state.jobs + state.kineto_jobs if filters.admits(job=job.name)]
+        jobs = [job for job in state.jobs + state.kineto_jobs if wanted.admits(job=job.name)]
         return json_answer(models.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
         """Anomalies, each with what became of its trigger."""
-        filters = _filters(request, models.AnomalyFilters)
+        wanted = filters(request, models.AnomalyFilters)
         state = self._agent.state()
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
             models.AnomalyReport(**asdict(anomaly), decision=decided.get(anomaly.id))
             for anomaly in state.anomalies
-            if filters.admits(job=anomaly.job, kind=anomaly.kind, active=anomaly.end_time is None)
+            if wanted.admits(job=anomaly.job, kind=anomaly.kind, active=anomaly.end_time is None)
         ]
         return json_answer(models.AnomalyList(anomalies=anomalies))
 
     async def anomaly(self, request: Request) -> Response:
         """One anomaly, also of the history, with the metrics of the minutes around it."""
-        _filters(request, models.Filters)
+        filters(request, models.Filters)
         ident, state = request.path_params["id"], self._agent.state()
         found = next((one for one in state.anomalies if one.id == ident), None)
         context = state.contexts.get(ident)
@@ -96,14 +89,14 @@ class Api:
 
     async def detectors(self, request: Request) -> Response:
         """How the detectors see what they judge, and why."""
-        filters = _filters(request, models.DetectorFilters)
+        wanted = filters(request, models.DetectorFilters)
         statuses, suppressed = await run_in_threadpool(self._agent.detector_statuses)
         detectors = [
             models.DetectorReport(
-                kind=kind, readings=[one for one in readings if filters.admits(job=one.job)]
+                kind=kind, readings=[one for one in readings if wanted.admits(job=one.job)]
             )
             for kind, readings in statuses.items()
-            if filters.admits(kind=kind)
+            if wanted.admits(kind=kind)
         ]
         admitted = [
             models.SuppressedReport(
@@ -115,17 +108,17 @@ class Api:
                 again=one.again,
             )
             for one in suppressed
-            if filters.admits(job=one.found.job, kind=one.kind)
+            if wanted.admits(job=one.found.job, kind=one.kind)
         ]
         return json_answer(models.DetectorList(detectors=detectors, suppressed=admitted))
 
     async def captures(self, request: Request) -> Response:
         """Captures."""
-        filters = _filters(request, models.CaptureFilters)
+        wanted = filters(request, models.CaptureFilters)
         captures = [
             capture
-            for capture in self._captures(filters)
-            if filters.admits(active=capture.outcome is None)
+            for capture in self._captures(wanted)
+            if wanted.admits(active=capture.outcome is None)
         ]
         return json_answer(models.CaptureList(captures=captures))
 
@@ -139,7 +132,7 @@ class Api:
                 outcome=capture.diagnosis_outcome,
                 diagnosis=capture.diagnosis,
             )
-            for capture in self._captures(_filters(request, models.DiagnosisFilters))
+            for capture in self._captures(filters(request, models.DiagnosisFilters))
             if capture.diagnosis is not None
         ]
         return json_answer(models.DiagnosisList(diagnoses=diagnoses))
@@ -154,7 +147,7 @@ class Api:
     async def request_capture(self, request: Request) -> Response:
         """Ask for a capture."""
         self._access.check_change(request)
-        body = _capture_body(await json_body(request))
+        body = await json_body(request, models.CaptureBody)
         try:
             # It waits for the capture that is being begun: off the thread that serves.
             capture = await run_in_threadpool(self._agent.request_capture, body.request())
@@ -164,29 +157,10 @@ class Api:
         location = {"Location": f"/api/v1/captures/{capture.id}"}
         return json_answer(models.OneCapture(capture), 202, location)
 
-    def _captures(self, filters: models.DiagnosisFilters) -> Iterable[Capture]:
+    def _captures(self, wanted: models.DiagnosisFilters) -> Iterable[Capture]:
         """Of the job and kind that are asked for."""
         return (
             capture
             for capture in self._agent.state().captures
-            if filters.admits(job=capture.request.job, kind=capture.request.kind)
+            if wanted.admits(job=capture.request.job, kind=capture.request.kind)
         )
-
-
-def _filters(request: Request, model: type[F]) -> F:
-    """The query's parameters. Raises ApiError for one that means nothing here."""
-    try:
-        return model.model_validate(dict(request.query_params))
-    except ValidationError as error:
-        text = mistakes(error, model)[0].without_value()
-        raise ApiError(400, "bad_request", f"query: {text[:MAX_ERROR_CHARS]}") from error
-
-
-def _capture_body(content: bytes) -> models.CaptureBody:
-    """Raises ApiError."""
-    try:
-        return models.CaptureBody.model_validate_json(content)
-    except ValidationError as error:
-        first = mistakes(error, models.CaptureBody)[0]
-        text = "the body is no JSON" if first.kind == "json_invalid" else first.without_value()
-        raise ApiError(400, "bad_request", text[:MAX_ERROR_CHARS]) from error

@@ -106,10 +106,8 @@ class Server:
 
     def _warn_of_expiry(self, path: Path, now: datetime) -> None:
         """Once a day, and at once of a certificate that is new."""
-        if (
-            self._expiry_checked_at is not None
-            and now - self._expiry_checked_at < EXPIRY_LOG_INTERVAL
-        ):
+        last = self._expiry_checked_at
+        if last is not None and now - last < EXPIRY_LOG_INTERVAL:
             return
         self._expiry_checked_at = now
         trouble = certificate.trouble(path, now)

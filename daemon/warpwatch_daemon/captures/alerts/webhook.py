@@ -11,15 +11,11 @@ import json
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from warpwatch_daemon.config.mistakes import mistakes
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 # Alertmanager's fingerprints have 16 characters, its times some 30.
 _Short = Annotated[str, Field(max_length=64)]
 _NAME = re.compile(r"[a-z0-9._-]{1,253}")
-# An error names what was found there; it may be long.
-MAX_ERROR_CHARS = 200
 
 
 class Alert(BaseModel):
@@ -49,23 +45,14 @@ class Alert(BaseModel):
 
 
 class Webhook(BaseModel):
-    """A notification; what is not named here is passed over."""
+    """A notification, each alert with a fingerprint; what is not named here is passed over."""
 
     alerts: list[Alert]
 
-
-class NotAWebhookError(ValueError):
-    """In one line."""
-
-
-def decode(body: bytes) -> list[Alert]:
-    """The alerts of a notification, each with a fingerprint. Raises NotAWebhookError."""
-    try:
-        alerts = Webhook.model_validate_json(body, strict=True).alerts
-    except ValidationError as error:
-        text = mistakes(error, Webhook)[0].without_value()[:MAX_ERROR_CHARS]
-        raise NotAWebhookError(f"no webhook of Alertmanager: {text}") from error
-    return [alert if alert.fingerprint else _with_fingerprint(alert) for alert in alerts]
+    @field_validator("alerts")
+    @classmethod
+    def _identified(cls, alerts: list[Alert]) -> list[Alert]:
+        return [alert if alert.fingerprint else _with_fingerprint(alert) for alert in alerts]
 
 
 def encode(alerts: list[Alert]) -> bytes:

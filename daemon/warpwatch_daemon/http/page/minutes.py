@@ -24,6 +24,8 @@ CLOCK = "clock_hertz{domain=sm}"
 TEMPERATURE = "temperature_celsius{sensor=gpu}"
 
 Show = Callable[[float], str]
+# Times and finite values of one quantity.
+Points = list[tuple[float, float]]
 _QUANTITIES: dict[str, tuple[str, Show]] = {
     STEP: ("step time", seconds),
     LOCAL: ("own work", seconds),
@@ -74,14 +76,6 @@ class PlotView:
     label: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Points:
-    """Times and finite values of one quantity."""
-
-    times: tuple[float, ...]
-    values: tuple[float, ...]
-
-
 def plots(anomaly: Anomaly, context: AnomalyContext | None) -> tuple[PlotView, ...]:
     """At most MAX_PLOTS, what the kind changes first; none where nothing is known."""
     if context is None:
@@ -101,14 +95,13 @@ def _plot(
     known = list(_known(name, context))
     if not known:
         return None
-    points, peers = known[0], known[1] if len(known) > 1 else None
-    shown = points.values if peers is None else points.values + peers.values
-    top = max(shown) * 1.12 or 1.0
+    points, peers = known[0], known[1] if len(known) > 1 else []
+    top = max(value for _, value in points + peers) * 1.12 or 1.0
     scale = _Scale(first, last, top, context.interval_s)
     title, show = _QUANTITIES[name]
     # The point in which it began is neither before nor since.
-    before = [v for t, v in _pairs(points) if t + context.interval_s <= anomaly.time]
-    since = [v for t, v in _pairs(points) if t >= anomaly.time]
+    before = [v for t, v in points if t + context.interval_s <= anomaly.time]
+    since = [v for t, v in points if t >= anomaly.time]
     medians = [show(statistics.median(part)) if part else "" for part in (before, since)]
     label = ", ".join(
         f"{when} {value}" for when, value in zip(("before", "since"), medians, strict=True) if value
@@ -118,25 +111,25 @@ def _plot(
         before=medians[0],
         since=medians[1],
         lines=tuple(scale.lines(points)),
-        peers=() if peers is None else tuple(scale.lines(peers)),
+        peers=tuple(scale.lines(peers)),
         begin_x=scale.x(anomaly.time),
         label=f"{title}: {label}" if label else title,
     )
 
 
-def _known(name: str, context: AnomalyContext) -> Iterator[_Points]:
+def _known(name: str, context: AnomalyContext) -> Iterator[Points]:
     """Of the rank and then of its job, or of the job alone, or of the device."""
     for series in sorted(context.series, key=lambda one: one.rank is None):
         if name in _OF_JOB and series.rank is not None:
             continue
         values = _local(series) if name == LOCAL else series.values.get(name, ())
-        pairs = [
+        points = [
             (time, value)
             for time, value in zip(series.times, values, strict=False)
             if value is not None and math.isfinite(value)
         ]
-        if len(pairs) >= MIN_POINTS:
-            yield _Points(tuple(t for t, _ in pairs), tuple(v for _, v in pairs))
+        if len(points) >= MIN_POINTS:
+            yield points
 
 
 def _local(series: ContextSeries) -> Sequence[float | None]:
@@ -145,10 +138,6 @@ def _local(series: ContextSeries) -> Sequence[float | None]:
         None if step is None or comm is None else max(0.0, step - comm)
         for step, comm in zip(steps, comms, strict=False)
     ]
-
-
-def _pairs(points: _Points) -> Iterator[tuple[float, float]]:
-    return zip(points.times, points.values, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +152,11 @@ class _Scale:
     def x(self, time: float) -> float:
         return round(WIDTH * min(1.0, max(0.0, (time - self.first) / (self.last - self.first))), 1)
 
-    def lines(self, points: _Points) -> Iterator[str]:
+    def lines(self, points: Points) -> Iterator[str]:
         """One for each stretch without a gap."""
         stretch: list[str] = []
         before = -math.inf
-        for time, value in _pairs(points):
+        for time, value in points:
             if time - before > 1.5 * self.interval_s:
                 if len(stretch) > 1:
                     yield " ".join(stretch)
