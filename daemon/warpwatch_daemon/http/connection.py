@@ -15,9 +15,13 @@ KEEP_ALIVE_S = 75
 class Connection(H11Protocol):
     """Closes a peer that does not send a request: uvicorn alone would wait for ever."""
 
+    def __init__(self, *arguments: Any, head_timeout_s: float, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._head_timeout_s = head_timeout_s
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._expect_request(HEAD_TIMEOUT_S)
+        self._expect_request(self._head_timeout_s)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

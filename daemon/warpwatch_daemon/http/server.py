@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import socket
 import ssl
@@ -21,7 +22,7 @@ from warpwatch_daemon.http.access import is_loopback
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.basic_auth import BasicAuth
-from warpwatch_daemon.http.connection import KEEP_ALIVE_S, Connection
+from warpwatch_daemon.http.connection import HEAD_TIMEOUT_S, KEEP_ALIVE_S, Connection
 from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.web_config import Tls, WebConfig
 from warpwatch_telemetry.errors import UsageError
@@ -39,10 +40,13 @@ TICKS_A_SECOND = 10
 class Server:
     """``bind``, then ``run`` in the main thread until ``stop`` is called from anywhere."""
 
-    def __init__(self, agent: Agent, config: HttpConfig) -> None:
+    def __init__(
+        self, agent: Agent, config: HttpConfig, head_timeout_s: float = HEAD_TIMEOUT_S
+    ) -> None:
         """Raises UsageError when web_config or what it names cannot be used."""
         self._agent = agent
         self._config = config
+        self._head_timeout_s = head_timeout_s
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         self._basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
@@ -63,7 +67,9 @@ class Server:
             listener.close()
             raise
         pages: MetricsPages = app.state.pages
-        self._uvicorn = _Uvicorn(_uvicorn_config(app, self._refresh_certificate), pages.refresh)
+        connection = functools.partial(Connection, head_timeout_s=self._head_timeout_s)
+        config = _uvicorn_config(app, connection, self._refresh_certificate)
+        self._uvicorn = _Uvicorn(config, pages.refresh)
         self._uvicorn.config.load()
         # Not by file name: the context is ours, so that a renewed certificate gets into it.
         self._uvicorn.config.ssl = self._tls.context if self._tls else None
@@ -144,11 +150,11 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: Any, notify: Any) -> uvicorn.Config:
+def _uvicorn_config(app: Any, connection: Any, notify: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=Connection,
+        http=connection,
         ws="none",
         lifespan="off",
         log_config=None,

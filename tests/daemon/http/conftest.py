@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http.connection import HEAD_TIMEOUT_S
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_detection.anomalies.register_state import Suppressed
@@ -290,8 +291,9 @@ Serve = Callable[..., Server]
 def servers(agent: MemoryAgent) -> Iterator[Serve]:
     running: list[tuple[Server, threading.Thread]] = []
 
-    def start(**section: Any) -> Server:
-        server = Server(agent, HttpConfig(**{"listen": "127.0.0.1:0", **section}))
+    def start(*, head_timeout_s: float = HEAD_TIMEOUT_S, **section: Any) -> Server:
+        config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
+        server = Server(agent, config, head_timeout_s)
         server.bind()
         thread = threading.Thread(target=server.run)
         thread.start()

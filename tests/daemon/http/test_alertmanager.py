@@ -351,7 +351,7 @@ def test_a_storm_of_webhooks_is_answered_and_counted(site):
     node, client = site(http={})
     codes: dict[int, int] = {}
     outcomes: dict[str, int] = {}
-    for number in range(1000):
+    for number in range(400):
         body = notification(alert(f"f{number}", training_job="train", kind="straggler"))
         answer = client.post(WEBHOOK, content=json.dumps(body), headers=JSON)
         codes[answer.status_code] = codes.get(answer.status_code, 0) + 1
@@ -360,7 +360,7 @@ def test_a_storm_of_webhooks_is_answered_and_counted(site):
             outcomes[outcome] = outcomes.get(outcome, 0) + 1
     # Alertmanager asks again after a 503, and not after a 429.
     assert set(codes) <= {200, 503}
-    assert sum(codes.values()) == 1000 and codes[200] >= 200
+    assert sum(codes.values()) == 400 and codes[200] >= 200
     assert outcomes == {"captured": 1, "refused_cooldown": codes[200] - 1}
     assert node.counted("refused_cooldown") == codes[200] - 1
     assert node.codes == codes

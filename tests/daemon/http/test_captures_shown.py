@@ -53,30 +53,6 @@ def test_options_and_back_end_are_asked_for(client: Any, agent: Any) -> None:
     assert (asked.options, asked.backend) == (("shapes", "stacks"), "kineto")
 
 
-@pytest.mark.parametrize(
-    ("body", "detail"),
-    [
-        ({"options": ["nvtx"]}, "options.0: "),
-        (
-            {"kind": "stacks", "options": ["shapes"]},
-            "options: kind torch has them, stacks has none",
-        ),
-        ({"steps": 0}, "steps: expected a number >= 1"),
-        ({"steps": 101}, "steps: expected a number <= 100"),
-        ({"ranks": []}, "ranks: "),
-        ({"ranks": [-1]}, "ranks.0: expected a number >= 0"),
-        ({"backend": "dynolog"}, "backend: "),
-    ],
-)
-def test_what_cannot_be_asked_for_is_named(
-    client: Any, agent: Any, body: dict[str, Any], detail: str
-) -> None:
-    answer = client.post("/api/v1/captures", json={"job": "llama-7b"} | body)
-    assert answer.status_code == 400
-    assert detail in answer.json()["error"]["detail"]
-    assert agent.asked == []
-
-
 def test_the_page_says_what_was_verified_and_what_it_cost(
     client: Any, agent: Any, verified: Capture
 ) -> None:

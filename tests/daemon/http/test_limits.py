@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http import connection as connection_module
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.limits import PeerLimit
 
@@ -73,9 +72,8 @@ def test_a_body_over_one_mebibyte_is_refused(client, agent, declared):
     assert agent.asked == []
 
 
-def test_a_peer_that_sends_no_request_is_cut_off(serve, monkeypatch):
-    monkeypatch.setattr(connection_module, "HEAD_TIMEOUT_S", 0.3)
-    with socket.create_connection(serve().address, timeout=5) as connection:
+def test_a_peer_that_sends_no_request_is_cut_off(serve):
+    with socket.create_connection(serve(head_timeout_s=0.3).address, timeout=5) as connection:
         begun = time.monotonic()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         while time.monotonic() - begun < 0.2:

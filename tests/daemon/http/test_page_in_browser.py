@@ -37,8 +37,7 @@ def open_page(browser: Any, url: str, complaints: list[str], **options: Any) -> 
     return page
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1280)])
 def test_the_page_fits_and_nothing_complains(browser, url, agent, scheme, width):
     complaints: list[str] = []
     long_name = "a-job-with-one-very-long-name-" * 4
