@@ -94,7 +94,7 @@ def test_a_gpu_that_is_registered_again_is_in_a_new_set_and_counts_once(fake_dri
         process.until(lambda _: fake_driver.calls()[1]["nvmlDeviceRegisterEvents"] > registered)
         # The second GPU may have come just after the new set, which is built once more then.
         begun = process.state["time"]
-        process.until(lambda state: state["time"] > begun + 1.2)
+        process.until(lambda state: state["time"] > begun + 0.7)
         fake_driver.xid(0, 13)
         fake_driver.xid(1, 31)
         state = process.until(lambda state: xid(state, 1, 31))
@@ -108,7 +108,7 @@ def test_a_gpu_that_comes_back_often_costs_the_others_one_new_set(fake_driver):
         sets = fake_driver.calls()[None]["nvmlEventSetCreate"]
         for _ in range(6):
             process.tell("register", uuid(1))
-            pause(process, 0.4)
+            pause(process, 0.15)
         asked = calls(fake_driver, 1, "nvmlDeviceGetSupportedEventTypes")
         assert asked == 7
         assert fake_driver.calls()[None]["nvmlEventSetCreate"] == sets + 1

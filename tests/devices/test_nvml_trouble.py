@@ -26,31 +26,20 @@ def reload(driver: FakeDriver, watch: Watched, gpu: int = 0) -> None:
     driver.set(driver_gone=None)
 
 
-def test_after_a_gpm_call_that_hung_and_returned_a_new_driver_is_found(
+def test_after_calls_of_gpm_and_events_that_hung_and_returned_a_new_driver_is_found(
     fake_driver: FakeDriver,
 ) -> None:
     with watched(fake_driver.environment) as watch:
         wait_until(lambda: watch.all_up() and "sm_active_ratio" in watch.newest(1)["values"])
         fake_driver.hang("nvmlGpmSampleGet", gpu=1)
-        wait_until(lambda: "does not return" in watch.log)
-        fake_driver.hang("nvmlGpmSampleGet", gpu=1, on=False)
-        time.sleep(0.1)
-        reload(fake_driver, watch)
-        wait_until(watch.all_up)
-        assert watch.failures() == []
-
-
-def test_after_an_event_call_that_hung_and_returned_a_new_driver_is_found(
-    fake_driver: FakeDriver,
-) -> None:
-    with watched(fake_driver.environment) as watch:
-        wait_until(watch.all_up)
         fake_driver.hang("nvmlEventSetWait_v2")
-        wait_until(lambda: "does not return" in watch.log)
+        wait_until(lambda: watch.log.count("does not return") == 2)
+        fake_driver.hang("nvmlGpmSampleGet", gpu=1, on=False)
         fake_driver.hang("nvmlEventSetWait_v2", on=False)
         time.sleep(0.1)
         reload(fake_driver, watch)
         wait_until(watch.all_up)
+        assert watch.failures() == []
 
 
 def test_a_call_that_hangs_across_a_reload_keeps_nvml_down_until_it_returns(
@@ -246,13 +235,11 @@ def test_events_that_are_not_watched_any_more_are_reported(fake_driver: FakeDriv
 
 def test_what_breaks_off_begins_its_time_again() -> None:
     failures: list[str] = []
-    last_resort = LastResort(failures.append, grace_s=0.2)
-    last_resort.consider("first")
-    time.sleep(0.25)
-    last_resort.consider("")
-    last_resort.consider("first")
+    times = iter([0.0, 60.0, 60.0, 119.0, 120.0, 121.0])
+    last_resort = LastResort(failures.append, grace_s=60.0, clock=lambda: next(times))
+    for ailment in ("first", "", "first", "first"):
+        last_resort.consider(ailment)
     assert failures == []
-    time.sleep(0.25)
     last_resort.consider("first")
     last_resort.consider("first")
     assert failures == ["first"]

@@ -20,14 +20,13 @@ from tests.loop.node import LoopNode, loop_node, poll
 
 pytestmark = pytest.mark.torch
 
-CAPTURES = int(os.environ.get("WARPWATCH_MANY_CAPTURES", "3"))
+CAPTURES = int(os.environ.get("WARPWATCH_MANY_CAPTURES", "2"))
 KILLS = max(1, CAPTURES // 4)
 RANKS = range(4)
 # A step without profiler takes 10 ms; one that lasts so long was held up by something.
 HELD_UP_MS = 5000
 
-# argv: how the ranks meet: "lockstep" (all-reduce every step), "start" (a barrier before the
-# first) or "alone", and the file they meet at.
+# argv: the file at which the ranks meet before their first step.
 PROGRAM = """
 import os, sys, time
 import torch
@@ -35,11 +34,10 @@ import torch.distributed as dist
 import warpwatch
 
 torch.set_num_threads(1)
-meet, place = sys.argv[1:]
-if meet != "alone":
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)
-    dist.barrier()
+(place,) = sys.argv[1:]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=size)
+dist.barrier()
 model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 monitor = warpwatch.attach(job="many")
@@ -48,9 +46,6 @@ while True:
         loss = model(torch.randn(8, 16)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        if meet == "lockstep":
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.grad)
         optimizer.step()
         time.sleep(0.008)
 """
@@ -59,13 +54,12 @@ while True:
 class Ranks:
     """Four training processes of one node; a context manager that ends them."""
 
-    def __init__(self, node: LoopNode, meet: str) -> None:
+    def __init__(self, node: LoopNode) -> None:
         self.node = node
         place = node.folder / "meet"
         place.unlink(missing_ok=True)
         self.processes = [
-            node.start_rank(rank, PROGRAM, meet, str(place), world_size=len(RANKS))
-            for rank in RANKS
+            node.start_rank(rank, PROGRAM, str(place), world_size=len(RANKS)) for rank in RANKS
         ]
         poll(self.are_stepping, 90, f"four ranks step: {node.log('rank0')}")
 
@@ -139,27 +133,23 @@ def unprofiled_s(node: LoopNode, rank: int) -> list[float]:
     ]
 
 
-def test_every_capture_in_a_row_has_the_same_steps_on_all_ranks_and_is_verified(
+def test_captures_in_a_row_are_verified_and_a_killed_rank_costs_the_others_nothing(
     node: LoopNode,
 ) -> None:
-    with Ranks(node, "lockstep"):
-        for _ in range(CAPTURES):
-            assert_whole(finished(node, ask(node, 3)), 3)
-        newest = node.get("captures")[-1]["id"]
-        poll(lambda: capture(node, newest)["residual"], 60, "what stayed is known")
+    for number in range(KILLS):
+        with Ranks(node) as ranks:
+            for _ in range(-(-CAPTURES // KILLS)):
+                assert_whole(finished(node, ask(node, 3)), 3)
+            residual = poll(lambda: node.get("captures")[-1]["residual"], 60, "what stayed")
+            assert residual["steps"] >= 10
+            _capture_with_a_death(node, ranks, victim=number % len(RANKS), early=number % 2 == 1)
     taken = node.get("captures")
-    assert len(taken) == CAPTURES == node.metric("warpwatch_captures_total", outcome="complete")
-    assert capture(node, newest)["residual"]["steps"] >= 10
+    outcomes = [found["outcome"] for found in taken]
+    assert outcomes.count("complete") == node.metric("warpwatch_captures_total", outcome="complete")
+    assert outcomes.count("partial") == KILLS
     for what in ("cost_s", "residual"):
         print(what, [found[what] for found in taken])
     print("files after", [round(found["end_time"] - found["time"], 2) for found in taken], "s")
-
-
-def test_a_killed_rank_is_named_and_costs_the_others_nothing(node: LoopNode) -> None:
-    for number in range(KILLS):
-        with Ranks(node, "start") as ranks:
-            _capture_with_a_death(node, ranks, victim=number % len(RANKS), early=number % 2 == 1)
-    assert all(found["outcome"] for found in node.get("captures"))
     for rank in RANKS:
         steps_s = unprofiled_s(node, rank)
         typical_ms, longest_ms = 1e3 * statistics.median(steps_s), 1e3 * max(steps_s)
@@ -193,7 +183,7 @@ def _state(node: LoopNode, identifier: str, rank: int) -> str:
 def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(
     node: LoopNode,
 ) -> None:
-    with Ranks(node, "start") as ranks:
+    with Ranks(node) as ranks:
         stopped = ranks.processes[2]
         identifier = ask(node, 3)
         stopped.send_signal(signal.SIGSTOP)

@@ -69,21 +69,24 @@ class TraceVerdict:
         return not self.problems
 
 
-def verify(folder: Path, expected: Mapping[str, Expectation]) -> dict[str, TraceVerdict]:
+def verify(
+    folder: Path, expected: Mapping[str, Expectation], timeout_s: float = TIMEOUT_S
+) -> dict[str, TraceVerdict]:
     """What the files of a stored capture lack; blocks until they are read."""
     return {
-        name: _verify_file(folder / name, expectation) for name, expectation in expected.items()
+        name: _verify_file(folder / name, expectation, timeout_s)
+        for name, expectation in expected.items()
     }
 
 
-def _verify_file(path: Path, expectation: Expectation) -> TraceVerdict:
+def _verify_file(path: Path, expectation: Expectation, timeout_s: float) -> TraceVerdict:
     # -P: the folder that the daemon was started in is no place to import from.
     command = [sys.executable, "-P", "-m", __name__, str(path), json.dumps(asdict(expectation))]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, timeout=timeout_s)
         events, lacks = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        return TraceVerdict(None, (f"{UNVERIFIED}: not read within {TIMEOUT_S:.0f} s",))
+        return TraceVerdict(None, (f"{UNVERIFIED}: not read within {timeout_s:g} s",))
     except OSError as error:
         return TraceVerdict(None, (f"{UNVERIFIED}: {error.strerror}",))
     except ValueError:

@@ -37,7 +37,13 @@ class InboxError(WarpwatchError):
     """The file cannot be taken over; the text says why."""
 
 
-def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
+def take(
+    inbox: Directory,
+    name: str,
+    owner_uid: int,
+    target: Path,
+    min_free_bytes: int = MIN_FREE_BYTES,
+) -> int:
     """Copy the file ``name`` of ``owner_uid`` to ``target`` and remove it; its size in bytes.
 
     Raises InboxError when it is no regular file of that owner or has holes, OSError when the store
@@ -51,7 +57,7 @@ def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
         raise InboxError(f"{name}: {error.strerror}") from error
     try:
         size = _size(fd, name)
-        if shutil.disk_usage(target.parent).free < size + MIN_FREE_BYTES:
+        if shutil.disk_usage(target.parent).free < size + min_free_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _copy(fd, target, size)
     finally:
@@ -106,11 +112,13 @@ def sweep(
     now: float,
     limit_s: float | None = None,
     keep: Callable[[str], bool] = lambda name: False,
+    folders_s: float = SWEEP_FOLDERS_S,
 ) -> int:
     """Remove what was never collected; the number of files and folders of the inbox removed.
 
     What cannot be removed, and what there is no time for, stays until the next sweep. ``limit_s``
-    is for all of it, otherwise files take the time that they take; ``keep``: what is not touched.
+    is for all of it, otherwise files take the time that they take and folders ``folders_s``;
+    ``keep``: what is not touched.
     """
     until = None if limit_s is None else time.monotonic() + limit_s
     with inbox.opened() as inbox_fd:
@@ -123,6 +131,7 @@ def sweep(
                         removed += 1
                     else:
                         folders.append(name)
+        until = time.monotonic() + folders_s if until is None else until
         return removed + _remove_folders(inbox_fd, folders, until)
 
 
@@ -146,9 +155,8 @@ def _is_unlinked(folder_fd: int, name: str) -> bool:
     return True
 
 
-def _remove_folders(inbox_fd: int, folders: list[str], until: float | None) -> int:
+def _remove_folders(inbox_fd: int, folders: list[str], until: float) -> int:
     removed = 0
-    until = time.monotonic() + SWEEP_FOLDERS_S if until is None else until
     while folders and time.monotonic() < until:
         name = folders.pop()
         with contextlib.suppress(OSError):

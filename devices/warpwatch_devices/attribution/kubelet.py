@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEADLINE_S = 10.0
+# A kubelet answers before it has its pods from the API server, which then mostly takes it a moment.
+STARTING_S = 60.0
 # Nothing real comes near these; they keep an absurd answer from becoming absurd series.
 MAX_HOLDERS = 256
 MAX_REFUSED = 1000
@@ -35,8 +37,10 @@ class KubeletOrigin:
         *,
         optional: bool = True,
         deadline_s: float = DEADLINE_S,
+        starting_s: float = STARTING_S,
     ) -> None:
         self._socket = socket
+        self._starting_s = starting_s
         self._deadline_s = deadline_s
         self._optional = optional
         self._client: PodResourcesClient | None = None
@@ -49,7 +53,7 @@ class KubeletOrigin:
             # Here and not above: this imports gRPC.
             from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
-            self._client = PodResourcesClient(self._socket, self._deadline_s)
+            self._client = PodResourcesClient(self._socket, self._deadline_s, self._starting_s)
         allocations, refused = allocations_of(self._client.list())
         devices = KnownDevices(samples)
         held: dict[str, dict[Workload, bool]] = {}

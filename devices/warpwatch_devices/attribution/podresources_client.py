@@ -22,8 +22,6 @@ from warpwatch_telemetry.attribution import Workload
 MAX_ANSWER_BYTES = 16 * 2**20
 # A node has some hundred pods; an answer with more devices than this is not read to its end.
 MAX_LISTED = 65_536
-# A kubelet answers before it has its pods from the API server, which then mostly takes it a moment.
-STARTING_S = 60.0
 # A device of a claim has a name for itself and one for the claim.
 _MAX_CDI_NAMES = 8
 
@@ -40,9 +38,10 @@ _OPTIONS = (
 class PodResourcesClient:
     """One connection to the kubelet's socket, kept until a failure or ``close``."""
 
-    def __init__(self, socket: Path, deadline_s: float) -> None:
+    def __init__(self, socket: Path, deadline_s: float, starting_s: float) -> None:
         self._socket = socket
         self._deadline_s = deadline_s
+        self._starting_s = starting_s
         self._channel: Any = None
         self._file: tuple[int, int, int] | None = None
         self._had_devices = False
@@ -52,7 +51,7 @@ class PodResourcesClient:
         """Raises OriginError with gRPC's status when there is no answer in ``deadline_s``.
 
         Also when there were devices before the connection was made and none were listed since, for
-        STARTING_S: a kubelet that was started again lists no pods at first; their containers run.
+        ``starting_s``: a kubelet that was started again lists no pods at first, which run on.
         """
         request = podresources_pb2.ListPodResourcesRequest()
         try:
@@ -83,7 +82,7 @@ class PodResourcesClient:
             self.close()
         if self._channel is None:
             self._file = file
-            self._doubted_until = time.monotonic() + STARTING_S if self._had_devices else 0.0
+            self._doubted_until = time.monotonic() + self._starting_s if self._had_devices else 0.0
             self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
         return self._channel.unary_unary(
             _METHOD,

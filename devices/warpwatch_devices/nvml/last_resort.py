@@ -9,8 +9,14 @@ from collections.abc import Callable
 class LastResort:
     """Calls ``fail`` once with what has been wrong for ``grace_s`` without a break."""
 
-    def __init__(self, fail: Callable[[str], None], grace_s: float) -> None:
+    def __init__(
+        self,
+        fail: Callable[[str], None],
+        grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._fail = fail
+        self._clock = clock
         self._grace_s = grace_s
         self._ailment = ""
         self._since = 0.0
@@ -18,7 +24,7 @@ class LastResort:
 
     def consider(self, ailment: str) -> None:
         """``ailment``: one line on what is wrong now; empty: nothing is."""
-        now = time.monotonic()
+        now = self._clock()
         if ailment != self._ailment:
             self._ailment, self._since = ailment, now
         if ailment and now - self._since >= self._grace_s and not self._failed:

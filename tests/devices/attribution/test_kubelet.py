@@ -220,15 +220,14 @@ def test_a_kubelet_that_has_no_pods_yet_after_its_start_is_not_believed(
     second.stop()
 
 
-def test_devices_that_a_new_kubelet_lists_no_more_are_given_up_in_time(
-    socket: Path, origin: KubeletOrigin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_that_a_new_kubelet_lists_no_more_are_given_up_in_time(socket: Path) -> None:
+    origin = KubeletOrigin(socket, starting_s=0.0)
     first = FakeKubelet(socket, pods(("train", "nvidia.com/gpu", GPU_0)))
     assert held(origin.read(node(), 1000.0)) == {GPU_0: ["train"]}
     first.stop()
-    monkeypatch.setattr(podresources_client, "STARTING_S", 0.0)
     second = FakeKubelet(socket)
     assert held(origin.read(node(), 1010.0)) == {}
+    origin.close()
     second.stop()
 
 
