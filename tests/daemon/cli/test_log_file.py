@@ -73,9 +73,9 @@ def test_lines_read_many_at_a_time_are_what_they_are_one_by_one() -> None:
     end = b'{"type":"clock","time":'
     log = b"".join([good, event, good, event, event, *strange, good, event, *strange, end])
     at_once, one_by_one = LogReader(), LogReader()
-    told = list(at_once.records([log]))
-    assert told == list(one_by_one.records(io.BytesIO(log)))
-    assert len(told) == 3 * 6 + 2 * 4 + 4
+    records = list(at_once.records([log]))
+    assert records == list(one_by_one.records(io.BytesIO(log)))
+    assert len(records) == 3 * 6 + 2 * 4 + 4
     assert at_once.complaint() == one_by_one.complaint()
     assert (at_once.bad.total(), at_once.first_bad and at_once.first_bad[0]) == (8, 16)
 

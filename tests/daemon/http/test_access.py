@@ -144,7 +144,7 @@ def test_beyond_loopback_files_and_changes_need_the_token(serve, token_file, rep
     assert "report.html" not in httpx.get(url + "/").text
 
 
-def test_beyond_loopback_without_a_token_nobody_may(serve, report):
+def test_beyond_loopback_without_a_token_no_one_may(serve, report):
     url = f"http://127.0.0.1:{serve(listen=':0').address[1]}"
     for answer in (httpx.get(url + REPORT), httpx.post(url + "/api/v1/captures", json=ASK)):
         assert (answer.status_code, reason(answer)) == (403, "not_loopback")
@@ -166,5 +166,5 @@ def test_beyond_loopback_without_a_token_nobody_may(serve, report):
         ("localhost.evil.example", False),
     ],
 )
-def test_loopback_is_told_from_names_and_addresses(host, expected):
+def test_loopback_is_known_by_names_and_addresses(host, expected):
     assert is_loopback(host) is expected

@@ -69,7 +69,7 @@ def test_an_alert_without_a_rank_is_about_all_of_the_job(site):
     assert [rank.rank for rank in node.captures()[0].ranks] == [0, 1, 2, 3]
 
 
-def test_the_same_firing_is_captured_once_however_often_it_is_told(site):
+def test_the_same_firing_is_captured_once_however_often_it_is_sent(site):
     node, client = site(cooldown_s=0)
     again = alert(training_job="train", rank="1")
     (first,) = send(client, again)

@@ -284,9 +284,9 @@ def test_peers_that_do_not_answer_do_not_keep_names_from_being_looked_up(names):
     async def look_up_beside(listener: socket.socket) -> LocatedHosts:
         url = f"http://peers.example:{listener.getsockname()[1]}"
         forwarding = Forwarding(Peers(url, None, None))
-        places = LocatedHosts(frozenset(), {host: host for host in hosts}, {})
+        located = LocatedHosts(frozenset(), {host: host for host in hosts}, {})
         alerts = [Alert(status="firing", labels={"instance": host}, starts_at="") for host in hosts]
-        asking = asyncio.ensure_future(forwarding.pass_on(alerts, places))
+        asking = asyncio.ensure_future(forwarding.pass_on(alerts, located))
         connections = [(await asyncio.to_thread(listener.accept))[0] for _ in hosts]
         found = await forwarding.locate(hosts[:1], HERE)
         for connection in connections:
@@ -314,7 +314,7 @@ def test_daemons_know_each_other_by_their_token(nodes, tmp_path):
     assert send(client, other)[0]["outcome"] == "forwarded"
 
 
-def test_a_peer_that_refuses_is_told(nodes, tmp_path):
+def test_a_peer_that_refuses_is_reported(nodes, tmp_path):
     token = tmp_path / "token"
     token.write_text("correct horse\n")
     client, there = nodes(other={"token_file": token})
@@ -334,8 +334,8 @@ def test_a_peer_that_is_gone_costs_its_own_alerts_only(nodes):
     assert answers[0]["detail"].startswith(f"{THERE}: ")
 
 
-def test_a_name_that_does_not_resolve_is_told(nodes):
-    # No label of a name has more than 63 characters: nobody is asked.
+def test_a_name_that_does_not_resolve_is_reported(nodes):
+    # No label of a name has more than 63 characters: no resolver is asked.
     name = 64 * "x"
     client, _ = nodes(peers=f"http://{name}:9400")
     firing = alert(training_job="train", instance=f"{THERE}:9400")

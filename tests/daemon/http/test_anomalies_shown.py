@@ -53,8 +53,8 @@ def test_detectors_say_why_and_what_something_else_explains(client, agent):
     agent.seen = ({"data_stall": [status], "hang": []}, (suppressed,))
     answer = client.get("/api/v1/detectors").json()
     assert [one["kind"] for one in answer["detectors"]] == ["data_stall", "hang"]
-    told = answer["detectors"][0]["readings"][0]
-    assert (told["answer"], told["text"], told["limit"]) == ("fine", "12 % of 30 %", 0.3)
+    reading = answer["detectors"][0]["readings"][0]
+    assert (reading["answer"], reading["text"], reading["limit"]) == ("fine", "12 % of 30 %", 0.3)
     assert answer["suppressed"][0]["cause_id"] == "a7"
     other = client.get("/api/v1/detectors?job=other&kind=data_stall").json()
     assert other == {"detectors": [{"kind": "data_stall", "readings": []}], "suppressed": []}

@@ -15,7 +15,7 @@ from warpwatch_telemetry.samples import DeviceProcess
 CAPTURE_ID = "20260921T141959-3f9a1c"
 
 
-def test_health_tells_the_version(client):
+def test_health_names_the_version(client):
     answer = client.get("/healthz")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok", "version": "0.1.0"})
 

@@ -15,7 +15,7 @@ NAME = "warpwatch-peers.monitoring.svc"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A certificate of a name that nobody resolves, and a web-config.yml that names it."""
+    """A certificate of a name that does not resolve, and a web-config.yml that names it."""
     folder = tmp_path_factory.mktemp("certificate")
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "

@@ -1,4 +1,4 @@
-"""A certificate that has expired, or will soon, is named before somebody asks why nobody comes."""
+"""A certificate that has expired, or will soon, is named before a user has to ask."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def make_certificate(folder: Path, days: int) -> Path:
 @pytest.mark.parametrize(
     ("days", "says"), [(-1, "clients refuse it; renew it"), (3, "UTC; renew it"), (30, None)]
 )
-def test_only_what_is_or_will_soon_be_over_is_told(
+def test_only_what_is_or_will_soon_be_over_is_reported(
     tmp_path: Path, days: int, says: str | None
 ) -> None:
     path = make_certificate(tmp_path, days)
-    told = certificate.trouble(path, datetime.now(UTC))
-    assert (told is None) == (says is None)
-    assert says is None or (str(path) in str(told) and str(told).endswith(says))
+    trouble = certificate.trouble(path, datetime.now(UTC))
+    assert (trouble is None) == (says is None)
+    assert says is None or (str(path) in str(trouble) and str(trouble).endswith(says))
 
 
 @pytest.mark.parametrize("days", [1, 400, 12_000])
@@ -54,7 +54,7 @@ def test_the_end_is_what_openssl_says(tmp_path: Path, days: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nMAA=\n"])
-def test_of_what_is_no_certificate_nothing_is_told(tmp_path: Path, text: str) -> None:
+def test_of_what_is_no_certificate_nothing_is_reported(tmp_path: Path, text: str) -> None:
     path = tmp_path / "server.crt"
     path.write_text(text)
     assert certificate.trouble(path, NOW) is None

@@ -39,7 +39,7 @@ def test_the_table_of_peers_forgets_the_longest_silent():
     assert limit.wait_s("10.0.0.1") == 0.0
 
 
-def test_too_many_requests_are_told_when_to_come_back(agent):
+def test_too_many_requests_are_refused_until_a_named_time(agent):
     app = create_app(
         agent, HttpConfig(), loopback=True, limit=PeerLimit(rate_per_s=0.25, burst=2.0)
     )

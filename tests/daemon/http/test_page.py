@@ -79,7 +79,7 @@ def test_the_page_shows_the_story_from_anomaly_to_report(client):
         assert expected in page
 
 
-def test_a_device_tells_its_xids_its_workload_and_which_instance_it_is(client, agent):
+def test_a_device_shows_its_xids_its_workload_and_which_instance_it_is(client, agent):
     now = agent.now
     lost, other = now.devices[0], now.devices[1]
     xids = {
