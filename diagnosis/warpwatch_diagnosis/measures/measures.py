@@ -13,7 +13,7 @@ from warpwatch_diagnosis.measures.gpu_time import GpuEvents, GpuTime, gpu_time
 from warpwatch_diagnosis.measures.host_events import LOADING, HostTime, host_time
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, total, union
 from warpwatch_diagnosis.measures.launches import by_correlation
-from warpwatch_diagnosis.measures.memory_use import MemoryUse, memory_use
+from warpwatch_diagnosis.measures.memory_use import AllocatorUse, memory_use
 from warpwatch_diagnosis.measures.operators import Operators, operators
 from warpwatch_diagnosis.measures.roofline import Roofline, roofline
 from warpwatch_diagnosis.measures.step_timeline import StepTimeline, longest_step
@@ -68,7 +68,7 @@ class Measures:
     host: HostTime
     operators: Operators
     synchronization: Synchronization
-    memory: tuple[MemoryUse, ...]
+    memory: tuple[AllocatorUse, ...]
     roofline: Roofline | None
     per_step: tuple[StepTime, ...]
     timeline: StepTimeline | None

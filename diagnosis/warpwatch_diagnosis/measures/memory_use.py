@@ -15,7 +15,7 @@ _CPU_TYPE = 0
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryUse:
+class AllocatorUse:
     """One device's allocator; ``device`` is "cpu" or the GPU's index.
 
     allocations: number of allocations; peaks in bytes, None where the trace has none (before
@@ -29,7 +29,7 @@ class MemoryUse:
     growth_bytes: int | None
 
 
-def memory_use(events: Sequence[Event], window: Interval) -> tuple[MemoryUse, ...]:
+def memory_use(events: Sequence[Event], window: Interval) -> tuple[AllocatorUse, ...]:
     """One for each device with [memory] events in the window, GPUs first."""
     low, high = window
     devices: dict[str, list[Event]] = defaultdict(list)
@@ -46,12 +46,12 @@ def _device(arguments: Mapping[str, Any]) -> str:
     return str(arguments.get("Device Id"))[:20]
 
 
-def _memory_use(device: str, events: list[Event]) -> MemoryUse:
+def _memory_use(device: str, events: list[Event]) -> AllocatorUse:
     # Of events at one instant the larger total comes last, whatever their order in the file.
     events.sort(key=lambda e: (e.begin_us, e.whole("Total Allocated") or 0))
     allocated = [a for e in events if (a := e.whole("Total Allocated")) is not None]
     reserved = [r for e in events if (r := e.whole("Total Reserved")) is not None]
-    return MemoryUse(
+    return AllocatorUse(
         device=device,
         allocations=sum((e.whole("Bytes") or 0) > 0 for e in events),
         allocated_peak_bytes=max(allocated, default=None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.report.drawing import Mark, legend, row
+from warpwatch_diagnosis.report.drawing import DrawnSpan, legend, row
 from warpwatch_diagnosis.report.parts import Breakdown, TimeParts, steps_us, sums_us
 from warpwatch_diagnosis.report.words import PARTS, duration, origin, safe
 
@@ -81,7 +81,7 @@ def _stack(title: str, spent: Mapping[str, float], span_us: float) -> str:
     marks = []
     reached_us = 0.0
     for part, us in spent.items():
-        marks.append(Mark(reached_us, reached_us + us, part))
+        marks.append(DrawnSpan(reached_us, reached_us + us, part))
         reached_us += us
     largest = sorted(spent, key=lambda part: -spent[part])[:_NAMED_PARTS]
     words = ", ".join(f"{PARTS[part].lower()} {duration(spent[part])}" for part in largest)

@@ -18,7 +18,7 @@ _MIN_NAMED_WIDTH = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DrawnSpan:
     """A coloured span in µs. ``label``: of LANES; ``name``: of what it is, if known."""
 
     begin_us: float
@@ -37,7 +37,7 @@ def shares(counts: Sequence[int], budget: int = MAX_RECTANGLES) -> list[int]:
     return given
 
 
-def thin(marks: Iterable[Mark], limit: int) -> list[Mark]:
+def thin(marks: Iterable[DrawnSpan], limit: int) -> list[DrawnSpan]:
     """At most ``limit`` marks that look alike: neighbours of one colour merge, and slivers."""
     found = sorted(marks, key=lambda m: (m.begin_us, m.end_us))
     if len(found) <= limit or not found:
@@ -51,9 +51,9 @@ def thin(marks: Iterable[Mark], limit: int) -> list[Mark]:
     return found
 
 
-def _merged(marks: list[Mark], near_us: float) -> list[Mark]:
+def _merged(marks: list[DrawnSpan], near_us: float) -> list[DrawnSpan]:
     """Close marks of one colour become one, and slivers in the colour of the longer one."""
-    kept: list[Mark] = []
+    kept: list[DrawnSpan] = []
     for mark in marks:
         last = kept[-1] if kept else None
         if last is not None and mark.begin_us - last.end_us < near_us:
@@ -61,13 +61,13 @@ def _merged(marks: list[Mark], near_us: float) -> list[Mark]:
             if last.label == mark.label or max(us, last_us) < near_us:
                 longer = mark if us > last_us else last
                 end_us = max(last.end_us, mark.end_us)
-                kept[-1] = Mark(last.begin_us, end_us, longer.label, longer.name)
+                kept[-1] = DrawnSpan(last.begin_us, end_us, longer.label, longer.name)
                 continue
         kept.append(mark)
     return kept
 
 
-def row(marks: Sequence[Mark], span_us: float, title: str, height: int = 10) -> str:
+def row(marks: Sequence[DrawnSpan], span_us: float, title: str, height: int = 10) -> str:
     """One SVG: ``title`` says in words what it shows; ``span_us``: what its width stands for."""
     scale = WIDTH / span_us if span_us > 0 else 0.0
     longest = sorted(range(len(marks)), key=lambda n: marks[n].begin_us - marks[n].end_us)[:_NAMED]
@@ -90,7 +90,7 @@ def row(marks: Sequence[Mark], span_us: float, title: str, height: int = 10) -> 
     )
 
 
-def _width(mark: Mark, scale: float) -> float:
+def _width(mark: DrawnSpan, scale: float) -> float:
     return (mark.end_us - mark.begin_us) * scale
 
 
@@ -98,7 +98,7 @@ def _short(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _described(mark: Mark) -> str:
+def _described(mark: DrawnSpan) -> str:
     what = f"{LANES[mark.label]}, {duration(mark.end_us - mark.begin_us)}"
     return f"{what}: {mark.name}" if mark.name else what
 

@@ -9,7 +9,15 @@ from warpwatch_diagnosis.measures.intervals import within
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.step_timeline import Lane
 from warpwatch_diagnosis.measures.steps import StepTime
-from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, Mark, axis, legend, row, shares, thin
+from warpwatch_diagnosis.report.drawing import (
+    MAX_RECTANGLES,
+    DrawnSpan,
+    axis,
+    legend,
+    row,
+    shares,
+    thin,
+)
 from warpwatch_diagnosis.report.parts import Breakdown, TimeParts, clipped
 from warpwatch_diagnosis.report.words import LANES, duration, safe, stream_label
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
@@ -49,17 +57,19 @@ def _lanes(breakdown: Breakdown, measures: Measures, budget: int) -> str:
     )
 
 
-def _marks(lane: Lane) -> list[Mark]:
+def _marks(lane: Lane) -> list[DrawnSpan]:
     if lane.kind == "stream":
-        return [Mark(s.begin_us, s.end_us, stream_label(s.label), s.name) for s in lane.spans]
+        return [DrawnSpan(s.begin_us, s.end_us, stream_label(s.label), s.name) for s in lane.spans]
     # Of the host and of idleness a collective is one that blocks the thread.
     labels = {label: label for label in LANES} | {"communication": "blocked"}
     return [
-        Mark(s.begin_us, s.end_us, labels[s.label], s.name) for s in lane.spans if s.label in labels
+        DrawnSpan(s.begin_us, s.end_us, labels[s.label], s.name)
+        for s in lane.spans
+        if s.label in labels
     ]
 
 
-def _fitting(marks: list[list[Mark]], budget: int) -> list[list[Mark]]:
+def _fitting(marks: list[list[DrawnSpan]], budget: int) -> list[list[DrawnSpan]]:
     limits = shares([len(found) for found in marks], budget)
     return [thin(found, limit) for found, limit in zip(marks, limits, strict=True)]
 
@@ -73,7 +83,7 @@ def _title(lane: Lane) -> str:
     return f"GPU {device}, stream {stream.removeprefix('stream ')}"
 
 
-def _row(title: str, marks: Sequence[Mark], span_us: float) -> str:
+def _row(title: str, marks: Sequence[DrawnSpan], span_us: float) -> str:
     """With what takes most of it in words, for who cannot see it."""
     spent_us: dict[str, float] = defaultdict(float)
     for mark in marks:
@@ -145,18 +155,22 @@ def _step_with_most_waiting(breakdown: Breakdown, chosen: Measures) -> int:
     return max(steps, key=lambda s: (waited_us[s.number], s.duration_us, -s.number)).number
 
 
-def _marks_of_parts(parts: TimeParts, step: StepTime, at_us: float) -> list[Mark]:
+def _marks_of_parts(parts: TimeParts, step: StepTime, at_us: float) -> list[DrawnSpan]:
     """What of the parts lies in the step, which begins at ``at_us`` of the drawing."""
     moved_us = at_us - step.begin_us
     return [
-        Mark(begin + moved_us, end + moved_us, part)
+        DrawnSpan(begin + moved_us, end + moved_us, part)
         for part, intervals in clipped(parts, (step.begin_us, step.end_us)).items()
         for begin, end in intervals
     ]
 
 
 def _rank_row(
-    diagnosis: Diagnosis, measures: Measures, step: StepTime, marks: Sequence[Mark], span_us: float
+    diagnosis: Diagnosis,
+    measures: Measures,
+    step: StepTime,
+    marks: Sequence[DrawnSpan],
+    span_us: float,
 ) -> str:
     blamed = [f for f in diagnosis.findings[:1] if f.label == measures.label]
     note = f' <b class="problem">{safe(blamed[0].kind)}</b>' if blamed else ""

@@ -13,7 +13,7 @@ from tests.diagnosis.faults import job
 from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
 from tests.diagnosis.workloads import simulate
 from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, Mark, row, shares, thin
+from warpwatch_diagnosis.report.drawing import MAX_RECTANGLES, DrawnSpan, row, shares, thin
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.style import COLOURS, STYLE
@@ -204,7 +204,7 @@ def test_what_rows_do_not_need_goes_to_the_long_ones() -> None:
 
 
 def test_thinning_keeps_the_picture() -> None:
-    marks = [Mark(at, at + 0.9, "compute" if at < 5000 else "host") for at in range(10_000)]
+    marks = [DrawnSpan(at, at + 0.9, "compute" if at < 5000 else "host") for at in range(10_000)]
     few = thin(marks, 100)
     assert 1 <= len(few) <= 100
     assert few[0].begin_us == 0
@@ -215,7 +215,7 @@ def test_thinning_keeps_the_picture() -> None:
 
 
 def test_a_row_says_its_content_in_words_and_escapes_it() -> None:
-    svg = row([Mark(0, 500, "host", name='<b>"x"</b>')], 1000, 'rank "0"')
+    svg = row([DrawnSpan(0, 500, "host", name='<b>"x"</b>')], 1000, 'rank "0"')
     assert 'role="img" aria-label="rank &quot;0&quot;"' in svg
     assert "<title>Python between operators, 500 µs: &lt;b&gt;&quot;x&quot;" in svg
     assert 'width="500"' in svg
