@@ -14,6 +14,8 @@ CHART = ROOT / "helm/warpwatch"
 SCENARIOS = sorted(path.name for path in (CHART / "ci").glob("*-values.yaml"))
 # The oldest with native sidecars, and the newest that there is.
 VERSIONS = ("1.29", "1.37")
+# Scenarios of what the oldest has not yet.
+_SINCE = {"tenants-policy-values.yaml": "1.30"}
 RELEASE = ("warpwatch", "--namespace", "monitoring")
 
 Object = dict[str, Any]
@@ -24,17 +26,24 @@ def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
-def render(helm: Path, *arguments: str, chart: Path = CHART) -> tuple[Object, ...]:
+def render(
+    helm: Path, *arguments: str, chart: Path = CHART, version: str = VERSIONS[0]
+) -> tuple[Object, ...]:
     """What `helm install` with these arguments would make."""
-    command = ("template", *RELEASE, str(chart), "--kube-version", VERSIONS[0], *arguments)
+    command = ("template", *RELEASE, str(chart), "--kube-version", version, *arguments)
     done = run(helm, *command)
     assert done.returncode == 0, done.stderr
     loaded = yaml.load_all(done.stdout, Loader=yaml.CSafeLoader)
     return tuple(each for each in loaded if each is not None)
 
 
+def versions(name: str) -> tuple[str, str]:
+    """The oldest Kubernetes for a scenario, and the newest."""
+    return _SINCE.get(name, VERSIONS[0]), VERSIONS[1]
+
+
 def scenario(helm: Path, name: str) -> tuple[Object, ...]:
-    return render(helm, "--values", str(CHART / "ci" / name))
+    return render(helm, "--values", str(CHART / "ci" / name), version=versions(name)[0])
 
 
 def refusal(helm: Path, *values: str) -> str:

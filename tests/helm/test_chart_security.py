@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helm import chart
-
-# The scenarios whose values ask for more on purpose.
-PRIVILEGED = {"gke-values.yaml", "mig-values.yaml", "privileges-values.yaml"}
-UNPRIVILEGED = [name for name in chart.SCENARIOS if name not in PRIVILEGED]
+from tests.helm.trainings import pod_of
 
 
 def daemon_of(helm: Path, *values: str) -> tuple[chart.Object, chart.Object]:
@@ -21,18 +18,52 @@ def daemon_of(helm: Path, *values: str) -> tuple[chart.Object, chart.Object]:
     return spec, container
 
 
-@pytest.mark.parametrize("name", UNPRIVILEGED)
-def test_no_container_may_do_anything_special(helm4: Path, name: str) -> None:
+@pytest.mark.parametrize("name", chart.SCENARIOS)
+def test_a_pod_cannot_ask_the_api_server_nor_write_but_to_volumes_of_a_size(
+    helm4: Path, name: str
+) -> None:
+    """What "restricted" (test_pod_security.py) leaves open."""
     for spec in chart.pod_specs(chart.scenario(helm4, name)):
-        assert not {"hostPID", "hostIPC", "hostNetwork"} & set(spec)
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] is False
         for container in chart.containers(spec):
-            assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            }
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert set(container["resources"]["limits"]) == {"cpu", "memory", "ephemeral-storage"}
+        for volume in spec.get("volumes", []):
+            assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"]
+
+
+def test_a_daemon_takes_one_core_at_most(helm4: Path) -> None:
+    _, container = daemon_of(helm4)
+    assert container["resources"] == {
+        "requests": {"cpu": "50m", "memory": "128Mi", "ephemeral-storage": "64Mi"},
+        "limits": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
+    }
+
+
+def test_volumes_of_a_pods_own_have_the_sizes_that_are_asked_for(helm4: Path) -> None:
+    spec = chart.only(chart.scenario(helm4, "nonroot-values.yaml"), "DaemonSet")["spec"]
+    found = {
+        e["name"]: e["emptyDir"] for e in spec["template"]["spec"]["volumes"] if "emptyDir" in e
+    }
+    assert found == {
+        "tmp": {"sizeLimit": "32Mi"},
+        "own-run": {"medium": "Memory", "sizeLimit": "16Mi"},
+        "own-data": {"sizeLimit": "256Mi"},
+    }
+    # Together and with the log less than the limit: no volume alone can have the pod evicted by it.
+    spec, container = daemon_of(helm4, "nonRoot=true")
+    sizes = [e["emptyDir"]["sizeLimit"] for e in spec["volumes"] if "emptyDir" in e]
+    assert sizes == ["64Mi", "64Mi", "512Mi"]
+    assert container["resources"]["limits"]["ephemeral-storage"] == "1Gi"
+
+
+def test_a_training_pod_is_not_held_to_what_its_sidecar_may_store(
+    helm4: Path, training: Path
+) -> None:
+    """The kubelet sums up what containers may store and evicts the pod whose volumes exceed it."""
+    for spec in (pod_of(helm4, training), pod_of(helm4, training, "mode=sidecar")):
+        for container in spec["initContainers"]:
+            assert set(container["resources"]["limits"]) == {"cpu", "memory"}
 
 
 def test_by_default_root_sees_three_folders_of_the_host(helm4: Path) -> None:
@@ -110,13 +141,36 @@ def test_readiness_is_not_whether_the_gpus_can_be_read(helm4: Path) -> None:
     assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
 
 
-def test_a_policy_lets_in_on_the_port_alone(helm4: Path) -> None:
-    policy = chart.only(chart.scenario(helm4, "network-policy-values.yaml"), "NetworkPolicy")
-    (rule,) = policy["spec"]["ingress"]
+def test_a_policy_lets_everybody_in_on_the_port_alone(helm4: Path) -> None:
+    policy = chart.only(chart.render(helm4, "--set", "port=9500"), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"ports": [{"port": 9500, "protocol": "TCP"}]}]
+    assert "egress" not in policy
+
+
+def test_a_policy_can_name_who_comes_in_and_where_the_daemon_goes(helm4: Path) -> None:
+    objects = chart.scenario(helm4, "network-policy-values.yaml")
+    policy = chart.only(objects, "NetworkPolicy")["spec"]
+    (rule,) = policy["ingress"]
     assert rule["ports"] == [{"port": 9400, "protocol": "TCP"}]
-    peers = [sorted(each) for each in rule["from"]]
-    assert peers == [["namespaceSelector"], ["podSelector"]]
-    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    prometheus, ours = rule["from"]
+    assert sorted(prometheus) == ["namespaceSelector"]
+    # Other daemons, and the release's test.
+    selected = ours["podSelector"]["matchLabels"].items()
+    pods = [chart.only(objects, "DaemonSet")["spec"]["template"], chart.only(objects, "Pod")]
+    assert all(selected <= pod["metadata"]["labels"].items() for pod in pods)
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    dns, daemons, grafana = policy["egress"]
+    assert [each["port"] for each in dns["ports"]] == [53, 53]
+    assert daemons["to"] == [ours]
+    assert grafana["to"] == [{"ipBlock": {"cidr": "10.1.2.3/32"}}]
+
+
+@pytest.mark.parametrize(
+    "value", ["networkPolicy.enabled=false", "privileges.hostNetwork=true", "mode=sidecar"]
+)
+def test_there_is_no_policy_where_it_would_do_nothing(helm4: Path, value: str) -> None:
+    assert chart.of_kind(chart.render(helm4, "--set", value), "NetworkPolicy") == []
 
 
 def test_a_type_for_selinux_is_the_pods(helm4: Path) -> None:

@@ -35,6 +35,12 @@ HELMS_OWN = {"enabled", "global"}
         ("podMonitor.interval=often", "at '/podMonitor/interval': 'often' does not match"),
         ("grafana.url=grafana", "at '/grafana/url': 'grafana' does not match pattern"),
         ("image.digest=abc", "at '/image/digest': 'abc' does not match pattern"),
+        ("volumeSizes.tmp=much", "at '/volumeSizes/tmp': 'much' does not match pattern"),
+        ("networkPolicy.restrictEgress=DNS", "at '/networkPolicy/restrictEgress': got string"),
+        (
+            "tenantsPolicy.otherHostPaths={mnt}",
+            "at '/tenantsPolicy/otherHostPaths/0': 'mnt' does not match pattern",
+        ),
     ],
 )
 def test_wrong_values_are_refused_by_name(
@@ -69,10 +75,19 @@ def test_wrong_values_are_refused_by_name(
             ("mode=sidecar", "token.create=true"),
             "a sidecar takes no tls, webConfig or token.create",
         ),
-        (("mode=sidecar", "networkPolicy.enabled=true"), "networkPolicy is of the DaemonSet's"),
         (
-            ("privileges.hostNetwork=true", "networkPolicy.enabled=true"),
-            "networkPolicy does nothing for pods on the host's network",
+            ("networkPolicy.egress[0].ports[0].port=443",),
+            "set networkPolicy.restrictEgress",
+        ),
+        (("mode=sidecar", "tenantsPolicy.enabled=true"), "tenantsPolicy is for the host folders"),
+        (("nonRoot=true", "tenantsPolicy.enabled=true"), "tenantsPolicy is for the host folders"),
+        (
+            ("tenantsPolicy.enabled=true", "tenantsPolicy.otherHostPaths={/mnt,/run}"),
+            "otherHostPaths: /run would give tenants more of /run/warpwatch than their own part",
+        ),
+        (
+            ("tenantsPolicy.enabled=true", "tenantsPolicy.otherHostPaths={/var/lib/warpwatch/x}"),
+            "otherHostPaths: /var/lib/warpwatch/x would give tenants more",
         ),
         (
             ("tls.existingSecret=a", "tls.clientAuth=true", "serviceMonitor.enabled=true"),
@@ -103,7 +118,8 @@ def test_a_configuration_of_comments_alone_is_an_empty_one(
 def test_half_a_cpu_may_be_a_number(helm4: Path) -> None:
     spec = chart.only(chart.render(helm4, "--set-json", "resources.limits.cpu=0.5"), "DaemonSet")
     (container,) = spec["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"] == {"cpu": 0.5, "memory": "1Gi"}
+    limits = container["resources"]["limits"]
+    assert limits == {"cpu": 0.5, "memory": "1Gi", "ephemeral-storage": "1Gi"}
 
 
 def test_the_schema_and_the_defaults_have_the_same_keys() -> None:

@@ -15,11 +15,7 @@ from tests.helm.trainings import mounts_of, pod_of
 from warpwatch._version import __version__
 
 FOLDER = chart.ROOT / "examples"
-MANIFESTS = sorted(
-    path.name
-    for path in (FOLDER / "kubernetes").glob("*.yaml")
-    if path.name != "tenants-policy.yaml"
-)
+MANIFESTS = sorted(path.name for path in (FOLDER / "kubernetes").glob("*.yaml"))
 SCRIPTS = sorted(path.name for path in (FOLDER / "slurm").glob("*.sbatch"))
 
 

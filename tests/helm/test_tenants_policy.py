@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ import yaml
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_optional
 
-from tests.helm import chart, schemas
+from tests.helm import chart
+from tests.helm.trainings import pod_of
 
-FOLDER = chart.ROOT / "examples/kubernetes"
-POLICY, BINDING = yaml.safe_load_all((FOLDER / "tenants-policy.yaml").read_text())
+EXAMPLES = chart.ROOT / "examples/kubernetes"
 ENVIRONMENT = cel.NewEnv(
     variables={"object": cel.Type.DYN, "variables": cel.Type.DYN},
     extensions=[ext_optional.ExtOptional()],
@@ -24,23 +25,37 @@ HOST_PATH, SUB_PATH, POD_UID = "hostPath is", "subPathExpr $(", "is the pod's ow
 Change = Callable[[chart.Object], object]
 
 
+@pytest.fixture(scope="module")
+def policy(helm4: Path) -> chart.Object:
+    """With the folders that the examples have."""
+    objects = chart.render(helm4, "--set", "tenantsPolicy.enabled=true", version="1.30")
+    return chart.only(objects, "ValidatingAdmissionPolicy")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(helm4: Path) -> chart.Object:
+    """With another folder for the rings, and one that is the tenants' own."""
+    objects = chart.scenario(helm4, "tenants-policy-values.yaml")
+    return chart.only(objects, "ValidatingAdmissionPolicy")
+
+
 def evaluate(expression: str, pod: chart.Object, variables: chart.Object) -> Any:
     result = ENVIRONMENT.compile(expression).eval(data={"object": pod, "variables": variables})
     assert result.type().name() != "error", result
     return result.plain_value()
 
 
-def refusals(pod: chart.Object) -> list[str]:
+def refusals(policy: chart.Object, pod: chart.Object) -> list[str]:
     """What the API server would say."""
     variables: chart.Object = {}
-    for each in POLICY["spec"]["variables"]:
+    for each in policy["spec"]["variables"]:
         variables[each["name"]] = evaluate(each["expression"], pod, variables)
-    rules = POLICY["spec"]["validations"]
+    rules = policy["spec"]["validations"]
     return [e["message"] for e in rules if evaluate(e["expression"], pod, variables) is not True]
 
 
-def pod_of(name: str) -> chart.Object:
-    template: chart.Object = yaml.safe_load((FOLDER / name).read_text())["spec"]["template"]
+def example(name: str) -> chart.Object:
+    template: chart.Object = yaml.safe_load((EXAMPLES / name).read_text())["spec"]["template"]
     return template
 
 
@@ -63,16 +78,12 @@ SECRET = {"name": OWN["name"], "valueFrom": {"secretKeyRef": {"name": "a", "key"
 LITERAL = {"name": OWN["name"], "value": "b7"}
 
 
-def test_the_cluster_knows_every_field() -> None:
-    for each in (POLICY, BINDING):
-        schemas.check(each, chart.VERSIONS[-1])
-    assert BINDING["spec"]["policyName"] == POLICY["metadata"]["name"]
-
-
-def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in() -> None:
-    assert refusals(pod_of("job.yaml")) == []
-    assert refusals(pod_of("job-with-sidecar.yaml")) == []
-    assert refusals({"spec": {"containers": [{"name": "x"}]}}) == []
+def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in(
+    policy: chart.Object,
+) -> None:
+    assert refusals(policy, example("job.yaml")) == []
+    assert refusals(policy, example("job-with-sidecar.yaml")) == []
+    assert refusals(policy, {"spec": {"containers": [{"name": "x"}]}}) == []
 
 
 @pytest.mark.parametrize(
@@ -108,14 +119,47 @@ def test_pods_without_a_folder_of_the_host_and_the_examples_are_let_in() -> None
         (env(OWN, LITERAL), POD_UID),
     ],
 )
-def test_a_dishonest_manifest_is_refused(change: Change, message: str) -> None:
-    pod = copy.deepcopy(pod_of("job.yaml"))
+def test_a_dishonest_manifest_is_refused(
+    policy: chart.Object, change: Change, message: str
+) -> None:
+    pod = copy.deepcopy(example("job.yaml"))
     change(pod)
-    assert message in " ".join(refusals(pod))
+    assert message in " ".join(refusals(policy, pod))
 
 
-def test_other_volumes_are_mounted_as_anybody_likes() -> None:
-    pod = pod_of("job.yaml")
+def test_other_volumes_are_mounted_as_anybody_likes(policy: chart.Object) -> None:
+    pod = example("job.yaml")
     pod["spec"]["volumes"].append({"name": "scratch", "emptyDir": {}})
     pod["spec"]["containers"].append(mount("scratch", subPath="a"))
-    assert refusals(pod) == []
+    assert refusals(policy, pod) == []
+
+
+def test_the_folders_are_those_of_the_release(
+    helm4: Path, training: Path, elsewhere: chart.Object
+) -> None:
+    pod = {"spec": pod_of(helm4, training, "hostPaths.run=/run/gpu/warpwatch")}
+    assert refusals(elsewhere, pod) == []
+    host("/mnt/datasets")(pod)
+    assert refusals(elsewhere, pod) == []
+    host("/mnt")(pod)
+    (message,) = refusals(elsewhere, pod)
+    assert "is /run/gpu/warpwatch/pods or /var/lib/warpwatch/inbox/pods" in message
+    assert HOST_PATH in refusals(elsewhere, example("job.yaml"))[0]
+
+
+def test_it_is_in_force_where_a_namespace_is_a_tenants(helm4: Path) -> None:
+    def labels(objects: tuple[chart.Object, ...]) -> Any:
+        policy = chart.only(objects, "ValidatingAdmissionPolicy")
+        binding = chart.only(objects, "ValidatingAdmissionPolicyBinding")["spec"]
+        assert binding["policyName"] == policy["metadata"]["name"] == "warpwatch-tenants"
+        assert (policy["spec"]["failurePolicy"], binding["validationActions"]) == ("Fail", ["Deny"])
+        return binding["matchResources"]["namespaceSelector"]["matchLabels"]
+
+    default = chart.render(helm4, "--set", "tenantsPolicy.enabled=true", version="1.30")
+    assert labels(default) == {"warpwatch/tenant": "true"}
+    scenario = chart.scenario(helm4, "tenants-policy-values.yaml")
+    assert labels(scenario) == {"example.com/tenant": "gpu"}
+
+
+def test_by_default_there_is_none(helm4: Path) -> None:
+    assert chart.of_kind(chart.render(helm4), "ValidatingAdmissionPolicy") == []

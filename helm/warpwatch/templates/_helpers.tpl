@@ -84,9 +84,10 @@ timeoutSeconds: 5
 {{- if and .Values.nonRoot (or .Values.privileges.kernelLog .Values.privileges.profiling .Values.privileges.migMonitor) -}}
 {{- fail "privileges.kernelLog, profiling and migMonitor need root; nonRoot excludes them" -}}
 {{- end -}}
-{{- if and .Values.networkPolicy.enabled .Values.privileges.hostNetwork -}}
-{{- fail "networkPolicy does nothing for pods on the host's network; privileges.hostNetwork excludes it" -}}
+{{- if and .Values.networkPolicy.egress (not .Values.networkPolicy.restrictEgress) -}}
+{{- fail "networkPolicy.egress adds to what restrictEgress lets out; set networkPolicy.restrictEgress" -}}
 {{- end -}}
+{{- include "warpwatch.check.tenantsPolicy" . -}}
 {{- if and .Values.grafana.tokenSecret (not .Values.grafana.url) -}}
 {{- fail "grafana.tokenSecret needs grafana.url" -}}
 {{- end -}}
@@ -127,12 +128,9 @@ timeoutSeconds: 5
 {{- if or .Values.tls.existingSecret .Values.webConfig.existingSecret .Values.token.create -}}
 {{- fail "a sidecar takes no tls, webConfig or token.create: Secrets do not leave their namespace; token.existingSecret names one of the training's namespace" -}}
 {{- end -}}
-{{- if .Values.networkPolicy.enabled -}}
-{{- fail "networkPolicy is of the DaemonSet's pods; in mode sidecar write one for the training's own" -}}
-{{- end -}}
 {{- end -}}
 {{- if eq .Values.mode "templates" -}}
-{{- range $name := list "podMonitor" "serviceMonitor" "prometheusRule" "dashboards" "networkPolicy" -}}
+{{- range $name := list "podMonitor" "serviceMonitor" "prometheusRule" "dashboards" -}}
 {{- if (get $.Values $name).enabled -}}
 {{- fail (printf "mode templates makes no objects; %s.enabled belongs to the release with the DaemonSet" $name) -}}
 {{- end -}}
@@ -142,6 +140,31 @@ timeoutSeconds: 5
 {{- fail (printf "mode templates makes no objects; %s.create belongs to the release with the DaemonSet" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "warpwatch.check.tenantsPolicy" -}}
+{{- if .Values.tenantsPolicy.enabled -}}
+{{- if or (ne .Values.mode "daemonset") .Values.nonRoot -}}
+{{- fail "tenantsPolicy is for the host folders that a daemon of root shares with trainings; mode sidecar or templates, and nonRoot, have none that it fits" -}}
+{{- end -}}
+{{- if semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version -}}
+{{- fail "tenantsPolicy needs Kubernetes 1.30 (ValidatingAdmissionPolicy)" -}}
+{{- end -}}
+{{- range $other := .Values.tenantsPolicy.otherHostPaths -}}
+{{- range $ours := list $.Values.hostPaths.run $.Values.hostPaths.data -}}
+{{- if or (hasPrefix (printf "%s/" $other) (printf "%s/" $ours)) (hasPrefix (printf "%s/" $ours) (printf "%s/" $other)) -}}
+{{- fail (printf "tenantsPolicy.otherHostPaths: %s would give tenants more of %s than their own part" $other $ours) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Not empty where a policy can be of any use. */}}
+{{- define "warpwatch.networkPolicy" -}}
+{{- if and .Values.networkPolicy.enabled (eq .Values.mode "daemonset") (not .Values.privileges.hostNetwork) -}}
+true
 {{- end -}}
 {{- end }}
 

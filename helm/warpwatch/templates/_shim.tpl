@@ -113,7 +113,8 @@ subPathExpr: $(WARPWATCH_POD_UID)
 {{ toYaml . }}
 {{- end }}
 - name: warpwatch-tmp
-  emptyDir: {}
+  emptyDir:
+    sizeLimit: {{ .Values.volumeSizes.tmp }}
 {{- else }}
 {{- $own := ternary "" "/pods" .Values.nonRoot }}
 - name: warpwatch-run
