@@ -17,7 +17,7 @@ from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_telemetry.errors import WarpwatchError
 
 JOB = "gpu-check"
-# This one the daemon is to find by itself; the others are captured by request.
+# The daemon is to find this one by itself; the others are captured by request.
 STALL = "data_stall"
 VERDICTS = {STALL: "data_loading", "item": "sync_bound", "pageable": "transfer_bound"}
 VERDICTS[NONE] = "healthy"
@@ -52,9 +52,24 @@ def capture(
     with report.part(fault) as figures:
         figures["begun_at"] = time.time()
         Switch(daemon.folder / "fault").set(fault)
-        ask = found_by_itself(daemon, fault) if fault == STALL else asked_for(daemon, fault)
-        figures["capture"] = poll(ask, f"capture of {fault}", process)
+        if fault != STALL:
+            time.sleep(SETTLE_S)
+            body = {"job": JOB, "kind": "torch", "steps": STEPS, "reason": f"fault {fault}"}
+            # While another capture runs, this one is refused.
+            poll(lambda: daemon.api.post("/api/v1/captures", body), "leave to capture", process)
+        figures["capture"] = poll(
+            lambda: ended(daemon, fault, figures["begun_at"]), f"capture of {fault}", process
+        )
         conclude(report, daemon, fault, figures)
+
+
+def ended(daemon: LocalDaemon, fault: str, since: float) -> Any:
+    """The first capture of this fault that has an outcome."""
+    anomaly_kind = fault if fault == STALL else None
+    for capture in daemon.api.get("/api/v1/captures")["captures"]:
+        if capture["request"]["anomaly_kind"] == anomaly_kind and capture["time"] >= since:
+            return capture if capture["outcome"] is not None else None
+    return None
 
 
 def poll(ask: Callable[[], Any], what: str, process: subprocess.Popen[bytes]) -> Any:
@@ -76,32 +91,6 @@ def has_baseline(daemon: LocalDaemon) -> bool:
         time.time() - rank["first_time"] >= BASELINE_S and (rank["step"] or 0) >= BASELINE_STEPS
         for rank in daemon.ranks(JOB)
     )
-
-
-def found_by_itself(daemon: LocalDaemon, fault: str) -> Callable[[], Any]:
-    """Asks for the capture that an anomaly has brought, once it has ended."""
-
-    def ask() -> Any:
-        captures = daemon.api.get("/api/v1/captures")["captures"]
-        mine = [one for one in captures if one["request"]["anomaly_kind"] == fault]
-        return next((one for one in mine if one["outcome"] is not None), None)
-
-    return ask
-
-
-def asked_for(daemon: LocalDaemon, fault: str) -> Callable[[], Any]:
-    """Asks for a capture, which is refused while another one runs, and then for its end."""
-    time.sleep(SETTLE_S)
-    body = {"job": JOB, "kind": "torch", "steps": STEPS, "reason": f"fault {fault}"}
-    begun: list[str] = []
-
-    def ask() -> Any:
-        if not begun:
-            begun.append(daemon.api.post("/api/v1/captures", body)["id"])
-        capture = daemon.api.get(f"/api/v1/captures/{begun[0]}")
-        return capture if capture["outcome"] is not None else None
-
-    return ask
 
 
 def conclude(report: Report, daemon: LocalDaemon, fault: str, figures: dict[str, Any]) -> None:
