@@ -13,7 +13,7 @@ from typing import Any, Literal
 from warpwatch_diagnosis.measures.clocks import MAX_SPREAD, slowdown
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.idle_causes import CAUSES
-from warpwatch_diagnosis.measures.intervals import Intervals, difference, total
+from warpwatch_diagnosis.measures.intervals import Intervals, total
 from warpwatch_diagnosis.measures.kernels import TOP, KernelClass, KernelTime
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import plain
@@ -153,21 +153,21 @@ def _slowdown(now: GpuTime | None, before: GpuTime | None) -> float | None:
 
 def phases_ms(measures: Measures) -> dict[str, float]:
     """Disjoint parts of the window, in ms per step."""
-    parts = _gpu_phases(measures.gpu) if measures.gpu else _cpu_phases(measures)
+    parts = _gpu_phases(measures.gpu) if measures.gpu else cpu_phases(measures)
     return {phase: total(spent) / (measures.step_count * 1e3) for phase, spent in parts.items()}
 
 
 def _gpu_phases(gpu: GpuTime) -> Mapping[str, Intervals]:
-    exposed = gpu.exposed_communication
     busy = {
         "compute": gpu.compute,
-        "exposed_communication": exposed,
-        "exposed_copies": difference(difference(gpu.busy, gpu.compute), exposed),
+        "exposed_communication": gpu.exposed_communication,
+        "exposed_copies": gpu.exposed_copies,
     }
     return busy | {f"idle: {cause}": gpu.idle_time.by_cause[cause] for cause in CAUSES}
 
 
-def _cpu_phases(measures: Measures) -> Mapping[str, Intervals]:
+def cpu_phases(measures: Measures) -> dict[str, Intervals]:
+    """Disjoint parts of the training thread's time; none with a GPU."""
     cpu = measures.cpu
     if cpu is None:
         return {}

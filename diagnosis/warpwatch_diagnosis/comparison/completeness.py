@@ -18,10 +18,9 @@ MAX_WORLD_SIZE = 1_000_000
 
 def check_one_capture(capture: Sequence[Measures]) -> None:
     """Raises TraceError where two traces are of the same rank, or not of the same job."""
-    reasons = (_repeated(capture), _unlike(capture))
-    for reason in reasons:
-        if reason is not None:
-            raise TraceError(f"these are not ranks of one capture: {reason}")
+    reason = _repeated(capture) or _unlike(capture)
+    if reason is not None:
+        raise TraceError(f"these are not ranks of one capture: {reason}")
 
 
 def _repeated(capture: Sequence[Measures]) -> str | None:

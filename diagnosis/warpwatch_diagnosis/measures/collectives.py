@@ -11,9 +11,11 @@ from warpwatch_diagnosis.trace.events import Event
 # More than any capture of some steps holds; bounds what is kept of a hostile trace.
 MAX_COLLECTIVES = 50_000
 _MAX_NAME = 200
+# As process groups and operators name them, without "c10::" and in lower case.
 _ITEM_BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "float16": 2, "int": 4, "long": 8,
-    "char": 1, "byte": 1, "bool": 1, "short": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "long int": 8, "char": 1, "signed char": 1, "unsigned char": 1, "byte": 1, "bool": 1,
+    "short": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "complex<float>": 8,
 }  # fmt: skip
 
 
@@ -72,5 +74,10 @@ def _collective(kernel: Event, call: Event | None) -> Collective:
 
 def _bytes(kernel: Event) -> int | None:
     elements = [n for key in ("In msg nelems", "Out msg nelems") if (n := kernel.whole(key))]
-    item = _ITEM_BYTES.get(str((kernel.arguments or {}).get("dtype")).lower())
+    item = item_bytes((kernel.arguments or {}).get("dtype"))
     return max(elements) * item if elements and item else None
+
+
+def item_bytes(dtype: object) -> int | None:
+    """None for a type that is not known."""
+    return _ITEM_BYTES.get(str(dtype).lower().removeprefix("c10::"))

@@ -15,6 +15,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from warpwatch_diagnosis.measures.collectives import item_bytes
 from warpwatch_diagnosis.measures.kernels import KernelClass
 
 Shape = tuple[int, ...]
@@ -24,11 +25,6 @@ Counted = tuple[float, float]
 # A shape with more elements than this, or dimensions than PyTorch's tensors have, is none.
 MAX_ELEMENTS = 1 << 50
 MAX_DIMENSIONS = 64
-_ITEM_BYTES = {
-    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "half": 2, "long": 8,
-    "long int": 8, "int": 4, "short": 2, "char": 1, "signed char": 1, "unsigned char": 1,
-    "bool": 1, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::complex<float>": 8,
-}  # fmt: skip
 _DTYPES = {
     "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
     "c10::Float8_e4m3fn": "float8", "c10::Float8_e5m2": "float8", "signed char": "int8",
@@ -98,13 +94,15 @@ def _work(
 ) -> OperatorWork:
     flops, output = counted
     first = next((t for t in types if t in _DTYPES), None)
-    item_bytes = _ITEM_BYTES.get(first or "float", 4)
+    usual_bytes = item_bytes(first or "float") or 4
     inputs = sum(
-        prod(shape) * _ITEM_BYTES.get(kind, item_bytes)
+        prod(shape) * (item_bytes(kind) or usual_bytes)
         for shape, kind in zip(shapes, [*types, *[""] * len(shapes)], strict=False)
         if shape
     )
-    return OperatorWork(kernel_class, flops, inputs + output * item_bytes, _DTYPES.get(first or ""))
+    return OperatorWork(
+        kernel_class, flops, inputs + output * usual_bytes, _DTYPES.get(first or "")
+    )
 
 
 def _product(left: Shape, right: Shape) -> Counted | None:

@@ -152,6 +152,10 @@ class GpuTime:
         return difference(self.communication, self.compute)
 
     @property
+    def exposed_copies(self) -> Intervals:
+        return difference(difference(self.busy, self.compute), self.exposed_communication)
+
+    @property
     def exposed_transfers(self) -> Intervals:
         """Copies between host and device while the device does nothing else."""
         return difference(self.transfers, union(self.compute + self.communication))

@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from warpwatch_diagnosis.measures.host_patterns import compiled_spans
 from warpwatch_diagnosis.measures.idle_causes import Cause
@@ -94,14 +94,11 @@ ACTIVITIES = ("loading", "gc", "compile", "checkpoint", "allocator", "collective
 class HostActivity:
     """One kind of host activity. ``names``: what it is called in the trace, longest first."""
 
-    intervals: Intervals
     count: int
+    total_us: float
     longest_us: float
     names: tuple[str, ...]
-
-    @property
-    def total_us(self) -> float:
-        return total(self.intervals)
+    intervals: Intervals
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +207,13 @@ def _waited_for(
         index = bisect_right(begins, event.end_us) - 1
         if index >= 0 and 0 <= pauses[index][1] - event.end_us <= HANDOVER_US:
             waits.append((max(pauses[index][0], event.begin_us), event.end_us))
-    waited = union(clip(waits, window))
-    return replace(_activity(loading, window), intervals=waited, longest_us=longest_us(waited))
+    return _activity(loading, window, union(clip(waits, window)))
 
 
-def _activity(events: list[Event], window: Interval) -> HostActivity:
+def _activity(
+    events: list[Event], window: Interval, intervals: Intervals | None = None
+) -> HostActivity:
+    """``intervals``: what of the events counts, else all of them."""
     taken: Counter[str] = Counter()
     outermost: dict[str, float] = {}
     count = 0
@@ -225,5 +224,7 @@ def _activity(events: list[Event], window: Interval) -> HostActivity:
         count += 1
         taken[event.name] += round(1000 * (event.end_us - event.begin_us))
     names = sorted(taken, key=lambda name: (-taken[name], name))
-    intervals = union(clip(spans(events), window))
-    return HostActivity(intervals, count, longest_us(intervals), tuple(names[:_NAMES]))
+    if intervals is None:
+        intervals = union(clip(spans(events), window))
+    times = total(intervals), longest_us(intervals)
+    return HostActivity(count, *times, tuple(names[:_NAMES]), intervals)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,37 +68,27 @@ def launches(
 ) -> Launches:
     """``work``: kernels and copies in the window by their begin; ``calls``: runtime calls by
     correlation."""
-    call_us: dict[int | None, float] = {}
-    delays_us: dict[int | None, float] = {}
+    launched = [(event, call) for event in work if (call := calls.get(event.correlation))]
+    first: dict[int | None, tuple[Event, Event]] = {}
+    for event, call in launched:
+        first.setdefault(call.correlation, (event, call))
+    call_us = sorted(call.end_us - call.begin_us for _, call in first.values())
+    delays_us = sorted(max(0.0, event.begin_us - call.end_us) for event, call in first.values())
+    queued = [(event, call) for event, call in launched if "GraphLaunch" not in call.name]
     waited: dict[str, list[Interval]] = defaultdict(list)
-    in_graphs = short_kernels = without_launch = 0
-    for _, begin_us, end_us, stream, correlation, _ in work:
-        call = calls.get(correlation)
-        if call is None:
-            without_launch += 1
-            continue
-        name, call_begin_us, call_end_us, _, _, _ = call
-        took_us = call_end_us - call_begin_us
-        if correlation not in call_us:
-            call_us[correlation] = took_us
-            delays_us[correlation] = begin_us - call_end_us if begin_us > call_end_us else 0.0
-        if "GraphLaunch" in name:
-            in_graphs += 1
-        else:
-            short_kernels += end_us - begin_us < took_us
-            waited[stream].append((call_begin_us, begin_us))
-    taken, delays = sorted(call_us.values()), sorted(delays_us.values())
+    for event, call in queued:
+        waited[event.thread].append((call.begin_us, event.begin_us))
     queues = [_queue(stream, spans, window) for stream, spans in waited.items()]
     return Launches(
-        count=len(taken),
-        total_call_us=sum(taken),
-        median_call_us=median(taken) if taken else 0.0,
-        median_delay_us=median(delays) if delays else 0.0,
-        slow_calls=len(taken) - bisect_right(taken, SLOW_CALL_US),
-        late_starts=len(delays) - bisect_right(delays, LATE_START_US),
-        short_kernels=short_kernels,
-        without_launch=without_launch,
-        in_graphs=in_graphs,
+        count=len(first),
+        total_call_us=sum(call_us),
+        median_call_us=median(call_us) if call_us else 0.0,
+        median_delay_us=median(delays_us) if delays_us else 0.0,
+        slow_calls=sum(us > SLOW_CALL_US for us in call_us),
+        late_starts=sum(us > LATE_START_US for us in delays_us),
+        short_kernels=sum(e.end_us - e.begin_us < c.end_us - c.begin_us for e, c in queued),
+        without_launch=len(work) - len(launched),
+        in_graphs=len(launched) - len(queued),
         queues=tuple(sorted(queues, key=lambda q: (-q.launches, q.stream))),
     )
 

@@ -111,16 +111,7 @@ def _per_step(measures: Measures) -> list[dict[str, Any]]:
 
 def _host(measures: Measures) -> dict[str, Any]:
     host = measures.host
-    activities = {
-        name: {
-            "count": activity.count,
-            "total_us": round(activity.total_us, _TIME_DIGITS),
-            "longest_us": round(activity.longest_us, _TIME_DIGITS),
-            "names": list(activity.names),
-        }
-        for name in ACTIVITIES
-        for activity in (getattr(host, name),)
-    }
+    activities = {name: plain(getattr(host, name), without=("intervals",)) for name in ACTIVITIES}
     return activities | {
         "compiled_regions": host.compiled_regions,
         "recompiled_regions": host.recompiled_regions,

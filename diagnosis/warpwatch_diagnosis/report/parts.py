@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from warpwatch_diagnosis.comparison.before_after import cpu_phases
 from warpwatch_diagnosis.measures.gpu_time import GpuTime
 from warpwatch_diagnosis.measures.idle_causes import CAUSES
 from warpwatch_diagnosis.measures.intervals import (
@@ -61,7 +62,7 @@ def _gpu_parts(gpu: GpuTime, waits: Intervals) -> dict[str, Intervals]:
         "compute": gpu.compute,
         "communication": difference(exposed, waiting),
         "rank_wait": waiting,
-        "copies": difference(difference(gpu.busy, gpu.compute), exposed),
+        "copies": gpu.exposed_copies,
     }
     idle: dict[str, Intervals] = {cause: gpu.idle_time.by_cause[cause] for cause in CAUSES}
     idle["blocked"] = idle.pop("communication")
@@ -69,18 +70,13 @@ def _gpu_parts(gpu: GpuTime, waits: Intervals) -> dict[str, Intervals]:
 
 
 def _cpu_parts(measures: Measures) -> dict[str, Intervals]:
-    cpu = measures.cpu
-    if cpu is None:
-        return {}
-    return {
-        "data_loading": measures.loading,
-        "compile": cpu.compile,
-        "gc": cpu.gc,
-        "checkpoint": union(cpu.checkpoint + cpu.saving),
-        "operators": cpu.operators,
-        "rank_wait": cpu.waiting,
-        "host": difference(cpu.host, cpu.saving),
-    }
+    found = cpu_phases(measures)
+    if measures.cpu is not None:
+        saving = measures.cpu.saving
+        found["rank_wait"] = found.pop("collective_wait")
+        found["checkpoint"] = union(found["checkpoint"] + saving)
+        found["host"] = difference(found["host"], saving)
+    return found
 
 
 def clipped(parts: TimeParts, window: Interval) -> TimeParts:

@@ -70,8 +70,7 @@ class JsonStream:
 
     def _object(self, events_key: str) -> Iterator[tuple[str, Any]]:
         self._at += 1
-        if self._peek() == "}":
-            self._at += 1
+        if self._closes("}"):
             return
         while True:
             key = self._value()
@@ -87,8 +86,7 @@ class JsonStream:
 
     def _elements(self) -> Iterator[list[Any]]:
         self._at += 1
-        if self._peek() == "]":
-            self._at += 1
+        if self._closes("]"):
             yield []
             return
         while True:
@@ -119,15 +117,17 @@ class JsonStream:
         return elements if isinstance(elements, list) else None
 
     def _another(self, closing: str) -> bool:
-        found = self._peek()
-        self._at += 1
-        if found not in {",", closing} or not found:
-            raise Malformed("is cut short" if not found else "is not JSON")
-        # Some exporters leave a comma before the closing bracket.
-        if found == "," and self._peek() == closing:
-            self._at += 1
+        """Whether a comma follows; some exporters leave one before the closing bracket."""
+        if self._closes(closing):
             return False
-        return found == ","
+        self._expect(",")
+        return not self._closes(closing)
+
+    def _closes(self, closing: str) -> bool:
+        found = self._peek() == closing
+        if found:
+            self._at += 1
+        return found
 
     def _expect(self, char: str) -> None:
         found = self._peek()
