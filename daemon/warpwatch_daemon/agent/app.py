@@ -36,6 +36,7 @@ from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
+from warpwatch_daemon.ranks.inboxes import Inboxes
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
@@ -65,6 +66,8 @@ FINISH_INTERVAL_S = 5.0
 ARCHIVE_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
 INBOXES_INTERVAL_S = 1.0
+# Files that were never collected: of captures that this daemon no longer knows.
+SWEEP_AFTER_S = 3600.0
 # How long the end waits for a disk that may hang.
 LOG_CLOSE_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
@@ -96,6 +99,7 @@ class Daemon:
             config.detection.hang.stopped_after_s,
             lambda reason: rejected.labels(reason).inc(),
         )
+        self.inboxes = Inboxes(self.folder, self.ranks.served_pods, self.ranks.reject)
         self.disk = Disk(self.store.path)
         self.policy = Policy(config.triggers, self.disk)
         self.reloading = Reloading(config, config_path, environ, self.policy, metrics)
@@ -203,7 +207,8 @@ class Daemon:
         if self._log is not None:
             every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
         every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
-        every("inboxes", INBOXES_INTERVAL_S, lambda: self.ranks.tend_inboxes(time.monotonic()))
+        every("inboxes", INBOXES_INTERVAL_S, lambda: self.inboxes.tend(time.monotonic()))
+        every("sweep", RETENTION_INTERVAL_S, lambda: self.inboxes.sweep(SWEEP_AFTER_S, time.time()))
         every("disk", DISK_INTERVAL_S, self.disk.measure)
         every("self", SELF_INTERVAL_S, self._observe_self)
         if self.kineto is not None:

@@ -27,9 +27,6 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
-# Files that were never collected: of captures that this daemon no longer knows.
-SWEEP_AFTER_S = 3600.0
-
 
 class Coordinator:
     """``observe`` and ``advance`` are the pipeline's; ``request`` may be called from any thread.
@@ -248,11 +245,9 @@ class Coordinator:
                 _cancel(session, "the daemon ended")
 
     def retain(self) -> None:
-        """Retention of the store and of the inboxes; a loop of its own."""
-        now = time.time()
-        self._register.retain(now)
+        """Retention of the store; a loop of its own."""
+        self._register.retain(time.time())
         self._register.publish_residuals()
-        self._ranks.sweep_inboxes(SWEEP_AFTER_S, now)
 
 
 def _is_over(session: CaptureSession, at: float) -> bool:

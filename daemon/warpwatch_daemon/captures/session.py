@@ -22,7 +22,13 @@ from pathlib import Path
 from typing import Protocol
 
 from warpwatch_daemon.captures.verification import Expectation
-from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture
+from warpwatch_telemetry.captures import (
+    RANK_ENDS,
+    Capture,
+    CaptureKind,
+    CaptureRequest,
+    RankCapture,
+)
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.records import End, RankEvent
 
@@ -86,6 +92,11 @@ class CaptureBackend(Protocol):
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> CaptureSession:
         """Ask these ranks. ``capture.steps`` are to be recorded. Raises Refused."""
         ...
+
+
+def is_over(rank: RankCapture) -> bool:
+    """Whether nothing more is expected of the rank, but perhaps its files."""
+    return rank.state in RANK_ENDS or rank.state == "exported"
 
 
 def choose(

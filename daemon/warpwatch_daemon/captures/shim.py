@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import MAX_ARM_TIMEOUT_S
+from warpwatch_daemon.captures.session import is_over
 from warpwatch_daemon.captures.stacks import outside
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.triggers import TriggersConfig
@@ -138,7 +139,7 @@ class ShimSession:
 
     def cancel(self, detail: str = "") -> None:
         for number, rank in self.ranks.items():
-            if detail and not self._is_over(rank):
+            if detail and not is_over(rank):
                 self.ranks[number] = rank = replace(rank, state="missing", detail=detail)
             if rank.state in ("missing", "late") and number in self.targets:
                 self._send(self.targets[number], {"op": "cancel", "id": self.command_id})
@@ -167,14 +168,10 @@ class ShimSession:
         if self._must_rename():
             self._ask(at)
         for number, rank in self.ranks.items():
-            overdue = "" if self._is_over(rank) else self._overdue(rank, at)
+            overdue = "" if is_over(rank) else self._overdue(rank, at)
             if overdue:
                 self.ranks[number] = replace(rank, state="missing", detail=overdue)
-        return all(self._is_over(rank) for rank in self.ranks.values())
-
-    @staticmethod
-    def _is_over(rank: RankCapture) -> bool:
-        return rank.state in RANK_ENDS or rank.state == "exported"
+        return all(is_over(rank) for rank in self.ranks.values())
 
     def _must_rename(self) -> bool:
         """A rank was late or passed the start step unheard, and none has a trace yet."""
@@ -281,6 +278,7 @@ _STATE = {
     "capture_failed": "failed",
     "capture_disarmed": "failed",
 }
+_STEPS = ("first_step", "last_step")
 _WHEN = {
     "asked": "before it answered",
     "armed": "while armed",
@@ -296,10 +294,5 @@ def _answered(rank: RankCapture, event: RankEvent) -> RankCapture:
         rank,
         state=state,
         detail=str(event.detail.get("detail", "")),
-        first_step=_integer(event.detail.get("first_step"), rank.first_step),
-        last_step=_integer(event.detail.get("last_step"), rank.last_step),
+        **{name: event.detail[name] for name in _STEPS if isinstance(event.detail.get(name), int)},
     )
-
-
-def _integer(value: Any, default: int | None) -> int | None:
-    return value if isinstance(value, int) else default

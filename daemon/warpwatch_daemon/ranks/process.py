@@ -88,3 +88,12 @@ def _io_bytes(pids: Iterable[int], proc: Path) -> int | None:
 def _anonymous_bytes(pid: int, proc: Path) -> int | None:
     kibibytes = field(read_text(proc / str(pid) / "status"), "RssAnon:")
     return None if kibibytes is None else 1024 * kibibytes
+
+
+def boot_id() -> bytes:
+    """The kernel's boot id as 16 bytes; zeros where it cannot be read."""
+    try:
+        text = (PROC / "sys/kernel/random/boot_id").read_text()
+        return bytes.fromhex(text.strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims, payloads
+from warpwatch_daemon.ranks.counts import RankCounts
 from warpwatch_daemon.ranks.process import OomKills
 from warpwatch_daemon.ranks.recent import RecentSteps
 from warpwatch_daemon.ranks.ring import RingNews
 from warpwatch_daemon.ranks.silence import Silence
 from warpwatch_daemon.ranks.table import OpenRing
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, RankState
+from warpwatch_telemetry.state import RankState
 
 # Where locks cannot be seen (another kernel) a heartbeat that stands still this long is a death.
 FOREIGN_DEAD_AFTER_S = 30.0
@@ -24,15 +24,6 @@ CAPTURE_GRACE_S = 120.0
 REWIND_RECORDS = 200
 # What the daemon alone may say of a process.
 RESERVED_EVENTS = frozenset({"died", "stopped", "resumed", "process", "memory"})
-
-_NO_BASE: Mapping[str, Any] = {
-    "steps": 0,
-    "samples": 0,
-    "tokens": 0,
-    "phases_s": {},
-    "recorded": {},
-}
-_NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
 
 
 class Rank:
@@ -48,15 +39,12 @@ class Rank:
         self.ended_at: float | None = None
         self.first_time = ring.created_time
         self.last_step_time: float | None = None
-        self.lost = 0
+        self.counts = RankCounts()
         self.claims = ring.claims
         self.pid = 0
         self.step_begun: int | None = None
         self.recent = RecentSteps()
-        self.bucket_counts = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
-        self.bucket_sum_s = 0.0
-        # What the processes before this one counted: steps, samples, tokens, seconds per phase.
-        self.base: dict[str, Any] = dict(_NO_BASE)
+        self.phases = list(ring.claims.phases)
         self._refused = 0
         self.adopt(ring, at)
 
@@ -65,14 +53,11 @@ class Rank:
     def adopt(self, ring: OpenRing, at: float) -> None:
         """A process of this rank: the first, or the successor of one that is gone."""
         if self.ring is not None:
-            self.base = self.totals()
+            self.counts.begin_process(self.phases)
         self.ring = ring
         self.claims = ring.claims
         self.phases = list(ring.claims.phases)
         self.memory = payloads.AllocatorMemory()
-        self._totals = _NO_TOTALS
-        # What only records say of this process, by name; what no record said is not there.
-        self._recorded: dict[str, int] = {}
         self._metadata_sequence = 0
         self._heartbeat_ns = 0
         self.silence = Silence(at)
@@ -99,7 +84,7 @@ class Rank:
         assert self.ring is not None
         news = self.ring.reader.read()
         self._take_header(news, at)
-        self.lost += max(0, news.lost - self._rewound)
+        self.counts.lost += max(0, news.lost - self._rewound)
         self._rewound = 0
         for record in news.records:
             # A clock that was set, or a lie: never before the process, never in the future.
@@ -115,7 +100,7 @@ class Rank:
     def _take_header(self, news: RingNews, at: float) -> None:
         assert self.ring is not None
         header = news.header
-        self._totals = header.totals
+        self.counts.header = header.totals
         self.step_begun = header.step_begun
         self.pid = header.identity.pid
         if header.metadata_sequence != self._metadata_sequence:
@@ -136,29 +121,22 @@ class Rank:
             # Steps can name a phase before the metadata does.
             self.phases = claims.with_phase(self.phases, record.payload)
         elif record.type == protocol.RECORD_GC:
-            self._take_counts(payloads.gc(record.payload))
+            self.counts.take(payloads.gc(record.payload))
         elif record.type == protocol.RECORD_MEMORY:
             memory = payloads.memory(record.payload)
             if memory is not None:
                 self.memory, counts = memory
-                self._take_counts(counts)
+                self.counts.take(counts)
                 if not counted:
                     detail = payloads.memory_detail(self.memory, counts)
                     yield RankEvent(time, self.job, self.rank, "memory", detail)
-
-    def _take_counts(self, counts: Mapping[str, int]) -> None:
-        """Counts since the process began: the newest says it all, and never less than before."""
-        for name, count in counts.items():
-            self._recorded[name] = max(count, self._recorded.get(name, 0))
 
     def _take_step(self, record: protocol.RecordHead, time: float, counted: bool) -> Step:
         step = payloads.step(record, time, self.job, self.rank, self.phases)
         self.recent.add(step)
         self.last_step_time = max(time, self.last_step_time or 0.0)
         if not counted:
-            bucket = bisect.bisect_left(STEP_DURATION_BOUNDS_S, step.duration_s)
-            self.bucket_counts[bucket] += 1
-            self.bucket_sum_s += step.duration_s
+            self.counts.add_step(step.duration_s)
         if step.memory_allocated_bytes is not None:
             self.memory = self.memory._replace(allocated=step.memory_allocated_bytes)
         return step
@@ -225,21 +203,8 @@ class Rank:
 
     # --- what is known ---
 
-    def totals(self) -> dict[str, Any]:
-        """Counts of this rank over all its processes."""
-        phases = dict(self.base["phases_s"])
-        for name, ns in zip(self.phases, self._totals.phases_ns, strict=False):
-            phases[name] = phases.get(name, 0.0) + ns / 1e9
-        return {
-            "steps": self.base["steps"] + self._totals.steps,
-            "samples": self.base["samples"] + self._totals.samples,
-            "tokens": self.base["tokens"] + self._totals.tokens,
-            "phases_s": phases,
-            "recorded": _sum(self.base["recorded"], self._recorded),
-        }
-
     def state(self) -> RankState:
-        totals = self.totals()
+        totals = self.counts.totals(self.phases)
         recorded = totals["recorded"]
         gc_ns = recorded.get("gc_ns")
         samples_per_s, tokens_per_s = self._throughput()
@@ -260,14 +225,14 @@ class Rank:
             silent_reason=self.silence.reason,
             first_time=self.first_time,
             last_step_time=self.last_step_time,
-            step=self._totals.newest_step,
+            step=self.counts.header.newest_step,
             step_begun=self.step_begun,
             steps_total=totals["steps"],
             samples_total=totals["samples"],
             tokens_total=totals["tokens"],
-            lost_records=self.lost,
+            lost_records=self.counts.lost,
             phases_s=totals["phases_s"],
-            durations=Histogram(tuple(self.bucket_counts), self.bucket_sum_s),
+            durations=self.counts.durations,
             recent_s=tuple(self.recent),
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
@@ -293,39 +258,17 @@ class Rank:
             "ring": self.ring.name,
             "position": self.ring.reader.position,
             "job": self.job,
-            "base": self.base,
-            "recorded": self._recorded,
-            "lost": self.lost,
             "ended": not self.live,
             "first_time": self.first_time,
-            "counts": self.bucket_counts,
-            "sum_s": self.bucket_sum_s,
+            **self.counts.save(),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
-        counts = [int(count) for count in saved["counts"]]
-        if len(counts) != len(self.bucket_counts) or self.ring is None:
-            raise ValueError("saved with other buckets")
-        base = saved["base"]
-        # A version before this one saved nothing of records.
-        before = {name: int(count) for name, count in dict(base.get("recorded", {})).items()}
-        recorded = {name: int(count) for name, count in dict(saved.get("recorded", {})).items()}
-        self.base = {key: base[key] for key in ("steps", "samples", "tokens", "phases_s")}
-        self.base["recorded"] = before
-        self._recorded = recorded
-        self.bucket_counts = counts
-        self.bucket_sum_s = float(saved["sum_s"])
-        self.lost = int(saved["lost"])
-        self.first_time = float(saved["first_time"])
-        self._counted = int(saved["position"])
+        assert self.ring is not None
+        first_time, counted = float(saved["first_time"]), int(saved["position"])
+        self.counts.restore(saved)
+        self.first_time, self._counted = first_time, counted
         self._end_reported = bool(saved["ended"])
         self.ring.reader.position = max(0, self._counted - REWIND_RECORDS)
         self._rewound = self._counted - self.ring.reader.position
-
-
-def _sum(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """What is known of both; what neither knows is not there."""
-    if not before:
-        return dict(now)
-    return {name: before.get(name, 0) + now.get(name, 0) for name in {**before, **now}}

@@ -8,16 +8,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import ProtocolError
-from warpwatch_daemon.ranks import inbox, process, ring_folder, saved
+from warpwatch_daemon.ranks import process, ring_folder, saved
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.pod_inboxes import PodInboxes
-from warpwatch_daemon.ranks.pods import PODS, Pods
+from warpwatch_daemon.ranks.pods import Pods
 from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.ring_folder import RingFolder
 from warpwatch_daemon.ranks.table import (
     LIMITS,
@@ -27,9 +26,7 @@ from warpwatch_daemon.ranks.table import (
     RingCount,
     RingTable,
 )
-from warpwatch_devices.memory_groups import memory_groups
-from warpwatch_devices.process_tree import ProcessTree
-from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record
+from warpwatch_telemetry.records import End, RankSeen, Record
 from warpwatch_telemetry.state import RankKey, RankState
 
 logger = logging.getLogger(__name__)
@@ -48,7 +45,7 @@ STATES_WAIT_S = 0.25
 class RanksSource:
     """Polled by the pipeline, which touches the rendezvous in memory and no disk.
 
-    ``poll`` is for one thread, and so is each of the inboxes'; all else is for any.
+    Everything but ``poll`` may be called from any thread.
 
     ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long.
     """
@@ -63,21 +60,18 @@ class RanksSource:
     ) -> None:
         self._folder = folder
         self._stopped_after_s = stopped_after_s
-        self._reject = reject
+        self.reject = reject
         count = RingCount(limits.rings)
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, count)
         self._shared = ring_folder.shared(folder.path, folder.inbox, table)
         self._pods = Pods(folder, count, reject, scan_interval_s, limits)
-        pods = Directory(folder.path) / PODS
-        self._pod_inboxes = PodInboxes(folder.inbox, pods, reject)
         self._saved = saved.load(folder.path)
         # Whether all rings that were there at the start have their saved counts.
         self._claimed = False
         self._saved_at = 0.0
         self._rank_was_saved = True
-        self._tree = ProcessTree()
-        self._look_due = 0.0
-        self._boot_id = boot_id()
+        self._processes = RankProcesses()
+        self._boot_id = process.boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
         self._states: tuple[RankState, ...] = ()
@@ -101,9 +95,7 @@ class RanksSource:
                 if rank.live:
                     records.extend(self._update(rank, now, at))
             records.extend(self._adopt(now, at))
-            if at >= self._look_due:
-                self._look_due = at + process.INTERVAL_S
-                records.extend(self._look(now))
+            records.extend(self._processes.look(self._ranks, now, at))
             self._expire(at)
             if at - self._saved_at >= SAVE_INTERVAL_S:
                 self._saved_at = at
@@ -142,6 +134,11 @@ class RanksSource:
                 for rank in self._shown(at)
             }
 
+    def served_pods(self) -> tuple[str, ...]:
+        """The UIDs of the pods whose own folders are looked at for rings."""
+        with self._lock:
+            return self._pods.served
+
     # --- the captures' side ---
 
     def jobs(self) -> set[str]:
@@ -167,19 +164,6 @@ class RanksSource:
             if rank.ring is None or not rank.live:
                 return None
             return rank.ring.reader.step_begun()
-
-    # --- the inboxes, on their disk ---
-
-    def tend_inboxes(self, at: float) -> None:
-        """Make what pods that are new lack."""
-        with self._lock:
-            served = self._pods.served
-        self._pod_inboxes.tend(served, at)
-
-    def sweep_inboxes(self, older_than_s: float, now: float) -> None:
-        """Remove what was never collected. Raises OSError."""
-        inbox.sweep(self._shared.inbox, older_than_s, now, keep=self._pod_inboxes.keeps)
-        self._pod_inboxes.sweep(older_than_s, now)
 
     # --- inside ---
 
@@ -275,20 +259,7 @@ class RanksSource:
             rank.ring = None
             self._ranks.remove(rank)
         for _ in range(rank.take_refused()):
-            self._reject("bad_event")
-
-    def _look(self, now: float) -> Iterator[Record]:
-        """What the kernel says of the ranks' processes, where it shows them to this daemon."""
-        seen = {rank.seen_process: rank for rank in self._ranks if rank.live}
-        pids = {identity[0] for identity in seen if identity is not None}
-        family = self._tree.read(pids) if pids else {}
-        for pid in sorted(pids & family.keys()):
-            rank = seen.get(family[pid].identity)
-            # Who wrote another start time into its ring is not looked at.
-            if rank is not None:
-                rank.oom_kills.note(memory_groups(pid))
-                detail = process.reading(family[pid], family)
-                yield RankEvent(now, rank.job, rank.rank, "process", detail)
+            self.reject("bad_event")
 
     def _expire(self, at: float) -> None:
         for rank in list(self._ranks):
@@ -311,7 +282,7 @@ class RanksSource:
             unclaimed = () if self._claimed else self._saved.values()
             saved.save(self._folder.path, ranks, (*left, *unclaimed))
         except OSError as error:
-            self._reject("not_saved")
+            self.reject("not_saved")
             logger.warning("cannot save positions: %s", error)
             return False
         return True
@@ -319,12 +290,3 @@ class RanksSource:
 
 def _same_job(rank: Rank, ring: OpenRing) -> bool:
     return rank.claims.world_size == ring.claims.world_size and rank.owner_uid == ring.owner_uid
-
-
-def boot_id() -> bytes:
-    """The kernel's boot id as 16 bytes; zeros where it cannot be read."""
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return bytes.fromhex(text.strip().replace("-", ""))
-    except (OSError, ValueError):
-        return bytes(16)

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.inboxes import Inboxes
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.ranks.table import LIMITS, Limits
 from warpwatch_telemetry.records import Record
@@ -40,6 +41,9 @@ class PodNode:
         self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
         self.rejects: Counter[str] = Counter()
         self.source = self.start()
+        self.inboxes = Inboxes(
+            self.folder, lambda: self.source.served_pods(), lambda r: self.rejects.update([r])
+        )
 
     def start(self) -> RanksSource:
         """The ranks source of a daemon that has just started."""
@@ -62,7 +66,7 @@ class PodNode:
 
     def poll(self, later_s: float = 0.0) -> list[Record]:
         records = self.source.poll(time.time() + later_s, time.monotonic() + later_s)
-        self.source.tend_inboxes(time.monotonic() + later_s)
+        self.inboxes.tend(time.monotonic() + later_s)
         return records
 
     def states(self) -> list[RankState]:

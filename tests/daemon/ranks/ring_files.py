@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch import protocol
-from warpwatch_daemon.ranks.source import boot_id
+from warpwatch_daemon.ranks.process import boot_id
 
 _HOLD = """
 import fcntl, os, sys

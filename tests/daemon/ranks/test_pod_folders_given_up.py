@@ -93,7 +93,7 @@ def test_a_ring_that_could_not_be_read_goes_with_its_folder_and_its_inbox_is_swe
     node.poll(3700)
     assert not node.pod(A).exists()
     assert os.listdir(node.inbox(A)) == ["c-1.train.stacks.json"]
-    node.source.sweep_inboxes(3600.0, time.time() + DAY_S + 60)
+    node.inboxes.sweep(3600.0, time.time() + DAY_S + 60)
     assert not node.inbox(A).exists()
 
 
@@ -200,7 +200,7 @@ def test_the_sweep_of_the_shared_inbox_leaves_the_pods_and_theirs_are_swept(node
         path.touch()
     for path in (old, shared, node.folder.inbox / "pods"):
         os.utime(path, (now - 4000, now - 4000))
-    node.source.sweep_inboxes(3600.0, now)
+    node.inboxes.sweep(3600.0, now)
     assert os.listdir(node.inbox(A)) == ["new.json"]
     assert os.listdir(node.folder.inbox) == ["pods"]
 
@@ -209,7 +209,7 @@ def test_an_inbox_goes_a_day_after_its_pod(node: PodNode) -> None:
     # The rendezvous is in memory and the inbox on a disk: only that survives a reboot.
     node.mount(A)
     node.inbox(B).mkdir()
-    node.source.sweep_inboxes(3600.0, time.time() + DAY_S - 60)
+    node.inboxes.sweep(3600.0, time.time() + DAY_S - 60)
     assert sorted(os.listdir(node.folder.inbox / "pods")) == [A, B]
-    node.source.sweep_inboxes(3600.0, time.time() + DAY_S + 60)
+    node.inboxes.sweep(3600.0, time.time() + DAY_S + 60)
     assert os.listdir(node.folder.inbox / "pods") == [A]

@@ -87,7 +87,7 @@ def test_a_link_in_place_of_an_inbox_is_not_followed(node: PodNode, tmp_path: Pa
     with pytest.raises(inbox.InboxError):
         place = Directory(node.folder.inbox) / "pods" / A
         inbox.take(place, "c-1.json", os.getuid(), tmp_path / "taken")
-    node.source.sweep_inboxes(3600.0, time.time())
+    node.inboxes.sweep(3600.0, time.time())
     assert (secret / "c-1.json").read_text() == "{}"
 
 
@@ -248,7 +248,7 @@ def test_a_squatter_in_the_shared_inbox_keeps_no_pod_from_the_daemon(tmp_path: P
     assert node.served() == {A}
     assert dict(node.rejects) == {"pods_unusable": 1}
     # It is swept like all that is not collected, and then there is room for the daemon's.
-    node.source.sweep_inboxes(3600.0, time.time() + 4000)
+    node.inboxes.sweep(3600.0, time.time() + 4000)
     node.poll(61)
     assert node.inbox(A).is_dir()
     node.close()

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from warpwatch_daemon.captures.kineto.pollers import LEAD_S, Order, Poller, Pollers
 from warpwatch_daemon.captures.kineto.trace_file import TraceFile
+from warpwatch_daemon.captures.session import is_over
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks import inbox
-from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S, RANK_ENDS, Capture, RankCapture
+from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S, Capture, RankCapture
 from warpwatch_telemetry.records import End, RankEvent
 
 # For a process that was too late with its first request.
@@ -74,19 +75,19 @@ class KinetoSession:
     def look(self, at: float) -> None:
         """Whether the traces have come, which waits for the inbox's disk."""
         for number, rank in list(self.ranks.items()):
-            if not _is_over(rank):
+            if not is_over(rank):
                 self._targets[number].file.look(at)
 
     def advance(self, at: float) -> bool:
         """Whether every rank has ended or left its file."""
         for number, rank in self.ranks.items():
-            if not _is_over(rank):
+            if not is_over(rank):
                 self.ranks[number] = self._moved(rank, at)
         if self.capture.recording_time is None:
             begun = [t.order.config.start_time for t in self._targets.values() if t.order.sent_at]
             if begun and min(begun) <= time.time():
                 self.capture = replace(self.capture, recording_time=min(begun))
-        return all(map(_is_over, self.ranks.values()))
+        return all(map(is_over, self.ranks.values()))
 
     def _moved(self, rank: RankCapture, at: float) -> RankCapture:
         target = self._targets[rank.rank]
@@ -139,7 +140,7 @@ class KinetoSession:
         for number, rank in self.ranks.items():
             target = self._targets[number]
             self._pollers.withdraw(target.process, target.order)
-            if detail and not _is_over(rank):
+            if detail and not is_over(rank):
                 self.ranks[number] = replace(rank, state="missing", detail=detail)
 
     def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
@@ -164,10 +165,6 @@ class KinetoSession:
             window_s=target.order.config.window_s + WINDOW_SLACK_S,
             on_gpu=target.process.has_gpu,
         )
-
-
-def _is_over(rank: RankCapture) -> bool:
-    return rank.state in RANK_ENDS or rank.state == "exported"
 
 
 def log_file(folder: Path, capture: Capture) -> str:

@@ -1,6 +1,7 @@
-"""The inboxes of pods, which lie on a disk: nothing here is done in the loop that reads rings.
+"""The inboxes, which lie on a disk: nothing here is done in the loop that reads rings.
 
-``<inbox>/pods/<uid>`` is made by the kubelet when it mounts it into the pod, or else here.
+All share one, but pods that mount only their own: ``<inbox>/pods/<uid>`` is made by the kubelet
+when it mounts it, or else here.
 """
 
 from __future__ import annotations
@@ -10,30 +11,37 @@ import os
 import random
 import stat
 from collections.abc import Callable, Collection
-from pathlib import Path
 
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.complaints import Complaints
 from warpwatch_daemon.ranks.directory import PRIVATE, STICKY, Directory, make
+from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import IDLE_S, PODS, ROUND_S, listed
 
 # What sweeping may take of one inbox.
 SWEEP_S = 0.2
 
 
-class PodInboxes:
-    """``tend`` and ``sweep`` are for one loop each. ``pods``: the pods' folders of rings."""
+class Inboxes:
+    """``tend`` and ``sweep`` are for one loop each. ``served``: the UIDs of pods with rings."""
 
-    def __init__(self, shared: Path, pods: Directory, reject: Callable[[str], None]) -> None:
-        self._shared = Directory(shared)
+    def __init__(
+        self,
+        folder: RendezvousFolder,
+        served: Callable[[], Collection[str]],
+        reject: Callable[[str], None],
+    ) -> None:
+        self._shared = Directory(folder.inbox)
         self._inboxes = self._shared / PODS
-        self._pods = pods
+        self._pods = Directory(folder.path) / PODS
+        self._served = served
         self._complaints = Complaints(reject)
         self._tended: set[str] = set()
         self._round_due = 0.0
 
-    def tend(self, served: Collection[str], at: float) -> None:
-        """Make what these pods lack, once a round whether they are known or not; monotonic."""
+    def tend(self, at: float) -> None:
+        """Make what pods lack, once a round whether they are new or not. ``at`` is monotonic."""
+        served = self._served()
         is_round = at >= self._round_due
         if is_round:
             self._round_due = at + ROUND_S
@@ -62,7 +70,22 @@ class PodInboxes:
         except OSError as error:
             self._complaints.make("pod_unusable", uid, error)
 
-    def keeps(self, name: str) -> bool:
+    def sweep(self, older_than_s: float, now: float) -> None:
+        """Remove what was never collected, and the inboxes of pods that have no folder any more.
+
+        ``now`` is wall clock. Raises OSError.
+        """
+        inbox.sweep(self._shared, older_than_s, now, keep=self._keeps)
+        with contextlib.suppress(OSError), self._inboxes.opened() as inboxes_fd:
+            found = listed(inboxes_fd)
+            # In another order each time: no inbox is always the last, whatever others hold.
+            for uid in random.sample(list(found), len(found)):
+                with contextlib.suppress(OSError):
+                    inbox.sweep(self._inboxes / uid, older_than_s, now, limit_s=SWEEP_S)
+                    if now - found[uid].st_ctime >= IDLE_S and not self._has_folder(uid):
+                        os.rmdir(uid, dir_fd=inboxes_fd)
+
+    def _keeps(self, name: str) -> bool:
         """Whether this name in the shared inbox is that of the pods' inboxes.
 
         Everyone may write to the shared inbox, and have made ``pods`` before the daemon.
@@ -74,17 +97,6 @@ class PodInboxes:
         except OSError:
             return True
         return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
-
-    def sweep(self, older_than_s: float, now: float) -> None:
-        """Remove what was never collected, and the inboxes of pods that have no folder any more."""
-        with contextlib.suppress(OSError), self._inboxes.opened() as inboxes_fd:
-            found = listed(inboxes_fd)
-            # In another order each time: no inbox is always the last, whatever others hold.
-            for uid in random.sample(list(found), len(found)):
-                with contextlib.suppress(OSError):
-                    inbox.sweep(self._inboxes / uid, older_than_s, now, limit_s=SWEEP_S)
-                    if now - found[uid].st_ctime >= IDLE_S and not self._has_folder(uid):
-                        os.rmdir(uid, dir_fd=inboxes_fd)
 
     def _has_folder(self, uid: str) -> bool:
         try:

@@ -1,0 +1,83 @@
+"""What is counted of a rank, over all its processes and over restarts of the daemon."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from warpwatch import protocol
+from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram
+
+_TOTALS = ("steps", "samples", "tokens")
+_NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
+
+
+class RankCounts:
+    """``header``: what the ring of the process that runs now has counted.
+
+    recorded: what only records say of it, by name; what no record said is not there.
+    """
+
+    def __init__(self) -> None:
+        self.header = _NO_TOTALS
+        self.recorded: dict[str, int] = {}
+        self.lost = 0
+        self._buckets = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
+        self._sum_s = 0.0
+        # What the processes before this one counted.
+        self._before: dict[str, Any] = {"phases_s": {}, "recorded": {}, **dict.fromkeys(_TOTALS, 0)}
+
+    def begin_process(self, phases: Sequence[str]) -> None:
+        """Another process goes on. ``phases``: the names of those that the last one counted."""
+        self._before = self.totals(phases)
+        self.header, self.recorded = _NO_TOTALS, {}
+
+    def take(self, counts: Mapping[str, int]) -> None:
+        """Counts since the process began: the newest says it all, and never less than before."""
+        for name, count in counts.items():
+            self.recorded[name] = max(count, self.recorded.get(name, 0))
+
+    def add_step(self, duration_s: float) -> None:
+        self._buckets[bisect.bisect_left(STEP_DURATION_BOUNDS_S, duration_s)] += 1
+        self._sum_s += duration_s
+
+    @property
+    def durations(self) -> Histogram:
+        return Histogram(tuple(self._buckets), self._sum_s)
+
+    def totals(self, phases: Sequence[str]) -> dict[str, Any]:
+        """Over all processes: ``steps``, ``samples``, ``tokens``, ``phases_s`` and ``recorded``."""
+        before = self._before
+        phases_s = dict(before["phases_s"])
+        for name, ns in zip(phases, self.header.phases_ns, strict=False):
+            phases_s[name] = phases_s.get(name, 0.0) + ns / 1e9
+        names = {**before["recorded"], **self.recorded}
+        recorded = {n: before["recorded"].get(n, 0) + self.recorded.get(n, 0) for n in names}
+        counts = {name: before[name] + getattr(self.header, name) for name in _TOTALS}
+        return {**counts, "phases_s": phases_s, "recorded": recorded}
+
+    def save(self) -> dict[str, Any]:
+        return {
+            "base": self._before,
+            "recorded": self.recorded,
+            "lost": self.lost,
+            "counts": self._buckets,
+            "sum_s": self._sum_s,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
+        buckets = [int(count) for count in saved["counts"]]
+        if len(buckets) != len(self._buckets):
+            raise ValueError("saved with other buckets")
+        before = {key: saved["base"][key] for key in (*_TOTALS, "phases_s")}
+        # A version before this one saved nothing of records.
+        before["recorded"] = _integers(saved["base"].get("recorded", {}))
+        self.recorded = _integers(saved.get("recorded", {}))
+        self._sum_s, self.lost = float(saved["sum_s"]), int(saved["lost"])
+        self._before, self._buckets = before, buckets
+
+
+def _integers(counts: Any) -> dict[str, int]:
+    return {name: int(count) for name, count in dict(counts).items()}
