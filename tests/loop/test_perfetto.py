@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.test_demo import demo
+from tests.loop.demo import demo
 
 pytestmark = [pytest.mark.torch, pytest.mark.browser]
 
