@@ -6,37 +6,26 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from warpwatch import rendezvous
 from warpwatch._version import __version__
 from warpwatch_daemon.agent import grafana
+from warpwatch_daemon.agent.capturing import Capturing
 from warpwatch_daemon.agent.open_files import allow_enough
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.agent.sources import enabled_sources
 from warpwatch_daemon.agent.supervisor import Loop, Supervisor
 from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
-from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
+from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
-from warpwatch_daemon.captures.coordinator import Coordinator
-from warpwatch_daemon.captures.disk import Disk
-from warpwatch_daemon.captures.kineto.backend import LOOK_INTERVAL_S, KinetoBackend
-from warpwatch_daemon.captures.kineto.pollers import Pollers
-from warpwatch_daemon.captures.kineto.process_facts import read_facts
-from warpwatch_daemon.captures.kineto.server import PAUSE_S, KinetoServer
-from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
-from warpwatch_daemon.ranks.inboxes import Inboxes
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
@@ -48,7 +37,7 @@ from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_devices.source import Surroundings
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.captures import COUNTER_KINDS, Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.state import State
 
@@ -58,16 +47,9 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.2
 # How often the pipeline looks while a capture runs: a rank answers within a step.
 HURRY_INTERVAL_S = 0.02
-RETENTION_INTERVAL_S = 60.0
-DISK_INTERVAL_S = 10.0
-# A finisher that has something to do is woken.
-FINISH_INTERVAL_S = 5.0
-# So is the archive's writer.
+# The archive's writer is woken when it has something to do.
 ARCHIVE_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
-INBOXES_INTERVAL_S = 1.0
-# Files that were never collected: of captures that this daemon no longer knows.
-SWEEP_AFTER_S = 3600.0
 # How long the end waits for a disk that may hang.
 LOG_CLOSE_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
@@ -92,29 +74,20 @@ class Daemon:
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
-        self.store = Store(config.store)
         rejected = metrics.counter("rendezvous_rejected_total")
         self.ranks = RanksSource(
             self.folder,
             config.detection.hang.stopped_after_s,
             lambda reason: rejected.labels(reason).inc(),
         )
-        self.inboxes = Inboxes(self.folder, self.ranks.served_pods, self.ranks.reject)
-        self.disk = Disk(self.store.path)
-        self.policy = Policy(config.triggers, self.disk)
-        self.reloading = Reloading(config, config_path, environ, self.policy, metrics)
-        pollers = Pollers(lambda sender: read_facts(sender.pid, sender.uid))
-        self.kineto = self._kineto_server(pollers)
-        self._kineto_backend = KinetoBackend(
-            self.policy, Disk(self.folder.inbox), pollers, self.ranks.targets
-        )
-        self.coordinator = self._coordinate()
         node = environ.get("NODE_NAME") or socket.gethostname()
-        self.alerts = AlertRequests(self.coordinator, self.ranks, self.hub, node)
+        self.captures = Capturing(config, self.folder, self.ranks, self.hub, node, self._hurry)
+        policy = self.captures.policy
+        self.reloading = Reloading(config, config_path, environ, policy, metrics)
         self._grafana = grafana.follower(config, node, metrics)
         detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
-            self.store.path,
+            self.captures.store.path,
             config.anomalies,
             detection,
             lambda what: metrics.counter("anomaly_store_errors_total").labels(what).inc(),
@@ -126,48 +99,21 @@ class Daemon:
             self.hub,
             self.ranks,
             detection,
-            self.coordinator,
-            Triggers(self.coordinator, self.ranks, self.hub),
+            self.captures.coordinator,
+            self.captures.triggers,
             self.archive,
             self._log,
         )
         self.sources = enabled_sources(config, self._surroundings())
         self._pipeline_loop: Loop | None = None
-        self._finisher_loops: tuple[Loop, ...] = ()
 
     def _surroundings(self) -> Surroundings:
         return Surroundings(
             load_of=RankLoad(self.hub.ranks, simulated_uuid),
             devices=self.hub.devices,
-            counters_wanted=self._counters_wanted,
+            counters_wanted=self.captures.counters_wanted,
             fail=self._fail,
         )
-
-    def _coordinate(self) -> Coordinator:
-        return Coordinator(
-            self.policy,
-            self.store,
-            self.ranks,
-            self.hub,
-            self._hurry,
-            self._wake_finisher,
-            backends=(self._kineto_backend,),
-        )
-
-    def _kineto_server(self, pollers: Pollers) -> KinetoServer | None:
-        """None where it is switched off or there can be no socket."""
-        if not self._config.rendezvous.kineto:
-            return None
-        rejected = self.hub.metrics.counter("rendezvous_rejected_total")
-        try:
-            return KinetoServer(
-                self.folder.path / rendezvous.KINETO,
-                pollers,
-                lambda reason: rejected.labels(f"kineto_{reason}").inc(),
-            )
-        except OSError as error:
-            logger.warning("no socket for Kineto in %s: %s", self.folder.path, error.strerror)
-            return None
 
     # --- running ---
 
@@ -190,31 +136,14 @@ class Daemon:
         self._fatal = reason
         self.server.stop()
 
-    def _counters_wanted(self) -> bool:
-        return any(
-            capture.request.kind in COUNTER_KINDS and capture.outcome is None
-            for capture in self.hub.captures()
-        )
-
     def _start(self) -> None:
         every = self.supervisor.every
         self._pipeline_loop = every("pipeline", POLL_INTERVAL_S, self.pipeline.step)
-        self._finisher_loops = (
-            every("captures", FINISH_INTERVAL_S, self.coordinator.finish),
-            every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_urgent),
-        )
         self._archive_loop = every("archive", ARCHIVE_INTERVAL_S, self.archive.write)
         if self._log is not None:
             every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
-        every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
-        every("inboxes", INBOXES_INTERVAL_S, lambda: self.inboxes.tend(time.monotonic()))
-        every("sweep", RETENTION_INTERVAL_S, lambda: self.inboxes.sweep(SWEEP_AFTER_S, time.time()))
-        every("disk", DISK_INTERVAL_S, self.disk.measure)
         every("self", SELF_INTERVAL_S, self._observe_self)
-        if self.kineto is not None:
-            every("kineto", PAUSE_S, self.kineto.serve)
-            every("inbox-disk", DISK_INTERVAL_S, self._kineto_backend.measure_disk)
-            every("kineto-traces", LOOK_INTERVAL_S, self._kineto_backend.look)
+        self.captures.start(self.supervisor)
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))
@@ -223,15 +152,12 @@ class Daemon:
 
     def _close(self) -> None:
         logger.info("stopping")
-        if self.kineto is not None:
-            self.kineto.stop()
+        self.captures.stop()
         self.supervisor.stop()
-        self.coordinator.close()
+        self.captures.close()
         self.pipeline.close()
         if self._log is not None:
             run_all({"telemetry-log": self._log.write}, LOG_CLOSE_TIMEOUT_S)
-        if self.kineto is not None:
-            self.kineto.close()
         for source in self.sources:
             source.close()
         self.ranks.close()
@@ -240,10 +166,6 @@ class Daemon:
     def _wake_archive(self) -> None:
         if self._archive_loop is not None:
             self._archive_loop.wake()
-
-    def _wake_finisher(self) -> None:
-        for loop in self._finisher_loops:
-            loop.wake()
 
     def _hurry(self, busy: bool) -> None:
         loop = self._pipeline_loop
@@ -258,7 +180,7 @@ class Daemon:
     def _observe_self(self) -> None:
         """What jobs Kineto sees; also where a reload is carried out."""
         self.reloading.advance()
-        self.hub.publish_kineto_jobs(self._kineto_backend.states())
+        self.captures.publish_jobs()
 
     # --- what HTTP asks ---
 
@@ -283,18 +205,18 @@ class Daemon:
         return tuple(f"{health.name}: {health.reason}" for health in down)
 
     def request_capture(self, request: CaptureRequest) -> Capture:
-        return self.coordinator.request(request)
+        return self.captures.coordinator.request(request)
 
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
     ) -> list[Answer]:
-        return self.alerts.receive(alerts, own_names, peers)
+        return self.captures.alerts.receive(alerts, own_names, peers)
 
     def count_alerts(self, outcome: str, count: int) -> None:
         self.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def capture_file(self, capture_id: str, name: str) -> Path | None:
-        return self.coordinator.file(capture_id, name)
+        return self.captures.coordinator.file(capture_id, name)
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)

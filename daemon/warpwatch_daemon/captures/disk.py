@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from warpwatch_telemetry.errors import Refused
 
-# Some rounds of the loop that measures it (app.DISK_INTERVAL_S): the file system hangs.
+# Some rounds of the loop that measures it (agent.capturing): the file system hangs.
 MAX_AGE_S = 60.0
 
 

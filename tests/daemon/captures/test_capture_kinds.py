@@ -185,7 +185,7 @@ def test_dcgm_gives_the_counters_up_while_nsys_captures_and_for_nothing_else(
 
     def paused() -> bool:
         # As the source of DCGM does it every round.
-        pause.follow(engine, daemon._counters_wanted(), 0.0)
+        pause.follow(engine, daemon.captures.counters_wanted(), 0.0)
         return bool(engine.paused)
 
     ring = RingFile(daemon.folder.ranks, world_size=1)
@@ -199,7 +199,7 @@ def test_dcgm_gives_the_counters_up_while_nsys_captures_and_for_nothing_else(
             assert paused() is wanted
             ring.event("capture_failed", id=f"{asked.id}-1", detail="no")
             daemon.pipeline.step()
-            daemon.coordinator.finish()
+            daemon.captures.coordinator.finish()
             assert paused() is False
         # No one is to record for a daemon that is gone.
         daemon.request_capture(CaptureRequest("train", "torch", "manual"))

@@ -429,10 +429,10 @@ def test_the_daemon_measures_the_disk_of_its_store_in_a_loop(tmp_path: Path) -> 
         "store": {"url": (tmp_path / "store").as_uri()},
     }
     daemon = Daemon(parse(tree, "test"), None, {})
-    before = daemon.disk._measured
+    before = daemon.captures.disk._measured
     daemon._start()
     try:
-        wait_until(lambda: daemon.disk._measured is not before)
+        wait_until(lambda: daemon.captures.disk._measured is not before)
     finally:
         daemon._close()
     listener = daemon.server._socket
