@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import RankEvent
 
 BEGIN_EVENTS = frozenset({"capture_armed", "capture_started"})
@@ -10,15 +13,14 @@ END_EVENTS = frozenset(
 )
 
 
+@dataclass(slots=True)
 class CaptureWindows:
-    """Per job the ranks that capture; one whose end is never told ends after ``timeout_s``.
+    """``since``: by job, the ranks that capture and when each began.
 
-    ``since``: the memory of a detector that saves it with its own, job -> rank -> time of begin.
+    A capture whose end is never reported ends after CAPTURE_TIMEOUT_S.
     """
 
-    def __init__(self, timeout_s: float, since: dict[str, dict[int, float]] | None = None) -> None:
-        self._timeout_s = timeout_s
-        self.since: dict[str, dict[int, float]] = {} if since is None else since
+    since: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def observe(self, event: RankEvent) -> bool:
         """Whether this event ended a capture of its rank."""
@@ -36,7 +38,7 @@ class CaptureWindows:
         ranks = self.since.get(job)
         if not ranks:
             return None
-        until = max(ranks.values()) + self._timeout_s
+        until = max(ranks.values()) + CAPTURE_TIMEOUT_S
         if until > now:
             return until
         self.forget(job)

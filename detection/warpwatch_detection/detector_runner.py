@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import AnomalyRegister
@@ -19,8 +20,8 @@ from warpwatch_detection.detector import (
     is_waiting,
 )
 
-# A detector, what shows it an observation, and its place in the dues (-1 without deadlines).
-Reader = tuple[Detector, Callable[[Observation], Iterable[Verdict]], int]
+# A kind, what shows its detector an observation, and its place in the dues (-1 without deadlines).
+Reader = tuple[str, Callable[[Observation], Iterable[Verdict]], int]
 
 
 class DetectorRunner:
@@ -37,6 +38,7 @@ class DetectorRunner:
         self._register = register
         # Those that wait for something, until when, and, by slot, the deadlines that failed.
         self._timed = [one for one in detectors if is_waiting(one)]
+        self._states: list[Any] = []
         self._dues: list[float] = []
         self._failed_dues: dict[int, float] = {}
         self._readers = _readers(detectors, self._timed)
@@ -46,16 +48,17 @@ class DetectorRunner:
     def show(self, seen: Observation) -> list[Change]:
         """To all who read its type, in the order in which they judge."""
         changes: list[Change] = []
-        for detector, observe, slot in self._readers.get(type(seen), ()):
+        dues, states = self._dues, self._states
+        for kind, observe, slot in self._readers.get(type(seen), ()):
             try:
                 verdicts = observe(seen)
                 if verdicts:
-                    changes += self._register.take(detector.kind, verdicts)
+                    changes += self._register.take(kind, verdicts)
                     self.due_time = -NEVER
             except Exception as error:
-                self._fail(detector.kind, error)
-            if slot >= 0 and (due := self._timed[slot].state.deadline) != self._dues[slot]:
-                self._dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
+                self._fail(kind, error)
+            if slot >= 0 and (due := states[slot].deadline) != dues[slot]:
+                dues[slot] = NEVER if self._failed_dues.get(slot) == due else due
                 self.due_time = -NEVER
         return changes
 
@@ -76,7 +79,8 @@ class DetectorRunner:
 
     def look_up_dues(self) -> None:
         """After detectors were given other states."""
-        dues = enumerate(detector.state.deadline for detector in self._timed)
+        self._states = [detector.state for detector in self._timed]
+        dues = enumerate(state.deadline for state in self._states)
         failed = self._failed_dues
         self._dues = [NEVER if failed.get(slot) == due else due for slot, due in dues]
         self.due_time = -NEVER
@@ -116,5 +120,5 @@ def _readers(detectors: Sequence[Detector], timed: Sequence[Detector]) -> dict[t
     for detector in detectors:
         slot = timed.index(detector) if detector in timed else -1
         for seen in detector.reads:
-            readers.setdefault(seen, []).append((detector, detector.observe, slot))
+            readers.setdefault(seen, []).append((detector.kind, detector.observe, slot))
     return readers

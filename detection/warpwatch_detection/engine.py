@@ -109,7 +109,8 @@ class Detection:
             changes += self._runner.expire(time, put_off)
         if resumption is not None and resumption.knew(record):
             return changes
-        self._time = max(time, self._time)
+        if time > self._time:
+            self._time = time
         if type(record) is not Step:
             changes += self._process(record)
         elif 0.0 <= record.duration_s < NEVER:
@@ -144,7 +145,7 @@ class Detection:
                 return changes
         rank.step_time = record.time
         changes += self._runner.show(record)
-        joined = self._job_steps.step(record)
+        joined = self._job_steps.observe(record)
         if joined is not None:
             changes += self._runner.show(joined)
         return changes

@@ -6,12 +6,10 @@ a few steps wait for the slower reader; the wait is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.detector import JobStep
-from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 # Steps that may wait for a rank; after that they are judged without it.
@@ -27,7 +25,7 @@ class JoinedJob:
     """newest: per live rank, its newest step; pending: steps that wait for a rank, by number.
 
     index: of the next joined step; emitted: the newest; masked_until: after a capture.
-    left_at: the newest joined step when a rank left; its successor may begin anew.
+    left_at: the newest joined step when a rank left; its successor may count from 0.
     """
 
     newest: dict[int, int] = field(default_factory=dict)
@@ -37,18 +35,36 @@ class JoinedJob:
     masked_until: int = -1
     left_at: int = -1
 
-    def is_restart(self, rank: int, number: int) -> bool:
-        """Whether a step that is no news is the first of a program that runs anew."""
-        newest = self.newest.get(rank, self.left_at)
+    def is_restart(self, record: Step) -> bool:
+        """Whether the step is the first of a program that was started again."""
+        number, newest = record.step, self.newest.get(record.rank, self.left_at)
         return number <= newest and (number == 0 or number <= newest - RESTART_STEPS)
+
+    def take(self, record: Step) -> dict[int, Step] | None:
+        """A new step of a rank. The step of all ranks that it ends, or that has waited too long."""
+        number = record.step
+        ranks = self.pending.get(number)
+        if ranks is None:
+            ranks = self.pending[number] = {}
+        ranks[record.rank] = record
+        if len(ranks) >= len(self.newest):
+            del self.pending[number]
+            if self.pending:
+                # Older steps that still wait have lost a record.
+                self.pending = {n: steps for n, steps in self.pending.items() if n > number}
+        elif len(self.pending) > MAX_PENDING:
+            number = min(self.pending)
+            ranks = self.pending.pop(number)
+        else:
+            return None
+        self.emitted = number
+        return ranks
 
 
 @dataclass(slots=True)
 class JobStepsState:
-    """``capturing``: of CaptureWindows."""
-
     jobs: dict[str, JoinedJob] = field(default_factory=dict)
-    capturing: dict[str, dict[int, float]] = field(default_factory=dict)
+    captures: CaptureWindows = field(default_factory=CaptureWindows)
 
 
 class JobSteps:
@@ -57,101 +73,54 @@ class JobSteps:
     def __init__(self) -> None:
         self.state = JobStepsState()
 
-    @property
-    def state(self) -> JobStepsState:
-        return self._state
-
-    @state.setter
-    def state(self, state: JobStepsState) -> None:
-        self._state = state
-        self._jobs = state.jobs
-        self._captures = CaptureWindows(CAPTURE_TIMEOUT_S, state.capturing)
-
-    def observe(self, record: Record) -> Sequence[JobStep]:
+    def observe(self, record: Record) -> JobStep | None:
+        """The step of the job that the record ends."""
         if type(record) is Step:
-            joined = self.step(record)
-            return () if joined is None else (joined,)
+            return self._step(record)
         if isinstance(record, RankEvent):
             self._event(record)
         elif isinstance(record, End) and record.rank is not None:
             self._gone(record.job, record.rank)
-        return ()
+        return None
 
     def forget(self, job: str) -> None:
-        self._jobs.pop(job, None)
-        self._captures.forget(job)
+        self.state.jobs.pop(job, None)
+        self.state.captures.forget(job)
 
     def _event(self, record: RankEvent) -> None:
-        job = self._jobs.get(record.job)
-        if self._captures.observe(record) and job is not None:
+        job = self.state.jobs.get(record.job)
+        if self.state.captures.observe(record) and job is not None:
             job.masked_until = max(job.newest.values(), default=-1) + STEPS_AFTER_CAPTURE
         if record.event == "died":
             self._gone(record.job, record.rank)
 
     def _gone(self, name: str, rank: int) -> None:
-        job = self._jobs.get(name)
+        job = self.state.jobs.get(name)
         if job is not None and job.newest.pop(rank, None) is not None:
             job.left_at = job.emitted
 
-    def step(self, record: Step) -> JobStep | None:
-        """One step of one rank, which lasted finitely long; the step of the job that it ends."""
-        number, rank = record.step, record.rank
-        try:
-            job = self._jobs[record.job]
-            newest = job.newest
-            is_new = number > newest[rank]
-        except KeyError:
-            is_new = False
-        if not is_new:
-            begun = self._begin(record)
-            if begun is None:
-                return None
-            job, newest = begun, begun.newest
-        newest[rank] = number
-        if number <= job.emitted:
+    def _step(self, record: Step) -> JobStep | None:
+        """Of one that lasted finitely long."""
+        job, rank, number = self.state.jobs.get(record.job), record.rank, record.step
+        if job is None or job.is_restart(record):
+            job = self.state.jobs[record.job] = JoinedJob()
+        if number <= job.newest.get(rank, -1):
             return None
-        ranks = job.pending.get(number)
+        job.newest[rank] = number
+        ranks = job.take(record) if number > job.emitted else None
         if ranks is None:
-            return self._wait(job, record)
-        ranks[rank] = record
-        return self._complete(job, number) if len(ranks) >= len(newest) else None
-
-    def _begin(self, record: Step) -> JoinedJob | None:
-        """The job that a step begins, or its rank joins; None where it is no news."""
-        job, number, rank = self._jobs.get(record.job), record.step, record.rank
-        if job is None or (
-            number <= job.newest.get(rank, job.left_at) and job.is_restart(rank, number)
-        ):
-            job = self._jobs[record.job] = JoinedJob()
-        return job if rank not in job.newest or number > job.newest[rank] else None
-
-    def _wait(self, job: JoinedJob, record: Step) -> JobStep | None:
-        """The first record of a step."""
-        job.pending[record.step] = {record.rank: record}
-        if len(job.newest) <= 1:
-            return self._complete(job, record.step)
-        if len(job.pending) > MAX_PENDING:
-            oldest = min(job.pending)
-            return self._emit(job, oldest, job.pending.pop(oldest))
-        return None
-
-    def _complete(self, job: JoinedJob, number: int) -> JobStep | None:
-        """Emits the step; older ones still waiting lost a record and are dropped."""
-        ranks = job.pending.pop(number)
-        if job.pending:
-            job.pending = {later: steps for later, steps in job.pending.items() if later > number}
-        return self._emit(job, number, ranks)
-
-    def _emit(self, job: JoinedJob, number: int, ranks: dict[int, Step]) -> JobStep | None:
-        job.emitted = number
-        some = next(iter(ranks.values()))
+            return None
         joined = join(ranks, job.index)
         if joined is None:
-            job.masked_until = max(job.masked_until, number + STEPS_AFTER_CAPTURE)
-        if number <= job.masked_until or self._captures.runs_until(some.job, some.time) is not None:
+            job.masked_until = max(job.masked_until, job.emitted + STEPS_AFTER_CAPTURE)
+        if job.emitted <= job.masked_until or self._is_captured(ranks):
             return None
         job.index += 1
         return joined
+
+    def _is_captured(self, ranks: dict[int, Step]) -> bool:
+        some = next(iter(ranks.values()))
+        return self.state.captures.runs_until(some.job, some.time) is not None
 
 
 def join(ranks: dict[int, Step], index: int) -> JobStep | None:
@@ -165,32 +134,24 @@ def join(ranks: dict[int, Step], index: int) -> JobStep | None:
     tokens: dict[int, int] = {}
     samples: dict[int, int] = {}
     durations: list[float] = []
-    time = 0.0
     for rank, step in ranks.items():
         if step.profiled:
             return None
-        duration, comm, wait = step.duration_s, 0.0, 0.0
-        if phases := step.phases_s:
-            try:
-                comm, wait, others = phases["comm"], phases["data_wait"], len(phases) - 2
-            except KeyError:
-                comm, wait, others = phases.get("comm", 0.0), phases.get("data_wait", 0.0), 1
-            if others and ("checkpoint" in phases or "eval" in phases):
-                duration -= phases.get("checkpoint", 0.0) + phases.get("eval", 0.0)
-        own = duration - comm - wait
-        compute_s[rank] = own if own > 0.0 else 0.0
-        data_wait_s[rank] = wait
-        comm_s[rank] = comm
-        durations.append(duration)
+        phases = step.phases_s
+        pauses_s = phases.get("checkpoint", 0.0) + phases.get("eval", 0.0)
+        duration_s = step.duration_s - pauses_s
+        comm_s[rank] = comm = phases.get("comm", 0.0)
+        data_wait_s[rank] = wait = phases.get("data_wait", 0.0)
+        own_s = duration_s - comm - wait
+        compute_s[rank] = own_s if own_s > 0.0 else 0.0
+        durations.append(duration_s)
         if step.tokens:
             tokens[rank] = step.tokens
         elif step.samples:
             samples[rank] = step.samples
-        if step.time > time:
-            time = step.time
     middle = (len(durations) - 1) // 2
     return JobStep(
-        time=time,
+        time=max([step.time for step in ranks.values()]),
         job=step.job,
         step=step.step,
         index=index,

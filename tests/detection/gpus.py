@@ -38,7 +38,7 @@ class Node:
         for rank, uuid in enumerate(self.uuids):
             yield RankSeen(self.time, JOB, rank, len(self.gpus), uuid)
 
-    def statuses(
+    def readings(
         self,
         seconds: float,
         fault: Fault = healthy,
@@ -60,7 +60,7 @@ class Node:
 
     def down(self, seconds: float, reason: str, others: bool = True) -> Iterator[DeviceReading]:
         """The broken one cannot be read."""
-        for reading in self.statuses(seconds):
+        for reading in self.readings(seconds):
             if reading.device == self.uuid:
                 yield DeviceReading(reading.time, self.uuid, {}, up=False, reason=reason)
             elif others:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 
 from tests.detection.streams import EPOCH_S
 from warpwatch_detection.detector import Detector, Fine, JobStep
+from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.records import Record
 
 Extra = Callable[[int], float]
 
@@ -47,6 +49,13 @@ class Steps:
                 tokens={} if tokens is None else {0: int(tokens(self.step))},
             )
             self.step += 1
+
+
+def joined(records: Iterable[Record], steps: JobSteps | None = None) -> list[JobStep]:
+    """The steps of the job that the records end."""
+    steps = steps or JobSteps()
+    found = [steps.observe(record) for record in records]
+    return [step for step in found if step is not None]
 
 
 def begun(detector: Detector, steps: Iterable[JobStep]) -> list[Found]:

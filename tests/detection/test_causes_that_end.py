@@ -8,8 +8,12 @@ import pytest
 
 from tests.detection.life import Life
 from tests.detection.streams import EPOCH_S
-from warpwatch_detection.detectors.causes import EXPLAINED_BY, FOUND_ONCE
-from warpwatch_detection.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
+from warpwatch_detection.anomalies.causes import (
+    DEVICE_CAUSES,
+    EXPLAINED_BY,
+    FOUND_ONCE,
+    JOB_CAUSES,
+)
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly
 
 ROWS = [

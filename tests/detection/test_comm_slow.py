@@ -7,7 +7,7 @@ import math
 import pytest
 
 from tests.detection.jobs import Steps, begun
-from warpwatch_detection.config_steps import CommSlowConfig
+from warpwatch_detection.config import CommSlowConfig
 from warpwatch_detection.detectors.comm_slow import CommSlow
 
 

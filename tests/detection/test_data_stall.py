@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.detection.alone import alone
+from tests.detection.jobs import joined
 from tests.detection.streams import Extra, Job, detection, opened
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors.data_stall import DataStall
@@ -119,9 +120,9 @@ def test_steps_without_phases_wait_for_nothing():
 
 
 def test_what_it_remembers_outlives_a_restart_in_the_middle():
-    job, config, joined = Job(ranks=4), DetectionConfig().data_stall, JobSteps()
+    job, config = Job(ranks=4), DetectionConfig().data_stall
     records = [*job.steps(400), *job.steps(300, wait=lambda _, r: 0.03 if r == 1 else 0.0)]
-    steps = [step for record in records for step in joined.observe(record)]
+    steps = joined(records)
     whole, first, second = DataStall(config), DataStall(config), DataStall(config)
     for step in steps[:480]:
         whole.observe(step)
@@ -134,15 +135,13 @@ def test_what_it_remembers_outlives_a_restart_in_the_middle():
 
 
 def test_readings_say_what_was_seen_and_how_near_it_came():
-    detector, joined = DataStall(DetectionConfig().data_stall), JobSteps()
+    detector, steps = DataStall(DetectionConfig().data_stall), JobSteps()
     job = Job(ranks=2, step_s=0.5, noise=0.02)
-    for record in job.steps(30):
-        for step in joined.observe(record):
-            detector.observe(step)
-    assert {reading.answer for reading in detector.statuses()} == {"learning"}
-    for record in job.steps(400, wait=lambda _, r: 0.03 if r else 0.0):
-        for step in joined.observe(record):
-            detector.observe(step)
+    for step in joined(job.steps(30), steps):
+        detector.observe(step)
+    assert {status.answer for status in detector.statuses()} == {"learning"}
+    for step in joined(job.steps(400, wait=lambda _, r: 0.03 if r else 0.0), steps):
+        detector.observe(step)
     second = list(detector.statuses())[1]
     assert (second.answer, second.rank) == ("fine", 1)
     assert second.limit == pytest.approx(0.14, abs=0.05)

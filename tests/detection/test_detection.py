@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.detection import jobs
 from tests.detection.streams import EPOCH_S, Job, detection, fed, opened
 from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY
 from warpwatch_detection.anomalies.rank_devices import (
     DEPARTED_S,
     MAX_DEPARTED,
@@ -17,8 +19,6 @@ from warpwatch_detection.anomalies.rank_devices import (
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors import DETECTORS
-from warpwatch_detection.detectors.causes import EXPLAINED_BY
-from warpwatch_detection.detectors.devices import DEVICE_CAUSES
 from warpwatch_detection.engine import MAX_JOBS, SILENT_S
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import KINDS
@@ -30,7 +30,7 @@ def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
     files = {path.stem for path in folder.rglob("*.py")}
     # Two kinds of throttling are one file.
     assert DETECTORS.keys() - files == {"thermal_throttle", "power_brake"}
-    assert set(DetectionConfig.model_fields) == DETECTORS.keys()
+    assert set(DetectionConfig.model_fields) - {"warmup_steps"} == DETECTORS.keys()
     assert DETECTORS.keys() <= set(KINDS)
     assert [make(DetectionConfig(), AnomaliesConfig()).kind for make in DETECTORS.values()] == list(
         DETECTORS
@@ -153,7 +153,7 @@ def test_deadlines_fall_in_event_time_and_in_their_order():
 
 
 def joined(steps: JobSteps, *records: Record) -> list[JobStep]:
-    return [step for record in records for step in steps.observe(record)]
+    return jobs.joined(records, steps)
 
 
 def ranks_step(rank: int, step: int, **phases: float) -> Step:

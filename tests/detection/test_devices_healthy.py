@@ -15,15 +15,15 @@ def hour(node: Node) -> Iterator[Record]:
     """Training with checkpoints, light load, a break between two jobs, slow input, full load."""
     yield from node.seen()
     for _ in range(3):
-        yield from node.statuses(240, load=0.97)
-        yield from node.statuses(60, load=0.0)
-    yield from node.statuses(600, load=0.3)
+        yield from node.readings(240, load=0.97)
+        yield from node.readings(60, load=0.0)
+    yield from node.readings(600, load=0.3)
     yield End(node.time, JOB)
-    yield from node.statuses(900, load=None)
+    yield from node.readings(900, load=None)
     yield from node.seen()
     for second in range(600):
-        yield from node.statuses(1, load=0.9 if second % 3 else 0.02)
-    yield from node.statuses(600, load=1.0)
+        yield from node.readings(1, load=0.9 if second % 3 else 0.02)
+    yield from node.readings(600, load=1.0)
 
 
 @pytest.mark.parametrize("profile", ["h100", "a100", "l4"])
@@ -72,31 +72,31 @@ def warm(since_s: float, values: Metrics) -> Metrics:
 )
 def test_what_is_normal_is_no_anomaly(habit: Fault) -> None:
     node, engine = Node(), detection()
-    assert opened(engine, [*node.seen(), *node.statuses(150)]) == []
-    assert opened(engine, node.statuses(200, habit)) == []
+    assert opened(engine, [*node.seen(), *node.readings(150)]) == []
+    assert opened(engine, node.readings(200, habit)) == []
 
 
 def test_the_link_of_an_idle_gpu_may_be_slow() -> None:
     node, engine = Node(), detection()
     idle: Metrics = {key("pcie_link_generation"): 1.0}
-    assert opened(engine, node.statuses(300, lambda *_: idle, load=0.0)) == []
+    assert opened(engine, node.readings(300, lambda *_: idle, load=0.0)) == []
 
 
 def test_a_gpu_that_nobody_uses_may_be_idle() -> None:
     node, engine = Node(), detection()
-    assert opened(engine, node.statuses(1200, load=None, interval_s=5.0)) == []
+    assert opened(engine, node.readings(1200, load=None, interval_s=5.0)) == []
 
 
 def test_memory_in_use_without_a_rank_is_told_with_least_severity() -> None:
     node, engine = Node(gpus=1, broken=0), detection()
-    (anomaly,) = opened(engine, node.statuses(700, load=0.0, interval_s=5.0))
+    (anomaly,) = opened(engine, node.readings(700, load=0.0, interval_s=5.0))
     assert (anomaly.kind, anomaly.severity, anomaly.rank) == ("device_idle", "info", None)
     assert anomaly.summary.startswith("nothing has run on the GPU for 10 min, while a process")
     # One kernel now and then is no work.
     idle = anomaly.id
     for _ in range(5):
-        opened(engine, node.statuses(30, load=0.0))
-        opened(engine, node.statuses(2, load=0.5))
+        opened(engine, node.readings(30, load=0.0))
+        opened(engine, node.readings(2, load=0.5))
     assert [a.id for a in engine.active] == [idle]
 
 
@@ -104,12 +104,12 @@ def test_a_rank_uses_its_gpu_until_it_ends() -> None:
     node, engine = Node(gpus=1, broken=0), detection()
     opened(engine, node.seen())
     free: Metrics = {key("memory_used_bytes"): 0.0}
-    opened(engine, node.statuses(700, lambda *_: free, load=0.0, interval_s=5.0))
+    opened(engine, node.readings(700, lambda *_: free, load=0.0, interval_s=5.0))
     (anomaly,) = engine.active
     assert (anomaly.kind, anomaly.severity) == ("device_idle", "warning")
     assert "rank 0 of llama has 0 %" in anomaly.summary
     engine.feed(End(node.time, JOB, 0))
-    opened(engine, node.statuses(20, lambda *_: free, load=0.0))
+    opened(engine, node.readings(20, lambda *_: free, load=0.0))
     assert not engine.active
 
 
@@ -117,16 +117,16 @@ def test_without_the_counter_the_state_counts() -> None:
     node, engine = Node(), detection()
     counter = key("throttle_seconds_total", "hw_thermal")
     active: Metrics = {key("throttle_active", "hw_thermal"): 1.0}
-    opened(engine, node.statuses(60, without=(counter,)))
-    found = opened(engine, node.statuses(10, lambda *_: active, without=(counter,)))
+    opened(engine, node.readings(60, without=(counter,)))
+    found = opened(engine, node.readings(10, lambda *_: active, without=(counter,)))
     assert [a.kind for a in found] == ["thermal_throttle"]
 
 
 def test_where_the_counter_is_known_a_state_that_flickers_does_not_count() -> None:
     node, engine = Node(), detection()
     active: Metrics = {key("throttle_active", "sw_thermal"): 1.0}
-    opened(engine, node.statuses(60))
-    assert opened(engine, node.statuses(60, lambda *_: active)) == []
+    opened(engine, node.readings(60))
+    assert opened(engine, node.readings(60, lambda *_: active)) == []
 
 
 def test_margins_stand_in_for_thresholds() -> None:
@@ -137,8 +137,8 @@ def test_margins_stand_in_for_thresholds() -> None:
         key("temperature_margin_threshold_celsius", "slowdown"): -2.0,
         key("temperature_celsius", "gpu"): 84.0,
     }
-    assert opened(engine, node.statuses(100, without=without)) == []
-    (anomaly,) = opened(engine, node.statuses(80, lambda *_: close, without=without))
+    assert opened(engine, node.readings(100, without=without)) == []
+    (anomaly,) = opened(engine, node.readings(80, lambda *_: close, without=without))
     assert (anomaly.kind, anomaly.value, anomaly.baseline) == ("overheating", 84.0, 87.0)
 
 
@@ -153,8 +153,8 @@ def test_while_heat_throttles_it_is_not_told_twice() -> None:
             key("clock_hertz", "sm"): 1.2e9,
         }
 
-    opened(engine, node.statuses(150))
-    found = opened(engine, node.statuses(200, too_hot))
+    opened(engine, node.readings(150))
+    found = opened(engine, node.readings(200, too_hot))
     assert [a.kind for a in found] == ["thermal_throttle"]
     assert "at 88 °C; the SM clock is 1200 MHz of 1980 MHz" in found[0].summary
 
@@ -165,7 +165,7 @@ def test_readings_that_tell_nothing_end_nothing_and_raise_nothing() -> None:
     slow: Metrics = {key("pcie_link_width_lanes"): 4.0}
 
     def both() -> Iterator[DeviceReading]:
-        for reading in node.statuses(150, lambda *_: slow):
+        for reading in node.readings(150, lambda *_: slow):
             yield reading
             yield DeviceReading(reading.time + 0.3, reading.device, {key("power_watts"): 300.0})
 
@@ -176,11 +176,11 @@ def test_readings_that_tell_nothing_end_nothing_and_raise_nothing() -> None:
 def test_what_can_no_longer_be_judged_is_over_after_ten_minutes() -> None:
     node, engine = Node(), detection()
     slow: Metrics = {key("pcie_link_generation"): 2.0}
-    opened(engine, node.statuses(150, lambda *_: slow))
+    opened(engine, node.readings(150, lambda *_: slow))
     assert [a.kind for a in engine.active] == ["pcie_degraded"]
-    assert opened(engine, node.statuses(500, lambda *_: slow, load=None, interval_s=5.0)) == []
+    assert opened(engine, node.readings(500, lambda *_: slow, load=None, interval_s=5.0)) == []
     assert len(engine.active) == 1
-    opened(engine, node.statuses(200, lambda *_: slow, load=None, interval_s=5.0))
+    opened(engine, node.readings(200, lambda *_: slow, load=None, interval_s=5.0))
     assert not engine.active
 
 
@@ -192,5 +192,5 @@ def test_a_level_that_flickers_around_its_limit_does_not_flap() -> None:
         counter["s"] += 0.13 if since_s % 40 < 20 else 0.07
         return {key("throttle_seconds_total", "sw_thermal"): counter["s"]}
 
-    found = opened(engine, [*node.statuses(60), *node.statuses(600, flickers)])
+    found = opened(engine, [*node.readings(60), *node.readings(600, flickers)])
     assert [a.kind for a in found] == ["thermal_throttle"]

@@ -464,7 +464,7 @@ def test_hangs_and_deaths_outlive_a_restart_of_the_daemon():
     after._runner.look_up_dues()
     found = opened(after, [Clock(job.time + 60)])
     assert [(a.kind, a.rank, a.time) for a in found] == [("crash", 1, job.time + 6)]
-    assert [reading.answer for d in after._runner.detectors for reading in d.statuses()] == [
+    assert [status.answer for d in after._runner.detectors for status in d.statuses()] == [
         "fine", "found", "fine",
     ]  # fmt: skip
 

@@ -9,29 +9,28 @@ import msgspec
 import pytest
 
 from tests.detection.jobs import Steps, begun
-from warpwatch_detection.config_steps import ShiftConfig, StepRegressionConfig
+from warpwatch_detection.config import StepRegressionConfig
 from warpwatch_detection.detector import Fine
 from warpwatch_detection.detectors.step_regression import StepRegression
 from warpwatch_detection.signals.level_shift import LevelShift, Shift, quantile_of, student
 from warpwatch_detection.signals.signal_history import (
-    BY_INDEX,
-    LOOKS,
     MIN_REFERENCE,
     REFERENCE,
+    WINDOWS,
     level,
 )
 from warpwatch_telemetry.anomalies import Found
 
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
-    sought, config = LevelShift(), ShiftConfig()
-    told = ((n, look(sought, value, config)) for n, value in enumerate(values))
+    sought = LevelShift()
+    told = ((n, look(sought, value)) for n, value in enumerate(values))
     return [(n, shift) for n, shift in told if shift is not None]
 
 
-def look(sought: LevelShift, value: float, config: ShiftConfig) -> Shift | None:
+def look(sought: LevelShift, value: float) -> Shift | None:
     sought.samples.add(value)
-    return sought.judge(config)
+    return sought.judge(min_effect=0.03)
 
 
 def test_twenty_percent_need_few_samples_and_five_percent_more():
@@ -107,39 +106,38 @@ def test_readings_say_why_nothing_was_found():
     detector = StepRegression(StepRegressionConfig())
     steps = Steps()
     begun(detector, steps.next(60))
-    assert [reading.answer for reading in detector.statuses()] == ["learning"]
+    assert [status.answer for status in detector.statuses()] == ["learning"]
     begun(detector, steps.next(600))
-    (reading,) = detector.statuses()
-    assert reading.answer == "fine"
-    assert reading.nearest is not None
-    assert reading.nearest < 1
-    assert "limit" in reading.text
+    (status,) = detector.statuses()
+    assert status.answer == "fine"
+    assert status.nearest is not None
+    assert status.nearest < 1
+    assert "limit" in status.text
 
 
 def test_each_window_is_compared_with_the_samples_before_it_also_after_shifts_and_a_restart():
-    source, sought, config = random.Random(5), LevelShift(), ShiftConfig()
+    source, sought = random.Random(5), LevelShift()
     told = compared = 0
     for n in range(1600):
-        told += look(sought, source.gauss(0, 0.01) + 0.1 * (n // 500), config) is not None
+        told += look(sought, source.gauss(0, 0.01) + 0.1 * (n // 500)) is not None
         if n % 321 == 0:
             sought = msgspec.msgpack.decode(msgspec.msgpack.encode(sought), type=LevelShift)
         samples = sought.samples
-        for window in BY_INDEX:
-            length = window.samples
-            if samples.count % (length // LOOKS) or len(samples.values) < length + MIN_REFERENCE:
+        for window in WINDOWS:
+            if len(samples.values) < window + MIN_REFERENCE:
                 continue
-            before = samples.values[-length - REFERENCE : -length]
-            assert samples.before(window) == level(before, length)
+            before = samples.values[-window - REFERENCE : -window]
+            assert samples.references.before(window) == level(before, window)
             compared += 1
     assert told == 3
     assert compared > 1500
 
 
 def test_what_it_remembers_of_samples_is_bounded():
-    source, sought, config = random.Random(6), LevelShift(), ShiftConfig()
+    source, sought = random.Random(6), LevelShift()
     for _ in range(3000):
-        look(sought, source.gauss(0, 0.01), config)
+        look(sought, source.gauss(0, 0.01))
     references = sought.samples.references
     assert len(sought.samples.values) < 700
     assert len(references.ordered) == REFERENCE
-    assert len(references.short) + len(references.long) < 260
+    assert len(references.short) + len(references.long) < 700

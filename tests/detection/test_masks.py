@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, detection, opened
-from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE, JobSteps
+from warpwatch_detection.job_steps import STEPS_AFTER_CAPTURE
 from warpwatch_telemetry.records import RankEvent, Step
 
 
@@ -14,23 +15,20 @@ def step(number: int, rank: int = 0, profiled: bool = False) -> Step:
 
 
 def test_a_profiled_step_and_twenty_after_it_are_left_out_without_any_event():
-    steps = JobSteps()
     records = [step(number, profiled=number in (3, 4)) for number in range(30)]
-    seen = [joined.step for record in records for joined in steps.observe(record)]
+    seen = [one.step for one in joined(records)]
     assert seen == [0, 1, 2, 25, 26, 27, 28, 29]
 
 
 def test_a_step_that_one_rank_profiles_is_masked_for_all():
-    steps = JobSteps()
     records = [step(n, rank, profiled=n == 1 and rank == 1) for n in range(30) for rank in (0, 1)]
-    seen = [joined.step for record in records for joined in steps.observe(record)]
+    seen = [one.step for one in joined(records)]
     assert seen == [0, 22, 23, 24, 25, 26, 27, 28, 29]
 
 
 def test_masked_steps_leave_no_gap_in_the_index():
-    steps = JobSteps()
     records = [step(number, profiled=number == 1) for number in range(24)]
-    seen = [joined.index for record in records for joined in steps.observe(record)]
+    seen = [one.index for one in joined(records)]
     assert seen == [0, 1, 2]
 
 

@@ -160,11 +160,11 @@ def test_readings_say_how_near_it_was():
     engine = alone("memory_leak")
     opened(engine, training(leak_of(1, 1200, 5 * MB), last=100))
     (detector,) = engine._runner.detectors
-    assert {reading.answer for reading in detector.statuses()} == {"learning"}
+    assert {status.answer for status in detector.statuses()} == {"learning"}
     opened(engine, training(leak_of(1, 1200, 5 * MB), first=100, last=2000))
-    answers = {reading.rank: reading for reading in detector.statuses()}
+    answers = {status.rank: status for status in detector.statuses()}
     assert (answers[0].answer, answers[1].answer) == ("fine", "found")
-    assert "device memory of rank 1 moves by 5 MB a step, told above" in answers[1].text
+    assert "device memory of rank 1 moves by 5 MB a step, found above" in answers[1].text
     assert (answers[1].nearest or 0) > 1 > (answers[0].nearest or 0)
 
 

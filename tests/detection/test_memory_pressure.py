@@ -107,4 +107,4 @@ def test_its_memory_outlives_a_restart_of_the_daemon():
     (new,) = engine._runner.detectors
     new.state = msgspec.msgpack.decode(msgspec.msgpack.encode(old.state), type=type(old.state))
     assert [a.rank for a in opened(engine, [device(job, 30, 79.0)])] == [1]
-    assert sorted(reading.answer for reading in new.statuses()) == ["found", "learning"]
+    assert sorted(status.answer for status in new.statuses()) == ["found", "learning"]

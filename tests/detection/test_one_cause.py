@@ -32,7 +32,7 @@ def training(throttled_first_s: float) -> Iterator[Record]:
     yield from node.seen()
     steps = job.steps(10_000, compute=slow)
     step = next(steps)
-    for reading in node.statuses(700, hot):
+    for reading in node.readings(700, hot):
         while step.time <= reading.time:
             yield step
             step = next(steps)

@@ -43,7 +43,7 @@ def test_what_a_replay_found_is_kept_with_its_end() -> None:
 def test_the_status_of_an_ended_job_is_that_at_its_end() -> None:
     replay = Replay(explain=True)
     list(replay.run(slow_rank()))
-    found = {kind: reading for kind, reading in replay.statuses() if reading.answer == "found"}
+    found = {kind: status for kind, status in replay.statuses() if status.answer == "found"}
     assert found.keys() == {"straggler"}
     assert (found["straggler"].job, found["straggler"].rank) == ("llama", 1)
 

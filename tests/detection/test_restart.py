@@ -11,8 +11,7 @@ import pytest
 from tests.detection.restarts import again, lives, restarted
 from tests.detection.streams import EPOCH_S, Job, detection, fed, opened
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.config import DetectionConfig
-from warpwatch_detection.config_life import HangConfig
+from warpwatch_detection.config import DetectionConfig, HangConfig
 from warpwatch_detection.detectors import DETECTORS
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.records import Clock, RankEvent, Record, Step
@@ -85,7 +84,7 @@ def test_an_event_is_held_whatever_becomes_of_its_detector():
     engine = detection()
     engine.feed(Step(EPOCH_S, "llama", 0, 0, 0.5))
     engine.feed(RankEvent(EPOCH_S + 1, "llama", 0, "exception"))
-    fresh, closed = restarted(engine, EPOCH_S + 5, crash={"grace_s": 6})
+    fresh, closed = restarted(engine, EPOCH_S + 5, crash={"enabled": False})
     assert closed == []
     assert [(one.kind, one.end_time) for one in fed(fresh, [Clock(EPOCH_S + 700)])] == [
         ("crash", EPOCH_S + 601)

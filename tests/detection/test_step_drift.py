@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.detection.jobs import Extra, Steps, begun
-from warpwatch_detection.config_steps import StepDriftConfig, StepRegressionConfig
+from warpwatch_detection.config import StepDriftConfig, StepRegressionConfig
 from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_regression import StepRegression
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.detection.jobs import Extra, Steps, begun
-from warpwatch_detection.config_steps import StepSpikesConfig
+from warpwatch_detection.config import StepSpikesConfig
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.detection.alone import alone
+from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, detection, opened
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors.straggler import Straggler
@@ -269,10 +270,9 @@ def test_steps_that_lack_a_rank_are_judged_without_it():
 
 def test_what_it_remembers_outlives_a_restart_in_the_middle():
     job, config = Job(ranks=4, step_s=0.5, noise=0.02), DetectionConfig().straggler
-    joined = JobSteps()
-    seen = [s for record in job.steps(300) for s in joined.observe(record)]
-    slow = job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0)
-    later = [s for record in slow for s in joined.observe(record)]
+    records = [*job.steps(300), *job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0)]
+    steps = joined(records)
+    seen, later = steps[:300], steps[300:]
     whole, first = Straggler(config), Straggler(config)
     for step in seen + later[:8]:
         whole.observe(step)
@@ -287,14 +287,12 @@ def test_what_it_remembers_outlives_a_restart_in_the_middle():
 
 def test_readings_say_what_was_seen_and_how_near_it_came():
     detector = Straggler(DetectionConfig().straggler)
-    joined, job = JobSteps(), Job(ranks=4, step_s=0.5, noise=0.02)
-    for record in job.steps(60):
-        for step in joined.observe(record):
-            detector.observe(step)
-    assert {reading.answer for reading in detector.statuses()} == {"learning"}
-    for record in job.steps(300, compute=lambda _, r: 0.04 if r == 2 else 0):
-        for step in joined.observe(record):
-            detector.observe(step)
+    steps, job = JobSteps(), Job(ranks=4, step_s=0.5, noise=0.02)
+    for step in joined(job.steps(60), steps):
+        detector.observe(step)
+    assert {status.answer for status in detector.statuses()} == {"learning"}
+    for step in joined(job.steps(300, compute=lambda _, r: 0.04 if r == 2 else 0), steps):
+        detector.observe(step)
     third = list(detector.statuses())[2]
     assert (third.answer, third.job, third.rank) == ("fine", "llama", 2)
     assert third.value == pytest.approx(1.1, abs=0.02)
@@ -303,8 +301,6 @@ def test_readings_say_what_was_seen_and_how_near_it_came():
 
 def test_a_job_with_one_rank_has_nothing_to_compare_with():
     detector = Straggler(DetectionConfig().straggler)
-    joined = JobSteps()
-    for record in Job(ranks=1).steps(300):
-        for step in joined.observe(record):
-            assert not detector.observe(step)
-    assert [reading.answer for reading in detector.statuses()] == ["learning"]
+    for step in joined(Job(ranks=1).steps(300)):
+        assert not detector.observe(step)
+    assert [status.answer for status in detector.statuses()] == ["learning"]

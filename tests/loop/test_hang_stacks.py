@@ -58,14 +58,7 @@ while True:
         time.sleep(0.05)
 """
 
-HANG = {
-    "timeout_s": 4,
-    "median_steps": 2,
-    "gap_factor": 1,
-    "warmup_steps": 0,
-    "warmup_timeout_s": 0,
-    "stopped_after_s": 3,
-}
+HANG = {"timeout_s": 4, "warmup_timeout_s": 0, "stopped_after_s": 3}
 
 
 @pytest.fixture

@@ -18,12 +18,10 @@ SETTLE_S = 8.0
 # that is reported, by right. It is not what is tested, so only what is larger counts.
 ON_A_BUSY_MACHINE: dict[str, Any] = {
     "step_regression": {"min_effect": 0.25},
-    "step_drift": {"min_effect": 0.25, "anchor_effect": 0.25},
+    "step_drift": {"min_effect": 0.25},
     "step_spikes": {"min_spike": 1.0},
-    "comm_slow": {"min_effect": 0.25},
+    "comm_slow": {"min_rise": 2.0},
 }
-# A leak judged by half a minute with a sample every 2 s; the default wants to see a whole one.
-QUICK_LEAK = {"block_steps": 5, "window_blocks": 12, "min_steps": 200, "min_s": 20}
 
 
 class Job:

@@ -14,6 +14,37 @@ _REMOVED = {
 _REMOVED_OF_RECIPES = {
     "options_on_repeat": "was removed: a repeated capture of kind torch records stacks besides",
 }
+# Of the section of each kind.
+_CONSTANTS_OF_KINDS = {
+    "step_regression": "accept_samples alarm_rate block_s cost_steps peak_factor sample_s "
+    "settle_steps",
+    "step_drift": "accept_after_s accept_samples alarm_rate anchor_effect sample_s settle_steps",
+    "step_spikes": "evidence min_spike_s noise_factor sample_s settle_steps",
+    "comm_slow": "accept_after_s accept_samples alarm_rate block_s cost_steps max_compute min_comm "
+    "min_effect peak_factor sample_s settle_steps",
+    "data_stall": "baseline_blocks block_s block_steps long_blocks min_rise noise_factor "
+    "ready_blocks short_blocks short_share start_share",
+    "straggler": "baseline_blocks drift_blocks drift_ratio hold_ticks min_cost noise_factor "
+    "quartile_ratio ready_blocks stage_ratio start_ratio tick_s window_ticks",
+    "gc_pause": "max_pause_s max_period_steps min_pauses min_period_steps min_ratio noise_factor "
+    "window_s window_steps",
+    "hang": "gap_factor median_steps rest_cpu_ratio rest_device_ratio rest_io_bytes_per_s rest_s "
+    "spin_power_ratio warmup_steps",
+    "memory_leak": "block_steps hold_blocks min_growth_ratio min_late min_part min_s min_steps "
+    "noise_factor window_blocks",
+    "memory_pressure": "calm_s hold_s idle_reserve release",
+    "oom": "grace_s",
+    "crash": "grace_s",
+    "device_lost": "clear_s forget_s hold_s unreadable_s",
+    "device_stuck": "clear_s",
+    "thermal_throttle": "clear_s window_s",
+    "power_brake": "clear_s window_s",
+    "overheating": "clear_s hold_s release_celsius",
+    "clock_drop": "block_s clear_s hold_s min_utilization ready_blocks",
+    "pcie_degraded": "clear_s hold_s min_utilization",
+    "nvlink_error": "clear_s down_s quiet_s",
+    "device_idle": "clear_s max_utilization min_memory_share",
+}
 
 
 def what_became(path: str) -> str | None:
@@ -22,4 +53,14 @@ def what_became(path: str) -> str | None:
     text = _REMOVED.get(path)
     if section.startswith("triggers.recipes."):
         text = _REMOVED_OF_RECIPES.get(leaf)
+    elif section.startswith("detection."):
+        text = _of_kind(section.removeprefix("detection."), leaf)
     return None if text is None else f"{path}: {text}"
+
+
+def _of_kind(kind: str, leaf: str) -> str | None:
+    if leaf in _CONSTANTS_OF_KINDS.get(kind, "").split():
+        return _CONSTANT
+    if leaf == "warmup_steps" and kind in _CONSTANTS_OF_KINDS:
+        return "is detection.warmup_steps now, one for all kinds"
+    return None

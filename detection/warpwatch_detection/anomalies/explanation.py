@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
 from warpwatch_detection.anomalies.rank_devices import RankDevices
 from warpwatch_detection.anomalies.register_state import Key, TrackedAnomaly
-from warpwatch_detection.detectors.causes import EXPLAINED_BY
-from warpwatch_detection.detectors.devices import DEVICE_CAUSES, JOB_CAUSES
 from warpwatch_telemetry.anomalies import Anomaly, Severity
 from warpwatch_telemetry.xid import SEVERITIES
 from warpwatch_telemetry.xids import explain
@@ -27,17 +26,17 @@ Active = Mapping[Key, TrackedAnomaly]
 
 
 def cause_of(
-    key: Key, rank: int | None, severity: Severity, active: Active, rank_devices: RankDevices
+    key: Key, rank: int | None, severity: Severity, active: Active, ranks: RankDevices
 ) -> TrackedAnomaly | None:
     """The active anomaly that explains a finding of this kind about this job, rank or device."""
     kind, job, device = key
     if job is None:
-        jobs = rank_devices.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
+        jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
         return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))
     own = _first(active, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
     if own is not None or kind not in DEVICE_CAUSES:
         return own
-    devices = rank_devices.devices(job) if rank is None else {rank_devices.device(job, rank)}
+    devices = ranks.devices(job) if rank is None else {ranks.device(job, rank)}
     if kind in _STOPPED:
         able = {of: known for of, known in active.items() if _can_stop(known.anomaly, severity)}
         return _device_cause(DEVICE_CAUSES[kind], devices, 1, able)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from warpwatch_detection.anomalies.causes import FOUND_ONCE
 from warpwatch_detection.anomalies.register_state import Key, Suppressed
-from warpwatch_detection.detectors.causes import FOUND_ONCE
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Found
 
 MAX_SUPPRESSED = 1000

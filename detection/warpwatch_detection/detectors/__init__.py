@@ -1,16 +1,11 @@
 """Detectors, one file a kind: records in, verdicts out.
 
-- base: what a detector is, what it sees and what it says
-- job_steps: joins the ranks' steps into steps of the job; capture_windows: what to look away from
-- level: medians; step_signal, step_work: a job's steps as samples, evened out by their work;
-  samples, level_shift, episode, shift_detector: a level that rose, and until when
-- rank_levels: each rank's time beside its peers', for straggler; peers, work_scaling: who and how;
-  sliding_median, guarded_median, frozen_baseline: statistics; regular_pauses, told_pauses: for
-  gc_pause
-- deaths: who went first and of what, for crash and oom; pulse, at_rest: what hang remembers and
-  the activity that nothing moves; growth: a level that grows without end, for memory_leak
-- step_regression, step_drift, step_spikes, comm_slow, data_stall, straggler, gc_pause, hang, crash,
-  oom, memory_leak, memory_pressure: the kinds
+- step_regression, comm_slow (both by shift_detector), step_drift, step_spikes, data_stall,
+  straggler, gc_pause: kinds that judge the steps of a job
+- hang: a job that stands still; step_progress, idleness: what it remembers of steps and activity
+- crash, oom: by deaths, who went first and of what
+- memory_leak, memory_pressure: kinds that judge what ranks and devices say of memory
+- event_numbers: numbers in the detail of events
 - devices: the kinds about a device
 """
 
@@ -37,18 +32,18 @@ from warpwatch_detection.detectors.straggler import Straggler
 # In the order in which they judge a record: a cause comes before what it explains.
 DETECTORS: dict[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
     **DEVICE_DETECTORS,
-    "oom": lambda kinds, _: Oom(kinds.oom),
-    "crash": lambda kinds, _: Crash(kinds.crash),
-    "memory_leak": lambda kinds, _: MemoryLeak(kinds.memory_leak),
-    "memory_pressure": lambda kinds, _: MemoryPressure(kinds.memory_pressure),
+    "oom": lambda *_: Oom(),
+    "crash": lambda *_: Crash(),
+    "memory_leak": lambda kinds, _: MemoryLeak(kinds.memory_leak, kinds.warmup_steps),
+    "memory_pressure": lambda kinds, _: MemoryPressure(kinds.memory_pressure, kinds.warmup_steps),
     "hang": lambda kinds, _: Hang(kinds.hang),
-    "data_stall": lambda kinds, _: DataStall(kinds.data_stall),
-    "gc_pause": lambda kinds, _: GcPause(kinds.gc_pause),
-    "straggler": lambda kinds, _: Straggler(kinds.straggler),
-    "step_spikes": lambda kinds, _: StepSpikes(kinds.step_spikes),
-    "comm_slow": lambda kinds, _: CommSlow(kinds.comm_slow),
-    "step_regression": lambda kinds, _: StepRegression(kinds.step_regression),
-    "step_drift": lambda kinds, _: StepDrift(kinds.step_drift),
+    "data_stall": lambda kinds, _: DataStall(kinds.data_stall, kinds.warmup_steps),
+    "gc_pause": lambda kinds, _: GcPause(kinds.gc_pause, kinds.warmup_steps),
+    "straggler": lambda kinds, _: Straggler(kinds.straggler, kinds.warmup_steps),
+    "step_spikes": lambda kinds, _: StepSpikes(kinds.step_spikes, kinds.warmup_steps),
+    "comm_slow": lambda kinds, _: CommSlow(kinds.comm_slow, kinds.warmup_steps),
+    "step_regression": lambda kinds, _: StepRegression(kinds.step_regression, kinds.warmup_steps),
+    "step_drift": lambda kinds, _: StepDrift(kinds.step_drift, kinds.warmup_steps),
 }
 
 

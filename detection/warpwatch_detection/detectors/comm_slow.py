@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from warpwatch_detection.config_steps import CommSlowConfig
+from warpwatch_detection.config import WARMUP_STEPS, CommSlowConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
 from warpwatch_detection.signals.level_shift import Shift
@@ -12,51 +12,60 @@ from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import REFERENCE, level
 from warpwatch_telemetry.anomalies import Found
 
+# Of the step, as for step_regression: about the least that is worth a look.
+MIN_EFFECT = 0.03
+ACCEPT_AFTER_S = 600.0
+# Below 2 % of the step, communication cannot be what slows a job.
+MIN_COMM = 0.02
+# Compute that rises by half as much or more is a job that changed altogether.
+MAX_COMPUTE = 0.5
 
-class CommSlow(ShiftDetector[CommSlowConfig]):
+
+class CommSlow(ShiftDetector):
     """Judges the smallest comm of any rank, in shares of what the job computed after warm-up.
 
-    The rank that is last waits for nobody, so its comm is what communication itself costs.
-    ``job.beside``: log of the compute of the same samples. ``job.typical``: seconds of that.
+    The rank that is last waits for no one, so its comm is what communication itself costs.
+    ``job.beside``: log of the compute of the same samples. ``job.typical_s``: that after warm-up.
     """
 
     kind = "comm_slow"
 
-    def sample(self, job: ShiftJob, seen: JobStep) -> bool:
+    def __init__(self, config: CommSlowConfig, warmup_steps: int = WARMUP_STEPS) -> None:
+        super().__init__(MIN_EFFECT, ACCEPT_AFTER_S, warmup_steps)
+        self._min_rise = config.min_rise
+
+    def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
         comm_s = min(seen.comm_s.values(), default=0.0)
         compute_s = seen.common_s - comm_s
         if comm_s <= 0 or compute_s <= 0:
-            return False
-        log_compute = job.signal.add(seen, compute_s, self._config)
+            return None
+        log_compute = job.signal.add(seen, compute_s, self._warmup_steps)
         if log_compute is None:
-            return False
-        if not job.typical:
-            job.typical = job.signal.sample_s / job.signal.group
+            return None
+        if not job.typical_s:
+            job.typical_s = job.signal.sample_s / job.signal.group
         job.beside.append(log_compute)
-        job.shifts.samples.add(comm_s / job.typical)
-        return True
+        return comm_s / job.typical_s
 
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:
-        config = self._config
-        if shift.before < config.min_comm:
-            return shift.difference >= config.min_comm + config.min_effect
+        if shift.before < MIN_COMM:
+            return shift.difference >= MIN_COMM + MIN_EFFECT
         rise = shift.difference / shift.before
         older = job.beside[-shift.window - REFERENCE : -shift.window]
         newer = job.beside[-shift.window :]
         compute_rise = level(newer, shift.window) - level(older, shift.window)
-        return rise >= config.min_rise and compute_rise < config.max_compute * math.log1p(rise)
+        return rise >= self._min_rise and compute_rise < MAX_COMPUTE * math.log1p(rise)
 
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
-        value_s, baseline_s = level * job.typical, rise.baseline * job.typical
-        begin = rise.begin_step
+        value_s, baseline_s = level * job.typical_s, rise.baseline * job.typical_s
         return Found(
             time=seen.time,
             severity="warning",
             job=seen.job,
             step=seen.step,
-            begin_step=begin,
+            begin_step=rise.begin_step,
             value=value_s,
             baseline=baseline_s,
             summary=f"communication takes {value_s:.3g} s of a step on all ranks since step "
-            f"{begin} instead of {baseline_s:.3g} s, compute does not",
+            f"{rise.begin_step} instead of {baseline_s:.3g} s, compute does not",
         )

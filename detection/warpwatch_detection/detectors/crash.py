@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from warpwatch_detection.config_life import CrashConfig
 from warpwatch_detection.detectors.deaths import DeathDetector
 
 
@@ -10,6 +9,3 @@ class Crash(DeathDetector):
     """One anomaly a job: the first rank is the cause, ranks that follow are its consequence."""
 
     kind = "crash"
-
-    def __init__(self, config: CrashConfig) -> None:
-        super().__init__(config.grace_s)

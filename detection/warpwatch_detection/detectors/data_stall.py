@@ -6,16 +6,32 @@ many late steps, whether all of them wait a little or each third one waits long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_ranks import DataStallConfig
+from warpwatch_detection.config import WARMUP_STEPS, DataStallConfig
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
 from warpwatch_telemetry.anomalies import Found
 
-# A block ends at this many steps whatever time it spans.
+# A block lasts so many steps and so long, but ends at MAX_BLOCK_STEPS whatever time it spans.
+BLOCK_STEPS = 10
+BLOCK_S = 1.0
 MAX_BLOCK_STEPS = 200
+# Blocks that the baseline is made of, and that suffice to begin.
+BASELINE_BLOCKS = 40
+READY_BLOCKS = 5
+# Over eight blocks the configured ``min_share`` and this rise above the baseline count.
+LONG_BLOCKS = 8
+MIN_RISE = 0.08
+# Over three blocks this rise counts, which takes five late steps of thirty.
+SHORT_BLOCKS = 3
+SHORT_RISE = 0.15
+# Four standard deviations of past blocks; half as much again for the short window.
+NOISE_FACTOR = 4.0
+SHORT_NOISE_FACTOR = 1.5 * NOISE_FACTOR
+# A quarter of the time lost is a stall, also if it was never otherwise.
+START_SHARE = 0.25
 # Shares of the time are not known better than this.
 MIN_SPREAD = 0.01
 # A wait counts up to the step without waiting, and at least up to this share of the whole one.
@@ -28,7 +44,10 @@ RELEASE_EXCESS = 0.5
 
 @dataclass(slots=True)
 class RankWaits:
-    """Seconds per block, newest last: ``counted`` with every wait cut, ``waits`` as they were."""
+    """Seconds per block, newest last: ``counted`` with every wait cut, ``waits`` as they were.
+
+    counted_s, wait_s, seen_steps: of the open block.
+    """
 
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
     counted_s: float = 0.0
@@ -43,12 +62,17 @@ class RankWaits:
     nearest: float = 0.0
     nearest_step: int | None = None
 
+    def end_block(self) -> None:
+        self.counted = [*self.counted[1 - LONG_BLOCKS :], self.counted_s]
+        self.waits = [*self.waits[1 - LONG_BLOCKS :], self.wait_s]
+        self.seen_steps, self.counted_s, self.wait_s = 0, 0.0, 0.0
+
 
 @dataclass(slots=True)
 class JobWaits:
     """Seconds per block, newest last: of steps without waiting, and of whole steps.
 
-    work_sums: of the newest one, two, ... of ``works``.
+    steps, work_s, elapsed_s: of the open block.
     """
 
     ranks: dict[int, RankWaits] = field(default_factory=dict)
@@ -57,10 +81,41 @@ class JobWaits:
     work_s: float = 0.0
     elapsed_s: float = 0.0
     works: list[float] = field(default_factory=list)
-    work_sums: list[float] = field(default_factory=list)
     spans: list[float] = field(default_factory=list)
     first_steps: list[int] = field(default_factory=list)
     on: bool = False
+
+    def add(self, seen: JobStep) -> None:
+        if self.steps == 0:
+            self.first_steps = [*self.first_steps[1 - LONG_BLOCKS :], seen.step]
+        most_s = max(seen.common_s, LEAST_COUNTED_SHARE * seen.duration_s)
+        for number, wait_s in seen.data_wait_s.items():
+            rank = self.ranks.get(number)
+            if rank is None:
+                rank = self.ranks[number] = RankWaits()
+            rank.counted_s += wait_s if wait_s < most_s else most_s
+            rank.wait_s += wait_s
+            rank.seen_steps += 1
+        self.steps += 1
+        self.work_s += seen.common_s
+        self.elapsed_s += seen.duration_s
+
+    def end_block(self) -> None:
+        self.works = [*self.works[1 - LONG_BLOCKS :], self.work_s]
+        self.spans = [*self.spans[1 - LONG_BLOCKS :], self.elapsed_s]
+        self.steps, self.work_s, self.elapsed_s = 0, 0.0, 0.0
+        for number, rank in list(self.ranks.items()):
+            if rank.seen_steps:
+                rank.end_block()
+            else:
+                del self.ranks[number]
+
+    def share(self, rank: RankWaits, blocks: int) -> float:
+        """Waiting in the time of the last ``blocks``; fewer, if the rank has not seen so many."""
+        waits = rank.counted[-blocks:]
+        waited_s = sum(waits)
+        total_s = waited_s + sum(self.works[-len(waits) :])
+        return waited_s / total_s if total_s > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -71,55 +126,23 @@ class DataStallState:
 class DataStall(JobDetector[JobWaits]):
     kind = "data_stall"
 
-    def __init__(self, config: DataStallConfig) -> None:
-        self._config = config
+    def __init__(self, config: DataStallConfig, warmup_steps: int = WARMUP_STEPS) -> None:
+        self._min_share = config.min_share
+        self._warmup_steps = warmup_steps
         self.state = DataStallState()
 
     def begin(self) -> JobWaits:
         return JobWaits()
 
     def judge(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < self._config.warmup_steps:
+        if seen.index < self._warmup_steps:
             return ()
-        self._add(job, seen)
-        full = job.steps >= self._config.block_steps and job.elapsed_s >= self._config.block_s
+        job.add(seen)
+        full = job.steps >= BLOCK_STEPS and job.elapsed_s >= BLOCK_S
         if not full and job.steps < MAX_BLOCK_STEPS:
             return ()
-        self._end_block(job)
+        job.end_block()
         return self._judge_block(job, seen)
-
-    def _add(self, job: JobWaits, seen: JobStep) -> None:
-        if job.steps == 0:
-            job.first_steps = [*job.first_steps[1 - self._config.long_blocks :], seen.step]
-        most_s, least_s = seen.common_s, LEAST_COUNTED_SHARE * seen.duration_s
-        if most_s < least_s:
-            most_s = least_s
-        ranks = job.ranks
-        for number, wait_s in seen.data_wait_s.items():
-            try:
-                rank = ranks[number]
-            except KeyError:
-                rank = ranks[number] = RankWaits()
-            rank.counted_s += wait_s if wait_s < most_s else most_s
-            rank.wait_s += wait_s
-            rank.seen_steps += 1
-        job.steps += 1
-        job.work_s += seen.common_s
-        job.elapsed_s += seen.duration_s
-
-    def _end_block(self, job: JobWaits) -> None:
-        keep = 1 - self._config.long_blocks
-        job.works = works = [*job.works[keep:], job.work_s]
-        job.work_sums = [sum(works[-count:]) for count in range(1, len(works) + 1)]
-        job.spans = [*job.spans[keep:], job.elapsed_s]
-        job.steps, job.work_s, job.elapsed_s = 0, 0.0, 0.0
-        for number, rank in list(job.ranks.items()):
-            if rank.seen_steps == 0:
-                del job.ranks[number]
-                continue
-            rank.counted = [*rank.counted[keep:], rank.counted_s]
-            rank.waits = [*rank.waits[keep:], rank.wait_s]
-            rank.seen_steps, rank.counted_s, rank.wait_s = 0, 0.0, 0.0
 
     def _judge_block(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
         for rank in job.ranks.values():
@@ -132,19 +155,16 @@ class DataStall(JobDetector[JobWaits]):
         return (self._found(job, stalled, seen),)
 
     def _judge_rank(self, job: JobWaits, rank: RankWaits, seen: JobStep) -> None:
-        config, baseline = self._config, rank.baseline
-        block = share(rank.counted, job.work_sums, 1)
-        if len(baseline.blocks) < config.ready_blocks:
-            baseline.begin_anew(block, config.start_share)
-            baseline.learn(block, config.baseline_blocks)
-            if len(baseline.blocks) == config.ready_blocks:
-                self._begin(rank)
+        baseline, block = rank.baseline, job.share(rank, 1)
+        if len(baseline.blocks) < READY_BLOCKS:
+            self._learn(rank, block)
             return
-        short = share(rank.counted, job.work_sums, config.short_blocks) - baseline.center
-        long = share(rank.counted, job.work_sums, config.long_blocks) - baseline.center
-        noise = config.noise_factor * baseline.spread
-        least = max(config.min_rise, config.min_share - baseline.center, noise)
-        rank.excess = max(long / least, short / max(config.short_share, 1.5 * noise))
+        least = self._least_rise(rank)
+        short = max(SHORT_RISE, SHORT_NOISE_FACTOR * baseline.spread)
+        rank.excess = max(
+            (job.share(rank, LONG_BLOCKS) - baseline.center) / least,
+            (job.share(rank, SHORT_BLOCKS) - baseline.center) / short,
+        )
         if rank.excess > rank.nearest:
             rank.nearest, rank.nearest_step = rank.excess, seen.step
         if rank.excess >= 1 and not rank.on:
@@ -152,22 +172,32 @@ class DataStall(JobDetector[JobWaits]):
         elif rank.excess < RELEASE_EXCESS:
             rank.on = rank.from_start = False
         if not rank.on and block - baseline.center <= -least:
-            baseline.learn_lower(block, config.baseline_blocks)
+            baseline.learn_lower(block, BASELINE_BLOCKS)
         elif not rank.on and block - baseline.center < least:
-            baseline.learn(block, config.baseline_blocks)
+            baseline.learn(block, BASELINE_BLOCKS)
 
-    def _begin(self, rank: RankWaits) -> None:
-        """The baseline is ready: if it is a stall itself, health is not to wait."""
-        if rank.baseline.center >= self._config.start_share:
-            rank.baseline.impose(0.0)
-            rank.baseline.spread = MIN_SPREAD
+    @staticmethod
+    def _learn(rank: RankWaits, block: float) -> None:
+        """While the baseline is not ready. If it is a stall itself, health is not to wait."""
+        baseline = rank.baseline
+        baseline.begin_again(block, START_SHARE)
+        baseline.learn(block, BASELINE_BLOCKS)
+        if len(baseline.blocks) == READY_BLOCKS and baseline.center >= START_SHARE:
+            baseline.impose(0.0)
+            baseline.spread = MIN_SPREAD
             rank.from_start = True
 
-    def _begin_step(self, job: JobWaits, rank: RankWaits) -> int:
+    def _least_rise(self, rank: RankWaits) -> float:
+        """Over the baseline, where a stall begins in the long window."""
+        baseline = rank.baseline
+        return max(MIN_RISE, self._min_share - baseline.center, NOISE_FACTOR * baseline.spread)
+
+    @staticmethod
+    def _begin_step(job: JobWaits, rank: RankWaits) -> int:
         """The first step of the blocks in a row that waited half of what is found, or more."""
         if rank.from_start:
             return 0
-        least = rank.baseline.center + self._config.min_rise / 2
+        least = rank.baseline.center + MIN_RISE / 2
         begin = job.first_steps[-1]
         blocks = zip(rank.counted[::-1], job.works[::-1], job.first_steps[::-1], strict=False)
         for counted, work, step in blocks:
@@ -176,9 +206,10 @@ class DataStall(JobDetector[JobWaits]):
             begin = step
         return begin
 
-    def _found(self, job: JobWaits, stalled: Mapping[int, RankWaits], seen: JobStep) -> Found:
+    @staticmethod
+    def _found(job: JobWaits, stalled: Mapping[int, RankWaits], seen: JobStep) -> Found:
         worst = max(stalled, key=lambda number: stalled[number].excess)
-        rank, blocks = stalled[worst], self._config.short_blocks
+        rank, blocks = stalled[worst], SHORT_BLOCKS
         level = sum(rank.waits[-blocks:]) / max(sum(job.spans[-blocks:]), 1e-9)
         baseline = None if rank.from_start else rank.baseline.center
         who = f"rank {worst} waits" if len(stalled) == 1 else f"{len(stalled)} ranks wait"
@@ -202,14 +233,12 @@ class DataStall(JobDetector[JobWaits]):
                 yield self._status(name, job, number, rank)
 
     def _status(self, name: str, job: JobWaits, number: int, rank: RankWaits) -> DetectorStatus:
-        config, baseline = self._config, rank.baseline
-        known, ready = len(baseline.blocks), config.ready_blocks
-        if known < ready:
-            text = f"rank {number}: {known} of {ready} blocks of the baseline are known"
+        baseline, known = rank.baseline, len(rank.baseline.blocks)
+        if known < READY_BLOCKS:
+            text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known"
             return DetectorStatus("learning", text, name, number)
-        value = share(rank.counted, job.work_sums, config.long_blocks)
-        noise = config.noise_factor * baseline.spread
-        limit = max(baseline.center + max(config.min_rise, noise), config.min_share)
+        value = job.share(rank, LONG_BLOCKS)
+        limit = baseline.center + self._least_rise(rank)
         return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} waits for data {100 * value:.1f} % of the time, usually "
@@ -222,11 +251,3 @@ class DataStall(JobDetector[JobWaits]):
             nearest=rank.nearest,
             nearest_step=rank.nearest_step,
         )
-
-
-def share(counted: Sequence[float], work_sums: Sequence[float], blocks: int) -> float:
-    """Waiting in the time of the last ``blocks``; fewer, if it has not seen so many."""
-    waits = counted[-blocks:]
-    waited_s = sum(waits)
-    total_s = waited_s + work_sums[len(waits) - 1]
-    return waited_s / total_s if total_s > 0 else 0.0

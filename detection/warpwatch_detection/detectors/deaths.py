@@ -2,7 +2,7 @@
 
 One rank that fails takes the others with it. The first with a cause of its own is the culprit,
 those that follow are its consequence. A rank that only says that a peer no longer answers waits
-for ``grace_s`` for a better cause: a killed process leaves no record, its peers raise at once.
+for GRACE_S for a better cause: a killed process leaves no record, its peers raise at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observ
 from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
+# How long others must live on for a death to be that of one rank, and how long deaths are gathered
+# before the first is named.
+GRACE_S = 5.0
 MAX_DETAIL = 160
 MAX_JOBS = 256
 # Ranks of a job whose end is remembered: more than are on a node, and as many as a log may hold.
@@ -42,8 +45,8 @@ class Cause:
 
 
 @dataclass(slots=True)
-class JobLife:
-    """died: deaths that nobody has judged yet; bereaved: ranks that raised for want of a peer.
+class JobDeaths:
+    """died: deaths that are not judged yet; lost_peer: ranks that raised because a peer was gone.
 
     left: ranks of the run before a restart, whose end is no news. gone: when, the oldest first.
     """
@@ -53,7 +56,7 @@ class JobLife:
     left: set[int] = field(default_factory=set)
     step: int | None = None
     died: dict[int, float] = field(default_factory=dict)
-    bereaved: dict[int, float] = field(default_factory=dict)
+    lost_peer: dict[int, float] = field(default_factory=dict)
     said: dict[int, str] = field(default_factory=dict)
     oom_killed: set[int] = field(default_factory=set)
     cause: Cause | None = None
@@ -70,24 +73,23 @@ class JobLife:
 
     @property
     def undecided(self) -> bool:
-        return bool(self.died or self.bereaved)
+        return bool(self.died or self.lost_peer)
 
 
 @dataclass(slots=True)
 class DeathState:
-    jobs: dict[str, JobLife] = field(default_factory=dict)
+    jobs: dict[str, JobDeaths] = field(default_factory=dict)
     deadline: float = NEVER
 
 
 class DeathDetector(Detector):
-    """Tells the causes of its ``kind``; every member of the family sees them all."""
+    """Finds the causes of its ``kind``; both kinds see them all, so that a death is one of them."""
 
     kind: str
     state: DeathState
     reads: tuple[type, ...] = (Step, RankSeen, RankEvent, End)
 
-    def __init__(self, grace_s: float) -> None:
-        self._grace_s = grace_s
+    def __init__(self) -> None:
         self.state = DeathState()
 
     def observe(self, seen: Observation) -> Iterable[Found]:
@@ -126,28 +128,28 @@ class DeathDetector(Detector):
 
     # --- what happens ---
 
-    def _job(self, name: str) -> JobLife:
+    def _job(self, name: str) -> JobDeaths:
         """Also of a job that shows nothing but deaths; so many of them are remembered."""
         jobs = self.state.jobs
         job = jobs.get(name)
         if job is None:
             if len(jobs) >= MAX_JOBS:
                 del jobs[next(iter(jobs))]
-            job = jobs[name] = JobLife()
+            job = jobs[name] = JobDeaths()
         return job
 
     def _step(self, seen: Step) -> None:
-        job = self._job(seen.job)
+        job = self.state.jobs.get(seen.job) or self._job(seen.job)
         job.step = seen.step
         if seen.rank in job.gone:
             return
         job.alive.add(seen.rank)
         job.left.discard(seen.rank)
-        # What it told it survived (a failed allocation that the program caught).
+        # It survived what it reported (a failed allocation that the program caught).
         if job.cause is not None and job.cause.rank == seen.rank:
             job.cause = None
             job.followers.clear()
-        if job.bereaved and job.bereaved.pop(seen.rank, None) is not None:
+        if job.lost_peer and job.lost_peer.pop(seen.rank, None) is not None:
             self._schedule()
 
     def _rank_seen(self, seen: RankSeen) -> Iterable[Found]:
@@ -159,7 +161,7 @@ class DeathDetector(Detector):
                 # A successor of a rank that is gone: the job has been restarted.
                 found = self._judge(seen.job, job, seen.time) if job.undecided else ()
                 left = job.alive | job.left
-            job = self.state.jobs[seen.job] = JobLife(left=left)
+            job = self.state.jobs[seen.job] = JobDeaths(left=left)
             self._schedule()
         job.alive.add(seen.rank)
         job.left.discard(seen.rank)
@@ -170,7 +172,7 @@ class DeathDetector(Detector):
         if job is not None and seen.rank is not None:
             job.leave(seen.rank, seen.time)
 
-    def _event(self, seen: RankEvent, job: JobLife) -> Iterable[Found]:
+    def _event(self, seen: RankEvent, job: JobDeaths) -> Iterable[Found]:
         rank, text = seen.rank, what(seen.detail)
         if seen.event == "died":
             if rank in job.left:
@@ -185,17 +187,17 @@ class DeathDetector(Detector):
             job.died[rank] = seen.time
         elif seen.event == "oom" or _OUT_OF_MEMORY.search(text):
             more = f": {text}" if text else ""
-            return self._tell(seen.job, job, seen.time, "oom", rank, f"ran out of memory{more}")
+            return self._decide(seen.job, job, seen.time, "oom", rank, f"ran out of memory{more}")
         elif _PEER_LOST.search(text) and job.alive | job.gone.keys() > {rank}:
-            job.bereaved.setdefault(rank, seen.time)
+            job.lost_peer.setdefault(rank, seen.time)
             job.said.setdefault(rank, text)
         else:
             said = f"raised {text or 'an exception'}"
-            return self._tell(seen.job, job, seen.time, "crash", rank, said)
+            return self._decide(seen.job, job, seen.time, "crash", rank, said)
         self._schedule()
         return ()
 
-    def _follow(self, seen: RankEvent, job: JobLife) -> Iterable[Found]:
+    def _follow(self, seen: RankEvent, job: JobDeaths) -> Iterable[Found]:
         if job.cause is None or job.cause.rank == seen.rank or seen.rank in job.followers:
             return ()
         job.followers.add(seen.rank)
@@ -203,32 +205,32 @@ class DeathDetector(Detector):
 
     # --- what it means ---
 
-    def _judge(self, name: str, job: JobLife, now: float) -> Iterable[Found]:
-        """The grace is over. Who died without a word comes before those who missed a peer."""
-        silent = {rank: time for rank, time in job.died.items() if rank not in job.bereaved}
+    def _judge(self, name: str, job: JobDeaths, now: float) -> Iterable[Found]:
+        """The grace is over. Who died without a record comes before those who lost a peer."""
+        silent = {rank: time for rank, time in job.died.items() if rank not in job.lost_peer}
         after = "" if job.step is None else f" after step {job.step}"
-        first = min(silent or job.bereaved, key=lambda r: ({**job.bereaved, **silent}[r], r))
+        first = min(silent or job.lost_peer, key=lambda r: ({**job.lost_peer, **silent}[r], r))
         if silent and job.oom_killed & silent.keys():
             first = min(job.oom_killed & silent.keys(), key=lambda r: (silent[r], r))
             said = f"was killed by the kernel{after}: its control group ran out of memory"
-            return self._tell(name, job, now, "oom", first, said)
+            return self._decide(name, job, now, "oom", first, said)
         if not silent:
-            return self._tell(name, job, now, "crash", first, f"raised {job.said[first]}")
-        peers = (job.alive | job.bereaved.keys()) - {first}
+            return self._decide(name, job, now, "crash", first, f"raised {job.said[first]}")
+        peers = (job.alive | job.lost_peer.keys()) - {first}
         if peers:
             said = f"died without an exit record{after}, {len(peers)} of its peers lived on"
-            return self._tell(name, job, now, "crash", first, said)
+            return self._decide(name, job, now, "crash", first, said)
         return self._ended(name, job, now, f"gone without an exit record{after}")
 
-    def _tell(
-        self, name: str, job: JobLife, now: float, kind: str, rank: int, said: str
+    def _decide(
+        self, name: str, job: JobDeaths, now: float, kind: str, rank: int, said: str
     ) -> Iterable[Found]:
         job.cause = Cause(kind, rank, f"rank {rank} {said}", job.step)
-        job.followers |= (job.died.keys() | job.bereaved.keys()) - {rank}
+        job.followers |= (job.died.keys() | job.lost_peer.keys()) - {rank}
         self._decided(job)
         return self._found(name, job, now)
 
-    def _ended(self, name: str, job: JobLife, now: float, said: str) -> Iterable[Found]:
+    def _ended(self, name: str, job: JobDeaths, now: float, said: str) -> Iterable[Found]:
         count, rank = len(job.died), min(job.died)
         who = f"all {count} local ranks were" if count > 1 else f"rank {rank} was"
         text = f"{who} {said}: ended from outside"
@@ -236,14 +238,14 @@ class DeathDetector(Detector):
         self._decided(job)
         return self._found(name, job, now)
 
-    def _decided(self, job: JobLife) -> None:
+    def _decided(self, job: JobDeaths) -> None:
         job.died.clear()
-        job.bereaved.clear()
+        job.lost_peer.clear()
         job.said.clear()
         job.oom_killed.clear()
         self._schedule()
 
-    def _found(self, name: str, job: JobLife, now: float) -> Iterable[Found]:
+    def _found(self, name: str, job: JobDeaths, now: float) -> Iterable[Found]:
         cause = job.cause
         if cause is None or cause.kind != self.kind:
             return ()
@@ -251,9 +253,10 @@ class DeathDetector(Detector):
         severity: Severity = "critical" if cause.critical else "info"
         return (Found(now, severity, cause.text + more, name, cause.rank, step=cause.step),)
 
-    def _due(self, job: JobLife) -> float:
-        times = [*job.died.values(), *job.bereaved.values()]
-        return min(times, default=NEVER) + self._grace_s
+    @staticmethod
+    def _due(job: JobDeaths) -> float:
+        times = [*job.died.values(), *job.lost_peer.values()]
+        return min(times, default=NEVER) + GRACE_S
 
     def _schedule(self) -> None:
         self.state.deadline = min(map(self._due, self.state.jobs.values()), default=NEVER)

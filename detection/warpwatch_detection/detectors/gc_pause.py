@@ -1,7 +1,7 @@
 """Pauses of Python's garbage collector, each of which stops one process, and the job with it.
 
-Two ways to see them: the shim tells of long ones, and they count when they cost a share of the
-time; or, in step times alone, one rank is slow at equal gaps while its peers wait.
+There are two ways to see them: the shim reports long ones, and they count when they cost a share of
+the time; or, in step times alone, one rank is slow at equal gaps while its peers wait.
 """
 
 from __future__ import annotations
@@ -10,48 +10,78 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.config_ranks import GcPauseConfig
+from warpwatch_detection.config import WARMUP_STEPS, GcPauseConfig
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals import peers
-from warpwatch_detection.signals.regular_pauses import RegularPauses
-from warpwatch_detection.signals.reported_pauses import ReportedPauses
+from warpwatch_detection.signals.regular_pauses import MIN_PAUSES, RegularPauses
+from warpwatch_detection.signals.reported_pauses import WINDOW_S, WINDOW_STEPS, ReportedPauses
 from warpwatch_detection.signals.work_scaling import WorkScaling
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import RankEvent
 
 # Weight of a new step in the job's usual step time.
 STEP_WEIGHT = 0.02
-# Beside one whose pauses were told, ranks that have reached this part of the limit pause too.
+# Beside one whose pauses were reported, ranks that have reached this part of the limit pause too.
 JOINT_EXCESS = 0.6
-# Every so many steps somebody looks at who is there; a rank without a step for this many others
-# left the job.
+# Who is there is looked at every so many steps; a rank without a step for this many others left
+# the job.
 AGE_STEPS = 10
 FORGET_STEPS = 1000
 
 
 @dataclass(slots=True)
 class RankPauses:
-    """``regular``: seen in steps; ``told``: by the shim. on: found either way."""
+    """``regular``: seen in steps; ``reported``: by the shim. on: found either way."""
 
-    told: ReportedPauses = field(default_factory=ReportedPauses)
+    reported: ReportedPauses = field(default_factory=ReportedPauses)
     regular: RegularPauses = field(default_factory=RegularPauses)
     index: int = 0
     regular_on: bool = False
 
     @property
     def on(self) -> bool:
-        return self.regular_on or self.told.on
+        return self.regular_on or self.reported.on
+
+    def judge_regular(self, number: int, found: bool) -> bool:
+        """``found``: a pause that belongs to a chain. True if it counts."""
+        if self.reported.recent:
+            # What the shim reports is known better.
+            self.regular_on = False
+        elif found:
+            self.regular_on = not (number == 0 and self.regular.planned())
+        elif self.regular.period == 0:
+            self.regular_on = False
+        return found and self.regular_on
 
 
 @dataclass(slots=True)
 class JobPauses:
+    """``on``: the ranks that are found; begin_time: since when pauses count."""
+
     ranks: dict[int, RankPauses] = field(default_factory=dict)
     scaling: WorkScaling = field(default_factory=WorkScaling)
     index: int = -1
     begin_time: float = 0.0
     step_s: float = 0.0
     on: tuple[int, ...] = ()
+
+    @property
+    def window_s(self) -> float:
+        return max(WINDOW_S, WINDOW_STEPS * self.step_s)
+
+    def learn_step(self, seen: JobStep) -> None:
+        if self.begin_time == 0.0:
+            self.begin_time, self.step_s = seen.time, seen.duration_s
+        cut_s = min(seen.duration_s, 2.0 * self.step_s)
+        self.step_s += STEP_WEIGHT * (cut_s - self.step_s)
+
+    def cost(self, rank: RankPauses) -> float:
+        """Share of the time that goes into its pauses."""
+        if rank.reported.on:
+            return rank.reported.share
+        between_s = max(1, rank.regular.period) * self.step_s
+        return rank.regular.pause_s / between_s if between_s > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -63,8 +93,9 @@ class GcPause(JobDetector[JobPauses]):
     kind = "gc_pause"
     reads = (JobStep, RankEvent)
 
-    def __init__(self, config: GcPauseConfig) -> None:
-        self._config = config
+    def __init__(self, config: GcPauseConfig, warmup_steps: int = WARMUP_STEPS) -> None:
+        self._min_share = config.min_share
+        self._warmup_steps = warmup_steps
         self.state = GcPauseState()
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
@@ -76,14 +107,15 @@ class GcPause(JobDetector[JobPauses]):
         return JobPauses()
 
     def judge(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < self._config.warmup_steps:
+        if seen.index < self._warmup_steps:
             return ()
-        if job.begin_time == 0.0:
-            job.begin_time, job.step_s = seen.time, seen.duration_s
-        duration_s, usual_s = seen.duration_s, job.step_s
-        most_s = 2.0 * usual_s
-        job.step_s += STEP_WEIGHT * ((duration_s if duration_s < most_s else most_s) - usual_s)
-        return self._steps(job, seen)
+        job.learn_step(seen)
+        touched, news = self._judge_regular(job, seen)
+        if job.index % AGE_STEPS == 0:
+            touched |= self._age(job, seen)
+        if not (touched or job.on):
+            return ()
+        return self._verdicts(job, seen.job, seen.time, seen.step, news)
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         job = self.state.jobs.get(seen.job)
@@ -92,80 +124,67 @@ class GcPause(JobDetector[JobPauses]):
             return ()
         rank = job.ranks.setdefault(seen.rank, RankPauses(index=job.index))
         began = -1 if step is None else int(step)
-        rank.told.add(seen.time, duration_s, began, self._window_s(job))
-        self._judge_told(job, rank, seen.time)
-        return self._verdicts(job, seen.job, seen.time, max(began, 0), news=rank.told.on)
+        rank.reported.add(seen.time, duration_s, began, job.window_s)
+        self._judge_reported(job, rank, seen.time)
+        return self._verdicts(job, seen.job, seen.time, max(began, 0), news=rank.reported.on)
 
-    def _window_s(self, job: JobPauses) -> float:
-        return max(self._config.window_s, self._config.window_steps * job.step_s)
+    def _judge_reported(self, job: JobPauses, rank: RankPauses, now: float) -> None:
+        rank.reported.judge(now, now - job.begin_time, job.window_s, self._min_share)
 
-    def _judge_told(self, job: JobPauses, rank: RankPauses, now: float) -> None:
-        rank.told.judge(now, now - job.begin_time, self._window_s(job), self._config)
-
-    def _steps(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
+    @staticmethod
+    def _judge_regular(job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
+        """Whether a rank may have changed, and whether one has paused as it was found to do."""
         touched = news = False
-        if len(seen.compute_s) > 1:
-            ranks, step, compute_s, config = job.ranks, seen.step, seen.compute_s, self._config
-            for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
-                try:
-                    rank = ranks[number]
-                except KeyError:
-                    rank = ranks[number] = RankPauses(index=job.index)
-                found = rank.regular.add(step, ratio, compute_s[number], config)
-                if found or rank.regular_on:
-                    touched = True
-                    news |= self._judge_regular(number, rank, found)
-        if job.index % AGE_STEPS == 0:
-            touched |= self._age(job, seen)
-        if not (touched or job.on):
-            return ()
-        return self._verdicts(job, seen.job, seen.time, seen.step, news)
-
-    def _judge_regular(self, number: int, rank: RankPauses, found: bool) -> bool:
-        """``found``: a pause that belongs to a chain. True if it counts."""
-        regular = rank.regular
-        if rank.told.recent:
-            # What the shim tells is known better.
-            rank.regular_on = False
-        elif found:
-            rank.regular_on = not (number == 0 and regular.planned())
-        elif regular.period == 0:
-            rank.regular_on = False
-        return found and rank.regular_on
+        if len(seen.compute_s) < 2:
+            return touched, news
+        for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
+            rank = job.ranks.get(number)
+            if rank is None:
+                rank = job.ranks[number] = RankPauses(index=job.index)
+            found = rank.regular.add(seen.step, ratio, seen.compute_s[number])
+            if found or rank.regular_on:
+                touched = True
+                news |= rank.judge_regular(number, found)
+        return touched, news
 
     def _age(self, job: JobPauses, seen: JobStep) -> bool:
-        """Time passes for pauses that were told, and ranks that left are forgotten."""
+        """Time passes for pauses that were reported, and ranks that left are forgotten."""
         for number in seen.compute_s.keys() & job.ranks.keys():
             job.ranks[number].index = job.index
-        told = [rank for rank in job.ranks.values() if rank.told.recent]
-        for rank in told:
-            self._judge_told(job, rank, seen.time)
+        reported = [rank for rank in job.ranks.values() if rank.reported.recent]
+        for rank in reported:
+            self._judge_reported(job, rank, seen.time)
         gone = [n for n, rank in job.ranks.items() if job.index - rank.index > FORGET_STEPS]
         for number in gone:
             del job.ranks[number]
-        return bool(told or gone)
+        return bool(reported or gone)
 
     def _verdicts(
         self, job: JobPauses, name: str, time: float, step: int, news: bool
     ) -> Iterable[Verdict]:
         """``news``: a pause that belongs to what is found."""
-        now_on = tuple(number for number, rank in job.ranks.items() if rank.on)
-        if any(job.ranks[number].told.on for number in now_on):
-            now_on = tuple(n for n, r in job.ranks.items() if r.on or r.told.excess >= JOINT_EXCESS)
-        was_on, job.on = job.on, now_on
-        if not now_on:
+        on = tuple(number for number, rank in job.ranks.items() if rank.on)
+        if any(job.ranks[number].reported.on for number in on):
+            on = tuple(
+                number
+                for number, rank in job.ranks.items()
+                if rank.on or rank.reported.excess >= JOINT_EXCESS
+            )
+        was_on, job.on = job.on, on
+        if not on:
             return (Fine(time, name),) if was_on else ()
-        if not news and now_on == was_on:
+        if not news and on == was_on:
             return ()
         return (self._found(job, name, time, step),)
 
-    def _found(self, job: JobPauses, name: str, time: float, step: int) -> Found:
-        worst = max(job.on, key=lambda number: self._cost(job, job.ranks[number]))
+    @staticmethod
+    def _found(job: JobPauses, name: str, time: float, step: int) -> Found:
+        worst = max(job.on, key=lambda number: job.cost(job.ranks[number]))
         rank, alone = job.ranks[worst], len(job.on) == 1
-        cost = self._cost(job, rank)
+        cost = job.cost(rank)
         who = f"rank {worst}" if alone else f"each of {len(job.on)} ranks"
-        if rank.told.on:
-            begin, pause_s = rank.told.begin_step, rank.told.mean_s
+        if rank.reported.on:
+            begin, pause_s = rank.reported.begin_step, rank.reported.mean_s
             what = f"garbage collection stops {who} for {1000 * pause_s:.0f} ms at a time"
         else:
             begin, pause_s = rank.regular.begin_step, rank.regular.pause_s
@@ -185,37 +204,28 @@ class GcPause(JobDetector[JobPauses]):
             summary=f"{what}, {100 * cost:.1f} % of the time, since step {begin}",
         )
 
-    def _cost(self, job: JobPauses, rank: RankPauses) -> float:
-        """Share of the time that goes into pauses."""
-        if rank.told.on:
-            return rank.told.share
-        regular = rank.regular
-        between_s = max(1, regular.period) * job.step_s
-        return regular.pause_s / between_s if between_s > 0 else 0.0
-
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if not job.ranks:
-                yield DetectorStatus(
-                    "learning", "one rank has no peers, no pause was reported", name
-                )
+                text = "one rank has no peers, and no pause was reported"
+                yield DetectorStatus("learning", text, name)
             for number, rank in job.ranks.items():
                 yield self._status(name, number, rank)
 
     def _status(self, name: str, number: int, rank: RankPauses) -> DetectorStatus:
-        regular, config = rank.regular, self._config
-        told = rank.told.share / config.min_share
-        chain = regular.longest_chain / config.min_pauses
+        regular, reported = rank.regular, rank.reported
+        chain = regular.longest_chain / MIN_PAUSES
+        known = regular.known or reported.recent
         return DetectorStatus(
-            "found" if rank.on else "fine" if regular.known or rank.told.recent else "learning",
-            f"rank {number}: pauses that were told take {100 * rank.told.share:.2f} % of the time; "
+            "found" if rank.on else "fine" if known else "learning",
+            f"rank {number}: reported pauses take {100 * reported.share:.2f} % of the time; "
             f"the longest chain of slow steps at equal gaps has {regular.longest_chain} of "
-            f"{config.min_pauses}",
+            f"{MIN_PAUSES}",
             job=name,
             rank=number,
-            value=rank.told.share,
+            value=reported.share,
             baseline=0.0,
-            limit=config.min_share,
-            nearest=max(rank.told.nearest, chain, told),
+            limit=self._min_share,
+            nearest=max(reported.nearest, chain, reported.share / self._min_share),
             nearest_step=regular.longest_chain_step,
         )

@@ -1,6 +1,6 @@
 """No step for longer than anything the job has shown, or a sign that none will come.
 
-Such activity are a process that does not respond, and processes and devices of which nothing moves.
+Such signs are a process that does not respond, and processes and devices of which nothing moves.
 """
 
 from __future__ import annotations
@@ -9,15 +9,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.capture_windows import CaptureWindows
-from warpwatch_detection.config_life import HangConfig
+from warpwatch_detection.config import HangConfig
 from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
-from warpwatch_detection.detectors.step_progress import RECENT_STEPS, JobProgress
+from warpwatch_detection.detectors.step_progress import JobProgress, RankProgress
 from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.anomalies import Found
-from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
+# Of slow steps, nearly thirty may be missing.
+TIMEOUT_STEPS = 28.0
+# A pause may take a little longer than the longest so far.
+GAP_FACTOR = 1.15
+# A rank's first steps, for which ``warmup_timeout_s`` holds.
+WARMUP_STEPS = 5
+# How long processes and devices must do nothing; with what is read every 2 s a hang is found
+# within 30 s.
+IDLE_S = 20.0
 # Survivors that wait for a dead rank have the crash's cause, not one of their own.
 CRASH_QUIET_S = 600.0
 # Of the reasons of a silence the one that a long call in C has too: that may be a checkpoint.
@@ -26,11 +34,9 @@ HOLDS_GIL = "holds the GIL"
 
 @dataclass(slots=True)
 class HangState:
-    """captures: job -> rank -> begin of its capture."""
-
     jobs: dict[str, JobProgress] = field(default_factory=dict)
     devices: dict[str, DeviceActivity] = field(default_factory=dict)
-    captures: dict[str, dict[int, float]] = field(default_factory=dict)
+    captures: CaptureWindows = field(default_factory=CaptureWindows)
     deadline: float = NEVER
 
 
@@ -53,9 +59,9 @@ class Hang(Detector):
         """Of one that was saved it must be known how much time was left."""
         self._state, self._jobs = state, state.jobs
         for name, job in state.jobs.items():
-            if job.check_time < NEVER and job.last:
-                job.check_time = self._due(name, job, max(job.last.values()))
-                job.lenient = True
+            if job.check_time < NEVER and job.ranks:
+                job.check_time = self._due(name, job, max(r.time for r in job.ranks.values()))
+                job.limit_may_fall = True
         self._schedule()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
@@ -83,41 +89,29 @@ class Hang(Detector):
 
     def forget(self, job: str) -> None:
         self._jobs.pop(job, None)
-        self._captures.forget(job)
-        used = {d for other in self._jobs.values() for d in other.activity.devices.values()}
+        self.state.captures.forget(job)
+        used = {uuid for other in self._jobs.values() for uuid in other.activity.devices.values()}
         for device in self.state.devices.keys() - used:
             del self.state.devices[device]
         self._schedule()
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self._jobs.items():
-            if not job.last:
+            if not job.ranks:
                 continue
-            limit_s = self._limit_s(job)
-            idle_s = max(job.last.values()) - min(job.last.values())
-            text = (
-                f"{len(job.last)} ranks step every {median(job.recent_s):.3g} s; without a step "
-                f"for {limit_s:.0f} s it hangs; the longest pause was {job.longest_gap_s:.3g} s"
-            )
+            limit_s, step_s = self._limit_s(job), median(job.times.recent_s)
             yield DetectorStatus(
                 "found" if job.hung else "fine",
-                text,
+                f"{len(job.ranks)} ranks step every {step_s:.3g} s; without a step for "
+                f"{limit_s:.0f} s it hangs; the longest pause was {job.longest_gap_s:.3g} s",
                 job=name,
-                value=idle_s,
-                baseline=median(job.recent_s),
+                value=max(rank.time for rank in job.ranks.values()) - job.last_time,
+                baseline=step_s,
                 limit=limit_s,
                 nearest=job.longest_gap_s / limit_s,
             )
 
     # --- what is seen ---
-
-    @property
-    def _captures(self) -> CaptureWindows:
-        return CaptureWindows(CAPTURE_TIMEOUT_S, self.state.captures)
-
-    def _capture_end(self, job: str, now: float) -> float | None:
-        """When the job's captures are given up at the latest; most often there is none."""
-        return self._captures.runs_until(job, now) if self.state.captures else None
 
     def _job(self, name: str) -> JobProgress:
         job = self._jobs.get(name)
@@ -127,7 +121,7 @@ class Hang(Detector):
 
     def _rank_seen(self, seen: RankSeen) -> None:
         activity = self._job(seen.job).activity
-        activity.gone(seen.rank)
+        activity.forget(seen.rank)
         activity.world_size = seen.world_size
         if seen.device is not None:
             activity.devices[seen.rank] = seen.device
@@ -138,80 +132,61 @@ class Hang(Detector):
             seen.device in job.activity.devices.values() for job in self._jobs.values()
         ):
             return
-        self.state.devices[seen.device] = read_device(known, seen, self._config)
+        self.state.devices[seen.device] = read_device(known, seen)
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
-        job, rank, now = self._job(seen.job), seen.rank, seen.time
-        last = job.last.get(rank)
-        if last is not None and (
-            seen.step != job.step[rank] + 1
-            or not 0.0 <= now - last <= job.longest_gap_s
-            or job.paused
-            or job.rested
-        ):
-            self._go_on(seen, job, last)
-        job.add(seen)
-        if not (last is None or job.lenient or job.hung or job.stopped):
-            return ()
-        if last is None or job.lenient:
+        job, now = self._job(seen.job), seen.time
+        rank = job.ranks.get(seen.rank)
+        is_new = rank is None
+        if rank is None:
+            rank = job.ranks[seen.rank] = RankProgress(now, seen.step)
+        else:
+            is_usual = seen.step == rank.step + 1 and 0 <= now - rank.time <= job.longest_gap_s
+            if not is_usual or job.episode is not None:
+                job.take(seen, rank, self._is_excused(seen.job, job, rank.time, now))
+            rank.time, rank.step = now, seen.step
+        job.times.add(seen.duration_s)
+        if is_new or job.limit_may_fall:
             self._recheck(seen.job, job, now)
-        return self._resumed(seen.job, job, rank, now) if job.hung or job.stopped else ()
+        if job.episode is None and rank.silent_since is None:
+            return ()
+        return self._over(seen.job, job, now) if job.resume(seen.rank) else ()
 
-    def _go_on(self, seen: Step, job: JobProgress, last: float) -> None:
-        """A step after a pause, or in another order."""
-        rank, now, step = seen.rank, seen.time, job.step[seen.rank]
-        if now < last:
-            job.lenient = True
-        if seen.step <= step - RECENT_STEPS:
-            job.restart()
-        # Where records are missing nobody knows how long the job paused.
-        if now - last > job.longest_gap_s and seen.step == step + 1:
-            self._gap(seen, job, last)
-        if job.paused:
-            in_order = seen.step == step + 1 and not self._is_excused(seen, job, last)
-            job.go_on(rank, now, in_order)
-        if job.rested:
-            job.longest_rest_s = max(job.longest_rest_s, now - last)
-
-    def _gap(self, seen: Step, job: JobProgress, last: float) -> None:
-        """Stateful what pauses the job makes in health: no hang's, no crash's, no capture's."""
-        if not (job.hung or seen.rank in job.paused or self._is_excused(seen, job, last)):
-            job.longest_gap_s = seen.time - last
-
-    def _is_excused(self, seen: Step, job: JobProgress, last: float) -> bool:
-        capture_end = self._capture_end(seen.job, seen.time)
-        return last < job.quiet_until or capture_end is not None
+    def _is_excused(self, name: str, job: JobProgress, since: float, now: float) -> bool:
+        """Whether a pause since then is that of a crash or of a capture."""
+        return since < job.quiet_until or self.state.captures.runs_until(name, now) is not None
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
-        ended = self._captures.observe(seen)
+        ended = self.state.captures.observe(seen)
         job = self._jobs.get(seen.job)
         if job is None:
             return ()
+        rank = job.ranks.get(seen.rank)
         if ended:
             job.quiet_until = max(job.quiet_until, seen.time)
-            job.stopped.pop(seen.rank, None)
+            if rank is not None:
+                rank.silent_since, rank.holds_gil = None, False
             self._recheck(seen.job, job, seen.time)
         if seen.event in ("died", "exception"):
             job.quiet_until = seen.time + CRASH_QUIET_S
         if seen.event == "died":
             return self._gone(seen.job, seen.rank, seen.time)
         if seen.event == "process":
-            job.activity.process(seen, self._config)
-            return self._rest(seen.job, job, seen.time)
-        if seen.event == "stopped":
-            return self._stopped(seen, job)
-        if seen.event == "resumed" and job.stopped.pop(seen.rank, None) is not None:
+            job.activity.process(seen)
+            return self._process(seen.job, job, seen.time)
+        if seen.event == "stopped" and rank is not None:
+            return self._stopped(seen, job, rank)
+        if seen.event == "resumed" and rank is not None and rank.silent_since is not None:
             # All of its peers have waited for it; they get their time again.
-            job.last = dict.fromkeys(job.last, seen.time)
-            return self._resumed(seen.job, job, seen.rank, seen.time)
+            for peer in job.ranks.values():
+                peer.time = seen.time
+            return self._over(seen.job, job, seen.time) if job.resume(seen.rank) else ()
         return ()
 
-    def _stopped(self, seen: RankEvent, job: JobProgress) -> Iterable[Verdict]:
-        job.stopped[seen.rank] = seen.time
-        job.busy.discard(seen.rank)
-        if seen.detail.get("silent_reason") == HOLDS_GIL:
-            job.busy.add(seen.rank)
-        if job.hung and job.durations_s:
+    def _stopped(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Iterable[Verdict]:
+        rank.silent_since = seen.time
+        rank.holds_gil = seen.detail.get("silent_reason") == HOLDS_GIL
+        if job.hung:
             # Found by its silence alone; now it has a name.
             return (self._hang(seen.job, job, seen.time),)
         self._recheck(seen.job, job, seen.time)
@@ -219,24 +194,9 @@ class Hang(Detector):
 
     def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
         job = self._jobs.get(name)
-        if job is None:
-            return ()
-        was_hung = bool(job.hung)
-        job.remove(rank)
-        if was_hung and not job.hung:
-            self._recheck(name, job, now)
-            return (Fine(now, name),)
-        return ()
+        return self._over(name, job, now) if job is not None and job.forget(rank) else ()
 
-    def _resumed(self, name: str, job: JobProgress, rank: int, now: float) -> Iterable[Verdict]:
-        job.stopped.pop(rank, None)
-        job.busy.discard(rank)
-        if rank not in job.hung:
-            return ()
-        job.hung.discard(rank)
-        if job.hung:
-            return ()
-        job.rested = False
+    def _over(self, name: str, job: JobProgress, now: float) -> Iterable[Verdict]:
         self._recheck(name, job, now)
         return (Fine(now, name),)
 
@@ -249,14 +209,14 @@ class Hang(Detector):
     def _check_time(self, name: str, job: JobProgress, now: float) -> float:
         """Not before this is the job due; steps meanwhile only move that back.
 
-        Unless it has been silent for so long that nothing but a lenient limit can be waited for.
+        But a job that has been silent for longer than the least limit waits for one that may fall.
         """
         due = self._due(name, job, now)
-        if job.hung or not job.last:
+        if job.hung or not job.ranks:
             return due
-        soon = self._idle_since(job) + self._least_limit_s(job)
-        job.lenient = soon <= now
-        return due if job.lenient else min(due, soon)
+        soon = self._silent_since(job) + self._least_limit_s(job)
+        job.limit_may_fall = soon <= now
+        return due if job.limit_may_fall else min(due, soon)
 
     def _schedule(self) -> None:
         times = [job.check_time for job in self._jobs.values()]
@@ -264,84 +224,93 @@ class Hang(Detector):
 
     def _least_limit_s(self, job: JobProgress) -> float:
         """Of a job that goes on as it is; it never falls."""
-        return max(self._config.timeout_s, self._config.gap_factor * job.longest_gap_s)
+        return max(self._config.timeout_s, GAP_FACTOR * job.longest_gap_s)
 
     def _limit_s(self, job: JobProgress) -> float:
-        config, limit_s = self._config, self._least_limit_s(job)
+        limit_s = self._least_limit_s(job)
         # The typical step is none of the longest; most often that says enough.
-        if config.median_steps * max(job.recent_s, default=0.0) > limit_s:
-            limit_s = max(limit_s, config.median_steps * job.typical_s())
-        return max(limit_s, config.warmup_timeout_s) if self._warms_up(job) else limit_s
+        if TIMEOUT_STEPS * max(job.times.recent_s, default=0.0) > limit_s:
+            limit_s = max(limit_s, TIMEOUT_STEPS * job.times.typical_s())
+        return max(limit_s, self._config.warmup_timeout_s) if _warms_up(job) else limit_s
 
-    def _warms_up(self, job: JobProgress) -> bool:
-        return job.steps <= self._config.warmup_steps * len(job.last)
-
-    def _idle_since(self, job: JobProgress) -> float:
-        return max(min(job.last.values()), job.quiet_until)
+    @staticmethod
+    def _silent_since(job: JobProgress) -> float:
+        return max(job.last_time, job.quiet_until)
 
     def _due(self, name: str, job: JobProgress, now: float) -> float:
         """When the job counts as hung if nothing more comes."""
-        if job.hung or not job.last:
+        if job.hung or not job.ranks:
             return NEVER
-        due, capture_end = self._idle_since(job) + self._limit_s(job), self._capture_end(name, now)
-        if unresponsive := job.unresponsive():
-            due = min(due, max(job.stopped[rank] for rank in unresponsive))
+        due = self._silent_since(job) + self._limit_s(job)
+        silent = [
+            rank.silent_since
+            for rank in job.ranks.values()
+            if rank.silent_since is not None and not rank.holds_gil
+        ]
+        if silent:
+            due = min(due, max(silent))
+        capture_end = self.state.captures.runs_until(name, now)
         return due if capture_end is None else max(due, capture_end)
 
-    def _rest(self, name: str, job: JobProgress, now: float) -> Iterable[Verdict]:
+    def _process(self, name: str, job: JobProgress, now: float) -> Iterable[Verdict]:
         """Processes and devices have been read: does nothing of the job move?"""
-        if job.hung or not job.last or self._warms_up(job) or now < job.quiet_until:
+        if job.hung or not job.ranks or _warms_up(job) or now < job.quiet_until:
             return ()
-        since = self._rest_since(job, now)
-        if since is None or self._capture_end(name, now) is not None:
+        since = self._idle_since(job, now)
+        if since is None or self.state.captures.runs_until(name, now) is not None:
             return ()
-        config, since = self._config, max(since, *job.last.values())
-        limit_s = max(config.rest_s, config.gap_factor * job.longest_rest_s, median(job.recent_s))
+        since = max(since, *(rank.time for rank in job.ranks.values()))
+        limit_s = max(IDLE_S, GAP_FACTOR * job.longest_idle_s, median(job.times.recent_s))
         if now - since < limit_s:
             return ()
         found = self._hang(name, job, now)
-        job.rested, job.check_time = True, NEVER
+        if job.episode is not None:
+            job.episode.is_idle = True
+        job.check_time = NEVER
         self._schedule()
         return (found,)
 
-    def _rest_since(self, job: JobProgress, now: float) -> float | None:
+    def _idle_since(self, job: JobProgress, now: float) -> float | None:
         """Of the whole job, or of a rank that holds up its own heartbeat and does nothing."""
         devices = self.state.devices
-        rests = [job.activity.rank_rest_since(rank, devices, now) for rank in job.busy]
-        known = [rest for rest in rests if rest is not None]
-        return min(known) if known else job.activity.rest_since(job.last, devices, now)
+        holding = [number for number, rank in job.ranks.items() if rank.holds_gil]
+        idle = [job.activity.rank_idle_since(number, devices, now) for number in holding]
+        known = [since for since in idle if since is not None]
+        return min(known) if known else job.activity.idle_since(job.ranks.keys(), devices, now)
 
     # --- what is said ---
 
     def _hang(self, name: str, job: JobProgress, now: float) -> Found:
-        rank = job.culprit()
-        if rank is None and not job.stopped:
-            rank = job.activity.idle_rank(job.last, self.state.devices, now)
-        idle_s = now - min(job.last.values())
-        limit_s = self._limit_s(job)
-        stuck = {r for r, last in job.last.items() if last + limit_s <= now}
-        job.pause()
-        job.hung = ({rank} if rank is not None else stuck) & job.last.keys() or set(job.last)
-        step = max(job.step.values())
-        who = "no rank has finished a step" if rank is None else f"rank {rank} has finished no step"
-        why = self._why(job, rank, now)
-        typical = f"a step takes {median(job.recent_s):.3g} s"
+        culprit = job.culprit()
+        if culprit is None and not any(r.silent_since is not None for r in job.ranks.values()):
+            culprit = job.activity.idle_rank(job.ranks.keys(), self.state.devices, now)
+        idle_s, step_s = now - job.last_time, median(job.times.recent_s)
+        job.hang(culprit, self._limit_s(job), now)
+        step = max(rank.step for rank in job.ranks.values())
+        who = "no rank has finished a step"
+        if culprit is not None:
+            who = f"rank {culprit} has finished no step"
         return Found(
             time=now,
             severity="critical",
             job=name,
-            rank=rank,
+            rank=culprit,
             step=step,
-            begin_step=step if rank is None else job.step.get(rank, step),
+            begin_step=step if culprit is None else job.ranks[culprit].step,
             value=idle_s,
-            baseline=median(job.recent_s),
-            summary=f"{who} for {idle_s:.0f} s ({typical}){why}",
+            baseline=step_s,
+            summary=f"{who} for {idle_s:.0f} s (a step takes {step_s:.3g} s)"
+            f"{self._why(job, culprit, now)}",
         )
 
-    def _why(self, job: JobProgress, rank: int | None, now: float) -> str:
-        if rank in job.stopped:
+    def _why(self, job: JobProgress, culprit: int | None, now: float) -> str:
+        if culprit is not None and job.ranks[culprit].silent_since is not None:
             return ", its process does not respond"
-        since = self._rest_since(job, now)
-        if since is None or now - since < self._config.rest_s:
+        since = self._idle_since(job, now)
+        if since is None or now - since < IDLE_S:
             return ""
         return f", nothing of the job has moved for {now - since:.0f} s"
+
+
+def _warms_up(job: JobProgress) -> bool:
+    return job.times.steps <= WARMUP_STEPS * len(job.ranks)

@@ -2,8 +2,8 @@
 
 A rank does nothing in one of two ways, and only these are believed:
 
-- its process is at rest (no processor time, nothing read or written, nobody in a system call that
-  waits for a disk) and its device does not work;
+- its process is idle (no processor time, nothing read or written, no system call that waits for a
+  disk) and its device does not work;
 - its device spins in a collective (busy all the time, its memory idle, its power far below that of
   a step) and its process reads and writes nothing. Whatever the processor does: it waits.
 
@@ -16,16 +16,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_life import HangConfig
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.records import DeviceReading, RankEvent
 
-# Older activity say nothing of now.
+# Older readings say nothing of now.
 STALE_S = 10.0
+# Processor time a second of a process that only waits: its watchdogs and heartbeat take less than
+# 1 %. A process list that is read every 2 s rounds to a hundredth of a second.
+IDLE_CPU_RATIO = 0.02
+CPU_ROUNDING_S = 0.01
+# What such a process reads and writes meanwhile.
+IDLE_IO_BYTES_PER_S = 20_000.0
+# Utilization of a device that does nothing, and the use of memory of one that only spins.
+IDLE_DEVICE_RATIO = 0.02
 # A kernel that spins in a collective keeps its device busy; with a margin for rounding.
 BUSY_RATIO = 0.95
-# How fast the typical power of a device follows its statuses in steps.
-_POWER_WEIGHT = 0.05
+# Power of a device that only spins against the power in its steps.
+SPIN_POWER_RATIO = 0.6
+# How fast the typical power of a device follows its readings in steps.
+POWER_WEIGHT = 0.05
 
 _UTILIZATION = ("device_utilization_ratio", ())
 _MEMORY_UTILIZATION = ("device_memory_utilization_ratio", ())
@@ -35,13 +44,13 @@ _POWER = ("device_power_watts", ())
 
 @dataclass(slots=True)
 class ProcessActivity:
-    """rest_since: neither processor time nor transfers; still_since: no transfers."""
+    """idle_since: neither processor time nor transfers; io_idle_since: no transfers."""
 
     time: float
     cpu_s: float
     io_bytes: float | None
-    rest_since: float
-    still_since: float
+    idle_since: float
+    io_idle_since: float
 
 
 @dataclass(slots=True)
@@ -56,11 +65,13 @@ class DeviceActivity:
 
 @dataclass(slots=True)
 class JobActivity:
+    """``devices``: of each rank, by UUID."""
+
     world_size: int = 1
     processes: dict[int, ProcessActivity] = field(default_factory=dict)
     devices: dict[int, str] = field(default_factory=dict)
 
-    def process(self, seen: RankEvent, config: HangConfig) -> None:
+    def process(self, seen: RankEvent) -> None:
         """An event ``process``; one without processor time says nothing."""
         cpu_s, io = detail_number(seen, "cpu_s"), detail_number(seen, "io_bytes")
         if cpu_s is None:
@@ -71,51 +82,45 @@ class JobActivity:
             self.processes[seen.rank] = ProcessActivity(now, cpu_s, io, now, now)
             return
         elapsed_s = now - known.time
-        if self._transfers(known, io, elapsed_s, config) or seen.detail.get("disk_wait") is True:
-            known.still_since = known.rest_since = now
+        if seen.detail.get("disk_wait") is True or _transfers(known.io_bytes, io, elapsed_s):
+            known.io_idle_since = known.idle_since = now
         # A sum that fell lost a process: something happened.
-        if not 0.0 <= cpu_s - known.cpu_s <= config.rest_cpu_ratio * elapsed_s + 0.01:
-            known.rest_since = now
+        if not 0.0 <= cpu_s - known.cpu_s <= IDLE_CPU_RATIO * elapsed_s + CPU_ROUNDING_S:
+            known.idle_since = now
         known.time, known.cpu_s, known.io_bytes = now, cpu_s, io
 
-    @staticmethod
-    def _transfers(
-        known: ProcessActivity, io: float | None, elapsed_s: float, config: HangConfig
-    ) -> bool:
-        """Unknown is taken for yes."""
-        if io is None or known.io_bytes is None:
-            return True
-        return not 0.0 <= io - known.io_bytes <= config.rest_io_bytes_per_s * elapsed_s
-
-    def gone(self, rank: int) -> None:
+    def forget(self, rank: int) -> None:
         self.processes.pop(rank, None)
         self.devices.pop(rank, None)
 
-    def rest_since(
+    def idle_since(
         self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
         """Since when nothing of the job moves; None: something does, or it cannot be seen."""
-        rests = [self._rank(rank, devices, now) for rank in ranks]
-        if len(ranks) < self.world_size or None in rests:
+        known = [self._rank(rank, devices, now) for rank in ranks]
+        seen = [pair for pair in known if pair is not None]
+        if len(ranks) < self.world_size or len(seen) < len(known):
             return None
-        return max(min(rest) for rest in rests if rest is not None)
+        return max(min(pair) for pair in seen)
 
-    def rank_rest_since(
+    def rank_idle_since(
         self, rank: int, devices: Mapping[str, DeviceActivity], now: float
     ) -> float | None:
         """Since when the rank does nothing and does not wait in a collective either."""
-        rest = self._rank(rank, devices, now)
-        return None if rest is None else rest[0]
+        known = self._rank(rank, devices, now)
+        return None if known is None else known[0]
 
     def idle_rank(
         self, ranks: Collection[int], devices: Mapping[str, DeviceActivity], now: float
     ) -> int | None:
         """The one rank that is in no collective while all of its peers wait in one."""
         before = now - STALE_S
-        rests = {rank: self._rank(rank, devices, now) or (now, now) for rank in ranks}
-        peers = {rank for rank, (_, spins) in rests.items() if spins <= before}
-        idle = [rank for rank in rests.keys() - peers if rests[rank][0] <= before]
-        return idle[0] if len(idle) == 1 and peers and len(peers) == len(ranks) - 1 else None
+        known = {rank: self._rank(rank, devices, now) or (now, now) for rank in ranks}
+        spinning = {rank for rank, (_, spins) in known.items() if spins <= before}
+        idle = [rank for rank in known.keys() - spinning if known[rank][0] <= before]
+        if len(idle) == 1 and spinning and len(spinning) == len(ranks) - 1:
+            return idle[0]
+        return None
 
     def _rank(
         self, rank: int, devices: Mapping[str, DeviceActivity], now: float
@@ -125,36 +130,41 @@ class JobActivity:
         if process is None or now - process.time > STALE_S:
             return None
         if name is None:
-            return process.rest_since, now
+            return process.idle_since, now
         device = devices.get(name)
         if device is None or now - device.time > STALE_S:
             return None
         idle = now if device.idle_since is None else device.idle_since
         spin = now if device.spin_since is None else device.spin_since
-        return max(process.rest_since, idle), max(process.still_since, spin)
+        return max(process.idle_since, idle), max(process.io_idle_since, spin)
 
 
-def read_device(
-    known: DeviceActivity | None, seen: DeviceReading, config: HangConfig
-) -> DeviceActivity:
-    """What a reading says of a device; one without utilization is taken for at work."""
+def _transfers(before: float | None, now: float | None, elapsed_s: float) -> bool:
+    """Unknown counts as yes."""
+    if before is None or now is None:
+        return True
+    return not 0.0 <= now - before <= IDLE_IO_BYTES_PER_S * elapsed_s
+
+
+def read_device(known: DeviceActivity | None, seen: DeviceReading) -> DeviceActivity:
+    """What a reading says of a device; one without utilization counts as working."""
     device = known if known is not None else DeviceActivity(seen.time)
     used, power_w = seen.metrics.get(_UTILIZATION), seen.metrics.get(_POWER)
     traffic = seen.metrics.get(_DRAM_ACTIVE, seen.metrics.get(_MEMORY_UTILIZATION))
-    idle = used is not None and used <= config.rest_device_ratio
-    quiet = traffic is not None and traffic <= config.rest_device_ratio
-    weak = (
+    is_idle = used is not None and used <= IDLE_DEVICE_RATIO
+    is_quiet = traffic is not None and traffic <= IDLE_DEVICE_RATIO
+    is_weak = (
         power_w is not None
         and device.power_w is not None
-        and power_w <= config.spin_power_ratio * device.power_w
+        and power_w <= SPIN_POWER_RATIO * device.power_w
     )
-    spins = used is not None and used >= BUSY_RATIO and quiet and weak
+    spins = used is not None and used >= BUSY_RATIO and is_quiet and is_weak
     fresh = seen.time - device.time <= STALE_S
-    device.idle_since = _since(idle, device.idle_since if fresh else None, seen.time)
+    device.idle_since = _since(is_idle, device.idle_since if fresh else None, seen.time)
     device.spin_since = _since(spins, device.spin_since if fresh else None, seen.time)
-    if power_w is not None and used is not None and not idle and not quiet:
+    if power_w is not None and used is not None and not is_idle and not is_quiet:
         before = power_w if device.power_w is None else device.power_w
-        device.power_w = before + _POWER_WEIGHT * (power_w - before)
+        device.power_w = before + POWER_WEIGHT * (power_w - before)
     device.time = seen.time
     return device
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_life import MemoryLeakConfig
+from warpwatch_detection.config import WARMUP_STEPS, MemoryLeakConfig
 from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
-from warpwatch_detection.signals.memory_growth import MemoryGrowth, Trend
+from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth, Trend
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
@@ -25,7 +25,6 @@ class LeakingRank:
     """
 
     step: int
-    device: str | None = None
     device_growth: MemoryGrowth | None = None
     host_growth: MemoryGrowth | None = None
     reusable_bytes: float = 0.0
@@ -58,8 +57,9 @@ class MemoryLeak(Detector):
     state: MemoryLeakState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
-    def __init__(self, config: MemoryLeakConfig) -> None:
+    def __init__(self, config: MemoryLeakConfig, warmup_steps: int = WARMUP_STEPS) -> None:
         self._config = config
+        self._warmup_steps = warmup_steps
         self.state = MemoryLeakState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
@@ -83,13 +83,11 @@ class MemoryLeak(Detector):
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
-            for rank_number, rank in job.ranks.items():
-                for growth, of in (
-                    (rank.device_growth, "device memory"),
-                    (rank.host_growth, "host memory"),
-                ):
-                    if growth is not None:
-                        yield self._status(name, rank_number, growth, of)
+            for number, rank in job.ranks.items():
+                if rank.device_growth is not None:
+                    yield self._status(name, number, rank.device_growth, "device memory")
+                if rank.host_growth is not None:
+                    yield self._status(name, number, rank.host_growth, "host memory")
 
     # --- what is seen ---
 
@@ -101,22 +99,19 @@ class MemoryLeak(Detector):
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
         job, number = self._job(seen.job), seen.step
-        try:
-            rank = job.ranks[seen.rank]
-        except KeyError:
+        rank = job.ranks.get(seen.rank)
+        if rank is None:
             rank = job.ranks[seen.rank] = LeakingRank(number)
         if number < rank.step:
-            # A restart begins with an empty memory. Late records are not told from one.
+            # A restart begins with an empty memory; a record that is late looks the same.
             rank.restart(number)
         rank.step = number
         if seen.memory_allocated_bytes is None:
             return ()
-        growth = rank.device_growth
-        if growth is None:
-            growth = rank.device_growth = MemoryGrowth(number)
-        if growth.add(number, seen.time, seen.memory_allocated_bytes, self._config):
-            return self._judge_growth(seen.job, job, growth, seen.time)
-        return ()
+        if rank.device_growth is None:
+            rank.device_growth = MemoryGrowth(number)
+        used = seen.memory_allocated_bytes
+        return self._add(seen.job, job, rank.device_growth, rank, seen.time, used)
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)
@@ -124,29 +119,40 @@ class MemoryLeak(Detector):
             self.state.device_left_bytes[seen.device] = free
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
-        job = self.state.jobs.get(seen.job)
-        if job is None:
-            return ()
         if seen.event == "died":
             return self._gone(seen.job, seen.rank, seen.time)
-        rank = job.ranks.get(seen.rank)
-        if rank is None:
+        job = self.state.jobs.get(seen.job)
+        rank = None if job is None else job.ranks.get(seen.rank)
+        if job is None or rank is None:
             return ()
         if seen.event == "memory":
-            allocated, reserved = (
-                detail_number(seen, name) for name in ("allocated_bytes", "reserved_bytes")
-            )
+            allocated = detail_number(seen, "allocated_bytes")
+            reserved = detail_number(seen, "reserved_bytes")
             if allocated is not None and reserved is not None:
                 rank.reusable_bytes = max(0.0, reserved - allocated)
         elif seen.event == "process":
             rank.host_left_bytes = detail_number(seen, "available_bytes")
             used = detail_number(seen, "anonymous_bytes")
             if used is not None:
-                growth = rank.host_growth
-                if growth is None:
-                    growth = rank.host_growth = MemoryGrowth(rank.step)
-                if growth.add(rank.step, seen.time, used, self._config):
-                    return self._judge_growth(seen.job, job, growth, seen.time)
+                if rank.host_growth is None:
+                    rank.host_growth = MemoryGrowth(rank.step)
+                return self._add(seen.job, job, rank.host_growth, rank, seen.time, used)
+        return ()
+
+    def _add(
+        self,
+        name: str,
+        job: LeakingJob,
+        growth: MemoryGrowth,
+        rank: LeakingRank,
+        now: float,
+        used: float,
+    ) -> Iterable[Verdict]:
+        least = self._config.min_growth_bytes
+        is_judged = growth.add(rank.step, now, used, least, self._warmup_steps)
+        # While none grows, only the level that has got a block has to be asked.
+        if is_judged and (job.found or growth.window.grows):
+            return self._judge(name, job, now)
         return ()
 
     def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
@@ -160,18 +166,12 @@ class MemoryLeak(Detector):
 
     # --- what it means ---
 
-    def _judge_growth(
-        self, name: str, job: LeakingJob, growth: MemoryGrowth, now: float
-    ) -> Iterable[Verdict]:
-        """Of the one level that has got a block: while none grows, no other has to be asked."""
-        return self._judge(name, job, now) if job.found or growth.window.grows else ()
-
     def _judge(self, name: str, job: LeakingJob, now: float) -> Iterable[Verdict]:
         device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}
         host = {r: m.host_growth for r, m in job.ranks.items() if m.host_growth is not None}
         for growths, on_device in ((device, True), (host, False)):
             if any(growth.window.grows for growth in growths.values()):
-                # Peers that are about to be told as well: their block ends a record later.
+                # Peers that are about to be found as well: their block ends a record later.
                 leaking = {r: growth for r, growth in growths.items() if growth.suspected}
                 job.found = True
                 return (self._found(name, job, leaking, on_device, now),)
@@ -188,56 +188,48 @@ class MemoryLeak(Detector):
         on_device: bool,
         now: float,
     ) -> Found:
-        trends = {rank: growth.window.trend(self._config) for rank, growth in leaking.items()}
+        least = self._config.min_growth_bytes
+        trends = {rank: growth.window.trend(least) for rank, growth in leaking.items()}
         worst = max(trends, key=lambda rank: trends[rank].slope)
         window, slope = leaking[worst].window, trends[worst].slope
         left = [self._lasts_s(job, rank, trend, on_device) for rank, trend in trends.items()]
         lasts_s = min((seconds for seconds in left if seconds is not None), default=None)
-        begin = window.blocks[0].step if window.begin_step is None else window.begin_step
-        ranks = sorted(leaking)
-        one = len(ranks) == 1
-        who = f"rank {worst}" if one else f"ranks {', '.join(map(str, ranks[:_MAX_NAMED]))}"
-        verb = "allocate" if on_device else "grow by"
-        told = f"{who} {verb}{'s' if one and on_device else ''} {size(slope)} more"
-        if not on_device:
-            told = f"{who} {'takes' if one else 'take'} {size(slope)} more host memory"
+        begin = window.points[0].step if window.begin_step is None else window.begin_step
         end = "" if lasts_s is None else f": out of memory in about {duration(lasts_s)}"
         urgent = lasts_s is not None and lasts_s < self._config.critical_s
         return Found(
             time=now,
             severity="critical" if urgent else "warning",
             job=name,
-            rank=worst if one else None,
+            rank=worst if len(leaking) == 1 else None,
             step=job.ranks[worst].step,
             begin_step=begin,
             value=slope,
             baseline=0.0,
-            summary=f"{told} each step since step {begin}{end}",
+            summary=f"{_who(leaking, slope, on_device)} each step since step {begin}{end}",
         )
 
-    def _lasts_s(
-        self, job: LeakingJob, rank_number: int, trend: Trend, on_device: bool
-    ) -> float | None:
-        """Seconds until it is full at this pace; None where nobody says how much is left."""
-        rank = job.ranks[rank_number]
+    def _lasts_s(self, job: LeakingJob, number: int, trend: Trend, on_device: bool) -> float | None:
+        """Seconds until it is full at this pace; None where it is not known how much is left."""
+        rank = job.ranks[number]
         left = rank.host_left_bytes
         if on_device:
-            free = self.state.device_left_bytes.get(job.devices.get(rank_number, ""))
+            free = self.state.device_left_bytes.get(job.devices.get(number, ""))
             left = None if free is None else free + rank.reusable_bytes
         pace = trend.slope * trend.steps_per_s
         return None if left is None or pace <= 0 else left / pace
 
     def _status(self, name: str, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
-        window, trend = growth.window, growth.window.trend(self._config)
-        blocks, wanted = len(window.blocks), self._config.window_blocks
-        text = f"{of} of rank {rank}: {blocks} of {wanted} blocks are there"
-        if blocks >= wanted:
+        window, known = growth.window, len(growth.window.points)
+        trend = window.trend(self._config.min_growth_bytes)
+        text = f"{of} of rank {rank}: {known} of {WINDOW_BLOCKS} blocks are there"
+        if known >= WINDOW_BLOCKS:
             text = (
-                f"{of} of rank {rank} moves by {size(trend.slope)} a step, told above "
-                f"{size(trend.limit)} in every part of {wanted} blocks"
+                f"{of} of rank {rank} moves by {size(trend.slope)} a step, found above "
+                f"{size(trend.limit)} in every part of {WINDOW_BLOCKS} blocks"
             )
         return DetectorStatus(
-            "found" if window.grows else "learning" if blocks < wanted else "fine",
+            "found" if window.grows else "learning" if known < WINDOW_BLOCKS else "fine",
             text,
             job=name,
             rank=rank,
@@ -247,6 +239,15 @@ class MemoryLeak(Detector):
             nearest=window.nearest,
             nearest_step=window.nearest_step,
         )
+
+
+def _who(leaking: Iterable[int], slope: float, on_device: bool) -> str:
+    ranks = sorted(leaking)
+    one = len(ranks) == 1
+    who = f"rank {ranks[0]}" if one else f"ranks {', '.join(map(str, ranks[:_MAX_NAMED]))}"
+    if on_device:
+        return f"{who} {'allocates' if one else 'allocate'} {size(slope)} more"
+    return f"{who} {'takes' if one else 'take'} {size(slope)} more host memory"
 
 
 def size(n_bytes: float) -> str:

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_life import MemoryPressureConfig
+from warpwatch_detection.config import WARMUP_STEPS, MemoryPressureConfig
 from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
+# Peaks within a step are no state: memory must be full for so long.
+HOLD_S = 30.0
+# How far the share must fall for it to be over.
+RELEASE = 0.02
+# Of what the allocator keeps for no use, this part of the reserved memory makes room.
+IDLE_RESERVE = 0.10
+# Without a further retry for so long, the retries are past.
+RETRIES_PAST_S = 300.0
 _USED = ("device_memory_used_bytes", ())
 _TOTAL = ("device_memory_total_bytes", ())
 _RESERVED = ("device_memory_reserved_bytes", ())
@@ -24,20 +32,22 @@ class Fullness:
     since: float | None = None
     full: bool = False
 
-    def update(self, share: float, limit: float, now: float, config: MemoryPressureConfig) -> None:
+    def update(self, share: float, limit: float, now: float) -> None:
         self.share = share
         if share >= limit:
             self.since = now if self.since is None else self.since
-            self.full = self.full or now - self.since >= config.hold_s
+            self.full = self.full or now - self.since >= HOLD_S
         else:
             self.since = None
-            self.full = self.full and share >= limit - config.release
+            self.full = self.full and share >= limit - RELEASE
 
 
 @dataclass(slots=True)
 class RankPressure:
-    """retries: the allocator's count; retried: of them since it was fine. in_use: share of what
-    it has reserved that was used at its peak."""
+    """retries: the allocator's count; retried: of them since it was fine, the last at retried_time.
+
+    in_use: share of what it has reserved that was used at its peak.
+    """
 
     steps: int = 0
     step: int | None = None
@@ -79,8 +89,9 @@ class MemoryPressure(Detector):
     state: MemoryPressureState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
-    def __init__(self, config: MemoryPressureConfig) -> None:
+    def __init__(self, config: MemoryPressureConfig, warmup_steps: int = WARMUP_STEPS) -> None:
         self._config = config
+        self._warmup_steps = warmup_steps
         self.state = MemoryPressureState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
@@ -102,7 +113,7 @@ class MemoryPressure(Detector):
         verdicts: list[Verdict] = []
         for name, job in self.state.jobs.items():
             for rank in job.ranks.values():
-                if rank.retried_time is not None and self._calm_at(rank) <= now:
+                if rank.retried_time is not None and _past_at(rank) <= now:
                     rank.retried, rank.retried_time = 0.0, None
             verdicts += self._judge(name, job, now)
         self._schedule()
@@ -152,7 +163,7 @@ class MemoryPressure(Detector):
         if used is None or usable <= 0 or not names:
             return ()
         full = self.state.devices.setdefault(seen.device, Fullness())
-        full.update(used / usable, self._config.device_share, seen.time, self._config)
+        full.update(used / usable, self._config.device_share, seen.time)
         return [v for name in names for v in self._judge(name, self.state.jobs[name], seen.time)]
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
@@ -167,7 +178,7 @@ class MemoryPressure(Detector):
             left, limit = (detail_number(seen, name) for name in ("available_bytes", "limit_bytes"))
             if left is not None and limit:
                 share = 1.0 - left / limit
-                rank.host.update(share, self._config.host_share, seen.time, self._config)
+                rank.host.update(share, self._config.host_share, seen.time)
         return self._judge(seen.job, self.state.jobs[seen.job], seen.time)
 
     def _allocator(self, rank: RankPressure, seen: RankEvent) -> None:
@@ -179,8 +190,8 @@ class MemoryPressure(Detector):
         if retries is None:
             return
         before, rank.retries = rank.retries, retries
-        # A successor's count begins anew; what the first steps try out is no news.
-        if before is not None and retries > before and rank.steps > self._config.warmup_steps:
+        # A successor's count begins at 0; the first steps try out how much fits.
+        if before is not None and retries > before and rank.steps > self._warmup_steps:
             rank.retried += retries - before
             rank.retried_time = seen.time
             self._schedule()
@@ -194,13 +205,9 @@ class MemoryPressure(Detector):
 
     # --- what it means ---
 
-    def _calm_at(self, rank: RankPressure) -> float:
-        time = rank.retried_time
-        return NEVER if time is None else time + self._config.calm_s
-
     def _schedule(self) -> None:
         jobs = self.state.jobs.values()
-        times = (self._calm_at(rank) for job in jobs for rank in job.ranks.values())
+        times = (_past_at(rank) for job in jobs for rank in job.ranks.values())
         self.state.deadline = min(times, default=NEVER)
 
     def _judge(self, name: str, job: JobPressure, now: float) -> Iterable[Verdict]:
@@ -231,11 +238,16 @@ class MemoryPressure(Detector):
                 "cache back and tried again"
             )
             yield Shortage(rank_number, rank.retried, 0.0, text)
-        # What the allocator keeps for no use goes as soon as somebody needs it.
-        in_need = rank.in_use is None or rank.in_use >= 1.0 - config.idle_reserve
+        # What the allocator keeps for no use goes as soon as it is needed.
+        in_need = rank.in_use is None or rank.in_use >= 1.0 - IDLE_RESERVE
         if device is not None and device.full and in_need:
             text = f"the device of rank {rank_number} is {device.share:.0%} full"
             yield Shortage(rank_number, device.share, config.device_share, text)
         if rank.host.full:
             text = f"host memory of rank {rank_number} is {rank.host.share:.0%} full"
             yield Shortage(rank_number, rank.host.share, config.host_share, text)
+
+
+def _past_at(rank: RankPressure) -> float:
+    """When its retries are past."""
+    return NEVER if rank.retried_time is None else rank.retried_time + RETRIES_PAST_S

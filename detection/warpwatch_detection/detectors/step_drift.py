@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_steps import ShiftConfig, StepDriftConfig
+from warpwatch_detection.config import WARMUP_STEPS, StepDriftConfig
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.level_shift import LevelShift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import level
-from warpwatch_detection.signals.step_signal import StepSignal, add_common
+from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Found
 
 # Samples of a block; all that follows is counted in blocks.
@@ -21,21 +21,28 @@ NOW = 5
 OLDER_FROM, OLDER_TO = 30, 13
 MIN_OLDER = 8
 # The level after warm-up is learned from so many blocks and then frozen; a rolling one would
-# absorb a rise that takes longer than it remembers. It is compared with as long a level of now.
+# absorb a rise that takes longer than it remembers. It is compared with as long a level of now, and
+# must have risen by 10 %, however long it took.
 ANCHOR = 20
 ANCHOR_NOW = 10
+ANCHOR_EFFECT = 0.10
 # A rise of which more came within NOW blocks than a ramp would bring is no drift.
 SUDDEN_SHARE = 0.75
-# A shift is another detector's: after one, the drift is sought anew. It may be told later here.
-SHIFTS = ShiftConfig()
+# A level shift is another detector's: after one, the drift is sought from the start. It may be
+# found later here, in windows of at least so many samples and seconds.
+SHIFT_EFFECT = 0.03
 SHORTEST_WINDOW = 24
+SHORTEST_WINDOW_S = 1.0
+# As for step_regression.
+ACCEPT_AFTER_S = 600.0
 
 
 @dataclass(slots=True)
 class DriftJob:
     """Logs of seconds. blocks: the newest levels; first_steps: where they begin.
 
-    anchor: sum of the first ``anchored`` blocks. rise, limit: at the newest block.
+    anchor: sum of the first ``anchored`` blocks. difference, limit: at the newest block. rise: the
+    one that lasts.
     """
 
     index: int = -1
@@ -47,15 +54,25 @@ class DriftJob:
     anchor: float = 0.0
     anchored: int = 0
     anchor_step: int = 0
-    open_rise: Rise | None = None
-    rise: float = 0.0
+    rise: Rise | None = None
+    difference: float = 0.0
     limit: float = math.inf
     nearest: float = 0.0
     nearest_step: int | None = None
 
     @property
     def on(self) -> bool:
-        return self.open_rise is not None
+        return self.rise is not None
+
+    def add_block(self) -> None:
+        self.blocks = [*self.blocks[1 - OLDER_FROM :], level(self.block)]
+        self.first_steps = self.first_steps[-OLDER_FROM:]
+        self.block.clear()
+        if self.anchored < ANCHOR:
+            if not self.anchored:
+                self.anchor_step = self.first_steps[-1]
+            self.anchor += self.blocks[-1]
+            self.anchored += 1
 
 
 @dataclass(slots=True)
@@ -66,26 +83,88 @@ class DriftState:
 class StepDrift(JobDetector[DriftJob]):
     kind = "step_drift"
 
-    def __init__(self, config: StepDriftConfig) -> None:
-        self._config = config
+    def __init__(self, config: StepDriftConfig, warmup_steps: int = WARMUP_STEPS) -> None:
+        self._min_effect = config.min_effect
+        self._warmup_steps = warmup_steps
         self.state = DriftState()
 
     def begin(self) -> DriftJob:
         return DriftJob()
 
     def judge(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
-        value = add_common(job, seen, self._config)
+        value = job.signal.add(seen, seen.common_s, self._warmup_steps)
         if value is None:
             return ()
+        job.shifts.samples.add(value)
         if not job.shifts.least_window:
-            shortest = job.signal.window_of(SHIFTS.block_s)
+            shortest = job.signal.window_of(SHORTEST_WINDOW_S)
             job.shifts.least_window = max(SHORTEST_WINDOW, shortest)
-        if job.shifts.judge(SHIFTS) is not None:
+        if job.shifts.judge(SHIFT_EFFECT) is not None:
             return self._restart(job, seen)
         if not job.block:
             job.first_steps.append(job.signal.first_step)
         job.block.append(value)
         return self._end_block(job, seen) if len(job.block) == BLOCK else ()
+
+    @staticmethod
+    def _restart(job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+        was_on = job.on
+        job.rise, job.anchor, job.anchored = None, 0.0, 0
+        job.block.clear()
+        job.blocks.clear()
+        job.first_steps.clear()
+        return (Fine(seen.time, seen.job),) if was_on else ()
+
+    def _end_block(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
+        job.add_block()
+        if job.rise is not None:
+            return self._go_on(job, job.rise, seen)
+        job.rise = self._risen(job, seen)
+        return () if job.rise is None else (self._found(job, job.rise, seen),)
+
+    def _risen(self, job: DriftJob, seen: JobStep) -> Rise | None:
+        """The rise that is over its limit, against long ago or against the beginning."""
+        noise = job.shifts.deviation()
+        older = job.blocks[-OLDER_FROM:-OLDER_TO]
+        if len(older) < MIN_OLDER or not math.isfinite(noise):
+            return None
+        before, begin = mean(older), job.first_steps[-OLDER_TO]
+        job.difference = mean(job.blocks[-NOW:]) - before
+        job.limit = max(self._min_effect, noise)
+        if job.anchored == ANCHOR:
+            anchor, late = job.anchor / ANCHOR, mean(job.blocks[-ANCHOR_NOW:])
+            limit = max(ANCHOR_EFFECT, self._min_effect, noise)
+            if (late - anchor) / limit > job.difference / job.limit:
+                job.difference, job.limit = late - anchor, limit
+                before, begin = anchor, job.anchor_step
+        if job.difference / job.limit > job.nearest:
+            job.nearest, job.nearest_step = job.difference / job.limit, seen.step
+        is_sudden = steepest(job.blocks) > SUDDEN_SHARE * job.difference
+        if job.difference < job.limit or is_sudden:
+            return None
+        return Rise(seen.time, begin, before, job.difference)
+
+    def _go_on(self, job: DriftJob, rise: Rise, seen: JobStep) -> Iterable[Verdict]:
+        rise.samples += BLOCK
+        is_accepted = rise.is_accepted(seen.time, ACCEPT_AFTER_S)
+        if is_accepted or rise.is_over(mean(job.blocks[-NOW:])):
+            return self._restart(job, seen)
+        return (self._found(job, rise, seen),)
+
+    @staticmethod
+    def _found(job: DriftJob, rise: Rise, seen: JobStep) -> Found:
+        value_s, baseline_s = math.exp(mean(job.blocks[-NOW:])), math.exp(rise.baseline)
+        return Found(
+            time=seen.time,
+            severity="warning",
+            job=seen.job,
+            step=seen.step,
+            begin_step=rise.begin_step,
+            value=value_s,
+            baseline=baseline_s,
+            summary=f"steps have slowly become {100 * (value_s / baseline_s - 1):.0f} % longer "
+            f"since about step {rise.begin_step}: {value_s:.3g} s instead of {baseline_s:.3g} s",
+        )
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
@@ -94,87 +173,16 @@ class StepDrift(JobDetector[DriftJob]):
                 yield DetectorStatus("learning", text, job=name)
                 continue
             yield DetectorStatus(
-                answer="found" if job.open_rise else "fine",
-                text=f"level {100 * job.rise:+.1f} % against long ago, "
+                answer="found" if job.on else "fine",
+                text=f"level {100 * job.difference:+.1f} % against long ago, "
                 f"limit {100 * job.limit:.1f} %",
                 job=name,
-                value=job.rise,
+                value=job.difference,
                 baseline=0.0,
                 limit=job.limit,
                 nearest=job.nearest,
                 nearest_step=job.nearest_step,
             )
-
-    def _restart(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
-        over = job.open_rise is not None
-        job.open_rise, job.anchor, job.anchored = None, 0.0, 0
-        job.block.clear()
-        job.blocks.clear()
-        job.first_steps.clear()
-        return (Fine(seen.time, seen.job),) if over else ()
-
-    def _end_block(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
-        block = level(job.block)
-        job.block.clear()
-        job.blocks = [*job.blocks[1 - OLDER_FROM :], block]
-        job.first_steps = job.first_steps[-OLDER_FROM:]
-        if job.anchored < ANCHOR:
-            if not job.anchored:
-                job.anchor_step = job.first_steps[-1]
-            job.anchor += block
-            job.anchored += 1
-        if job.open_rise is not None:
-            return self._go_on(job, job.open_rise, seen)
-        begun = self._risen(job, seen)
-        if begun is None:
-            return ()
-        job.open_rise = begun
-        return (self._found(begun, mean(job.blocks[-NOW:]), seen),)
-
-    def _risen(self, job: DriftJob, seen: JobStep) -> Rise | None:
-        """The rise that is over its limit, against long ago or against the beginning."""
-        noise = job.shifts.deviation(self._config.alarm_rate)
-        older = job.blocks[-OLDER_FROM:-OLDER_TO]
-        if len(older) < MIN_OLDER or not math.isfinite(noise):
-            return None
-        now, before = mean(job.blocks[-NOW:]), mean(older)
-        job.rise, job.limit = now - before, max(self._config.min_effect, noise)
-        begin = job.first_steps[-OLDER_TO]
-        if job.anchored == ANCHOR:
-            anchor, late = job.anchor / ANCHOR, mean(job.blocks[-ANCHOR_NOW:])
-            limit = max(self._config.anchor_effect, noise)
-            if (late - anchor) / limit > job.rise / job.limit:
-                job.rise, job.limit, before = late - anchor, limit, anchor
-                begin = job.anchor_step
-        if job.rise / job.limit > job.nearest:
-            job.nearest, job.nearest_step = job.rise / job.limit, seen.step
-        if job.rise < job.limit or steepest(job.blocks) > SUDDEN_SHARE * job.rise:
-            return None
-        return Rise(seen.time, begin, before, job.rise)
-
-    def _go_on(self, job: DriftJob, open_rise: Rise, seen: JobStep) -> Iterable[Verdict]:
-        config = self._config
-        open_rise.samples += BLOCK
-        now = mean(job.blocks[-NOW:])
-        accepted = open_rise.accepted(seen.time, config.accept_after_s, config.accept_samples)
-        if accepted or open_rise.over(now):
-            return self._restart(job, seen)
-        return (self._found(open_rise, now, seen),)
-
-    def _found(self, open_rise: Rise, now: float, seen: JobStep) -> Found:
-        value_s, baseline_s = math.exp(now), math.exp(open_rise.baseline)
-        begin = open_rise.begin_step
-        return Found(
-            time=seen.time,
-            severity="warning",
-            job=seen.job,
-            step=seen.step,
-            begin_step=begin,
-            value=value_s,
-            baseline=baseline_s,
-            summary=f"steps have slowly become {100 * (value_s / baseline_s - 1):.0f} % longer "
-            f"since about step {begin}: {value_s:.3g} s instead of {baseline_s:.3g} s",
-        )
 
 
 def steepest(blocks: list[float]) -> float:

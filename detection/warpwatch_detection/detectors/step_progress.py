@@ -1,9 +1,9 @@
-"""What `hang` remembers of a job: when which rank stepped, and what a step takes."""
+"""What `hang` remembers of a job: when which rank stepped, what a step takes, and its pauses."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import NEVER
@@ -20,134 +20,192 @@ BUCKET = math.log(1.02)
 
 
 @dataclass(slots=True)
-class JobProgress:
-    """last, step: per live rank time and number of its newest step; a rank counts from its first.
+class StepTimes:
+    """``durations_s``: of the newest steps, RECENT_STEPS and those that are not counted yet.
 
-    durations_s: of the newest steps, RECENT_STEPS and those that are not counted yet; counts: of
-    all steps, by bucket, but for the last ``steps % COUNT_STEPS``.
-    stopped: ranks without a heartbeat, since when. busy: those of them that may be in a call.
-    check_time: when the job is looked at again; lenient: the next step may bring it nearer.
-    rested: it hangs because nothing of it moves. longest_rest_s: such a rest that was over by
-    itself.
-
-    paused: ranks that have not gone on since a hang, and their last step before it; pause_s: the
-    longest of it so far; broken: somebody was stopped or went. longest_pause_s: of the hangs that
-    were over by themselves.
+    counts: of all steps, by bucket, but for the last ``steps % COUNT_STEPS``.
     """
 
-    last: dict[int, float] = field(default_factory=dict)
-    step: dict[int, int] = field(default_factory=dict)
-    stopped: dict[int, float] = field(default_factory=dict)
-    busy: set[int] = field(default_factory=set)
+    steps: int = 0
     durations_s: list[float] = field(default_factory=list)
     counts: dict[int, int] = field(default_factory=dict)
-    steps: int = 0
-    longest_gap_s: float = 0.0
-    longest_rest_s: float = 0.0
-    rested: bool = False
-    quiet_until: float = 0.0
-    hung: set[int] = field(default_factory=set)
-    paused: dict[int, float] = field(default_factory=dict)
-    pause_s: float = 0.0
-    broken: bool = False
-    longest_pause_s: float = 0.0
-    check_time: float = NEVER
-    lenient: bool = False
-    activity: JobActivity = field(default_factory=JobActivity)
 
-    def remove(self, rank: int) -> None:
-        self.last.pop(rank, None)
-        self.step.pop(rank, None)
-        self.stopped.pop(rank, None)
-        self.busy.discard(rank)
-        self.hung.discard(rank)
-        self.broken = True
-        self.paused.pop(rank, None)
-        self.activity.gone(rank)
+    def add(self, duration_s: float) -> None:
+        self.durations_s.append(duration_s)
+        self.steps += 1
+        if self.steps % COUNT_STEPS == 0:
+            self.counts = _counted(self.counts, self.durations_s[-COUNT_STEPS:])
+            self.durations_s = self.recent_s
 
     @property
     def recent_s(self) -> list[float]:
         """Of the newest steps."""
         return self.durations_s[-RECENT_STEPS:]
 
-    def add(self, seen: Step) -> None:
-        self.last[seen.rank], self.step[seen.rank] = seen.time, seen.step
-        self.durations_s.append(seen.duration_s)
-        self.steps += 1
-        if self.steps % COUNT_STEPS == 0:
-            self.count()
-
-    def count(self) -> None:
-        """After every COUNT_STEPS steps."""
-        self.counts = _counted(self.counts, self.durations_s[-COUNT_STEPS:])
-        self.durations_s = self.recent_s
-
     def typical_s(self) -> float:
         """The median step, now or over the whole run: the lesser, as either may have changed."""
-        if not self.durations_s:
-            return 0.0
-        uncounted = self.steps % COUNT_STEPS
-        counts = _counted(self.counts, self.durations_s[len(self.durations_s) - uncounted :])
-        below = 0
+        uncounted = self.durations_s[len(self.durations_s) - self.steps % COUNT_STEPS :]
+        counts, below = _counted(self.counts, uncounted), 0
         for bucket in sorted(counts):
             below += counts[bucket]
             if 2 * below >= self.steps:
                 return min(median(self.recent_s), math.exp((bucket + 0.5) * BUCKET))
-        return median(self.recent_s)
-
-    def unresponsive(self) -> list[int]:
-        """Ranks whose process cannot go on, as far as it is known."""
-        return [rank for rank in self.stopped if rank in self.step and rank not in self.busy]
-
-    def pause(self) -> None:
-        """A hang is told, maybe again, since more is known of it; before ``hung`` is set."""
-        self.broken = bool(self.unresponsive()) or (self.broken and bool(self.hung))
-        self.paused = dict(self.last)
-        self.pause_s = 0.0
-
-    def go_on(self, rank: int, now: float, in_order: bool) -> None:
-        """A step after a hang. in_order: none is missing before it, and nothing excuses the gap.
-
-        Once is an accident. What all ranks come back from a second time is the job's habit.
-        """
-        begin = self.paused.pop(rank, None)
-        if begin is None:
-            return
-        self.broken = self.broken or not in_order
-        self.pause_s = max(self.pause_s, now - begin)
-        if self.paused or self.broken:
-            return
-        habit_s = min(self.pause_s, self.longest_pause_s)
-        self.longest_gap_s = max(self.longest_gap_s, habit_s)
-        self.longest_pause_s = max(self.longest_pause_s, self.pause_s)
-
-    def restart(self) -> None:
-        """The program runs anew: it compiles and warms up again."""
-        self.steps = 0
-        self.durations_s.clear()
-        self.counts.clear()
-
-    def culprit(self) -> int | None:
-        """The one process that does not respond, or the only rank behind all of its peers."""
-        stopped = [rank for rank in self.stopped if rank in self.step]
-        if stopped:
-            return stopped[0] if len(stopped) == 1 else None
-        behind = min(self.step.values())
-        last = [rank for rank, step in self.step.items() if step == behind]
-        ahead = all(step > behind for rank, step in self.step.items() if rank != last[0])
-        return last[0] if len(last) == 1 and ahead else None
+        return 0.0
 
 
 def _counted(counts: dict[int, int], durations_s: list[float]) -> dict[int, int]:
     """``counts`` and besides, in their buckets, ``durations_s``."""
-    counted, ordered, begin = dict(counts), sorted(durations_s), 0
-    while begin < len(ordered):
-        bucket = _bucket(ordered[begin])
-        end = bisect_right(ordered, bucket, lo=begin, key=_bucket)
-        counted[bucket] = counted.get(bucket, 0) + end - begin
-        begin = end
-    return counted
+    return dict(Counter(counts) + Counter(map(_bucket, durations_s)))
 
 
 def _bucket(duration_s: float) -> int:
-    return math.floor(math.log(duration_s if duration_s > 1e-6 else 1e-6) / BUCKET)
+    return math.floor(math.log(max(duration_s, 1e-6)) / BUCKET)
+
+
+@dataclass(slots=True)
+class RankProgress:
+    """time, step: of its newest step. silent_since: its heartbeat is missing.
+
+    holds_gil: it is silent because of a call in C, which may be a long checkpoint.
+    """
+
+    time: float
+    step: int
+    silent_since: float | None = None
+    holds_gil: bool = False
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """Its process cannot go on, as far as it is known."""
+        return self.silent_since is not None and not self.holds_gil
+
+
+@dataclass(slots=True)
+class HangEpisode:
+    """A hang that was found, and how the ranks went on after it.
+
+    waits_for: ranks without a step since; the hang is over when there are none.
+    paused: all ranks without a step since, with the time of the last one before; longest_s: the
+    longest pause of those that have gone on.
+    is_broken: the pause says nothing of the job's habits: a process did not respond or went, or
+    steps are missing.
+    is_idle: it was found because nothing of the job moved.
+    """
+
+    waits_for: set[int]
+    paused: dict[int, float]
+    longest_s: float = 0.0
+    is_broken: bool = False
+    is_idle: bool = False
+
+    def forget(self, rank: int) -> None:
+        self.waits_for.discard(rank)
+        self.paused.pop(rank, None)
+        self.is_broken = True
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """``episode``: the newest hang, until all ranks have gone on after it.
+
+    longest_gap_s: without a step, in health; longest_idle_s: without anything that moves, until it
+    went on by itself; longest_hang_s: of the hangs that were over by themselves.
+    quiet_until: what was silent before is excused.
+    check_time: when the job is looked at again; limit_may_fall: the next step may bring that
+    nearer.
+    """
+
+    ranks: dict[int, RankProgress] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=StepTimes)
+    activity: JobActivity = field(default_factory=JobActivity)
+    episode: HangEpisode | None = None
+    longest_gap_s: float = 0.0
+    longest_idle_s: float = 0.0
+    longest_hang_s: float = 0.0
+    quiet_until: float = 0.0
+    check_time: float = NEVER
+    limit_may_fall: bool = False
+
+    @property
+    def hung(self) -> bool:
+        return self.episode is not None and bool(self.episode.waits_for)
+
+    @property
+    def last_time(self) -> float:
+        """Of the newest step of the rank that has been silent for longest."""
+        return min(rank.time for rank in self.ranks.values())
+
+    def take(self, seen: Step, rank: RankProgress, is_excused: bool) -> None:
+        """A step that is not just the next one, or the first one after a hang, of its rank."""
+        gap_s, is_next = seen.time - rank.time, seen.step == rank.step + 1
+        if gap_s < 0:
+            self.limit_may_fall = True
+        if seen.step <= rank.step - RECENT_STEPS:
+            # The program was started again: it compiles and warms up again.
+            self.times = StepTimes()
+        episode = self.episode
+        is_first = episode is not None and seen.rank in episode.paused
+        # Where records are missing it is not known how long the job paused, and what an excuse or
+        # a hang made long is no habit.
+        if is_next and not (self.hung or is_first or is_excused):
+            self.longest_gap_s = max(self.longest_gap_s, gap_s)
+        if episode is not None:
+            self._go_on(episode, seen, in_order=is_next and not is_excused)
+            if episode.is_idle and episode.waits_for:
+                self.longest_idle_s = max(self.longest_idle_s, gap_s)
+
+    def _go_on(self, episode: HangEpisode, seen: Step, in_order: bool) -> None:
+        """Once is an accident. What all ranks come back from a second time is the job's habit."""
+        begin = episode.paused.pop(seen.rank, None)
+        if begin is None:
+            return
+        episode.is_broken = episode.is_broken or not in_order
+        episode.longest_s = max(episode.longest_s, seen.time - begin)
+        if not episode.paused and not episode.is_broken:
+            habit_s = min(episode.longest_s, self.longest_hang_s)
+            self.longest_gap_s = max(self.longest_gap_s, habit_s)
+            self.longest_hang_s = max(self.longest_hang_s, episode.longest_s)
+
+    def resume(self, number: int) -> bool:
+        """The rank has gone on, or its heartbeat is back. True if that ends the hang."""
+        rank, episode = self.ranks[number], self.episode
+        rank.silent_since, rank.holds_gil = None, False
+        if episode is None:
+            return False
+        was_hung = self.hung
+        episode.waits_for.discard(number)
+        if not episode.paused:
+            self.episode = None
+        return was_hung and not self.hung
+
+    def forget(self, number: int) -> bool:
+        """The rank is gone. True if that ends the hang."""
+        self.ranks.pop(number, None)
+        self.activity.forget(number)
+        was_hung = self.hung
+        if self.episode is not None:
+            self.episode.forget(number)
+            if not self.episode.paused:
+                self.episode = None
+        return was_hung and not self.hung
+
+    def hang(self, culprit: int | None, limit_s: float, now: float) -> None:
+        """A hang is found, maybe again, since more is known of it."""
+        before = self.episode if self.hung else None
+        stuck = {number for number, rank in self.ranks.items() if rank.time + limit_s <= now}
+        self.episode = HangEpisode(
+            waits_for={culprit} if culprit is not None else stuck or set(self.ranks),
+            paused={number: rank.time for number, rank in self.ranks.items()},
+            is_broken=any(rank.is_unresponsive for rank in self.ranks.values())
+            or (before is not None and before.is_broken),
+            is_idle=before is not None and before.is_idle,
+        )
+
+    def culprit(self) -> int | None:
+        """The one process that does not respond, or the only rank behind all of its peers."""
+        silent = [n for n, rank in self.ranks.items() if rank.silent_since is not None]
+        if silent:
+            return silent[0] if len(silent) == 1 else None
+        behind = min(rank.step for rank in self.ranks.values())
+        last = [number for number, rank in self.ranks.items() if rank.step == behind]
+        return last[0] if len(last) == 1 else None

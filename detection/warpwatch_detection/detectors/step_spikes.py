@@ -1,7 +1,8 @@
 """Slow steps among normal ones: intermittent trouble that no level shows.
 
-Every slow step is counted, and the count is told when it is far likelier under the rate that is
-worth an alarm than under the job's own: a CUSUM of Bernoulli trials (Reynolds and Stoumbos, 1999).
+Every slow step is counted, and the count is an anomaly when it is far likelier under the rate that
+is worth an alarm than under the job's own: a CUSUM of Bernoulli trials (Reynolds and Stoumbos,
+1999).
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_steps import StepSpikesConfig
+from warpwatch_detection.config import WARMUP_STEPS, StepSpikesConfig
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.step_work import StepWork
 from warpwatch_telemetry.anomalies import Found
 
+# A slow step is 20 ms longer than normal, beyond what scheduling of the operating system does, and
+# 3.5 deviations, 1 in 4,000 steps of normal noise, besides the configured ``min_spike``.
+MIN_SPIKE_S = 0.02
+NOISE_FACTOR = 3.5
+# Log of the likelihood ratio against the job's own rate: e^10 is 22,000 to 1.
+EVIDENCE = 10.0
 # Steps around the newest that say what is normal; looked at every few steps.
 WINDOW = 40
 LOOK_STEPS = 4
@@ -83,15 +90,16 @@ class SpikesState:
 class StepSpikes(JobDetector[SpikesJob]):
     kind = "step_spikes"
 
-    def __init__(self, config: StepSpikesConfig) -> None:
+    def __init__(self, config: StepSpikesConfig, warmup_steps: int = WARMUP_STEPS) -> None:
         self._config = config
+        self._warmup_steps = warmup_steps
         self.state = SpikesState()
 
     def begin(self) -> SpikesJob:
         return SpikesJob()
 
     def judge(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < self._config.warmup_steps or seen.common_s <= 0:
+        if seen.index < self._warmup_steps or seen.common_s <= 0:
             return ()
         value = math.log(seen.common_s) - job.work.explained(seen, seen.common_s)
         if not self._learn(job, value):
@@ -114,14 +122,14 @@ class StepSpikes(JobDetector[SpikesJob]):
                 job=name,
                 value=job.evidence,
                 baseline=0.0,
-                limit=self._config.evidence,
+                limit=EVIDENCE,
                 nearest=job.nearest,
                 nearest_step=job.nearest_step,
             )
 
     def _learn(self, job: SpikesJob, value: float) -> bool:
         """Level and limit from the steps before this one; False while they are too few."""
-        values, config = job.values, self._config
+        values = job.values
         full = len(values) >= WINDOW
         if full and (job.count % LOOK_STEPS == 0 or job.deviation < 0):
             ordered = sorted(values)
@@ -129,8 +137,8 @@ class StepSpikes(JobDetector[SpikesJob]):
             deviation = job.level - ordered[int(WINDOW * LOW_QUANTILE)]
             weight = DEVIATION_WEIGHT if job.deviation >= 0 else 1.0
             job.deviation += weight * (deviation - job.deviation)
-            least = max(config.min_spike, config.min_spike_s / math.exp(job.level))
-            job.limit = job.level + max(math.log1p(least), config.noise_factor * job.deviation)
+            least = max(self._config.min_spike, MIN_SPIKE_S / math.exp(job.level))
+            job.limit = job.level + max(math.log1p(least), NOISE_FACTOR * job.deviation)
         if full:
             del values[0]
         values.append(value)
@@ -142,10 +150,10 @@ class StepSpikes(JobDetector[SpikesJob]):
         job.burst += BURST_WEIGHT * (is_slow - job.burst)
         if is_slow and not self._is_spike(job, value):
             return
-        # Without evidence, a normal step is none either.
+        # Without evidence a normal step changes nothing.
         if is_slow or job.evidence > 0 or job.rate >= MAX_RATE:
             self._weigh(job, is_slow, seen)
-        if not job.on and job.evidence < self._config.evidence / 2:
+        if not job.on and job.evidence < EVIDENCE / 2:
             job.rate += RATE_WEIGHT * (is_slow - job.rate)
 
     def _is_spike(self, job: SpikesJob, value: float) -> bool:
@@ -165,7 +173,7 @@ class StepSpikes(JobDetector[SpikesJob]):
             job.evidence += math.log(alarming / usual)
         else:
             job.evidence += math.log((1 - alarming) / (1 - usual))
-        job.evidence = min(max(job.evidence, 0.0), 2 * self._config.evidence)
+        job.evidence = min(max(job.evidence, 0.0), 2 * EVIDENCE)
 
     def _periodic(self, job: SpikesJob) -> bool:
         job.spikes = [*job.spikes[-PERIODIC_GAPS:], job.count]
@@ -175,17 +183,16 @@ class StepSpikes(JobDetector[SpikesJob]):
         return max(gaps) - min(gaps) <= 2 * PERIOD_TOLERANCE * max(gaps)
 
     def _decide(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
-        config = self._config
-        job_excess = job.evidence / config.evidence
-        if job_excess > job.nearest:
-            job.nearest, job.nearest_step = job_excess, seen.step
+        excess = job.evidence / EVIDENCE
+        if excess > job.nearest:
+            job.nearest, job.nearest_step = excess, seen.step
         if job.on:
-            if job.recent < CLOSING_SHARE * config.alarm_share:
+            if job.recent < CLOSING_SHARE * self._config.alarm_share:
                 job.on, job.evidence = False, 0.0
                 return (Fine(seen.time, seen.job),)
             return (self._found(job, seen),) if job.count % UPDATE_STEPS == 0 else ()
         steps = job.count - job.since + 1
-        if job.evidence < config.evidence or steps < MIN_STEPS:
+        if job.evidence < EVIDENCE or steps < MIN_STEPS:
             return ()
         share = job.slow / steps
         if share > MAX_SHARE or job.burst > MAX_BURST:

@@ -6,18 +6,15 @@ A baseline that rolled on would absorb a slow drift; only the noise goes on bein
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import mul
 
-from warpwatch_detection.signals.sliding_median import SlidingMedian, median_of_ordered
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian, median
 
-# A normal distribution's standard deviation over its median absolute deviation.
-SIGMA_PER_MAD = 1.4826
-# ... and over the 90th percentile of its absolute values.
+# A normal distribution's standard deviation over the 90th percentile of its absolute values.
 SIGMA_PER_P90 = 1 / 1.645
 # Neighbouring blocks' differences that tell how noisy the value is now.
 RECENT_DIFFERENCES = 40
-# What wanders for long shows in every fourth block, of which so many are kept, and so many suffice.
-# A fault is found before most of them have seen it.
+# What wanders slowly shows in every fourth block, of which at most 40 are kept and 10 suffice. A
+# fault is found before most of them have seen it.
 WANDER_BLOCKS = 4
 MAX_WANDER = 40
 MIN_WANDER = 10
@@ -38,7 +35,8 @@ def _recent_differences() -> SlidingMedian:
 class FrozenBaseline:
     """``center`` and ``spread`` (one standard deviation) of the value's healthy blocks.
 
-    blocks_spread, wander_spread: of ``blocks`` and ``wander``, as they are.
+    blocks_spread, wander_spread: of ``blocks`` and ``wander``, as they are. imposed: the center was
+    given, not learned.
     """
 
     min_spread: float
@@ -55,7 +53,7 @@ class FrozenBaseline:
     imposed: bool = False
     restarts: int = 0
 
-    def begin_anew(self, block: float, jump: float) -> None:
+    def begin_again(self, block: float, jump: float) -> None:
         """While it is learned: what was learned goes if ``block`` is more than ``jump`` from it.
 
         Two levels in one baseline would make a limit that nothing passes. A few times only: a
@@ -83,15 +81,10 @@ class FrozenBaseline:
             self.blocks.append(block)
             self.blocks_spread = spread_of(self.blocks)
             if not self.imposed:
-                self.center = median_of_ordered(sorted(self.blocks))
-        spread, recent = self.blocks_spread, self._recent_spread()
-        if spread < recent:
-            spread = recent
-        if spread < self.min_spread:
-            spread = self.min_spread
-        # Of no wandering that is known: 0.
-        if spread < self.wander_spread and len(self.wander) >= MIN_WANDER:
-            spread = self.wander_spread
+                self.center = median(self.blocks)
+        spread = max(self.blocks_spread, self._recent_spread(), self.min_spread)
+        if len(self.wander) >= MIN_WANDER:
+            spread = max(spread, self.wander_spread)
         self.spread = spread * (1 + DOUBT / len(self.blocks))
 
     def learn_lower(self, block: float, size: int) -> None:
@@ -114,25 +107,24 @@ class FrozenBaseline:
         self.last = None
 
     def impose(self, center: float) -> None:
-        """What was learned is not health; others tell what is."""
+        """What was learned is not health: use this instead."""
         self.center = center
         self.imposed = True
 
     def _recent_spread(self) -> float:
         """The difference of two values has √2 times the noise of one."""
         ordered = self.differences.ordered
-        if not ordered:
-            return 0.0
         count = len(ordered)
-        usual = SIGMA_PER_MAD * median_of_ordered(ordered)
+        if not count:
+            return 0.0
+        usual = SIGMA_PER_MAD * self.differences.median()
         rare = SIGMA_PER_P90 * ordered[count * 9 // 10] if count >= 10 else 0.0
-        return (usual if usual > rare else rare) / SQRT_2
+        return max(usual, rare) / SQRT_2
 
 
 def spread_of(blocks: list[float]) -> float:
     """Robust standard deviation, but at least half of the plain one: two modes are noise too."""
-    center = median_of_ordered(sorted(blocks))
-    # As they came, not ordered: the last digits of a sum depend on the order, and limits on those.
+    center = median(blocks)
     offsets = [block - center for block in blocks]
-    deviation = (sum(map(mul, offsets, offsets)) / len(blocks)) ** 0.5
-    return float(max(SIGMA_PER_MAD * median_of_ordered(sorted(map(abs, offsets))), 0.5 * deviation))
+    deviation: float = (sum(offset * offset for offset in offsets) / len(blocks)) ** 0.5
+    return max(SIGMA_PER_MAD * median([abs(offset) for offset in offsets]), 0.5 * deviation)

@@ -1,9 +1,9 @@
 """Has the level of a noisy signal shifted? Asked in windows of several lengths at once.
 
 A large shift shows in a few samples, a small one needs many. For each window length the mean of
-the newest samples is compared with that of up to ``REFERENCE`` samples before them, and the
-difference with the differences that the same job showed in health at the same length: so
-autocorrelation and slow wandering are paid for where they weigh (docs/detection.md).
+the newest samples is compared with that of up to REFERENCE samples before them, and the difference
+with the differences that the same job showed in health at the same length: so autocorrelation and
+slow wandering are paid for where they weigh (docs/detection-methods.md).
 """
 
 from __future__ import annotations
@@ -13,19 +13,33 @@ from dataclasses import dataclass, field
 from functools import cache
 from statistics import NormalDist
 
-from warpwatch_detection.config_steps import ShiftConfig
 from warpwatch_detection.signals.signal_history import (
-    BY_INDEX,
+    LOOKS,
     REFERENCE,
+    SHORT_WINDOW,
     WINDOWS,
     SignalHistory,
-    WindowSpec,
     level,
     scale_of,
 )
 
+# False alarms a step and window that normal noise may raise.
+ALARM_RATE = 4e-6
+# A rise must have cost two thirds of a step besides, so that the short and small humps after a
+# checkpoint or an evaluation do not count: 8 % in 12 steps, 6 % in 24, 4 % in 60.
+COST_STEPS = 0.65
+# A shift is larger than every excursion of the past that went away by itself.
+PEAK_FACTOR = 1.1
 # Differences that a window's noise is learned from at least.
 MIN_LEARNED = 3
+# Differences wait until no shift has followed: a window's length in long windows, half in short.
+LONG_WAITING = 2
+SHORT_WAITING = 1
+# A window's noise is learned from as many differences as lie in so many samples, within counts.
+MEMORY_SAMPLES = 2000
+MEMORY_COUNTS = (12, 60)
+# The memory of past excursions fades over so many samples.
+PEAK_SAMPLES = 4000
 # Noise of short windows is heavier in the tails than normal: standard deviations more for each
 # halving below 40 samples, where the central limit theorem has not done its work yet.
 TAIL_DEVIATIONS = 1.0
@@ -46,24 +60,25 @@ class WindowNoise:
     followed; so a slow rise does not teach its own limit. peak: the largest that was learned.
     """
 
+    window: int
     count: int = 0
     variance: float = 0.0
     deviation: float = 0.0
     peak: float = 0.0
     waiting: list[float] = field(default_factory=list)
 
-    def learn(self, difference: float, window: WindowSpec) -> None:
+    def learn(self, difference: float) -> None:
         """Every half window: takes in the difference that has waited long enough."""
         self.waiting.append(difference)
-        if len(self.waiting) <= window.waiting:
+        if len(self.waiting) <= (SHORT_WAITING if self.window <= SHORT_WINDOW else LONG_WAITING):
             return
         healthy = self.waiting.pop(0)
-        if self.count < window.memory:
+        least, most = MEMORY_COUNTS
+        if self.count < max(least, min(most, 2 * MEMORY_SAMPLES // self.window)):
             self.count += 1
         self.variance += (healthy * healthy - self.variance) / self.count
         self.deviation = math.sqrt(self.variance)
-        peak, size = self.peak * window.fade, abs(healthy)
-        self.peak = size if size > peak else peak
+        self.peak = max(abs(healthy), self.peak * (1 - self.window / PEAK_SAMPLES))
 
 
 @dataclass(slots=True)
@@ -77,7 +92,7 @@ class Shift:
 
 
 def _noises() -> list[WindowNoise]:
-    return [WindowNoise() for _ in WINDOWS]
+    return [WindowNoise(window) for window in WINDOWS]
 
 
 @dataclass(slots=True)
@@ -97,19 +112,16 @@ class LevelShift:
     scale: float = 1.0
     nearest: float = 0.0
 
-    def judge(self, config: ShiftConfig) -> Shift | None:
-        """After each sample. A shift, up or down, is told once."""
-        samples, least = self.samples, self.least_window
-        for index, difference in samples.differences.items():
-            window = BY_INDEX[index]
-            if window.samples >= least:
-                shift = self._look(window, difference, config)
-                if shift is not None:
-                    # What was learned of the noise stays; the old level goes.
-                    self.samples = samples.since(window.samples // 2)
-                    for noise in self.noises:
-                        noise.waiting.clear()
-                    return shift
+    def judge(self, min_effect: float) -> Shift | None:
+        """After each sample. A shift, up or down, is found once."""
+        for window, difference in self.samples.differences(self.least_window):
+            shift = self._look(window, difference, min_effect)
+            if shift is not None:
+                # What was learned of the noise stays; the old level goes.
+                self.samples = self.samples.since(window // 2)
+                for noise in self.noises:
+                    noise.waiting.clear()
+                return shift
         return None
 
     def recent(self, samples: int) -> float:
@@ -120,23 +132,22 @@ class LevelShift:
     def ready(self) -> bool:
         return self.looked >= 0
 
-    def limit(self, config: ShiftConfig) -> float:
+    def limit(self, min_effect: float) -> float:
         """Of ``difference``, by what is known now; infinite while that is nothing."""
         if not self.ready:
             return math.inf
-        index, scale = self.looked, self.scale
-        spread = scale * (self.deviation(config.alarm_rate, index) + MIN_DEVIATION)
-        peak = scale * config.peak_factor * self.noises[index].peak
-        return max(config.min_effect + config.cost_steps * (1 / WINDOWS[index]), spread, peak)
+        spread = self.scale * (self.deviation(self.looked) + MIN_DEVIATION)
+        peak = self.scale * PEAK_FACTOR * self.noises[self.looked].peak
+        return max(min_effect + COST_STEPS / WINDOWS[self.looked], spread, peak)
 
-    def deviation(self, alarm_rate: float, index: int = len(WINDOWS) - 1) -> float:
+    def deviation(self, index: int = len(WINDOWS) - 1) -> float:
         """What chance may do to a window's difference; infinite while nothing is known.
 
         The least that was learned of it and of shorter windows, whose means vary more. But no
         less than independent samples leave, which is known from many more of them.
         """
         window = WINDOWS[index]
-        deviations = quantile_of(window, alarm_rate)
+        deviations = quantile_of(window, ALARM_RATE)
         learned = min(
             [
                 student(deviations, noise.count) * noise.deviation
@@ -148,21 +159,22 @@ class LevelShift:
         sigma = SIGMA_PER_CHANGE * self.samples.change * TRIM_LOSS
         return max(learned, deviations * sigma * math.sqrt(1 / window + 1 / REFERENCE))
 
-    def _look(self, window: WindowSpec, difference: float, config: ShiftConfig) -> Shift | None:
-        seen, noise = self.samples, self.noises[window.index]
-        before = len(seen.values) - window.samples
-        scale = 1.0 if before >= REFERENCE else scale_of(window.samples, before)
+    def _look(self, window: int, difference: float, min_effect: float) -> Shift | None:
+        index = WINDOWS.index(window)
+        noise, before = self.noises[index], len(self.samples.values) - window
+        scale = 1.0 if before >= REFERENCE else scale_of(window, before)
         if noise.count >= MIN_LEARNED:
-            self.difference, self.looked, self.scale = difference, window.index, scale
+            self.difference, self.looked, self.scale = difference, index, scale
             # Most differences are far below the part of the limit that is known at once.
-            least = config.min_effect + config.cost_steps * (1 / window.samples)
+            least = min_effect + COST_STEPS / window
             if difference > self.nearest * least or abs(difference) >= least:
-                limit = self.limit(config)
+                limit = self.limit(min_effect)
                 self.nearest = max(self.nearest, difference / limit)
                 if abs(difference) >= limit:
-                    return Shift(seen.before(window), difference, limit, window.samples)
-        if seen.count % window.half < window.pace:
-            noise.learn(difference / scale, window)
+                    level_before = self.samples.references.before(window)
+                    return Shift(level_before, difference, limit, window)
+        if self.samples.count % (window // 2) < window // LOOKS:
+            noise.learn(difference / scale)
         return None
 
 

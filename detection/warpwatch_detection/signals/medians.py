@@ -1,16 +1,70 @@
-"""The middle of a few values, and what its noise says of theirs."""
+"""Medians: of a few values, and of the last values of a signal."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 # A normal distribution's standard deviation over its median absolute deviation.
 SIGMA_PER_MAD = 1.4826
+# The median of n normal values varies by √(π/2) deviations over √n; the quartiles of a normal
+# distribution are 1.349 deviations apart.
+ERROR_PER_QUARTILES = 1.2533 / 1.349
 
 
 def median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
+    return median_of_ordered(sorted(values))
+
+
+def median_of_ordered(ordered: Sequence[float]) -> float:
     middle = len(ordered) // 2
     if len(ordered) % 2:
         return ordered[middle]
     return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+@dataclass(slots=True)
+class SlidingMedian:
+    """The last ``size`` values, as they came (a ring) and in order: two binary searches a value."""
+
+    size: int
+    recent: list[float] = field(default_factory=list)
+    ordered: list[float] = field(default_factory=list)
+    oldest: int = 0
+
+    def add(self, value: float) -> None:
+        recent, ordered = self.recent, self.ordered
+        if len(recent) < self.size:
+            recent.append(value)
+        else:
+            oldest = self.oldest
+            del ordered[bisect_left(ordered, recent[oldest])]
+            recent[oldest] = value
+            self.oldest = (oldest + 1) % self.size
+        insort(ordered, value)
+
+    def clear(self) -> None:
+        self.recent.clear()
+        self.ordered.clear()
+        self.oldest = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.recent) == self.size
+
+    def median(self) -> float:
+        ordered = self.ordered
+        half = len(ordered) // 2
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+    def upper_quartile(self) -> float:
+        """What a quarter of the values reach."""
+        return self.ordered[len(self.ordered) * 3 // 4]
+
+    def error(self) -> float:
+        """Standard error of the median, were the values independent and about normal."""
+        count = len(self.ordered)
+        lower_quartile = self.ordered[count // 4]
+        return ERROR_PER_QUARTILES * (self.upper_quartile() - lower_quartile) / math.sqrt(count)

@@ -1,7 +1,7 @@
 """Whether a level grows without end: medians of blocks, a robust slope, growth in every part.
 
 Two scales share one code: short blocks for a leak that fills the device within hours, and blocks
-of sixteen of them for one that comes with every evaluation or epoch. Formulas: docs/detection.md.
+of sixteen of them for one that comes with every evaluation or epoch.
 """
 
 from __future__ import annotations
@@ -10,22 +10,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from warpwatch_detection.config_life import MemoryLeakConfig
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
 
+# A window of 600 steps, twice what caches that settle take.
+BLOCK_STEPS = 25
+WINDOW_BLOCKS = 24
+# What a window must span, so that neither few nor very fast steps decide.
+MIN_STEPS = 500
+MIN_S = 30.0
+# Growth counts above this part of the level, and above so many times the scatter about the line.
+MIN_GROWTH_RATIO = 0.005
+NOISE_FACTOR = 5.0
+# Parts of the window that must all grow, each by this part of an even share.
+PARTS = 6
+MIN_PART = 0.25
+# A cache that fills slows down, what leaks does not: least growth of the end against the begin.
+MIN_LATE = 0.7
+# Evaluations in a row with growth: two, so that ranks that leak alike are found together.
+HOLD_BLOCKS = 2
+# Evaluations in a row without growth after which it is over.
+RELEASE_BLOCKS = 2
 # Short blocks in one long block.
 LONG_BLOCK = 16
-# Parts of the window that must all grow, the last ones like the first ones.
-PARTS = 6
-# Evaluations without growth after which it is over.
-RELEASE = 2
 # Samples of a block that are kept: memory is bounded whatever a block is.
 MAX_SAMPLES = 64
 
 
 @dataclass(slots=True)
 class GrowthPoint:
-    """``value`` at ``step`` (the block's first) and ``time``."""
+    """``value`` of a block at ``step`` (the block's first) and ``time``."""
 
     step: int
     time: float
@@ -34,7 +47,7 @@ class GrowthPoint:
 
 @dataclass(slots=True)
 class Trend:
-    """MemoryGrowth a step over a window, in the value's unit; ``limit`` is the least that is told.
+    """Growth a step over a window, in the value's unit; ``limit`` is the least that counts.
 
     steps_per_s: how fast the job went through the window. excess: growth over its limit, which
     says something only where every part of the window grew.
@@ -50,11 +63,11 @@ class Trend:
 class GrowthWindow:
     """The newest blocks. highest: of those that have left it.
 
-    held, missed: evaluations in a row that grew or did not. begin_step: of growth that is told;
+    held, missed: evaluations in a row that grew or did not. begin_step: of growth that is found;
     held_step: where that would begin. nearest: the largest excess so far and its step.
     """
 
-    blocks: list[GrowthPoint] = field(default_factory=list)
+    points: list[GrowthPoint] = field(default_factory=list)
     highest: float = 0.0
     held: int = 0
     held_step: int = 0
@@ -67,40 +80,39 @@ class GrowthWindow:
     def grows(self) -> bool:
         return self.begin_step is not None
 
-    def add(self, block: GrowthPoint, config: MemoryLeakConfig) -> None:
-        self.blocks.append(block)
-        if len(self.blocks) > config.window_blocks:
-            self.highest = max(self.highest, self.blocks.pop(0).value)
-        if len(self.blocks) < config.window_blocks:
+    def add(self, point: GrowthPoint, min_growth_bytes: float) -> None:
+        self.points.append(point)
+        if len(self.points) > WINDOW_BLOCKS:
+            self.highest = max(self.highest, self.points.pop(0).value)
+        if len(self.points) < WINDOW_BLOCKS:
             return
-        excess = self._excess(config)
+        excess = self._excess(min_growth_bytes)
         if self.nearest is None or excess > self.nearest:
-            self.nearest, self.nearest_step = excess, block.step
+            self.nearest, self.nearest_step = excess, point.step
         if excess >= 1.0:
             if self.held == 0:
-                self.held_step = self.blocks[0].step
+                self.held_step = self.points[0].step
             self.held, self.missed = self.held + 1, 0
-            if self.held >= config.hold_blocks and self.begin_step is None:
+            if self.held >= HOLD_BLOCKS and self.begin_step is None:
                 self.begin_step = self.held_step
         else:
             self.held, self.missed = 0, self.missed + 1
-            if self.missed >= RELEASE:
+            if self.missed >= RELEASE_BLOCKS:
                 self.begin_step = None
 
-    def trend(self, config: MemoryLeakConfig) -> Trend:
+    def trend(self, min_growth_bytes: float) -> Trend:
         """Of a full window; of any other nothing is known."""
-        full = len(self.blocks) >= config.window_blocks
-        return trend(self.blocks, config) if full else Trend()
+        full = len(self.points) >= WINDOW_BLOCKS
+        return trend(self.points, min_growth_bytes) if full else Trend()
 
-    def _excess(self, config: MemoryLeakConfig) -> float:
-        """MemoryGrowth over its limit; 0 unless every part of the window grew, to new heights."""
-        first, last = self.blocks[0], self.blocks[-1]
-        long_enough = last.step - first.step >= config.min_steps
+    def _excess(self, min_growth_bytes: float) -> float:
+        """Growth over its limit; 0 unless every part of the window grew, to new heights."""
+        first, last = self.points[0], self.points[-1]
+        is_long = last.step - first.step >= MIN_STEPS and last.time - first.time >= MIN_S
         # A sawtooth that has been as high before is no news.
-        if not long_enough or last.time - first.time < config.min_s or last.value <= self.highest:
+        if not is_long or last.value <= self.highest or not every_part_grows(self.points):
             return 0.0
-        grows = _every_part_grows(self.blocks, config)
-        return trend(self.blocks, config).excess if grows else 0.0
+        return self.trend(min_growth_bytes).excess
 
 
 @dataclass(slots=True)
@@ -117,82 +129,72 @@ class MemoryGrowth:
 
     @property
     def window(self) -> GrowthWindow:
-        """The one that tells: the short one unless only the long one grows."""
+        """The one that decides: the short one unless only the long one grows."""
         return self.long if self.long.grows and not self.short.grows else self.short
 
     @property
     def suspected(self) -> bool:
         return self.short.held > 0 or self.long.held > 0 or self.window.grows
 
-    def add(self, step: int, time: float, value: float, config: MemoryLeakConfig) -> bool:
-        """True when a block is full and the growth has been judged anew."""
-        begin, samples = self.block_step, self.samples
-        if begin is None:
-            if step - self.first_step < config.warmup_steps:
+    def add(
+        self, step: int, time: float, value: float, min_growth_bytes: float, warmup_steps: int
+    ) -> bool:
+        """True when a block is full and the growth has been judged."""
+        if self.block_step is None:
+            if step - self.first_step < warmup_steps:
                 return False
-            begin = self.block_step = step
-            self.block_time = time
-        if len(samples) < MAX_SAMPLES:
-            samples.append(value)
-        if step - begin < config.block_steps - 1:
+            self.block_step, self.block_time = step, time
+        if len(self.samples) < MAX_SAMPLES:
+            self.samples.append(value)
+        if step - self.block_step < BLOCK_STEPS - 1:
             return False
-        block = GrowthPoint(begin, self.block_time, median(samples))
-        samples.clear()
+        point = GrowthPoint(self.block_step, self.block_time, median(self.samples))
+        self.samples.clear()
         # The next one begins here: where samples are rare, each of them is a block.
         self.block_step, self.block_time = step + 1, time
-        self.short.add(block, config)
-        self.pending.append(block)
+        self.short.add(point, min_growth_bytes)
+        self.pending.append(point)
         if len(self.pending) >= LONG_BLOCK:
-            middle = median([part.value for part in self.pending])
-            first = self.pending[0]
+            first, values = self.pending[0], [point.value for point in self.pending]
             self.pending.clear()
-            self.long.add(GrowthPoint(first.step, first.time, middle), config)
+            self.long.add(GrowthPoint(first.step, first.time, median(values)), min_growth_bytes)
         return True
 
 
-def trend(blocks: list[GrowthPoint], config: MemoryLeakConfig) -> Trend:
+def trend(points: list[GrowthPoint], min_growth_bytes: float) -> Trend:
     """How the level moved over a full window."""
-    steps = max(1, blocks[-1].step - blocks[0].step)
-    seconds = blocks[-1].time - blocks[0].time
-    slope = theil_sen(blocks)
-    first = blocks[0]
-    offsets = [block.value - slope * (block.step - first.step) for block in blocks]
+    first, last = points[0], points[-1]
+    steps, seconds = max(1, last.step - first.step), last.time - first.time
+    slope = theil_sen(points)
+    offsets = [point.value - slope * (point.step - first.step) for point in points]
     base = median(offsets)
     noise = SIGMA_PER_MAD * median([abs(offset - base) for offset in offsets])
-    least = max(
-        config.min_growth_bytes, config.min_growth_ratio * abs(base), config.noise_factor * noise
-    )
+    least = max(min_growth_bytes, MIN_GROWTH_RATIO * abs(base), NOISE_FACTOR * noise)
     pace = steps / seconds if seconds > 0 else 0.0
     excess = slope * steps / least if least > 0 else 0.0
     return Trend(slope, least / steps, excess, pace)
 
 
-def theil_sen(blocks: list[GrowthPoint]) -> float:
+def theil_sen(points: list[GrowthPoint]) -> float:
     """Median of the slopes between all pairs: right with up to 29 % of outliers (Sen, 1968)."""
-    return median(list(_slopes(blocks)))
+    return median(list(_slopes(points)))
 
 
-def _slopes(blocks: list[GrowthPoint]) -> Iterator[float]:
-    for index, later in enumerate(blocks):
-        for earlier in blocks[:index]:
+def _slopes(points: list[GrowthPoint]) -> Iterator[float]:
+    for index, later in enumerate(points):
+        for earlier in points[:index]:
             if later.step > earlier.step:
                 yield (later.value - earlier.value) / (later.step - earlier.step)
 
 
-def _every_part_grows(blocks: list[GrowthPoint], config: MemoryLeakConfig) -> bool:
-    size = len(blocks) // PARTS
-    starts = range(len(blocks) - size * PARTS, len(blocks), size)
-    first, last = _middle(blocks, starts[0], size), _middle(blocks, starts[-1], size)
-    total = last - first
+def every_part_grows(points: list[GrowthPoint]) -> bool:
+    size = len(points) // PARTS
+    values = [point.value for point in points[len(points) - size * PARTS :]]
+    parts = [median(values[start : start + size]) for start in range(0, len(values), size)]
+    total = parts[-1] - parts[0]
     if total <= 0:
         return False
-    parts = [first, *[_middle(blocks, start, size) for start in starts[1:-1]], last]
     rises = [after - before for before, after in pairwise(parts)]
-    if min(rises) < config.min_part * total / len(rises):
+    if min(rises) < MIN_PART * total / len(rises):
         return False
-    # A cache that fills slows down; what leaks does not.
-    return sum(rises[-2:]) >= config.min_late * sum(rises[:2])
-
-
-def _middle(blocks: list[GrowthPoint], start: int, size: int) -> float:
-    return median([block.value for block in blocks[start : start + size]])
+    return sum(rises[-2:]) >= MIN_LATE * sum(rises[:2])

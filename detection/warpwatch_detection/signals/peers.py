@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from warpwatch_detection.detector import JobStep
-from warpwatch_detection.signals.work_scaling import WorkScaling, is_telling
+from warpwatch_detection.signals.work_scaling import WorkScaling
 
 # Ranks that hardly compute are not compared: below this share of the step all are alike.
 LEAST_SHARE = 0.01
@@ -20,9 +20,9 @@ ALONE = -1
 
 
 class PeerRatios(msgspec.Struct):
-    """One step, per rank. ratios: the log of its time over its peers'; references: of their time.
+    """One step, per rank. ratios: log of its time over its peers'; references: log of theirs.
 
-    explained: the part of the log of its time that its work explains, off in the others.
+    explained: the part of the log of its time that its work explains, taken off in the others.
     """
 
     ratios: dict[int, float]
@@ -32,24 +32,17 @@ class PeerRatios(msgspec.Struct):
 
 def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> PeerRatios:
     """Every rank with its peers, by what it computes; of two ranks or more."""
-    log, least_s = math.log, max(LEAST_SHARE * seen.duration_s, 1e-9)
+    least_s = max(LEAST_SHARE * seen.duration_s, 1e-9)
     times = {
-        rank: log(time_s if time_s > least_s else least_s)
+        rank: math.log(time_s if time_s > least_s else least_s)
         for rank, time_s in seen.compute_s.items()
     }
-    work = seen.tokens or seen.samples
-    explained = scaling.explained(times, work) if is_telling(work, len(times)) else {}
-    return _compared(times, groups, explained)
-
-
-def _compared(
-    times: Mapping[int, float], groups: Mapping[int, int], explained: dict[int, float]
-) -> PeerRatios:
+    explained = scaling.explained(times, seen.tokens or seen.samples)
     if explained:
         times = {rank: value - explained[rank] for rank, value in times.items()}
     found = PeerRatios({}, {}, explained)
     ordered = sorted(times.values())
-    if groups:
+    if groups and (len(set(groups.values())) > 1 or not times.keys() <= groups.keys()):
         for some, peers in _parted(times, groups, ordered):
             _compare(some, peers, found)
         found.ratios = {rank: found.ratios[rank] for rank in times}

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_ranks import GcPauseConfig
-
 # Log ratios of single steps are not known better than this.
 MIN_SCALE = 0.005
 # The first steps set the usual ratio; its noise is theirs until more is known.
@@ -23,12 +21,20 @@ FAST_STEPS = 50
 WINSOR = 3.0
 # A mean of cut absolute values, normally distributed, times this is their standard deviation.
 SIGMA_PER_MEAN = 1.2533
+# A slow step is 8 % and six deviations above the rank's usual ratio.
+MIN_RISE = math.log(1.08)
+NOISE_FACTOR = 6.0
 # Slow steps in a row that are a new level of the rank and no pause.
 LEVEL_STEPS = 4
 # Steps whose ratios tell the first usual ratio.
 READY_STEPS = 50
-# Pauses that are remembered.
+# A full collection of some ten million objects takes no longer.
+MAX_PAUSE_S = 5.0
+# Pauses that are remembered, and that make a chain: one or two show no habit.
 MAX_PAUSES = 24
+MIN_PAUSES = 4
+# A shorter period is a slow rank; a longer one is what checkpoints and evaluations take.
+MIN_PERIOD_STEPS, MAX_PERIOD_STEPS = 5, 80
 # Pauses of a chain that may be missing: one in a checkpoint is not seen.
 MAX_MISSING = 1
 # Equal gaps: within a step or this part of them.
@@ -65,33 +71,27 @@ class RegularPauses:
     longest_chain: int = 0
     longest_chain_step: int | None = None
 
-    def add(self, step: int, ratio: float, compute_s: float, config: GcPauseConfig) -> bool:
-        """A step. True if it told of a pause that ended a chain of regular ones."""
-        known = self.known = self.known + 1
-        center, usual = self.center, self.scale
-        rise = ratio - center
-        if known <= FIRST_STEPS:
+    def add(self, step: int, ratio: float, compute_s: float) -> bool:
+        """A step. True if it ended a pause that continues a chain of regular ones."""
+        self.known += 1
+        rise = ratio - self.center
+        scale = self.scale if self.scale > MIN_SCALE else MIN_SCALE
+        if self.known <= FIRST_STEPS:
             self._begin(rise)
             return False
-        scale = usual if usual > MIN_SCALE else MIN_SCALE
-        most = WINSOR * scale
-        weight = WEIGHT if known >= FAST_STEPS else 1 / known
-        if rise > 0.0:
-            size = rise if rise < most else most
-            self.center = center + weight * size
-        else:
-            size = -rise if rise > -most else most
-            self.center = center - weight * size
-        self.scale = usual + weight * (SIGMA_PER_MEAN * size - usual)
-        if rise > config.noise_factor * scale and known > READY_STEPS and _is_slow(rise, config):
+        weight = WEIGHT if self.known >= FAST_STEPS else 1 / self.known
+        size = min(abs(rise), WINSOR * scale)
+        self.center += weight * (size if rise > 0 else -size)
+        self.scale += weight * (SIGMA_PER_MEAN * size - self.scale)
+        if rise > MIN_RISE and rise > NOISE_FACTOR * scale and self.known > READY_STEPS:
             self._slow(step, ratio, rise, compute_s)
             return False
         if self.period and step - self.steps[-1] > SILENT_PERIODS * self.period:
             self.period = 0
         if not self.run:
             return False
-        single, self.run = self.run == 1, 0
-        return single and self.pending_s <= config.max_pause_s and self._pause(config)
+        is_single, self.run = self.run == 1, 0
+        return is_single and self.pending_s <= MAX_PAUSE_S and self._pause()
 
     def _begin(self, rise: float) -> None:
         self.center += rise / self.known
@@ -104,22 +104,22 @@ class RegularPauses:
         if self.run >= LEVEL_STEPS:
             self.center, self.run = ratio, 0
 
-    def _pause(self, config: GcPauseConfig) -> bool:
+    def _pause(self) -> bool:
         self.steps = [*self.steps[1 - MAX_PAUSES :], self.pending_step]
         self.pauses_s = [*self.pauses_s[1 - MAX_PAUSES :], self.pending_s]
         for before in range(len(self.steps) - 2, -1, -1):
             period = self.steps[-1] - self.steps[before]
-            if period > config.max_period_steps:
+            if period > MAX_PERIOD_STEPS:
                 break
-            if period >= config.min_period_steps and self._is_chain(period, config):
+            if period >= MIN_PERIOD_STEPS and self._is_chain(period):
                 return True
         return False
 
-    def _is_chain(self, period: int, config: GcPauseConfig) -> bool:
+    def _is_chain(self, period: int) -> bool:
         chain = self._chain(period)
         if len(chain) > self.longest_chain:
             self.longest_chain, self.longest_chain_step = len(chain), self.steps[-1]
-        if len(chain) < config.min_pauses:
+        if len(chain) < MIN_PAUSES:
             return False
         sizes = [self.pauses_s[place] for place in chain]
         steps = [self.steps[place] for place in chain]
@@ -131,10 +131,10 @@ class RegularPauses:
         return True
 
     def _chance(self, chain: Sequence[int], period: int) -> float:
-        """How many such chains pauses at random would make by each one.
+        """How many such chains each of so many pauses at random would make.
 
-        Pauses outside the chain tell their rate. The first gap is any of those up to now, the
-        further ones must hit; one slot of all may be empty.
+        The rate is that of the pauses outside the chain. The first gap may be any, the further ones
+        must hit it; one slot of all may be empty.
         """
         full = len(self.steps) >= MAX_PAUSES
         observed = self.steps[-1] - self.steps[0] if full else self.known
@@ -144,7 +144,7 @@ class RegularPauses:
         return float(rate * period * max(slots, 1) * hit ** (len(chain) - 2))
 
     def _chain(self, period: int) -> list[int]:
-        """RankDevices of the pauses one period apart, newest first."""
+        """Indices of the pauses one period apart, newest first."""
         tolerance = _tolerance(period)
         chain, missing = [len(self.steps) - 1], 0
         expected = self.steps[-1] - period
@@ -167,10 +167,6 @@ class RegularPauses:
             all(step % self.period == 0 for step in chain)
             or all((step + 1) % self.period == 0 for step in chain)
         )
-
-
-def _is_slow(rise: float, config: GcPauseConfig) -> bool:
-    return rise > math.log(config.min_ratio)
 
 
 def _tolerance(period: int) -> int:

@@ -1,6 +1,6 @@
-"""The share of the time that told pauses of one process take, forgotten exponentially.
+"""The share of the time that reported pauses of one process take, forgotten exponentially.
 
-Share and count decay with one time constant, so nothing but three numbers is remembered.
+Share and count decay with one time constant, so that three numbers are enough.
 """
 
 from __future__ import annotations
@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from warpwatch_detection.config_ranks import GcPauseConfig
-
+# What decays within a minute, or within so many steps if they take longer, counts.
+WINDOW_S = 60.0
+WINDOW_STEPS = 150
+# So many pauses must not have decayed yet: a lone full collection is no habit.
+MIN_COUNT = 3
 # Decayed to less than this, the pauses are past.
 LEAST_COUNT = 0.3
 
@@ -46,18 +49,17 @@ class ReportedPauses:
         self.lost_s += duration_s
         self.count += 1
 
-    def judge(self, now: float, elapsed_s: float, window_s: float, config: GcPauseConfig) -> None:
+    def judge(self, now: float, elapsed_s: float, window_s: float, min_share: float) -> None:
         """``elapsed_s``: since pauses count at all; what came before is no time without them."""
         self._decay(now, window_s)
-        # Time decays like the pauses: so much of it lies in memory.
+        # Time decays like the pauses: this much of it still counts.
         window_s *= -math.expm1(-max(elapsed_s, 1e-3) / window_s)
-        self.share = min(self.lost_s / max(window_s, config.window_s / 4), 1.0)
-        enough = self.count >= config.min_pauses - 1
-        self.excess = self.share / config.min_share * min(1, self.count / (config.min_pauses - 1))
+        self.share = min(self.lost_s / max(window_s, WINDOW_S / 4), 1.0)
+        self.excess = self.share / min_share * min(1, self.count / MIN_COUNT)
         self.nearest = max(self.nearest, self.excess)
-        if enough and self.share >= config.min_share:
+        if self.count >= MIN_COUNT and self.share >= min_share:
             self.on = True
-        elif self.share < config.min_share / 2 or self.count < LEAST_COUNT:
+        elif self.share < min_share / 2 or self.count < LEAST_COUNT:
             self.on = False
 
     def _decay(self, now: float, window_s: float) -> None:

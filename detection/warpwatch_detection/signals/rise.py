@@ -1,30 +1,31 @@
-"""A rise that was told: until when it lasts."""
+"""A rise that was found: until when it lasts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Samples of which the level says whether a rise is over.
+# Samples whose level says whether a rise is over.
 CLOSING_SAMPLES = 20
 # It is over below half of the rise: far from where it was found, so that it does not flap.
 CLOSING_SHARE = 0.5
+# A level that has lasted for so many samples, and for long enough, is the new normal.
+ACCEPT_SAMPLES = 300
 
 
 @dataclass(slots=True)
 class Rise:
-    """Levels in the signal's own unit; ``time``: when it was told."""
+    """From ``baseline`` by ``size``, in the signal's own unit; ``time``: when it was found."""
 
     time: float
     begin_step: int
     baseline: float
-    rise: float
+    size: float
     samples: int = 0
 
-    def over(self, level: float) -> bool:
-        """The level of the newest CLOSING_SAMPLES has returned."""
+    def is_over(self, level: float) -> bool:
+        """``level``: of the newest CLOSING_SAMPLES."""
         enough = self.samples >= CLOSING_SAMPLES
-        return enough and level < self.baseline + CLOSING_SHARE * self.rise
+        return enough and level < self.baseline + CLOSING_SHARE * self.size
 
-    def accepted(self, now: float, after_s: float, samples: int) -> bool:
-        """It has lasted so long that it is the new normal."""
-        return self.samples >= samples and now - self.time >= after_s
+    def is_accepted(self, now: float, after_s: float) -> bool:
+        return self.samples >= ACCEPT_SAMPLES and now - self.time >= after_s

@@ -1,218 +1,131 @@
-"""The newest samples of a signal: how far is each window of them from those before it?
-
-The levels of windows are worked out when they are due, and once for all detectors that judge the
-same signal.
-"""
+"""The newest samples of a signal: how far is each window of them from those before it?"""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-# SignalHistory of each window: about 1.5 times the one before; 140 still ends within 150 steps.
+# Samples of each window: about 1.5 times the one before; 140 still ends within 150 steps.
 WINDOWS = (12, 16, 24, 40, 60, 100, 140)
 SHORTEST, LONGEST = WINDOWS[0], WINDOWS[-1]
-# SignalHistory before the window that it is compared with, and the least of them.
+# Samples before the window that it is compared with, and the least of them.
 REFERENCE = 200
 MIN_REFERENCE = 40
 KEPT = LONGEST + REFERENCE
-# A level is wanted from where the shortest window ends until the longest one has passed by.
-WANTED = LONGEST - SHORTEST + 1
-# A window is looked at five times in its length: whenever the count of samples is a multiple of
-# this. Which windows are due repeats after PERIOD samples.
+# A window is looked at five times in its length; which are due repeats after PERIOD samples.
 LOOKS = 5
-PACES = tuple(window // LOOKS for window in WINDOWS)
-PERIOD = math.lcm(*PACES)
+PERIOD = math.lcm(*(window // LOOKS for window in WINDOWS))
+DUE = tuple(
+    tuple(window for window in WINDOWS if count % (window // LOOKS) == 0) for count in range(PERIOD)
+)
 # Up to this length a window is judged by its fast steps, which a few slow ones do not move.
 SHORT_WINDOW = 40
 SHORT_TRIM = (0.1, 0.45)
 LONG_TRIM = (0.2, 0.8)
-# The counts of samples (of a period) behind which a short or a long window will be looked at.
-SHORT_DUE, LONG_DUE = (
-    frozenset(
-        (count - window) % PERIOD
-        for window, pace in zip(WINDOWS, PACES, strict=True)
-        for count in range(0, PERIOD, pace)
-        if (window <= SHORT_WINDOW) == is_short
-    )
-    for is_short in (True, False)
-)
-# Differences that wait: a window's length in long windows, half of it in short ones.
-LONG_WAITING = 2
-SHORT_WAITING = 1
-# A window's noise is learned from as many differences as lie in so many samples, within counts.
-MEMORY_SAMPLES = 2000
-MEMORY_COUNTS = (12, 60)
 # The usual change from one sample to the next is learned over so many of them; what is above so
 # many times the mean counts as that.
 CHANGE_SAMPLES = 500
 CHANGE_CUT = 4.0
 CHANGE_CUT_AFTER = 20
-# The memory of past excursions fades over so many samples.
-PEAK_SAMPLES = 4000
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSpec:
-    """What is known of a window beforehand; samples: its length, index: its place in WINDOWS.
-
-    first, last: between them lie its trimmed values in order. It is due whenever the count of
-    samples is a multiple of ``pace``; once in ``half`` a window it is learned from what is seen.
-    waiting, memory: differences that wait, and that count. fade: what is left of an old peak.
-    """
-
-    index: int
-    samples: int
-    is_short: bool
-    first: int
-    last: int
-    pace: int
-    half: int
-    waiting: int
-    memory: int
-    fade: float
+def trim_of(window: int) -> tuple[float, float]:
+    """The quantiles between which the values of a window of so many samples count."""
+    return SHORT_TRIM if window <= SHORT_WINDOW else LONG_TRIM
 
 
-def _ring() -> list[float]:
-    return [0.0] * WANTED
+def trimmed_mean(ordered: Sequence[float], trim: tuple[float, float]) -> float:
+    """Of the values between two quantiles, one of them at least."""
+    first = int(len(ordered) * trim[0])
+    last = max(first + 1, int(len(ordered) * trim[1]))
+    return sum(ordered[first:last]) / (last - first)
+
+
+def level(values: Sequence[float], window: int = SHORT_WINDOW + 1) -> float:
+    """The level of values, as for windows of this length."""
+    return trimmed_mean(sorted(values), trim_of(window))
 
 
 @dataclass(slots=True)
 class ReferenceLevels:
-    """Levels of the samples that windows are compared with, worked out once for all windows.
+    """Levels of the samples that windows are compared with.
 
     The same samples lie before a short window now and before a long one later. ordered: those
-    before the shortest window; short, long: levels for windows of either kind, rings by the count
-    of samples when their newest came.
+    before the shortest window; short, long: their levels for windows of either kind, the newest
+    last.
     """
 
     ordered: list[float] = field(default_factory=list)
-    short: list[float] = field(default_factory=_ring)
-    long: list[float] = field(default_factory=_ring)
+    short: list[float] = field(default_factory=list)
+    long: list[float] = field(default_factory=list)
 
-    def add(self, values: Sequence[float], count: int) -> None:
-        """``values`` has got its newest one, the ``count``-th of all."""
+    def add(self, values: Sequence[float]) -> None:
+        """``values`` has got its newest one."""
         ordered, known = self.ordered, len(values) - SHORTEST
         if known <= 0:
             return
         insort(ordered, values[-1 - SHORTEST])
         if known > REFERENCE:
             del ordered[bisect_left(ordered, values[-1 - SHORTEST - REFERENCE])]
-        elif known < MIN_REFERENCE:
-            return
-        end = count - SHORTEST
-        due = end % PERIOD
-        if due in SHORT_DUE:
-            first, last = SHORT_BOUNDS[len(ordered)]
-            self.short[end % WANTED] = sum(ordered[first:last]) / (last - first)
-        if due in LONG_DUE:
-            first, last = LONG_BOUNDS[len(ordered)]
-            self.long[end % WANTED] = sum(ordered[first:last]) / (last - first)
+        if known >= MIN_REFERENCE:
+            self.short.append(trimmed_mean(ordered, SHORT_TRIM))
+            self.long.append(trimmed_mean(ordered, LONG_TRIM))
+        if len(self.short) >= KEPT:
+            del self.short[:-LONGEST], self.long[:-LONGEST]
+
+    def before(self, window: int) -> float:
+        """The level before a window of so many samples, if MIN_REFERENCE lie before it."""
+        levels = self.short if window <= SHORT_WINDOW else self.long
+        return levels[SHORTEST - window - 1]
 
 
 @dataclass(slots=True)
 class SignalHistory:
-    """``values``: the newest, at most two windows and references.
+    """``values``: the newest, at most two windows and references. count: of all samples.
 
-    count: of all samples. change: mean of |difference| of neighbouring ones. differences: of each
-    window that is due now, by its index: its level over that of the samples before it.
+    change: mean of |difference| of neighbouring ones.
     """
 
     count: int = 0
     values: list[float] = field(default_factory=list)
     references: ReferenceLevels = field(default_factory=ReferenceLevels)
     change: float = 0.0
-    differences: dict[int, float] = field(default_factory=dict)
 
     def add(self, value: float) -> None:
         values = self.values
-        self.count = count = self.count + 1
+        self.count += 1
         if values:
             self._learn_change(abs(value - values[-1]))
         values.append(value)
-        if count % KEPT == 0:
+        if self.count % KEPT == 0:
             del values[:-KEPT]
-        references = self.references
-        references.add(values, count)
-        known = len(values) - MIN_REFERENCE
-        self.differences = differences = {}
-        for window in DUE[count % PERIOD]:
-            samples = window.samples
-            if samples <= known:
-                trimmed = sorted(values[-samples:])[window.first : window.last]
-                levels = references.short if window.is_short else references.long
-                before = levels[(count - samples) % WANTED]
-                differences[window.index] = sum(trimmed) / len(trimmed) - before
+        self.references.add(values)
 
-    def before(self, window: WindowSpec) -> float:
-        """The level before the window, of MIN_REFERENCE samples or more."""
-        references = self.references
-        levels = references.short if window.is_short else references.long
-        return levels[(self.count - window.samples) % WANTED]
+    def differences(self, least_window: int) -> Iterator[tuple[int, float]]:
+        """The windows that are due now, each with its level over that of the samples before it."""
+        known = len(self.values) - MIN_REFERENCE
+        for window in DUE[self.count % PERIOD]:
+            if least_window <= window <= known:
+                newest = level(self.values[-window:], window)
+                yield window, newest - self.references.before(window)
 
     def since(self, samples: int) -> SignalHistory:
         """What is left when all but the newest ``samples`` are forgotten."""
         left = SignalHistory(self.count, change=self.change)
-        kept = self.values[-samples:]
-        for count, value in enumerate(kept, self.count - len(kept) + 1):
+        for value in self.values[-samples:]:
             left.values.append(value)
-            left.references.add(left.values, count)
+            left.references.add(left.values)
         return left
 
     def _learn_change(self, change: float) -> None:
         """A slow step is two large changes: cut, once it is known what is large."""
-        count, usual = self.count, self.change
-        if change > CHANGE_CUT * usual and count > CHANGE_CUT_AFTER:
-            change = CHANGE_CUT * usual
-        self.change += (change - usual) / (count if count < CHANGE_SAMPLES else CHANGE_SAMPLES)
+        if self.count > CHANGE_CUT_AFTER:
+            change = min(change, CHANGE_CUT * self.change)
+        self.change += (change - self.change) / min(self.count, CHANGE_SAMPLES)
 
 
 def scale_of(window: int, before: int) -> float:
     """A reference of ``before`` samples is noisier than a whole one by this."""
-    inverse = 1 / window
-    return math.sqrt((inverse + 1 / before) / (inverse + 1 / REFERENCE))
-
-
-def level(values: Sequence[float], window: int = SHORT_WINDOW + 1) -> float:
-    """Mean of the ordered values between two quantiles, those for windows of this length."""
-    trim = SHORT_TRIM if window <= SHORT_WINDOW else LONG_TRIM
-    first, last = bounds(len(values), trim)
-    return sum(sorted(values)[first:last]) / (last - first)
-
-
-def bounds(count: int, trim: tuple[float, float]) -> tuple[int, int]:
-    """RankDevices of the quantiles in so many values, one place apart at least."""
-    first = int(count * trim[0])
-    return first, max(first + 1, int(count * trim[1]))
-
-
-# Of references, by how many samples they are.
-SHORT_BOUNDS, LONG_BOUNDS = (
-    tuple(bounds(count, trim) for count in range(REFERENCE + 1)) for trim in (SHORT_TRIM, LONG_TRIM)
-)
-
-
-def _window(index: int, samples: int) -> WindowSpec:
-    is_short, (low, high) = samples <= SHORT_WINDOW, MEMORY_COUNTS
-    first, last = bounds(samples, SHORT_TRIM if is_short else LONG_TRIM)
-    return WindowSpec(
-        index=index,
-        samples=samples,
-        is_short=is_short,
-        first=first,
-        last=last,
-        pace=PACES[index],
-        half=samples // 2,
-        waiting=SHORT_WAITING if is_short else LONG_WAITING,
-        memory=max(low, min(high, 2 * MEMORY_SAMPLES // samples)),
-        fade=1 - samples / PEAK_SAMPLES,
-    )
-
-
-BY_INDEX = tuple(_window(*one) for one in enumerate(WINDOWS))
-# Those that are due at each count of samples in a period.
-DUE = tuple(
-    tuple(window for window in BY_INDEX if count % window.pace == 0) for count in range(PERIOD)
-)
+    return math.sqrt((1 / window + 1 / before) / (1 / window + 1 / REFERENCE))

@@ -1,14 +1,11 @@
-"""From steps to samples: after warm-up, evened out by their work, very short steps in groups."""
+"""From steps to samples: after warm-up, corrected for their work, very short steps in groups."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from warpwatch_detection.config_steps import StepSignalConfig
 from warpwatch_detection.detector import JobStep
-from warpwatch_detection.signals.level_shift import LevelShift
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
 from warpwatch_detection.signals.step_work import StepWork
 
@@ -17,15 +14,13 @@ SETTLE_STEPS = 10
 # ... within 5 %, or within three standard errors of their medians (1.25 sigma / sqrt(n) each).
 SETTLED = 0.05
 SETTLED_ERRORS = 3.0 * 1.25 * math.sqrt(2.0 / SETTLE_STEPS)
+# A start that is not stable after so many more steps is taken as it is.
+MAX_SETTLE_STEPS = 200
+# Shorter steps are judged by groups of about so long: scheduling of the operating system costs
+# milliseconds, which are nothing in a tenth of a second.
+SAMPLE_S = 0.1
 # A group of steps is bounded, however short they are.
 MAX_GROUP = 1000
-
-
-class HasShifts(Protocol):
-    """What a detector of shifts remembers of a job."""
-
-    signal: StepSignal
-    shifts: LevelShift
 
 
 @dataclass(slots=True)
@@ -42,13 +37,13 @@ class StepSignal:
     sample_s: float = 0.0
     first_step: int = 0
 
-    def add(self, seen: JobStep, time_s: float, config: StepSignalConfig) -> float | None:
+    def add(self, seen: JobStep, time_s: float, warmup_steps: int) -> float | None:
         """The log of a sample's time (of seconds), when the step completes one."""
-        if seen.index < config.warmup_steps or time_s <= 0:
+        if seen.index < warmup_steps or time_s <= 0:
             return None
         value = math.log(time_s) - self.work.explained(seen, time_s)
         if not self.group:
-            self._settle(seen, value, config)
+            self._settle(value, given_up=seen.index >= warmup_steps + MAX_SETTLE_STEPS)
             return None
         if not self.values:
             self.first_step = seen.step
@@ -63,7 +58,7 @@ class StepSignal:
         """Samples that last at least ``seconds``."""
         return math.ceil(seconds / self.sample_s) if self.sample_s > 0 else 1
 
-    def _settle(self, seen: JobStep, value: float, config: StepSignalConfig) -> None:
+    def _settle(self, value: float, given_up: bool) -> None:
         start = self.start
         start.append(value)
         if len(start) < 2 * SETTLE_STEPS:
@@ -72,19 +67,10 @@ class StepSignal:
         center = median(newer)
         noise = SIGMA_PER_MAD * median([abs(each - center) for each in newer])
         change = abs(center - median(older))
-        given_up = seen.index >= config.warmup_steps + config.settle_steps
         if change <= max(SETTLED, SETTLED_ERRORS * noise) or given_up:
             step_s = max(math.exp(center), 1e-6)
-            self.group = max(1, min(int(config.sample_s / step_s), MAX_GROUP))
+            self.group = max(1, min(int(SAMPLE_S / step_s), MAX_GROUP))
             self.sample_s = self.group * step_s
             start.clear()
         else:
             del start[:SETTLE_STEPS]
-
-
-def add_common(job: HasShifts, seen: JobStep, config: StepSignalConfig) -> float | None:
-    """The job's common time as the signal; a sample of it goes to where shifts are sought."""
-    value = job.signal.add(seen, seen.common_s, config)
-    if value is not None:
-        job.shifts.samples.add(value)
-    return value

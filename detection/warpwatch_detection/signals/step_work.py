@@ -66,12 +66,8 @@ class StepWork:
 
     def _follow(self, level_s: float) -> None:
         """A step that took ``level_s`` but for its work moves the level; a slow one a little."""
-        usual_s = self.level_s
-        if level_s < 0.5 * usual_s:
-            level_s = 0.5 * usual_s
-        elif level_s > 2.0 * usual_s:
-            level_s = 2.0 * usual_s
-        self.level_s += LEVEL_WEIGHT * (level_s - usual_s)
+        cut_s = min(max(level_s, 0.5 * self.level_s), 2.0 * self.level_s)
+        self.level_s += LEVEL_WEIGHT * (cut_s - self.level_s)
 
 
 def work_of(seen: JobStep) -> float:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Time proportional to work is believed until this much squared change of log work has been seen.
+# Time counts as proportional to work until this much squared change of log work has been seen.
 PRIOR_WEIGHT = 0.05
-# Then older steps begin to count less.
+# From this much on, older steps count less.
 MAX_WEIGHT = 20.0
 MAX_EXPONENT = 2.0
 # One pause must not teach anything: changes of log compute are cut here (±65 %).
@@ -33,7 +33,13 @@ class WorkScaling:
     def explained(
         self, log_times: Mapping[int, float], work: Mapping[int, int]
     ) -> dict[int, float]:
-        """The part of each rank's log time that its work explains, by work that is telling."""
+        """The part of each rank's log time that its work explains.
+
+        Nothing where work is not known of every rank, or is the same for all.
+        """
+        amounts = work.values()
+        if len(work) < len(log_times) or len(set(amounts)) < 2 or min(amounts) <= 0:
+            return {}
         log_work = {rank: math.log(work[rank]) for rank in log_times}
         exponent = self.exponent
         self._learn(log_times, log_work)
@@ -55,9 +61,3 @@ class WorkScaling:
         if self.squares > MAX_WEIGHT:
             self.products /= 2
             self.squares /= 2
-
-
-def is_telling(work: Mapping[int, int], ranks: int) -> bool:
-    """Whether it is known of every rank and differs between them."""
-    amounts = work.values()
-    return len(work) >= ranks and len(set(amounts)) > 1 and min(amounts) > 0

@@ -44,6 +44,15 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("detection: {hang: {timeout_s: -1}}", "detection.hang.timeout_s: "),
         ("detectors: {hang: {timeout_s: 9}}", "detectors: is called detection now"),
         ("anomalies: {max_history: 5}", "anomalies.max_history: was removed: it only tuned"),
+        (
+            "detection: {straggler: {tick_s: 1}}",
+            "detection.straggler.tick_s: was removed: it only tuned",
+        ),
+        (
+            "detection: {data_stall: {warmup_steps: 5}}",
+            "detection.data_stall.warmup_steps: is detection.warmup_steps now, one for all kinds",
+        ),
+        ("detection: {straggler: {hold_s: -1}}", "detection.straggler.hold_s: expected a number"),
         ("- a\n- b", "a mapping of sections is needed, found list"),
         ("a: [", "not YAML"),
         ("a: 2024-99-99", "not YAML"),

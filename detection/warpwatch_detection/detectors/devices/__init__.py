@@ -1,4 +1,4 @@
-"""Detectors of devices: statuses in, verdicts out; the engine adds job and rank.
+"""Detectors of devices: readings in, verdicts out; the register adds job and rank.
 
 - watch: what they have in common; hysteresis: how a symptom lasts, how a counter grows
 - series: which values they look up
@@ -26,12 +26,10 @@ from warpwatch_detection.detectors.devices.xid import XidErrors
 # In the order in which they judge a reading: a cause comes before what it explains.
 DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
     "device_lost": lambda kinds, _: DeviceLost(kinds.device_lost),
-    "device_stuck": lambda kinds, _: DeviceStuck(kinds.device_stuck),
+    "device_stuck": lambda *_: DeviceStuck(),
     "xid": lambda kinds, anomalies: XidErrors(kinds.xid, anomalies.hold_s),
-    "ecc_uncorrectable": lambda kinds, anomalies: EccUncorrectable(
-        kinds.ecc_uncorrectable, anomalies.hold_s
-    ),
-    "row_remap": lambda kinds, anomalies: RowRemap(kinds.row_remap, anomalies.hold_s),
+    "ecc_uncorrectable": lambda _, anomalies: EccUncorrectable(anomalies.hold_s),
+    "row_remap": lambda _, anomalies: RowRemap(anomalies.hold_s),
     "thermal_throttle": lambda kinds, _: ThermalThrottle(kinds.thermal_throttle),
     "power_brake": lambda kinds, _: PowerBrake(kinds.power_brake),
     "clock_drop": lambda kinds, _: ClockDrop(kinds.clock_drop),
@@ -39,23 +37,4 @@ DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Dete
     "nvlink_error": lambda kinds, _: NvlinkError(kinds.nvlink_error),
     "device_idle": lambda kinds, _: DeviceIdle(kinds.device_idle),
     "overheating": lambda kinds, _: Overheating(kinds.overheating),
-}
-
-_SLOW = ("thermal_throttle", "power_brake", "clock_drop", "pcie_degraded", "nvlink_error")
-_FAILED = ("device_lost", "device_stuck", "xid", "ecc_uncorrectable")
-
-# What on a rank's device explains what is found about the rank or its job.
-DEVICE_CAUSES: Mapping[str, tuple[str, ...]] = {
-    "straggler": _SLOW,
-    "step_regression": _SLOW,
-    "step_drift": _SLOW,
-    "step_spikes": _SLOW,
-    "comm_slow": ("nvlink_error", "pcie_degraded"),
-    "hang": (*_FAILED, "nvlink_error"),
-    "crash": (*_FAILED, "nvlink_error"),
-}
-
-# What is found about a job explains that nothing runs on its devices.
-JOB_CAUSES: Mapping[str, tuple[str, ...]] = {
-    "device_idle": ("hang", "crash", "data_stall"),
 }

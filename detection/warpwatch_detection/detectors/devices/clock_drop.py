@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import ClockDropConfig
+from warpwatch_detection.config import ClockDropConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
@@ -15,6 +15,13 @@ from warpwatch_telemetry.records import DeviceReading
 CLOCK = series("clock_hertz", "sm")
 ACTIVE = tuple(series("throttle_active", reason) for reason in THROTTLE_REASONS)
 TIMED = tuple(series("throttle_seconds_total", reason) for reason in TIMED_THROTTLE_REASONS)
+# Below half of its utilization the driver lowers clocks by itself.
+MIN_UTILIZATION = 0.5
+# Clocks are means over blocks; the device's own level is known from READY_BLOCKS on.
+BLOCK_S = 20.0
+READY_BLOCKS = 4
+HOLD_S = 40.0
+CLEAR_S = 20.0
 # A block needs so many clocks, and this part of its statuses under load without a reason.
 BLOCK_READINGS = 3
 CLEAN_SHARE = 0.8
@@ -30,7 +37,7 @@ RISE, FALL = 0.5, 0.05
 class ClockDevice(Watched):
     """level_hz: the clock that it has under load, from ``blocks`` blocks; then the open block.
 
-    held_s: for how long reasons have held clocks down, as told at ``held_time``.
+    held_s: for how long reasons have held clocks down, as read at ``held_time``.
     """
 
     level_hz: float = 0.0
@@ -54,11 +61,11 @@ class ClockDrop(DeviceWatch[ClockDevice]):
 
     kind = "clock_drop"
     unknown = "not enough load yet without a reason for lower clocks"
+    hold_s, clear_s = HOLD_S, CLEAR_S
 
     def __init__(self, config: ClockDropConfig) -> None:
         super().__init__(ClockState(), ClockDevice)
-        self._config = config
-        self.hold_s, self.clear_s = config.hold_s, config.clear_s
+        self._min_drop = config.min_drop
 
     def examine(self, device: ClockDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
@@ -66,10 +73,9 @@ class ClockDrop(DeviceWatch[ClockDevice]):
         if clock_hz is None or busy is None or reasons is None:
             return None
         explained = _held_share(device, metrics, now) > EXPLAINED_SHARE or reasons
-        block_s = self._config.block_s
-        if device.begun is None or not 0 <= now - device.begun <= MOST_BLOCKS * block_s:
+        if device.begun is None or not 0 <= now - device.begun <= MOST_BLOCKS * BLOCK_S:
             _begin(device, now)
-        if busy < self._config.min_utilization:
+        if busy < MIN_UTILIZATION:
             return None
         if explained:
             device.explained += 1
@@ -77,7 +83,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
             device.clean += 1
             device.sum_hz += clock_hz
         assert device.begun is not None
-        full = now - device.begun >= block_s and device.clean + device.explained >= BLOCK_READINGS
+        full = now - device.begun >= BLOCK_S and device.clean + device.explained >= BLOCK_READINGS
         return self._judge(device, now) if full else None
 
     def _judge(self, device: ClockDevice, now: float) -> Symptom | None:
@@ -88,15 +94,15 @@ class ClockDrop(DeviceWatch[ClockDevice]):
         if clean < CLEAN_SHARE:
             device.hysteresis.interrupt()
             return None
-        if device.blocks < self._config.ready_blocks:
+        if device.blocks < READY_BLOCKS:
             device.blocks += 1
             device.level_hz = max(device.level_hz, block_hz)
             return None
-        level_hz, limit = device.level_hz, self._config.min_drop
+        level_hz, limit = device.level_hz, self._min_drop
         excess = max(0.0, 1 - block_hz / level_hz) / limit if level_hz else 0.0
         if excess < 1:
             pull = RISE if block_hz > level_hz else FALL
-            # What is too low for this kind of news is not learned either.
+            # What is half-way to the limit is not learned either.
             device.level_hz += pull * (block_hz - level_hz) if excess < 0.5 else 0.0
         return Symptom(excess, block_hz, level_hz, (1 - limit) * level_hz)
 
@@ -124,6 +130,6 @@ def _held_share(device: ClockDevice, metrics: Metrics, now: float) -> float:
 
 
 def _reasons(metrics: Metrics) -> bool | None:
-    """Whether any reason holds clocks down now; None: not told."""
+    """Whether any reason holds clocks down now; None: not known."""
     active = [value for key in ACTIVE if (value := metrics.get(key)) is not None]
     return any(active) if active else None

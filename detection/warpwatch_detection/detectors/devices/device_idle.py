@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import DeviceIdleConfig
+from warpwatch_detection.config import DeviceIdleConfig
 from warpwatch_detection.detector import NEVER, Observation, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import series, utilization
@@ -15,6 +15,12 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen
 
 MEMORY_USED, MEMORY_TOTAL = series("memory_used_bytes"), series("memory_total_bytes")
 BUSY_SECONDS = series("busy_seconds_total")
+# What a desktop or a monitor causes.
+MAX_UTILIZATION = 0.02
+# More than the contexts of processes that do nothing take.
+MIN_MEMORY_SHARE = 0.05
+# A lone kernel is no work.
+CLEAR_S = 10.0
 # Jobs whose ranks are remembered.
 MAX_JOBS = 256
 
@@ -41,12 +47,12 @@ class IdleState:
 class DeviceIdle(DeviceWatch[IdleDevice]):
     kind = "device_idle"
     reads = (DeviceReading, RankSeen, RankEvent, End)
-    unknown = "the GPU tells neither its utilization nor who uses it"
+    unknown = "the GPU reports neither its utilization nor who uses it"
+    clear_s = CLEAR_S
 
     def __init__(self, config: DeviceIdleConfig) -> None:
         super().__init__(IdleState(), IdleDevice)
-        self._config = config
-        self.hold_s, self.clear_s = config.after_s, config.clear_s
+        self.hold_s = config.after_s
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if isinstance(seen, RankSeen):
@@ -92,13 +98,13 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         used, total = metrics.get(MEMORY_USED), metrics.get(MEMORY_TOTAL)
         device.memory_share = used / total if used is not None and total else 0.0
         device.who = next(self._users(seen.device), "")
-        in_use = bool(device.who) or device.memory_share >= self._config.min_memory_share
-        if not in_use or busy > self._config.max_utilization:
-            return Symptom(0.0, 0.0, None, self._config.after_s)
+        in_use = bool(device.who) or device.memory_share >= MIN_MEMORY_SHARE
+        if not in_use or busy > MAX_UTILIZATION:
+            return Symptom(0.0, 0.0, None, self.hold_s)
         if not device.hysteresis.found:
             since = device.hysteresis.since
             device.idle_since = now if since is None else since
-        return Symptom(1.0, now - device.idle_since, None, self._config.after_s)
+        return Symptom(1.0, now - device.idle_since, None, self.hold_s)
 
     def _counted(self, device: IdleDevice, seen: DeviceReading) -> float:
         """The share of the time since the reading before that the driver saw it busy."""
@@ -110,7 +116,7 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         return (total_s - before_s) / passed_s
 
     def severity(self, device: IdleDevice) -> Severity:
-        """A job that stands still costs; a model that waits for questions may be meant so."""
+        """A job that stands still costs; a model that waits for requests may be meant to."""
         return "warning" if device.who else "info"
 
     def describe(self, device: IdleDevice) -> str:
@@ -118,5 +124,5 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         user = device.who or "a process"
         what = f"{user} has {device.memory_share * 100:.0f} % of the GPU's memory"
         if not idle_s:
-            return "the GPU is busy, or nobody uses it"
+            return "the GPU is busy, or no one uses it"
         return f"nothing has run on the GPU for {idle_s / 60:.0f} min, while {what}"

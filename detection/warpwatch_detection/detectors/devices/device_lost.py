@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import DeviceLostConfig
+from warpwatch_detection.config import DeviceLostConfig
 from warpwatch_detection.detector import NEVER, Fine, Observation, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched, remembered
@@ -13,15 +13,20 @@ from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import DeviceReading
 
 SILENT = "silent"
-# The driver's own word for it, as the sources publish it.
+# The driver's own words for it, as the sources publish them.
 LOST = {
     "lost": "does not answer any more: it has fallen off the bus or the driver does not list it",
     "reset_required": "does not work until it is reset",
 }
-# It is there: it is another kind's concern, or nobody's.
+# It is there: it is another kind's concern, or no fault.
 PRESENT = ("stuck", "no_permission")
-# UUIDs of what may go in order: MIG devices, and indices that have not told who they are.
+# UUIDs of what may go in order: MIG devices, and indices whose UUID was never read.
 MAY_GO = ("MIG-", "unknown-")
+# The driver says that it is gone: two readings, as one may be a mistake.
+HOLD_S = 2.0
+CLEAR_S = 5.0
+# A GPU that gives no reading may have been removed on purpose; within a day that is known.
+FORGET_S = 86400.0
 # Readings are as far apart as the newest two were; this many of them, or so long, is a pause.
 PAUSE_READINGS = 5
 PAUSE_S = 10.0
@@ -32,7 +37,7 @@ CHECK_INTERVAL_S = 1.0
 class LostDevice(Watched):
     """began: its first reading; since: the first after the newest pause; well: the last good.
 
-    missed: since when its silence is told.
+    missed: since when it is found to be silent.
     """
 
     began: float = NEVER
@@ -58,18 +63,17 @@ class LostState:
 class DeviceLost(DeviceWatch[LostDevice]):
     """One that is expected is remembered over restarts, so that a missing one is noticed.
 
-    It may be missing on purpose: a card was taken out, the process may see fewer. Nobody says so,
-    hence a silent one is expected for ``forget_s`` only.
+    It may be missing on purpose: a card was taken out, the process may see fewer. As nothing says
+    so, a silent one is expected for FORGET_S only.
     """
 
     kind = "device_lost"
     stale_s = NEVER
+    hold_s, clear_s = HOLD_S, CLEAR_S
 
     def __init__(self, config: DeviceLostConfig) -> None:
         super().__init__(LostState(), LostDevice)
-        self._config = config
-        self.hold_s = config.hold_s
-        self.clear_s = config.clear_s
+        self._silent_s = config.silent_s
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if type(seen) is not DeviceReading:
@@ -78,7 +82,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         symptom = self.examine(device, seen)
         verdicts: list[Verdict] = []
         if symptom is not None:
-            hold_s = self.hold_s if device.reason in LOST else self._config.unreadable_s
+            hold_s = self.hold_s if device.reason in LOST else self._silent_s
             verdicts.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
         if abs(seen.time - self.state.looked) >= CHECK_INTERVAL_S:
             self.state.looked = seen.time
@@ -118,10 +122,10 @@ class DeviceLost(DeviceWatch[LostDevice]):
     def _look_for_silent(self, now: float) -> Iterator[Verdict]:
         devices: dict[str, LostDevice] = self.state.devices
         for uuid, device in list(devices.items()):
-            limit_s = max(self._config.silent_s, PAUSE_READINGS * device.interval_s)
+            limit_s = max(self._silent_s, PAUSE_READINGS * device.interval_s)
             if now - device.seen < limit_s:
                 continue
-            is_forgotten = now - device.missed >= self._config.forget_s
+            is_forgotten = now - device.missed >= FORGET_S
             if is_forgotten or uuid.startswith(MAY_GO) or self._is_replaced(device):
                 del devices[uuid]
                 if device.hysteresis.found:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import DeviceStuckConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import DeviceReading
 
-# As the watchdog of the source publishes it.
+# As the watchdog of the source publishes it, which has waited long enough: found at once.
 STUCK = "stuck"
+CLEAR_S = 5.0
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class StuckState:
 
 class DeviceStuck(DeviceWatch[StuckDevice]):
     kind = "device_stuck"
+    clear_s = CLEAR_S
 
-    def __init__(self, config: DeviceStuckConfig) -> None:
+    def __init__(self) -> None:
         super().__init__(StuckState(), StuckDevice)
-        self.clear_s = config.clear_s
 
     def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
         """Whatever else is said of a device, its call has come back."""

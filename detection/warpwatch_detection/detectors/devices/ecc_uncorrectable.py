@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import EccUncorrectableConfig
 from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
@@ -17,7 +16,7 @@ OF_LIFE = series("ecc_aggregate_errors_total", "uncorrected")
 
 @dataclass(slots=True)
 class EccDevice(Watched):
-    """The newest counts; None: not told. ``fresh``: new ones within the anomaly."""
+    """The newest counts; None: not known. ``fresh``: new ones within the anomaly."""
 
     since_loaded: float | None = None
     of_life: float | None = None
@@ -38,7 +37,7 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
     kind = "ecc_uncorrectable"
     unknown = "the GPU does not count memory errors (no ECC, or switched off)"
 
-    def __init__(self, config: EccUncorrectableConfig, hold_s: float) -> None:
+    def __init__(self, hold_s: float) -> None:
         super().__init__(EccState(), EccDevice)
         self._hold_s = hold_s
 
@@ -54,7 +53,7 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
         grown = total - before if total >= before else total
         if not grown:
             return None
-        lasting = 0 <= seen.time - device.told <= self._hold_s
+        lasting = 0 <= seen.time - device.found_time <= self._hold_s
         device.fresh = grown + (device.fresh if lasting else 0.0)
         return Found(
             time=seen.time,
@@ -70,7 +69,7 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
         total = next((count for count in counts if count is not None), None)
         if total is None:
             return None
-        if device.told > -NEVER and device.seen - device.told <= self._hold_s:
+        if device.found_time > -NEVER and device.seen - device.found_time <= self._hold_s:
             return DetectorStatus("found", _sentence(device), device=uuid, value=device.fresh)
         text = f"no new uncorrectable memory errors (count {total:.0f})"
         return DetectorStatus("fine", text, device=uuid, value=0.0, baseline=total, limit=1.0)

@@ -1,4 +1,4 @@
-"""What is remembered of one device: the hysteresis of a symptom, and how a counter grows."""
+"""Whether a symptom of a device lasts, and how a counter of it grows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Hysteresis:
     """Whether a symptom lasts: found after ``hold_s`` at its limit, over after ``clear_s`` below
     RELEASE. Times are of records.
 
-    since: of the bad judgements in a row, or, once found, of the calm ones.
+    since: of the bad judgements in a row, or, once found, of the good ones.
     nearest: the largest excess so far; one at the limit counts as much as it has lasted.
     """
 
@@ -90,7 +90,7 @@ class Hysteresis:
 class CounterGrowth:
     """How much a counter grew lately. What it had when it was first seen is no news.
 
-    A counter that fell began again at 0 (the driver was loaded anew): what it has is new.
+    A counter that fell began again at 0 (the driver was loaded again): what it has is new.
     points: time and growth up to it, the oldest first; grown: since the beginning.
     """
 
@@ -105,7 +105,7 @@ class CounterGrowth:
         self.last = total
         points = self.points
         if not points or not 0 <= now - points[-1][0] <= MOST_WINDOWS * window_s:
-            # What grew while nobody looked is not known to have grown lately.
+            # What grew during a pause is not known to have grown lately.
             points[:] = [(now, self.grown)]
         elif now - points[-1][0] >= window_s / WINDOW_PARTS:
             points.append((now, self.grown))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import NvlinkErrorConfig
+from warpwatch_detection.config import NvlinkErrorConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Hysteresis, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
@@ -12,12 +12,17 @@ from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import DeviceReading
 
-# Any of these is told; the others are normal in small numbers.
+# Any of these is found; the others are normal in small numbers (DCGM's health check).
 GRAVE = {kind: series("nvlink_errors_total", kind) for kind in ("replay", "recovery")}
 CRC = {kind: series("nvlink_errors_total", kind) for kind in ("crc_flit", "crc_data", "receive")}
 # NVML knows at most so many (NVML_NVLINK_MAX_LINKS).
 LINKS = tuple(series("nvlink_link_up", str(link)) for link in range(18))
 CRC_WINDOW_S = 60.0
+# How long no further grave error may come for it to be over.
+QUIET_S = 600.0
+# How long a link that was up must be down.
+DOWN_S = 10.0
+CLEAR_S = 10.0
 
 
 @dataclass(slots=True)
@@ -47,21 +52,21 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
     """Links that never were up are not connected."""
 
     kind = "nvlink_error"
-    unknown = "the GPU has no NVLinks, or does not tell of them"
+    unknown = "the GPU has no NVLinks, or does not report them"
+    clear_s = CLEAR_S
 
     def __init__(self, config: NvlinkErrorConfig) -> None:
         super().__init__(NvlinkState(), NvlinkDevice)
-        self._config = config
-        self.clear_s = config.clear_s
+        self._crc_per_second = config.crc_per_second
 
     def examine(self, device: NvlinkDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
         known = self._watch_links(device, metrics, now)
-        known |= _count_grave(device, metrics, now, self._config.quiet_s)
+        known |= _count_grave(device, metrics, now)
         known |= _count_crc(device, metrics, now)
         if not known:
             return None
-        limit = self._config.crc_per_second
+        limit = self._crc_per_second
         if device.outage.found:
             return Symptom(1.0, float(len(device.down)), float(len(device.up)))
         if device.fresh:
@@ -77,7 +82,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         device.up = sorted({*device.up, *(link for link, up in states.items() if up)})
         device.down = [link for link in device.up if states.get(link, 1.0) == 0]
         down = Symptom(float(bool(device.down)))
-        device.outage.follow(now, down, self._config.down_s, 0.0)
+        device.outage.follow(now, down, DOWN_S, 0.0)
         return True
 
     def severity(self, device: NvlinkDevice) -> Severity:
@@ -91,11 +96,11 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         if device.fresh:
             counts = " and ".join(f"{count:.0f} {kind}" for kind, count in device.fresh.items())
             return f"NVLink errors: {counts} since the links were last quiet"
-        limit = self._config.crc_per_second
+        limit = self._crc_per_second
         return f"{device.crc_per_second:.3g} NVLink CRC errors a second (limit {limit:g})"
 
 
-def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float, quiet_s: float) -> bool:
+def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
     known = False
     for kind, key in GRAVE.items():
         total = metrics.get(key)
@@ -110,7 +115,7 @@ def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float, quiet_s: fl
         if grown := total - before if total > before else total:
             device.fresh[kind] = device.fresh.get(kind, 0.0) + grown
             device.erred = now
-    if device.fresh and not 0 <= now - device.erred < quiet_s:
+    if device.fresh and not 0 <= now - device.erred < QUIET_S:
         device.fresh.clear()
     return known
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import OverheatingConfig
+from warpwatch_detection.config import OverheatingConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
@@ -26,6 +26,10 @@ SENSORS = {
 # From Ada on: how much warmer it may get (T.Limit), and the margin at which it slows down.
 MARGIN = series("temperature_margin_celsius")
 MARGIN_SLOWDOWN = series("temperature_margin_threshold_celsius", "slowdown")
+HOLD_S = 60.0
+CLEAR_S = 30.0
+# It is over so far below the margin.
+RELEASE_CELSIUS = 3.0
 THROTTLED = tuple(series("throttle_active", reason) for reason in ("sw_thermal", "hw_thermal"))
 
 
@@ -46,12 +50,12 @@ class Overheating(DeviceWatch[HotDevice]):
     """Not opened while heat holds clocks down: that is `thermal_throttle`."""
 
     kind = "overheating"
-    unknown = "the GPU does not tell its temperature, or not where it slows down"
+    unknown = "the GPU does not report its temperature, or not where it slows down"
+    hold_s, clear_s = HOLD_S, CLEAR_S
 
     def __init__(self, config: OverheatingConfig) -> None:
         super().__init__(HotState(), HotDevice)
-        self._config = config
-        self.hold_s, self.clear_s = config.hold_s, config.clear_s
+        self._margin_celsius = config.margin_celsius
 
     def examine(self, device: HotDevice, seen: DeviceReading) -> Symptom | None:
         margins = {sensor: (left, limit) for sensor, left, limit in _margins(seen.metrics)}
@@ -64,12 +68,12 @@ class Overheating(DeviceWatch[HotDevice]):
             # Neither well nor what this kind is about.
             device.hysteresis.interrupt()
             return None
-        return Symptom(excess, limit_c - left_c, limit_c, limit_c - self._config.margin_celsius)
+        return Symptom(excess, limit_c - left_c, limit_c, limit_c - self._margin_celsius)
 
     def _excess(self, left_c: float) -> float:
         """1 at the margin, half of it where it begins to be over, never below 0."""
-        above_c = self._config.margin_celsius - left_c
-        return max(0.0, 1.0 + above_c / (2 * self._config.release_celsius))
+        above_c = self._margin_celsius - left_c
+        return max(0.0, 1.0 + above_c / (2 * RELEASE_CELSIUS))
 
     def describe(self, device: HotDevice) -> str:
         value, limit = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import PcieDegradedConfig
+from warpwatch_detection.config import PcieDegradedConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Hysteresis, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
@@ -15,11 +15,15 @@ GENERATION, GENERATION_MAX = series("pcie_link_generation"), series("pcie_link_g
 WIDTH, WIDTH_MAX = series("pcie_link_width_lanes"), series("pcie_link_width_max_lanes")
 REPLAYS = series("pcie_replay_total")
 MINUTE_S = 60.0
+# An idle link saves power by its generation: it is judged under load alone, and read every 30 s.
+MIN_UTILIZATION = 0.2
+HOLD_S = 90.0
+CLEAR_S = 30.0
 
 
 @dataclass(slots=True)
 class PcieDevice(Watched):
-    """link: the hysteresis of the link's speed alone, its words with a place for value and maximum.
+    """link: of the link's speed alone; link_words: with a place for value and maximum.
 
     replays_count: more than the link, when they were last judged.
     """
@@ -37,15 +41,13 @@ class PcieState:
 
 
 class PcieDegraded(DeviceWatch[PcieDevice]):
-    """The link is judged under load alone: an idle one is slow to save power."""
-
     kind = "pcie_degraded"
-    unknown = "the GPU has told neither its PCIe link under load nor its replays"
+    unknown = "the GPU has reported neither its PCIe link under load nor its replays"
+    clear_s = CLEAR_S
 
     def __init__(self, config: PcieDegradedConfig) -> None:
         super().__init__(PcieState(), PcieDevice)
-        self._config = config
-        self.clear_s = config.clear_s
+        self._replays_per_minute = config.replays_per_minute
 
     def examine(self, device: PcieDevice, seen: DeviceReading) -> Symptom | None:
         link = self._link(device, seen.metrics, seen.time)
@@ -54,7 +56,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
         if replays is None:
             return link
         rate = device.replays.add(seen.time, replays, MINUTE_S)
-        limit = self._config.replays_per_minute
+        limit = self._replays_per_minute
         if link is not None and link.excess >= rate / limit:
             return link
         device.replays_count = True
@@ -62,21 +64,19 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
 
     def _link(self, device: PcieDevice, metrics: Metrics, now: float) -> Symptom | None:
         """The speed of the link; None where it is not known, or nothing loads it."""
-        hysteresis, busy = device.link, utilization(metrics)
-        if busy is not None and busy < self._config.min_utilization:
-            hysteresis.interrupt()
+        link, busy = device.link, utilization(metrics)
+        if busy is not None and busy < MIN_UTILIZATION:
+            link.interrupt()
         elif busy is not None and (worst := _worst(metrics)):
             share, value, maximum, device.link_words = worst
             slow = Symptom(float(share < 1), value, maximum, maximum)
-            hysteresis.follow(now, slow, self._config.hold_s, 0.0)
-        if not 0 <= now - hysteresis.judged <= STALE_S:
-            # No load since: nobody knows.
-            hysteresis.end()
-        if not hysteresis.known:
+            link.follow(now, slow, HOLD_S, 0.0)
+        if not 0 <= now - link.judged <= STALE_S:
+            # No load since: its speed is not known any more.
+            link.end()
+        if not link.known:
             return None
-        return Symptom(
-            float(hysteresis.found), hysteresis.value, hysteresis.baseline, hysteresis.limit
-        )
+        return Symptom(float(link.found), link.value, link.baseline, link.limit)
 
     def describe(self, device: PcieDevice) -> str:
         hysteresis = device.hysteresis

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import RowRemapConfig
 from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
@@ -15,7 +14,7 @@ FAILURE, PENDING = series("row_remap_failure"), series("row_remap_pending")
 # Before Ampere: pages are retired instead.
 PAGES_PENDING = series("retired_pages_pending")
 ROWS = series("remapped_rows", "uncorrectable"), series("remapped_rows", "correctable")
-# What stays as it is, is told again so often, or often enough for the engine's hold.
+# What stays as it is, is found again so often, or often enough for the hold of events.
 REPEAT_S = 60.0
 
 FAILED = "remapping a bad memory row has failed: the GPU must be replaced"
@@ -24,7 +23,7 @@ WAITS = "bad memory waits for the GPU's next reset to be taken out of use"
 
 @dataclass(slots=True)
 class RemapDevice(Watched):
-    """``rows``: remapped so far. ``text``: what was told last, empty: nothing."""
+    """``rows``: remapped so far. ``text``: what was found last, empty: nothing."""
 
     rows: float | None = None
     known: bool = False
@@ -37,13 +36,13 @@ class RemapState:
 
 
 class RowRemap(DeviceEvents[RemapDevice]):
-    """A failure and what waits are told for as long as they are there, also on the first reading;
+    """A failure and what waits are found for as long as they are there, also on the first reading;
     rows that were remapped before it are old."""
 
     kind = "row_remap"
-    unknown = "the GPU does not tell of remapped rows"
+    unknown = "the GPU does not report remapped rows"
 
-    def __init__(self, config: RowRemapConfig, hold_s: float) -> None:
+    def __init__(self, hold_s: float) -> None:
         super().__init__(RemapState(), RemapDevice)
         self._hold_s = hold_s
         self._repeat_s = min(REPEAT_S, hold_s / 2)
@@ -64,7 +63,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
             text = WAITS
         else:
             return None
-        again = 0 <= seen.time - device.told < self._repeat_s
+        again = 0 <= seen.time - device.found_time < self._repeat_s
         if again and not grown and text == device.text:
             return None
         device.text = text
@@ -83,7 +82,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
     def explain(self, uuid: str, device: RemapDevice) -> DetectorStatus | None:
         if not device.known:
             return None
-        if device.told > -NEVER and device.seen - device.told <= self._hold_s:
+        if device.found_time > -NEVER and device.seen - device.found_time <= self._hold_s:
             return DetectorStatus("found", device.text, device=uuid, value=device.rows)
         rows = "" if device.rows is None else f" ({device.rows:.0f} rows in its life)"
         text = f"no memory waits for being replaced, none was lately{rows}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from warpwatch_detection.config_devices import ThrottleConfig
+from warpwatch_detection.config import ThrottleConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
@@ -25,6 +25,9 @@ _ACTIVE = {
     reason: series("throttle_active", reason)
     for reason in ("sw_thermal", "hw_thermal", "hw_power_brake", HW_SLOWDOWN)
 }
+# The configured share is of half a minute; over, once it was below half of that for as long.
+WINDOW_S = 30.0
+CLEAR_S = 30.0
 # A state that was read stands for at most so long.
 STANDS_S = 10.0
 
@@ -56,25 +59,25 @@ class ThrottleState:
     deadline: float = NEVER
 
 
-class _Throttle(DeviceWatch[ThrottledDevice]):
+class Throttle(DeviceWatch[ThrottledDevice]):
     """The larger share of several reasons: their times overlap."""
 
-    # The series of each reason's time, and how it is told.
+    # The series of each reason's time, and its words.
     timed: ClassVar[dict[str, SeriesKey]]
     words: ClassVar[dict[str, str]]
-    unknown = "the GPU does not tell why its clocks are held down"
+    unknown = "the GPU does not report why its clocks are held down"
+    clear_s = CLEAR_S
 
     def __init__(self, config: ThrottleConfig) -> None:
         super().__init__(ThrottleState(), ThrottledDevice)
-        self._config = config
-        self.clear_s = config.clear_s
+        self._min_share = config.min_share
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
-        window_s, limit = self._config.window_s, self._config.min_share
+        limit = self._min_share
         shares: dict[str, float] = {}
         for name, total_s in self._totals(device, seen.metrics, seen.time):
-            grown_s = device.reasons[name].growth.add(seen.time, total_s, window_s)
-            shares[name] = min(1.0, grown_s / window_s)
+            grown_s = device.reasons[name].growth.add(seen.time, total_s, WINDOW_S)
+            shares[name] = min(1.0, grown_s / WINDOW_S)
         if not shares:
             return None
         device.worst = max(shares, key=lambda name: shares[name])
@@ -101,8 +104,8 @@ class _Throttle(DeviceWatch[ThrottledDevice]):
                     yield name, _integrate(reason, bool(active), now)
 
     def describe(self, device: ThrottledDevice) -> str:
-        share, window_s = device.hysteresis.value or 0.0, self._config.window_s
-        text = f"{self.words[device.worst]} {share * 100:.0f} % of the last {window_s:.0f} s"
+        share = device.hysteresis.value or 0.0
+        text = f"{self.words[device.worst]} {share * 100:.0f} % of the last {WINDOW_S:.0f} s"
         if not device.hysteresis.found:
             return text
         if device.temperature_c is not None:
@@ -115,7 +118,7 @@ class _Throttle(DeviceWatch[ThrottledDevice]):
         return text
 
 
-class ThermalThrottle(_Throttle):
+class ThermalThrottle(Throttle):
     kind = "thermal_throttle"
     timed: ClassVar = {
         reason: series("throttle_seconds_total", reason) for reason in ("hw_thermal", "sw_thermal")
@@ -130,7 +133,7 @@ class ThermalThrottle(_Throttle):
         return "critical" if device.worst == "hw_thermal" else "warning"
 
 
-class PowerBrake(_Throttle):
+class PowerBrake(Throttle):
     """The brake that power supply or rack pull; also the hardware slowdown that heat is not the
     reason of, which has no counter: too much power drawn too quickly."""
 

@@ -1,4 +1,4 @@
-"""What the detectors of devices have in common: one memory a device, from reading to verdict."""
+"""What the detectors of devices have in common: one state a device, from reading to verdict."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from warpwatch_telemetry.records import DeviceReading
 
 # Devices that are remembered; MIG devices get a new UUID whenever they are made.
 MAX_DEVICES = 256
-# How often what lasts is told again, with its newest numbers.
+# How often what lasts is found again, with its newest numbers.
 REPEAT_S = 10.0
-# What was found and could not be judged for so long (no load, not read) is over: nobody knows.
+# What was found and could not be judged for so long (no load, not read) counts as over.
 STALE_S = 600.0
 
 
 @dataclass(slots=True)
 class Watched:
-    """What every detector remembers of a device. ``told``: when it was last found."""
+    """What every detector remembers of a device; times of its newest reading and finding."""
 
     seen: float = -NEVER
-    told: float = -NEVER
+    found_time: float = -NEVER
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
 
 
@@ -33,7 +33,7 @@ D = TypeVar("D", bound=Watched)
 
 
 def remembered(devices: dict[str, D], uuid: str, new: Callable[[], D]) -> D:
-    """The memory of a device; where it is the first of too many, the longest unseen goes."""
+    """The state of a device; where it is the first of too many, the longest unseen goes."""
     device = devices.get(uuid)
     if device is None:
         if len(devices) >= MAX_DEVICES:
@@ -51,7 +51,7 @@ class DeviceWatch(Detector, Generic[D]):
     kind: str
     reads: tuple[type, ...] = (DeviceReading,)
     # What is said of a device that was never judged.
-    unknown: str = "the device has not told what is needed"
+    unknown: str = "the device has not reported what is needed"
     hold_s: float = 0.0
     clear_s: float = 0.0
     stale_s: float = STALE_S
@@ -88,9 +88,9 @@ class DeviceWatch(Detector, Generic[D]):
         before = hysteresis.found
         if not hysteresis.follow(now, symptom, hold_s, self.clear_s):
             return (Fine(now, device=uuid),) if before else ()
-        if before and 0 <= now - device.told < REPEAT_S:
+        if before and 0 <= now - device.found_time < REPEAT_S:
             return ()
-        device.told = now
+        device.found_time = now
         self.state.deadline = min(self.state.deadline, now + self.stale_s)
         return (self._found(uuid, device, now),)
 
@@ -140,7 +140,7 @@ class DeviceEvents(Detector, Generic[D]):
 
     kind: str
     reads: tuple[type, ...] = (DeviceReading,)
-    unknown: str = "the device has not told what is needed"
+    unknown: str = "the device has not reported what is needed"
 
     def __init__(self, state: Any, new: Callable[[], D]) -> None:
         self.state = state
@@ -152,7 +152,7 @@ class DeviceEvents(Detector, Generic[D]):
 
     @abstractmethod
     def explain(self, uuid: str, device: D) -> DetectorStatus | None:
-        """How the device is; None where it has not told."""
+        """How the device is; None where that is not known."""
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if type(seen) is not DeviceReading:
@@ -162,7 +162,7 @@ class DeviceEvents(Detector, Generic[D]):
         device.seen = seen.time
         if found is None:
             return ()
-        device.told = found.time
+        device.found_time = found.time
         return (found,)
 
     def statuses(self) -> Iterable[DetectorStatus]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config_devices import XidConfig
+from warpwatch_detection.config import XidConfig
 from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
@@ -29,7 +29,7 @@ WHERE = {
 
 
 @dataclass(slots=True)
-class _Count:
+class XidCount:
     """``last_time``: when the XID was seen last, as its source says."""
 
     total: float = 0.0
@@ -40,7 +40,7 @@ class _Count:
 class XidDevice(Watched):
     """leading: the first of the worst lately; others: the rest, in the order of their coming."""
 
-    counts: dict[str, _Count] = field(default_factory=dict)
+    counts: dict[str, XidCount] = field(default_factory=dict)
     leading: int | None = None
     others: list[int] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class XidState:
 
 
 class XidErrors(DeviceEvents[XidDevice]):
-    """Of several within ``hold_s`` the first of the highest severity is told: it is the cause."""
+    """Of several within ``hold_s`` the first of the highest severity is named: it is the cause."""
 
     kind = "xid"
     unknown = "no XID was seen, and none is counted from the start"
@@ -72,24 +72,24 @@ class XidErrors(DeviceEvents[XidDevice]):
         fresh = [xid for xid in fresh if self._is_wanted(xid)]
         if not fresh:
             return None
-        if not 0 <= seen.time - device.told <= self._hold_s:
+        if not 0 <= seen.time - device.found_time <= self._hold_s:
             device.leading, device.others = None, []
         for xid in fresh:
             self._rank(device, xid)
         return self._found(device, seen)
 
     def _has_risen(self, device: XidDevice, number: str, metrics: Metrics, first: bool) -> bool:
-        """Counted anew since the reading before; on the first reading nothing is news."""
+        """Counted again since the reading before; on the first reading nothing is news."""
         total = metrics[COUNTS, (number,)]
         count = device.counts.get(number)
         if count is None:
             if len(device.counts) >= MAX_XIDS or not number.isdecimal():
                 return False
-            count = device.counts[number] = _Count()
+            count = device.counts[number] = XidCount()
         elif total == count.total == 0:
             return False
         last_time = metrics.get(series("xid_last_timestamp_seconds", number), count.last_time)
-        # A counter that began again has counted the same one anew only if it was seen later.
+        # A counter that began again has counted the same one again only if it was seen later.
         risen = total > count.total or (total > 0 and last_time > count.last_time)
         count.total, count.last_time = total, last_time
         return risen and not first
@@ -121,7 +121,7 @@ class XidErrors(DeviceEvents[XidDevice]):
         if not device.counts:
             return None
         total = sum(count.total for count in device.counts.values())
-        if device.leading is None or device.seen - device.told > self._hold_s:
+        if device.leading is None or device.seen - device.found_time > self._hold_s:
             text = f"no XID lately, {total:.0f} since the daemon was started"
             return DetectorStatus("fine", text, device=uuid, value=total)
         xid = explain(device.leading)
