@@ -8,6 +8,7 @@ in turns; figures are medians of the turns. ``no_detectors`` is the engine alone
 from __future__ import annotations
 
 import gc
+import heapq
 import json
 import random
 import statistics
@@ -17,6 +18,7 @@ import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +78,8 @@ def whole_stream(ranks: int, count: int) -> Iterator[Record]:
     """Steps and device readings in order of time."""
     for rank in range(ranks):
         yield RankSeen(EPOCH_S, JOB, rank, ranks, f"GPU-{rank}")
-    readings = device_readings(ranks, 10**9)
-    held = next(readings)
-    for step in steps(ranks, count):
-        while held.time <= step.time:
-            yield held
-            held = next(readings)
-        yield step
+    readings: Iterator[Record] = device_readings(ranks, int(count * STEP_S))
+    yield from heapq.merge(readings, steps(ranks, count), key=attrgetter("time"))
 
 
 def config(*kinds: str) -> DetectionConfig:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from benchmarks import isolation
 from benchmarks.limits import MAX_RSS_MIB, at_least, at_most, scrape_limits
-from benchmarks.peers import GPUS, OURS, PEERS, PROFILE, RunningPeer, build_driver, running
+from benchmarks.peers import GPUS, OURS, PROFILE, RunningPeer, build_driver, running, versions
 from benchmarks.processes import core_percents, is_quick, memory
 from benchmarks.scraping import Scraper, burst, each_second, latency, sample_count
 
@@ -39,7 +37,7 @@ Peers = tuple[RunningPeer, ...]
 def measure() -> dict[str, Any]:
     """Raises CannotMeasure."""
     window_s, bursts, hang_s = QUICK if is_quick() else FULL
-    versions = {peer.name: peer.version for peer in PEERS}
+    about = {"gpus": GPUS, "profile": PROFILE, "window_s": window_s, "versions": versions()}
     by_latency: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="warpwatch-bench-") as name:
         folder = Path(name)
@@ -51,12 +49,7 @@ def measure() -> dict[str, Any]:
                 if latency_us == LATENCIES_US[-1]:
                     hung = isolation.measure(peers, hang_s)
     return {
-        "gpus": GPUS,
-        "profile": PROFILE,
-        "python": sys.version.split()[0],
-        "nvidia_ml_py": metadata.version("nvidia-ml-py"),
-        "versions": versions,
-        "window_s": window_s,
+        **about,
         "by_call_latency": by_latency,
         "one_gpu_hangs": hung,
         "limits": limits({key: of[OURS] for key, of in by_latency.items()}, hung[OURS]),

@@ -30,6 +30,7 @@ from warpwatch_daemon.demo.processes import free_port
 GPUS = 8
 PROFILE = "h100"
 OURS = "warpwatch"
+DISTRIBUTIONS = (OURS, "nvitop-exporter", "nvidia-ml-py", "prometheus-client")
 # Of which calls are counted, those for no GPU (such as waiting for events) included.
 ALL = (None, *range(GPUS))
 # Values move, as those of a GPU that trains.
@@ -37,23 +38,6 @@ LOAD = {"load": 60, "load_swing": 30, "load_period_s": 20}
 MEMORY_MIB = 40_960
 
 INSTALL = "install the extra: pip install -e '.[bench]'"
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """``arguments``: of Python, for a port and a folder of the peer's own."""
-
-    name: str
-    distributions: tuple[str, ...]
-    arguments: Callable[[int, Path], list[str]]
-
-    @property
-    def version(self) -> str:
-        """Raises CannotMeasure when something is not installed."""
-        try:
-            return ", ".join(f"{name} {metadata.version(name)}" for name in self.distributions)
-        except metadata.PackageNotFoundError as error:
-            raise CannotMeasure(f"{error.name} is not installed; {INSTALL}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +74,20 @@ def _plain_loop(port: int, folder: Path) -> list[str]:
     return [plain_loop.__file__, str(port)]
 
 
-PEERS = (
-    Peer(OURS, (OURS,), _warpwatch),
-    Peer("nvitop_exporter", ("nvitop-exporter",), _nvitop_exporter),
-    Peer("plain_loop", ("nvidia-ml-py", "prometheus-client"), _plain_loop),
-)
+# What Python runs, for a port and a folder of the peer's own.
+PEERS: dict[str, Callable[[int, Path], list[str]]] = {
+    OURS: _warpwatch,
+    "nvitop_exporter": _nvitop_exporter,
+    "plain_loop": _plain_loop,
+}
+
+
+def versions() -> dict[str, str]:
+    """Of what the peers are made of. Raises CannotMeasure when something is not installed."""
+    try:
+        return {name: metadata.version(name) for name in DISTRIBUTIONS}
+    except metadata.PackageNotFoundError as error:
+        raise CannotMeasure(f"{error.name} is not installed; {INSTALL}") from error
 
 
 def build_driver(folder: Path) -> Path:
@@ -112,23 +105,23 @@ def running(library: Path, folder: Path, latency_us: float) -> Iterator[tuple[Ru
     """All peers, each serving its page; ended at the end of the block."""
     with contextlib.ExitStack() as stack:
         peers = []
-        for peer in PEERS:
-            peers.append(_start(peer, library, folder / peer.name, latency_us))
+        for name in PEERS:
+            peers.append(_start(name, library, folder / name, latency_us))
             stack.callback(stop, peers[-1].process)
         for running_peer in peers:
             _wait(running_peer, folder / running_peer.name / "log")
         yield tuple(peers)
 
 
-def _start(peer: Peer, library: Path, folder: Path, latency_us: float) -> RunningPeer:
+def _start(name: str, library: Path, folder: Path, latency_us: float) -> RunningPeer:
     folder.mkdir(parents=True)
     driver = FakeDriver(library, folder / "driver", PROFILE, GPUS, latency_us=latency_us, **LOAD)
     # A process on each GPU, as where somebody trains: one that is there, so that it has a name.
     driver.processes(None, f"{os.getpid()}/{MEMORY_MIB}")
     port = free_port()
     environment = clean_environment() | driver.environment
-    process = start(peer.arguments(port, folder), environment, folder / "log")
-    return RunningPeer(peer.name, process, port, driver)
+    process = start(PEERS[name](port, folder), environment, folder / "log")
+    return RunningPeer(name, process, port, driver)
 
 
 def _wait(peer: RunningPeer, log: Path) -> None:
