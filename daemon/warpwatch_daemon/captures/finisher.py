@@ -88,9 +88,9 @@ class Finisher:
 
     def _finish(self, session: CaptureSession) -> None:
         name, request = session.capture.id, session.capture.request
-        if not self._create(name):
-            return
         try:
+            if not self._create(name):
+                return
             outcome = self._conclude(session)
         except Exception as error:
             # Whatever it was, the capture must end.

@@ -173,16 +173,15 @@ class SimulatedDevice:
 
     def _memory(self, used: int) -> dict[SeriesKey, float]:
         total = self._profile.memory_bytes
-        reserved = total // 128
-        bar1 = {"total": total * 2, "used": 2 * 2**20}
+        reserved, bar1_used = total // 128, 2 * 2**20
         return {
             ("device_memory_total_bytes", ()): total,
             ("device_memory_reserved_bytes", ()): reserved,
             ("device_memory_used_bytes", ()): used,
             ("device_memory_free_bytes", ()): total - reserved - used,
-            ("device_bar1_memory_total_bytes", ()): bar1["total"],
-            ("device_bar1_memory_used_bytes", ()): bar1["used"],
-            ("device_bar1_memory_free_bytes", ()): bar1["total"] - bar1["used"],
+            ("device_bar1_memory_total_bytes", ()): total * 2,
+            ("device_bar1_memory_used_bytes", ()): bar1_used,
+            ("device_bar1_memory_free_bytes", ()): total * 2 - bar1_used,
         }
 
     def _power(self) -> dict[SeriesKey, float]:
