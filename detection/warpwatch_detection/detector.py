@@ -141,7 +141,7 @@ class JobDetector(Detector, Generic[J]):
     def judge(self, job: J, seen: JobStep) -> Iterable[Verdict]: ...
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
-        """Of a JobStep; a detector that reads more tells them apart."""
+        """Of a JobStep; a detector that reads more handles the rest."""
         jobs: dict[str, J] = self.state.jobs
         job, index = jobs.get(seen.job), seen.index
         if job is not None and index > job.index:

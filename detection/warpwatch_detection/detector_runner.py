@@ -12,13 +12,7 @@ from typing import Any
 
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import AnomalyRegister
-from warpwatch_detection.detector import (
-    NEVER,
-    Detector,
-    Observation,
-    Verdict,
-    is_waiting,
-)
+from warpwatch_detection.detector import NEVER, Detector, Observation, Verdict, is_waiting
 
 # A kind, what shows its detector an observation, and its place in the dues (-1 without deadlines).
 Reader = tuple[str, Callable[[Observation], Iterable[Verdict]], int]

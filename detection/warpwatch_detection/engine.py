@@ -219,7 +219,7 @@ class Detection:
     def resume(self, now: float, fresh: set[str]) -> list[Change]:
         """After ``state`` was set: the daemon was away until ``now``, wall clock in seconds.
 
-        fresh: kinds whose detector could not be given its state back. They cannot tell when what
+        fresh: kinds whose detector could not be given its state back. They cannot know when what
         they found is over, so it ends here, and so does what is not judged any more; found again
         soon, it is the same anomaly.
         """

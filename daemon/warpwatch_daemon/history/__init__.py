@@ -1,1 +1,6 @@
-"""What outlives a restart: anomalies with the minutes around them, in SQLite."""
+"""What outlives a restart of the daemon.
+
+- archive: hands anomalies, the minutes around them and what the detectors know to a writing loop
+- store: anomalies, in SQLite; state_file: what the detectors know
+- context, rollups: the metrics of the minutes around an anomaly
+"""

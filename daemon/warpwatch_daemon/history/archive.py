@@ -1,6 +1,6 @@
-"""What outlives the moment: histories, the minutes around anomalies, and the detectors' memory.
+"""What outlives the moment: anomalies, the minutes around them, and what the detectors know.
 
-The pipeline tells it what happens and never waits for a disk: a loop of its own writes.
+The pipeline hands it what happens and never waits for a disk: a loop of its own writes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warpwatch._version import __version__
+from warpwatch_daemon.history import state_file
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
@@ -54,7 +55,7 @@ class _Followed:
 class Archive:
     """The pipeline calls ``restore`` to ``finish``; ``write`` is a loop's, ``find`` is HTTP's.
 
-    ``fail`` is told what could not be done: read, write, snapshot or queue.
+    ``fail``: called with what could not be done: read, write, snapshot or queue.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Archive:
         fail: Callable[[str], None],
         wake: Callable[[], None],
     ) -> None:
-        self._state_path = folder / snapshot.FILE
+        self._state_path = folder / state_file.FILE
         self._store = HistoryStore(folder, config.max_age, fail)
         self._detection = detection
         self._fail = fail
@@ -89,7 +90,7 @@ class Archive:
     def restore(self, now: float) -> None:
         """Go on where the daemon before this one was stopped. ``now``: wall clock, seconds."""
         detection = self._detection
-        saved = snapshot.load(self._state_path)
+        saved = state_file.load(self._state_path)
         if saved is not None:
             fresh = snapshot.give_back(saved, detection.parts(), __version__)
             if fresh:
@@ -139,11 +140,11 @@ class Archive:
         self._urgent = True
 
     def advance(self, now: float) -> None:
-        """``now``: wall clock in seconds. Once a round, after what happened was told."""
+        """``now``: wall clock in seconds. Once a round, after its changes were taken."""
         at = time.monotonic()
         if at - self._refreshed_at >= REFRESH_INTERVAL_S:
             self._refreshed_at = at
-            # What nobody has room to look at is not drawn again and again.
+            # Contexts beyond those that are kept are not worked out again and again.
             hidden = len(self._followed) - MAX_CONTEXTS
             for index, (ident, followed) in enumerate(list(self._followed.items())):
                 self._follow(ident, followed, now, shown=index >= hidden)
@@ -232,13 +233,11 @@ class Archive:
 
     def _save(self, body: bytes) -> None:
         try:
-            if len(body) > snapshot.MAX_BYTES:
-                raise OSError(f"{len(body)} bytes are more than {snapshot.MAX_BYTES}")
-            snapshot.save(self._state_path, body)
+            state_file.save(self._state_path, body)
         except OSError as error:
             self._fail("snapshot")
             if str(error) != self._complaint:
-                logger.error("cannot save the detectors' memory: %s", error)
+                logger.error("cannot save what the detectors know: %s", error)
             self._complaint = str(error)
         else:
             self._complaint = ""

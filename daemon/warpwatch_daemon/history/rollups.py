@@ -16,7 +16,7 @@ from warpwatch_telemetry.records import Step
 INTERVAL_S = 10.0
 # Ten minutes before an anomaly, five after, and some for what comes late.
 MAX_POINTS = 100
-# Also phases that somebody names anew in every step must end somewhere.
+# Bounded, also where a program names its phases differently in every step.
 MAX_PHASES = 12
 
 DEVICE_GAUGES: tuple[SeriesKey, ...] = (

@@ -49,7 +49,7 @@ MAX_ROWS = 10_000
 
 
 class HistoryStore:
-    """``fail`` is told what could not be done: read or write. Safe for several threads."""
+    """``fail``: called with what could not be done: read or write. Safe for several threads."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class HistoryStore:
         return self._do("read", lambda connection: connection.execute(query, values).fetchall(), [])
 
     def _do(self, what: str, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """What ``work`` brings; ``otherwise`` if it failed, which is told."""
+        """What ``work`` brings; ``otherwise`` if it failed, which is counted and logged."""
         with self._lock:
             try:
                 if self._connection is None:
@@ -162,7 +162,7 @@ class HistoryStore:
         self._path.replace(self._aside)
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-        logger.error("the history of anomalies begins anew: %s, see %s", error, self._aside)
+        logger.error("the history of anomalies starts again: %s, see %s", error, self._aside)
 
     def _complain(self, what: str, error: Exception) -> None:
         """Whatever it was, the next try begins with the file as it is then."""

@@ -129,13 +129,13 @@ class MemoryPressure(Detector):
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             for rank_number, rank in job.ranks.items():
-                reasons = list(self._reasons(rank_number, rank))
+                shortages = list(self._shortages(rank_number, rank))
                 full = self.state.devices.get(rank.device or "")
                 said = [f"{rank.retries:.0f} allocation retries"] if rank.retries else []
                 said += [f"device {full.share:.0%} in use"] if full is not None else []
                 said += [f"host memory {rank.host.share:.0%} in use"] if rank.host.share else []
                 yield DetectorStatus(
-                    "found" if reasons else "fine" if said else "learning",
+                    "found" if shortages else "fine" if said else "learning",
                     f"rank {rank_number}: {', '.join(said) or 'nothing is known of its memory'}",
                     job=name,
                     rank=rank_number,
@@ -211,12 +211,12 @@ class MemoryPressure(Detector):
         self.state.deadline = min(times, default=NEVER)
 
     def _judge(self, name: str, job: JobPressure, now: float) -> Iterable[Verdict]:
-        reasons = [r for n, rank in job.ranks.items() for r in self._reasons(n, rank)]
-        if not reasons:
+        shortages = [r for n, rank in job.ranks.items() for r in self._shortages(n, rank)]
+        if not shortages:
             was, job.found = job.found, False
             return (Fine(now, name),) if was else ()
         job.found = True
-        first, ranks = reasons[0], {reason.rank for reason in reasons}
+        first, ranks = shortages[0], {shortage.rank for shortage in shortages}
         more = f"; {len(ranks) - 1} more ranks alike" if len(ranks) > 1 else ""
         found = Found(
             time=now,
@@ -230,7 +230,7 @@ class MemoryPressure(Detector):
         )
         return (found,)
 
-    def _reasons(self, rank_number: int, rank: RankPressure) -> Iterable[Shortage]:
+    def _shortages(self, rank_number: int, rank: RankPressure) -> Iterable[Shortage]:
         config, device = self._config, self.state.devices.get(rank.device or "")
         if rank.retried_time is not None:
             text = (

@@ -11,7 +11,7 @@ from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian, me
 
 # A normal distribution's standard deviation over the 90th percentile of its absolute values.
 SIGMA_PER_P90 = 1 / 1.645
-# Neighbouring blocks' differences that tell how noisy the value is now.
+# Neighbouring blocks' differences, which say how noisy the value is now.
 RECENT_DIFFERENCES = 40
 # What wanders slowly shows in every fourth block, of which at most 40 are kept and 10 suffice. A
 # fault is found before most of them have seen it.

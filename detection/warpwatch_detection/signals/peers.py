@@ -106,7 +106,7 @@ def group_by_level(levels: Mapping[int, float], gap: float) -> dict[int, int]:
 def lone_outlier(levels: Mapping[int, float], least: float) -> int | None:
     """The one rank far above all others, which agree: by ``least``, and twice their range.
 
-    Two ranks cannot tell: one of them may be another stage of a pipeline.
+    Two ranks are not enough: one of them may be another stage of a pipeline.
     """
     if len(levels) < 3:
         return None

@@ -28,7 +28,7 @@ DRIFT_BLOCKS = 5
 MIN_SPREAD = 0.004
 # Weight of a new step in the usual one.
 STEP_WEIGHT = 0.05
-# Groups must lie this many times the noise apart to be told from one another.
+# Groups must lie this many times the noise apart to count as different.
 GROUP_NOISE_FACTOR = 4.0
 # Ranks of another stage of a pipeline do a tenth more or less work.
 STAGE_GAP = math.log(1.10)

@@ -26,7 +26,7 @@ MIN_RISE = math.log(1.08)
 NOISE_FACTOR = 6.0
 # Slow steps in a row that are a new level of the rank and no pause.
 LEVEL_STEPS = 4
-# Steps whose ratios tell the first usual ratio.
+# Steps after which the usual ratio is known.
 READY_STEPS = 50
 # A full collection of some ten million objects takes no longer.
 MAX_PAUSE_S = 5.0

@@ -16,6 +16,7 @@ import pytest
 
 from warpwatch_daemon.config.loading import parse
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.history import state_file
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.context import Context, joined
 from warpwatch_daemon.history.rollups import MAX_PHASES, MAX_POINTS
@@ -187,18 +188,17 @@ def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
 def test_the_last_word_waits_for_the_loop_that_writes(tmp_path, monkeypatch):
     node = Node(tmp_path)
     inside, most = 0, 0
-    save = snapshot.save
+    save = state_file.save
 
-    def slow(path: Path, body: bytes) -> int:
+    def slow(path: Path, body: bytes) -> None:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
         time.sleep(0.2)
-        written = save(path, body)
+        save(path, body)
         inside -= 1
-        return written
 
-    monkeypatch.setattr(snapshot, "save", slow)
+    monkeypatch.setattr(state_file, "save", slow)
     node.archive._take_snapshot(0.0)
     loop = threading.Thread(target=node.archive.write)
     loop.start()

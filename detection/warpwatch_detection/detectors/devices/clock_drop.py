@@ -22,7 +22,7 @@ BLOCK_S = 20.0
 READY_BLOCKS = 4
 HOLD_S = 40.0
 CLEAR_S = 20.0
-# A block needs so many clocks, and this part of its statuses under load without a reason.
+# A block needs so many clocks, and this part of its readings under load without a reason.
 BLOCK_READINGS = 3
 CLEAN_SHARE = 0.8
 # A GPU meets its power limit now and then; a reason explains a clock from this share of time on.

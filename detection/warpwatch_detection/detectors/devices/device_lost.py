@@ -100,7 +100,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
             return Symptom(0.0)
         device.reason = seen.reason
         # Where no device can be read it is the driver that is gone.
-        if seen.reason in LOST or any(self._status(now)):
+        if seen.reason in LOST or any(self._read_well(now)):
             return Symptom(1.0, gone_s)
         return None
 
@@ -114,7 +114,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         device.began = min(device.began, now)
         device.seen, device.up, device.missed = now, up, NEVER
 
-    def _status(self, now: float) -> Iterator[LostDevice]:
+    def _read_well(self, now: float) -> Iterator[LostDevice]:
         """The devices that are read well."""
         devices: Iterable[LostDevice] = self.state.devices.values()
         return (d for d in devices if d.up and 0 <= now - d.seen <= d.pause_s)
@@ -130,7 +130,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
                 del devices[uuid]
                 if device.hysteresis.found:
                     yield Fine(now, device=uuid)
-            elif any(now - other.since >= limit_s for other in self._status(now)):
+            elif any(now - other.since >= limit_s for other in self._read_well(now)):
                 device.reason, device.up = SILENT, False
                 device.missed = min(device.missed, now)
                 gone_s = now - device.seen

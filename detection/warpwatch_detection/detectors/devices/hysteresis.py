@@ -99,7 +99,7 @@ class CounterGrowth:
     points: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, now: float, total: float, window_s: float) -> float:
-        """The growth in ``window_s``: of the newest, or as a mean where statuses are rarer."""
+        """The growth in ``window_s``: of the newest, or as a mean where readings are rarer."""
         if self.last is not None:
             self.grown += total - self.last if total >= self.last else total
         self.last = total
