@@ -4,7 +4,7 @@
 - nvml: NVIDIA GPUs; dcgm: what NVML cannot give; simulated: devices without hardware
 - call_guard: calls that may never return; loops: what a source needs of whoever runs its loops
 - kernel_log, xid_ledger: XIDs as kernel and driver report them
-- host, processes, process_tree, pid_namespace: the machine, and who uses a GPU on it
+- host, processes, process_tree, memory_groups: the machine, and who uses a GPU on it
 - attribution: whose work runs on which device (pods, Slurm jobs)
 - config: the sections `sources` and `attribution` of the configuration
 """

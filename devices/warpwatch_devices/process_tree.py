@@ -17,6 +17,8 @@ from pathlib import Path
 _PROC = Path("/proc")
 FULL_READ_INTERVAL_S = 60.0
 
+# The number of the namespace that the kernel starts with: PROC_PID_INIT_INO in its proc_ns.h.
+_HOST_PID_NAMESPACE = "pid:[4026531836]"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -80,6 +82,17 @@ def read_process(pid: int, proc: Path = _PROC) -> Process | None:
 def descendants(root: int, processes: Mapping[int, Process]) -> list[Process]:
     """Children of ``root``, their children, and so on; ``processes`` are by PID."""
     return _family({root}, processes.values())[1:] if root in processes else []
+
+
+def sees_host_processes(proc: Path = _PROC) -> bool:
+    """Whether PIDs mean the same here as to the driver, which knows only those of the host.
+
+    Elsewhere a PID of the driver is no process's, or worse, another's.
+    """
+    try:
+        return os.readlink(proc / "self/ns/pid") == _HOST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 class ProcessTree:

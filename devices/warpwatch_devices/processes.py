@@ -14,8 +14,7 @@ from pathlib import Path
 
 from warpwatch_devices.config import ProcessesConfig
 from warpwatch_devices.loops import Supervisor
-from warpwatch_devices.pid_namespace import sees_host_processes
-from warpwatch_devices.process_tree import Process, ProcessTree, descendants
+from warpwatch_devices.process_tree import Process, ProcessTree, descendants, sees_host_processes
 from warpwatch_devices.source import Sink, Surroundings
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth

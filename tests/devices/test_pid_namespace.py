@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from warpwatch_devices.pid_namespace import sees_host_processes
+from warpwatch_devices.process_tree import sees_host_processes
 
 
 def test_another_pid_namespace_is_noticed(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ class Daemon:
         self.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def capture_file(self, capture_id: str, name: str) -> Path | None:
-        return self.captures.coordinator.file(capture_id, name)
+        return self.captures.coordinator.register.file(capture_id, name)
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Set
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from warpwatch_daemon.captures.store import Store
@@ -65,6 +66,13 @@ class CaptureRegister:
             for capture_id in refused[: 1 - SHOWN_REFUSED]:
                 del self._captures[capture_id]
             self.keep(capture)
+
+    def file(self, capture_id: str, name: str) -> Path | None:
+        """A file that the capture brought; whether it is still there is not looked at."""
+        capture = self.get(capture_id)
+        if capture is None or capture.folder is None or name not in capture.files:
+            return None
+        return Path(capture.folder) / name
 
     def is_running(self, capture_id: str) -> bool:
         capture = self.get(capture_id)

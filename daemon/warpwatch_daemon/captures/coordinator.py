@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import CostWatch
@@ -58,8 +57,8 @@ class Coordinator:
         self._sessions: dict[str, CaptureSession] = {}
         self._costs = CostWatch()
         self._refusals = Refusals()
-        self._register = CaptureRegister(store, hub)
-        self._finisher = Finisher(self._register, hub, wake_finisher)
+        self.register = CaptureRegister(store, hub)
+        self._finisher = Finisher(self.register, hub, wake_finisher)
         self.finish = self._finisher.finish
         self.finish_urgent = self._finisher.finish_urgent
         self._count_taken()
@@ -67,7 +66,7 @@ class Coordinator:
     def _count_taken(self) -> None:
         """What was taken before a restart counts on."""
         now, at = time.time(), self._monotonic()
-        for capture in self._register.all():
+        for capture in self.register.all():
             self.policy.begun(capture.request, at - max(0.0, now - capture.time))
 
     # --- any thread ---
@@ -99,24 +98,6 @@ class Coordinator:
     def is_busy(self, job: str) -> bool:
         with self._lock:
             return any(s.capture.request.job == job for s in self._sessions.values())
-
-    def captures(self) -> list[Capture]:
-        """All that the store has, in the order in which they were asked for."""
-        return self._register.all()
-
-    def capture(self, capture_id: str) -> Capture | None:
-        return self._register.get(capture_id)
-
-    def baselines(self, job: str, now: float) -> list[Capture]:
-        """What was taken of the job while it was well, in this run of it, oldest first."""
-        return self._register.baselines(job, now)
-
-    def file(self, capture_id: str, name: str) -> Path | None:
-        """A file that the capture brought; whether it is still there is not looked at."""
-        capture = self._register.get(capture_id)
-        if capture is None or capture.folder is None or name not in capture.files:
-            return None
-        return Path(capture.folder) / name
 
     def _busy(self, request: CaptureRequest) -> Collection[int]:
         """Ranks of the job in captures that this request does not supersede."""
@@ -160,7 +141,7 @@ class Coordinator:
         self._sessions[session.capture.id] = session
         self._costs.begin(session, min(session.ranks))
         capture = _shown(session)
-        self._register.keep(capture)
+        self.register.keep(capture)
         self._finisher.create(capture, partial(self._refuse_for_disk, capture, at))
         return capture
 
@@ -174,7 +155,7 @@ class Coordinator:
                 capture = _shown(session)
             self._costs.forget(capture.id)
             self.policy.withdrawn(request, at)
-            self._register.refuse(
+            self.register.refuse(
                 replace(capture, outcome="refused_disk", detail=detail, end_time=time.time())
             )
             self._count_refusal(request, "refused_disk", detail, self._monotonic())
@@ -189,7 +170,7 @@ class Coordinator:
 
     def _steps(self, request: CaptureRequest, backend: CaptureBackend) -> int:
         """The steps asked for, fewer where they would bring more events than the budget has."""
-        events = self._register.events_per_step(request) or backend.events_per_step(request.job)
+        events = self.register.events_per_step(request) or backend.events_per_step(request.job)
         if not events:
             return request.steps
         return max(1, min(request.steps, self.policy.config.max_events // events))
@@ -223,7 +204,7 @@ class Coordinator:
                 if _is_over(session, at):
                     self._end(session, at)
                 else:
-                    self._register.keep(_shown(session))
+                    self.register.keep(_shown(session))
             for capture, cost in self._costs.take_priced(at):
                 self._finisher.put_cost(capture, cost)
             busy = bool(self._sessions)
@@ -232,7 +213,7 @@ class Coordinator:
     def _end(self, session: CaptureSession, at: float) -> None:
         """Nothing more is expected of the ranks; what they left is the finisher's."""
         capture = _shown(session)
-        self._register.keep(capture)
+        self.register.keep(capture)
         del self._sessions[capture.id]
         self._costs.end(capture.id, at)
         self._refusals.forget(capture.request)
@@ -246,8 +227,8 @@ class Coordinator:
 
     def retain(self) -> None:
         """Retention of the store; a loop of its own."""
-        self._register.retain(time.time())
-        self._register.publish_residuals()
+        self.register.retain(time.time())
+        self.register.publish_residuals()
 
 
 def _is_over(session: CaptureSession, at: float) -> bool:

@@ -4,14 +4,13 @@
 - lock: the lock by which shims know of it
 - ring_folder: one folder of rings, that of all or a pod's own: rings, commands, inbox
 - pods: which pods have a folder of their own; inboxes: what lies on the disk beside it
-- complaints: what is wrong with a pod's folders, counted once
 - directory: folders and files that others may change meanwhile
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
 - claims: what a ring says of itself, bounded
 - payloads: what records hold, decoded and bounded
-- rank: one rank, accumulated over the rings of its processes; counts: what is counted of it
-- recent: its newest steps, and how fast it trains in them
+- rank: one rank, accumulated over the rings of its processes
+- counts: what is counted of it, its newest steps, and how fast it trains in them
 - silence: why a living process gives no sign
 - saved: positions and counts that survive a restart
 - commands: the file that a process reads

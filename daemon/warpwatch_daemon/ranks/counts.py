@@ -1,13 +1,19 @@
-"""What is counted of a rank, over all its processes and over restarts of the daemon."""
+"""What is counted of a rank over its processes and restarts of the daemon; its newest steps."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from warpwatch import protocol
+from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram
+
+RECENT_STEPS = 120
+# Of which the throughput is taken: few, so that it follows.
+THROUGHPUT_STEPS = 20
 
 _TOTALS = ("steps", "samples", "tokens")
 _NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
@@ -81,3 +87,32 @@ class RankCounts:
 
 def _integers(counts: Any) -> dict[str, int]:
     return {name: int(count) for name, count in dict(counts).items()}
+
+
+class RecentSteps:
+    """Iterates over the durations in seconds, oldest first; any thread may do so meanwhile."""
+
+    def __init__(self) -> None:
+        self._durations_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._newest_s: deque[float] = deque(maxlen=THROUGHPUT_STEPS)
+        self._samples: deque[int] = deque(maxlen=THROUGHPUT_STEPS)
+        self._tokens: deque[int] = deque(maxlen=THROUGHPUT_STEPS)
+
+    def add(self, step: Step) -> None:
+        self._durations_s.append(step.duration_s)
+        self._newest_s.append(step.duration_s)
+        self._samples.append(step.samples)
+        self._tokens.append(step.tokens)
+
+    def __len__(self) -> int:
+        return len(self._durations_s)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._durations_s.copy())
+
+    def throughput(self) -> tuple[float | None, float | None]:
+        """Samples and tokens a second; None for what the program does not say."""
+        taken_s, samples, tokens = sum(self._newest_s), sum(self._samples), sum(self._tokens)
+        if not taken_s:
+            return None, None
+        return samples / taken_s if samples else None, tokens / taken_s if tokens else None

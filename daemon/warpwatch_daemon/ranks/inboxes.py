@@ -13,10 +13,9 @@ import stat
 from collections.abc import Callable, Collection
 
 from warpwatch_daemon.ranks import inbox
-from warpwatch_daemon.ranks.complaints import Complaints
 from warpwatch_daemon.ranks.directory import PRIVATE, STICKY, Directory, make
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.pods import IDLE_S, PODS, ROUND_S, listed
+from warpwatch_daemon.ranks.pods import IDLE_S, PODS, ROUND_S, Complaints, listed
 
 # What sweeping may take of one inbox.
 SWEEP_S = 0.2

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 from warpwatch import rendezvous
-from warpwatch_daemon.ranks.complaints import Complaints
 from warpwatch_daemon.ranks.directory import PRIVATE, Directory, make
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.ring_folder import PodFolder
 from warpwatch_daemon.ranks.table import Limits, OpenRing, RingCount, RingTable
+
+logger = logging.getLogger(__name__)
 
 PODS = "pods"
 # Folders that are looked at; what is beyond them, until others are removed, is not there.
@@ -36,6 +38,28 @@ TOUCH_AFTER_S = 3600.0
 
 # As the API server makes them, and as the kubelet does for static pods.
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+
+
+class Complaints:
+    """What is wrong with a pod's folders, counted and logged once and not at every look.
+
+    ``reject`` gets the reason of each that is new.
+    """
+
+    def __init__(self, reject: Callable[[str], None]) -> None:
+        self._reject = reject
+        self._made: set[tuple[str, str]] = set()
+
+    def make(self, reason: str, uid: str, why: object) -> None:
+        """``uid``: of the pod; empty: it is about the folder of all pods."""
+        if (reason, uid) not in self._made:
+            self._made.add((reason, uid))
+            self._reject(reason)
+            logger.warning("%s: pod %s: %s", reason, uid or "folders", why)
+
+    def keep(self, uids: Container[str]) -> None:
+        """Of other pods than these they may come again."""
+        self._made = {(reason, uid) for reason, uid in self._made if uid in uids}
 
 
 class Pods:

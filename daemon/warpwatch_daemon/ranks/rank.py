@@ -7,9 +7,8 @@ from typing import Any
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims, payloads
-from warpwatch_daemon.ranks.counts import RankCounts
+from warpwatch_daemon.ranks.counts import RankCounts, RecentSteps
 from warpwatch_daemon.ranks.process import OomKills
-from warpwatch_daemon.ranks.recent import RecentSteps
 from warpwatch_daemon.ranks.ring import RingNews
 from warpwatch_daemon.ranks.silence import Silence
 from warpwatch_daemon.ranks.table import OpenRing

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.attribution.origin import OriginAnswer
-from warpwatch_devices.pid_namespace import sees_host_processes
+from warpwatch_devices.process_tree import sees_host_processes
 from warpwatch_telemetry.attribution import Attribution, ProcessOwner
 from warpwatch_telemetry.samples import DeviceSample
 

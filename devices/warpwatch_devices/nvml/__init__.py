@@ -5,7 +5,7 @@
   are), generation_sink (the dead publish nothing) and last_resort (where only a restart helps)
 - device: one GPU; mig: its instances; occupancy: who is on it; pcie_bytes: a counter of two origins
 - tiers: when each reader is called; readers, fields, substitutes, facts: the tables of what is read
-- batch, buffer, samples, processes: how the dearer answers are read in one call and decoded at once
+- batch, buffer, sample_buffers, processes: dear answers in one call, decoded at once
 - gpm, gpm_devices, gpm_metrics: the counters of Hopper and newer
-- events, event_devices, event_types: XIDs and health
+- events, event_devices: XIDs and health
 """

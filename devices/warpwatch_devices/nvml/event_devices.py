@@ -1,4 +1,4 @@
-"""What the watcher of events keeps of a device, and when it is tried again."""
+"""The events that are asked for, what is kept of a device for them, and when it is tried again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import pynvml
+
+XID = pynvml.nvmlEventTypeXidCriticalError
+# The values of the label ``event``, by nvml.h's bits (nvmlEventType*).
+HEALTH_EVENTS: dict[int, str] = {
+    pynvml.nvmlEventTypeSingleBitEccError: "single_bit_ecc",
+    pynvml.nvmlEventTypeDoubleBitEccError: "double_bit_ecc",
+    pynvml.nvmlEventTypeSingleBitEccErrorStorm: "single_bit_ecc_storm",
+    pynvml.nvmlEventTypeDramRetirementEvent: "dram_retirement",
+    pynvml.nvmlEventTypeDramRetirementFailure: "dram_retirement_failure",
+    pynvml.nvmlEventTypeNonFatalPoisonError: "non_fatal_poison",
+    pynvml.nvmlEventTypeFatalPoisonError: "fatal_poison",
+    pynvml.nvmlEventTypeGpuUnavailableError: "gpu_unavailable",
+    pynvml.nvmlEventTypeGpuRecoveryAction: "recovery_action",
+}
+WANTED = XID | sum(HEALTH_EVENTS)
 # How long a device that could not be registered is left alone: the first time, and at most.
 FIRST_RETRY_S = 10.0
 LAST_RETRY_S = 300.0

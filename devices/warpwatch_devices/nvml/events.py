@@ -19,8 +19,14 @@ import pynvml
 from warpwatch_devices.call_guard import CallAbandoned, CallGuard, GuardedLoop
 from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
-from warpwatch_devices.nvml.event_devices import FIRST_RETRY_S, EventDevice, Renewals
-from warpwatch_devices.nvml.event_types import HEALTH_EVENTS, WANTED, XID
+from warpwatch_devices.nvml.event_devices import (
+    FIRST_RETRY_S,
+    HEALTH_EVENTS,
+    WANTED,
+    XID,
+    EventDevice,
+    Renewals,
+)
 from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger

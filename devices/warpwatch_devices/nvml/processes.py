@@ -18,7 +18,7 @@ import pynvml
 from warpwatch_devices.nvml.buffer import Buffer
 from warpwatch_devices.nvml.library import function
 from warpwatch_devices.nvml.sample_buffers import NewestSample
-from warpwatch_devices.pid_namespace import sees_host_processes
+from warpwatch_devices.process_tree import sees_host_processes
 from warpwatch_telemetry.samples import DeviceProcess
 
 # nvmlProcessInfo_v2_t: pid, usedGpuMemory, gpuInstanceId, computeInstanceId.

@@ -48,31 +48,20 @@ def fast_readers(busy: Integral) -> Iterable[Reader]:
 
 def slow_readers(fans: int) -> Iterable[Reader]:
     """What seldom changes, or matters less."""
-    yield Reader("clock", _clock("memory"), SLOW_S)
-    yield Reader("clock", _clock("graphics"), SLOW_S)
-    yield Reader("clock", _clock("video"), SLOWER_S)
-    yield Reader("encoder", _encoder, SLOW_S)
-    yield Reader("decoder", _decoder, SLOW_S)
-    yield Reader("jpeg", _jpeg, SLOWER_S)
-    yield Reader("ofa", _ofa, SLOWER_S)
+    for domain, period_s in (("memory", SLOW_S), ("graphics", SLOW_S), ("video", SLOWER_S)):
+        yield Reader("clock", _clock(domain), period_s)
+    for name, series, call, period_s in _SINGLE_VALUES:
+        yield Reader(name, value_of(key_of(series), call), period_s)
     yield Reader("performance_state", _performance_state, SLOW_S)
-    yield Reader("temperature_margin", _temperature_margin, SLOW_S)
-    yield Reader("pcie_link_generation", _pcie_generation, SLOWER_S)
-    yield Reader("pcie_link_width", _pcie_width, SLOWER_S)
     yield Reader("bar1", _bar1, SLOWER_S)
     for fan in range(fans):
         yield Reader("fan_speed", _fan_speed(fan), SLOWER_S)
-    yield Reader("mig_mode", _mig_mode, SLOW_S)
     yield Reader("row_remap_banks", _row_remap_banks, RARE_S)
-    yield Reader("persistence_mode", _persistence_mode, RARE_S)
-    yield Reader("compute_mode", _compute_mode, RARE_S)
     yield Reader("vgpu_license", _vgpu_licensed, RARE_S)
 
 
 def static_readers() -> Iterable[Reader]:
     """What does not change while the driver is loaded."""
-    yield Reader("pcie_link_max", _pcie_generation_max, ONCE)
-    yield Reader("pcie_link_max", _pcie_width_max, ONCE)
     for domain in _CLOCKS:
         yield Reader("clock_max", _clock_max(domain), ONCE)
     for name in _THRESHOLDS:
@@ -209,39 +198,34 @@ def _vgpu_licensed(handle: Any) -> Values:
     return {key_of("vgpu_licensed"): int(licensed)}
 
 
-_encoder = value_of(
-    key_of("encoder_utilization_ratio"),
-    lambda handle: pynvml.nvmlDeviceGetEncoderUtilization(handle)[0],
-    divisor=100,
+def _share_of(engine: str) -> Callable[[Any], float]:
+    """The call gives a utilization in per cent, and how long it was sampled."""
+    call = getattr(pynvml, f"nvmlDeviceGet{engine}Utilization")
+    return lambda handle: call(handle)[0] / 100
+
+
+# What one call gives as one value: the reader, its series, the call, and every how many seconds.
+_SINGLE_VALUES: tuple[tuple[str, str, Callable[[Any], float], float], ...] = (
+    ("encoder", "encoder_utilization_ratio", _share_of("Encoder"), SLOW_S),
+    ("decoder", "decoder_utilization_ratio", _share_of("Decoder"), SLOW_S),
+    ("jpeg", "jpeg_utilization_ratio", _share_of("Jpg"), SLOWER_S),
+    ("ofa", "ofa_utilization_ratio", _share_of("Ofa"), SLOWER_S),
+    (
+        "temperature_margin",
+        "temperature_margin_celsius",
+        pynvml.nvmlDeviceGetMarginTemperature,
+        SLOW_S,
+    ),
+    (
+        "pcie_link_generation",
+        "pcie_link_generation",
+        pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
+        SLOWER_S,
+    ),
+    ("pcie_link_width", "pcie_link_width_lanes", pynvml.nvmlDeviceGetCurrPcieLinkWidth, SLOWER_S),
+    ("pcie_link_max", "pcie_link_generation_max", pynvml.nvmlDeviceGetMaxPcieLinkGeneration, ONCE),
+    ("pcie_link_max", "pcie_link_width_max_lanes", pynvml.nvmlDeviceGetMaxPcieLinkWidth, ONCE),
+    ("mig_mode", "mig_mode", lambda handle: pynvml.nvmlDeviceGetMigMode(handle)[0], SLOW_S),
+    ("persistence_mode", "persistence_mode", pynvml.nvmlDeviceGetPersistenceMode, RARE_S),
+    ("compute_mode", "compute_mode", pynvml.nvmlDeviceGetComputeMode, RARE_S),
 )
-_decoder = value_of(
-    key_of("decoder_utilization_ratio"),
-    lambda handle: pynvml.nvmlDeviceGetDecoderUtilization(handle)[0],
-    divisor=100,
-)
-_jpeg = value_of(
-    key_of("jpeg_utilization_ratio"),
-    lambda handle: pynvml.nvmlDeviceGetJpgUtilization(handle)[0],
-    divisor=100,
-)
-_ofa = value_of(
-    key_of("ofa_utilization_ratio"),
-    lambda handle: pynvml.nvmlDeviceGetOfaUtilization(handle)[0],
-    divisor=100,
-)
-_mig_mode = value_of(MIG_MODE, lambda handle: pynvml.nvmlDeviceGetMigMode(handle)[0])
-_temperature_margin = value_of(
-    key_of("temperature_margin_celsius"), pynvml.nvmlDeviceGetMarginTemperature
-)
-_pcie_generation = value_of(
-    key_of("pcie_link_generation"), pynvml.nvmlDeviceGetCurrPcieLinkGeneration
-)
-_pcie_width = value_of(key_of("pcie_link_width_lanes"), pynvml.nvmlDeviceGetCurrPcieLinkWidth)
-_pcie_generation_max = value_of(
-    key_of("pcie_link_generation_max"), pynvml.nvmlDeviceGetMaxPcieLinkGeneration
-)
-_pcie_width_max = value_of(
-    key_of("pcie_link_width_max_lanes"), pynvml.nvmlDeviceGetMaxPcieLinkWidth
-)
-_persistence_mode = value_of(key_of("persistence_mode"), pynvml.nvmlDeviceGetPersistenceMode)
-_compute_mode = value_of(key_of("compute_mode"), pynvml.nvmlDeviceGetComputeMode)

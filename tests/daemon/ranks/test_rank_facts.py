@@ -15,8 +15,8 @@ import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
+from warpwatch_daemon.ranks.counts import RecentSteps
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.recent import RecentSteps
 from warpwatch_daemon.ranks.saved import FILE
 from warpwatch_daemon.ranks.silence import silent_reason
 from warpwatch_daemon.ranks.source import RanksSource

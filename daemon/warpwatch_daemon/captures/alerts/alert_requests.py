@@ -86,7 +86,7 @@ class AlertRequests:
         self._lock = threading.Lock()
         # By the alert's key: when it last came, and its capture.
         self._captured: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        for capture in coordinator.captures():
+        for capture in coordinator.register.all():
             for key in capture.request.alerts:
                 self._remember(key, capture.id)
 
@@ -179,7 +179,7 @@ class AlertRequests:
     def _capture_of_alert(self, alert: Alert) -> str | None:
         """The one that was begun for this firing, unless the store had no room for it after all."""
         _, capture_id = self._captured.get(alert.key, (0.0, None))
-        capture = None if capture_id is None else self._coordinator.capture(capture_id)
+        capture = None if capture_id is None else self._coordinator.register.get(capture_id)
         if capture is not None and capture.outcome == "refused_disk":
             del self._captured[alert.key]
             return None

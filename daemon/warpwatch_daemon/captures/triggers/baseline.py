@@ -61,7 +61,7 @@ class BaselineCaptures:
         devices = {rank.device for rank in ranks if rank.device is not None}
         if any(anomaly.job == job or anomaly.device in devices for anomaly in active):
             return
-        taken = self._coordinator.baselines(job, now)
+        taken = self._coordinator.register.baselines(job, now)
         if len(taken) >= MAX_TRIES or any(c.outcome in (None, "complete") for c in taken):
             self._not_before[job] = now + REFUSED_PAUSE_S
         elif not self._coordinator.is_busy(job):
@@ -89,7 +89,7 @@ class BaselineCaptures:
 
     def _harmful(self) -> Capture | None:
         """The newest baseline of any job that was priced, if its job was slower afterwards."""
-        for capture in reversed(self._coordinator.captures()):
+        for capture in reversed(self._coordinator.register.all()):
             if capture.request.trigger == "baseline" and capture.residual is not None:
                 return capture if capture.residual.slower else None
         return None

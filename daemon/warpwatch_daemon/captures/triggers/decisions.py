@@ -80,7 +80,7 @@ class Triggers:
         self._baseline = BaselineCaptures(coordinator, hub)
         self._triggers: dict[str, _Trigger] = {}
         self._decisions: dict[str, Decision] = {}
-        for capture in coordinator.captures():
+        for capture in coordinator.register.all():
             if capture.request.anomaly_id is not None:
                 self._decide_captured(capture.request.anomaly_id, capture)
 
@@ -119,7 +119,7 @@ class Triggers:
         anomaly = trigger.anomaly
         taken = [
             capture
-            for capture in self._coordinator.captures()
+            for capture in self._coordinator.register.all()
             if capture.request.anomaly_id == anomaly.id and capture.outcome != "refused_disk"
         ]
         known = self._decisions.get(anomaly.id)
@@ -159,7 +159,7 @@ class Triggers:
         """Of a capture that was interrupted another one is asked for, once."""
         if trigger.capture_id is None:
             return
-        capture = self._coordinator.capture(trigger.capture_id)
+        capture = self._coordinator.register.get(trigger.capture_id)
         if capture is not None and capture.outcome is None:
             return
         trigger.capture_id = None
@@ -187,7 +187,7 @@ class Triggers:
         again = trigger.tries or trigger.refused is not None
         if again and not self._can_try_again(anomaly, local):
             return
-        request = request_for(anomaly, recipe, local, active, self._coordinator.captures())
+        request = request_for(anomaly, recipe, local, active, self._coordinator.register.all())
         try:
             capture = self._coordinator.request(request)
         except Refused as refused:
