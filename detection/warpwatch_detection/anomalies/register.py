@@ -103,7 +103,7 @@ class AnomalyRegister:
         for key, tracked in list(self.state.active.items()):
             if key[0] not in judged and key[0] not in EVENT_KINDS:
                 tracked.summary += why
-                _summarize(tracked)
+                tracked.summarize()
                 self._close(key, time)
         return self._take_changes()
 
@@ -119,7 +119,7 @@ class AnomalyRegister:
             self._explain(key, found, cause)
             return
         tracked = self.state.active.get(key)
-        if tracked is not None and not _names_another_rank(tracked, found):
+        if tracked is not None and not tracked.is_of_another_rank(found):
             self._update("updated", key, tracked, found)
         elif tracked is not None or self.suppressed.outlives_cause(key):
             ended = self._recently_ended(key, found)
@@ -187,7 +187,7 @@ class AnomalyRegister:
         if key[0] in EVENT_KINDS:
             tracked.held_until = found.time + self._config.hold_s
             self._schedule()
-        _summarize(tracked)
+        tracked.summarize()
         self._changes.append(Change(what, tracked.anomaly))
 
     def _located(self, found: Found) -> Found:
@@ -278,7 +278,7 @@ class AnomalyRegister:
             rank=found.rank if before.rank is None and not before.job else before.rank,
             severity=max(before.severity, found.severity, key=SEVERITIES.index),
         )
-        _summarize(cause)
+        cause.summarize()
         self._changes.append(Change("updated", cause.anomaly))
 
     def _explain_by_newest(self, opened: Key) -> None:
@@ -288,23 +288,5 @@ class AnomalyRegister:
             if key == opened or cause is None:
                 continue
             time = self.state.active[opened].anomaly.time
-            effect = replace(_found(tracked), time=time, device=key[2])
+            effect = replace(tracked.found(), time=time, device=key[2])
             self._explain(key, effect, cause)
-
-
-def _found(tracked: TrackedAnomaly) -> Found:
-    """What the detector found, without what became of it."""
-    about = {name: getattr(tracked.anomaly, name) for name in Found.__dataclass_fields__}
-    return Found(**about | {"summary": tracked.summary})
-
-
-def _summarize(tracked: TrackedAnomaly) -> None:
-    effects = tuple(tracked.effects.values())
-    summary = "; ".join((tracked.summary, *effects))
-    tracked.anomaly = replace(tracked.anomaly, summary=summary, effects=effects)
-
-
-def _names_another_rank(tracked: TrackedAnomaly, found: Found) -> bool:
-    if tracked.shared or None in (tracked.named, found.rank):
-        return False
-    return tracked.named != found.rank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from warpwatch_telemetry.anomalies import Anomaly, Found
 
@@ -27,6 +27,23 @@ class TrackedAnomaly:
     named: int | None = None
     shared: bool = False
     held_until: float = float("inf")
+
+    def summarize(self) -> None:
+        """Bring the anomaly's own summary and effects up to date."""
+        effects = tuple(self.effects.values())
+        summary = "; ".join((self.summary, *effects))
+        self.anomaly = replace(self.anomaly, summary=summary, effects=effects)
+
+    def found(self) -> Found:
+        """What the detector found, without what became of it."""
+        about = {name: getattr(self.anomaly, name) for name in Found.__dataclass_fields__}
+        return Found(**about | {"summary": self.summary})
+
+    def is_of_another_rank(self, found: Found) -> bool:
+        """Whether a finding of the same kind and job names another rank."""
+        if self.shared or None in (self.named, found.rank):
+            return False
+        return self.named != found.rank
 
 
 @dataclass(slots=True)

@@ -21,8 +21,6 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen,
 TIMEOUT_STEPS = 28.0
 # A pause may take a little longer than the longest so far.
 GAP_FACTOR = 1.15
-# A rank's first steps, for which ``warmup_timeout_s`` holds.
-WARMUP_STEPS = 5
 # How long processes and devices must do nothing; with what is read every 2 s a hang is found
 # within 30 s.
 IDLE_S = 20.0
@@ -60,7 +58,7 @@ class Hang(Detector):
         self._state, self._jobs = state, state.jobs
         for name, job in state.jobs.items():
             if job.check_time < NEVER and job.ranks:
-                job.check_time = self._due(name, job, max(r.time for r in job.ranks.values()))
+                job.check_time = self._due(name, job, job.newest_time)
                 job.limit_may_fall = True
         self._schedule()
 
@@ -105,7 +103,7 @@ class Hang(Detector):
                 f"{len(job.ranks)} ranks step every {step_s:.3g} s; without a step for "
                 f"{limit_s:.0f} s it hangs; the longest pause was {job.longest_gap_s:.3g} s",
                 job=name,
-                value=max(rank.time for rank in job.ranks.values()) - job.last_time,
+                value=job.newest_time - job.last_time,
                 baseline=step_s,
                 limit=limit_s,
                 nearest=job.longest_gap_s / limit_s,
@@ -214,7 +212,7 @@ class Hang(Detector):
         due = self._due(name, job, now)
         if job.hung or not job.ranks:
             return due
-        soon = self._silent_since(job) + self._least_limit_s(job)
+        soon = job.quiet_since + self._least_limit_s(job)
         job.limit_may_fall = soon <= now
         return due if job.limit_may_fall else min(due, soon)
 
@@ -231,35 +229,27 @@ class Hang(Detector):
         # The typical step is none of the longest; most often that says enough.
         if TIMEOUT_STEPS * max(job.times.recent_s, default=0.0) > limit_s:
             limit_s = max(limit_s, TIMEOUT_STEPS * job.times.typical_s())
-        return max(limit_s, self._config.warmup_timeout_s) if _warms_up(job) else limit_s
-
-    @staticmethod
-    def _silent_since(job: JobProgress) -> float:
-        return max(job.last_time, job.quiet_until)
+        return max(limit_s, self._config.warmup_timeout_s) if job.warms_up else limit_s
 
     def _due(self, name: str, job: JobProgress, now: float) -> float:
         """When the job counts as hung if nothing more comes."""
         if job.hung or not job.ranks:
             return NEVER
-        due = self._silent_since(job) + self._limit_s(job)
-        silent = [
-            rank.silent_since
-            for rank in job.ranks.values()
-            if rank.silent_since is not None and not rank.holds_gil
-        ]
-        if silent:
-            due = min(due, max(silent))
+        due = job.quiet_since + self._limit_s(job)
+        unresponsive = [since for r in job.ranks.values() if (since := r.unresponsive_since)]
+        if unresponsive:
+            due = min(due, max(unresponsive))
         capture_end = self.state.captures.runs_until(name, now)
         return due if capture_end is None else max(due, capture_end)
 
     def _process(self, name: str, job: JobProgress, now: float) -> Iterable[Verdict]:
         """Processes and devices have been read: does nothing of the job move?"""
-        if job.hung or not job.ranks or _warms_up(job) or now < job.quiet_until:
+        if job.hung or not job.ranks or job.warms_up or now < job.quiet_until:
             return ()
         since = self._idle_since(job, now)
         if since is None or self.state.captures.runs_until(name, now) is not None:
             return ()
-        since = max(since, *(rank.time for rank in job.ranks.values()))
+        since = max(since, job.newest_time)
         limit_s = max(IDLE_S, GAP_FACTOR * job.longest_idle_s, median(job.times.recent_s))
         if now - since < limit_s:
             return ()
@@ -282,7 +272,7 @@ class Hang(Detector):
 
     def _hang(self, name: str, job: JobProgress, now: float) -> Found:
         culprit = job.culprit()
-        if culprit is None and not any(r.silent_since is not None for r in job.ranks.values()):
+        if culprit is None and not job.silent:
             culprit = job.activity.idle_rank(job.ranks.keys(), self.state.devices, now)
         idle_s, step_s = now - job.last_time, median(job.times.recent_s)
         job.hang(culprit, self._limit_s(job), now)
@@ -304,13 +294,9 @@ class Hang(Detector):
         )
 
     def _why(self, job: JobProgress, culprit: int | None, now: float) -> str:
-        if culprit is not None and job.ranks[culprit].silent_since is not None:
+        if culprit in job.silent:
             return ", its process does not respond"
         since = self._idle_since(job, now)
         if since is None or now - since < IDLE_S:
             return ""
         return f", nothing of the job has moved for {now - since:.0f} s"
-
-
-def _warms_up(job: JobProgress) -> bool:
-    return job.times.steps <= WARMUP_STEPS * len(job.ranks)

@@ -11,6 +11,8 @@ from warpwatch_detection.detectors.idleness import JobActivity
 from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.records import Step
 
+# A rank's first steps, for which ``warmup_timeout_s`` holds.
+WARMUP_STEPS = 5
 # Steps whose median is the job's step time now.
 RECENT_STEPS = 64
 # Steps that are counted together; their durations are much alike.
@@ -75,9 +77,9 @@ class RankProgress:
     holds_gil: bool = False
 
     @property
-    def is_unresponsive(self) -> bool:
-        """Its process cannot go on, as far as it is known."""
-        return self.silent_since is not None and not self.holds_gil
+    def unresponsive_since(self) -> float | None:
+        """Since when its process cannot go on, as far as it is known."""
+        return None if self.holds_gil else self.silent_since
 
 
 @dataclass(slots=True)
@@ -131,9 +133,28 @@ class JobProgress:
         return self.episode is not None and bool(self.episode.waits_for)
 
     @property
+    def warms_up(self) -> bool:
+        return self.times.steps <= WARMUP_STEPS * len(self.ranks)
+
+    @property
     def last_time(self) -> float:
-        """Of the newest step of the rank that has been silent for longest."""
+        """Of the newest step of the rank that has been without one for longest."""
         return min(rank.time for rank in self.ranks.values())
+
+    @property
+    def newest_time(self) -> float:
+        """Of the newest step of any rank."""
+        return max(rank.time for rank in self.ranks.values())
+
+    @property
+    def quiet_since(self) -> float:
+        """Since when a step is missing that nothing excuses."""
+        return max(self.last_time, self.quiet_until)
+
+    @property
+    def silent(self) -> dict[int, RankProgress]:
+        """Ranks whose heartbeat is missing."""
+        return {n: rank for n, rank in self.ranks.items() if rank.silent_since is not None}
 
     def take(self, seen: Step, rank: RankProgress, is_excused: bool) -> None:
         """A step that is not just the next one, or the first one after a hang, of its rank."""
@@ -196,14 +217,14 @@ class JobProgress:
         self.episode = HangEpisode(
             waits_for={culprit} if culprit is not None else stuck or set(self.ranks),
             paused={number: rank.time for number, rank in self.ranks.items()},
-            is_broken=any(rank.is_unresponsive for rank in self.ranks.values())
+            is_broken=any(rank.unresponsive_since for rank in self.ranks.values())
             or (before is not None and before.is_broken),
             is_idle=before is not None and before.is_idle,
         )
 
     def culprit(self) -> int | None:
         """The one process that does not respond, or the only rank behind all of its peers."""
-        silent = [n for n, rank in self.ranks.items() if rank.silent_since is not None]
+        silent = list(self.silent)
         if silent:
             return silent[0] if len(silent) == 1 else None
         behind = min(rank.step for rank in self.ranks.values())
