@@ -1,4 +1,4 @@
-"""Stacks of a process whose GIL a C call holds: written by faulthandler's own thread.
+"""Stacks of a process whose GIL a C call holds: written by faulthandler's own thread. Opt-in.
 
 The helper thread arms its timer again and again. When the helper does not come by, the timer's
 thread wakes and writes into a pipe that is kept full, so there it sleeps until the daemon, which
@@ -54,7 +54,7 @@ class HeldStacks:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self.timeout_s = _timeout_s(environ.get("WARPWATCH_HELD_STACKS_S"))
+        self.timeout_s = _timeout_s(environ)
         self._path = ""
         self._pipe: Descriptor | None = None
         self._about: dict[str, Any] = {}
@@ -301,10 +301,12 @@ def _has_gil() -> bool:
     return enabled is None or enabled()
 
 
-def _timeout_s(text: str | None) -> float:
-    """0 switches it off; what is no number is the default."""
+def _timeout_s(environ: Mapping[str, str]) -> float:
+    """Seconds without a sign of life; 0, which is the default, is off."""
+    if environ.get("WARPWATCH_HELD_STACKS", "0") in ("", "0"):
+        return 0.0
     try:
-        value = TIMEOUT_S if text is None else float(text)
+        seconds = float(environ.get("WARPWATCH_HELD_STACKS_S", TIMEOUT_S))
     except ValueError:
         return TIMEOUT_S
-    return max(MIN_TIMEOUT_S, min(value, 3600.0)) if value > 0 else 0.0
+    return max(MIN_TIMEOUT_S, min(seconds, 3600.0))

@@ -120,7 +120,10 @@ def _daemon(environ: Mapping[str, str], uid: int) -> tuple[str, str]:
     folder = os.path.join(os.path.abspath(meeting.folder.path), rendezvous.KINETO)
     problem = _problem(os.path.join(folder, rendezvous.KINETO_SOCKET), meeting.owner_uid)
     if problem:
-        raise NoDaemon(f"the daemon has no socket for Kineto in {folder} ({problem})")
+        raise NoDaemon(
+            f"the daemon has no socket for Kineto in {folder} ({problem}); "
+            "rendezvous.kineto: true opens it"
+        )
     return folder, inbox
 
 
@@ -140,7 +143,7 @@ def _problem(path: str, owner_uid: int) -> str:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
         try:
             if os.lstat(path).st_uid != owner_uid:
-                return "it is somebody else's"
+                return "it belongs to another user"
             asking.connect(path)
         except OSError as error:
             # What Python itself refuses, a path that no socket can have, has no number.

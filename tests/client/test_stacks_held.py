@@ -26,7 +26,8 @@ def step(seconds):
             time.sleep(0.005)
 """
 STEPPING = ATTACH + "step(1000)\n"
-QUICK = {"WARPWATCH_HELD_STACKS_S": "1"}
+ON = {"WARPWATCH_HELD_STACKS": "1"}
+QUICK = {**ON, "WARPWATCH_HELD_STACKS_S": "1"}
 
 
 def held(folder: Folder) -> list[Path]:
@@ -61,7 +62,7 @@ def wait_for_beat(folder: Folder, after_ns: int) -> None:
 
 
 def test_the_pipe_is_the_processs_alone_full_and_gone_at_exit(folder: Folder) -> None:
-    with program(folder, ATTACH + "step(0.5); sys.stdin.readline(); step(0.1)") as process:
+    with program(folder, ATTACH + "step(0.5); sys.stdin.readline(); step(0.1)", **ON) as process:
         path = published(folder)
         found = path.stat()
         assert path.name == f"held.{folder.ring().name}.stacks.fifo"
@@ -72,7 +73,7 @@ def test_the_pipe_is_the_processs_alone_full_and_gone_at_exit(folder: Folder) ->
     assert held(folder) == []
 
 
-def test_a_call_that_holds_the_gil_is_told_once_somebody_reads(folder: Folder) -> None:
+def test_a_call_that_holds_the_gil_is_written_once_someone_reads(folder: Folder) -> None:
     code = (
         ATTACH + "import ctypes\ndef hold():\n  ctypes.PyDLL(None).sleep(1000)\nstep(0.7)\nhold()\n"
     )
@@ -151,8 +152,8 @@ def test_a_timer_that_the_program_armed_before_is_left_alone(folder: Folder) -> 
     assert "held_stacks" not in folder.ring().metadata
 
 
-def test_zero_switches_it_off(folder: Folder) -> None:
-    with program(folder, STEPPING, WARPWATCH_HELD_STACKS_S="0"):
+def test_it_is_off_unless_it_is_asked_for(folder: Folder) -> None:
+    with program(folder, STEPPING, WARPWATCH_HELD_STACKS_S="1"):
         eventually(lambda: folder.rings() and len(folder.ring().steps) > 50)
         assert "held_stacks" not in folder.ring().metadata
         assert held(folder) == []

@@ -47,7 +47,8 @@ class LoopNode:
             "store": {"url": (folder / "captures").as_uri()},
         }
         self.config = folder / "warpwatch.yaml"
-        tree["http"] |= config.pop("http", {})
+        for section in ("http", "rendezvous"):
+            tree[section] |= config.pop(section, {})
         self.config.write_text(yaml.safe_dump(tree | config))
         self.daemon: subprocess.Popen[bytes] | None = None
         self._all: list[subprocess.Popen[bytes]] = []

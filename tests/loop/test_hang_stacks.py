@@ -109,11 +109,12 @@ def test_a_lock_that_no_one_releases(node: LoopNode) -> None:
     )
 
 
-@pytest.mark.parametrize("held_s", ["2", "0"])
-def test_a_c_call_that_holds_the_gil(node: LoopNode, held_s: str) -> None:
-    if held_s == "0" and py_spy.find() is None:
+@pytest.mark.parametrize("held", ["1", "0"])
+def test_a_c_call_that_holds_the_gil(node: LoopNode, held: str) -> None:
+    if held == "0" and py_spy.find() is None:
         pytest.skip("py-spy is not installed")
-    node.start_rank(0, HANGING, "gil", world_size=1, WARPWATCH_HELD_STACKS_S=held_s)
+    opted_in = {"WARPWATCH_HELD_STACKS": held, "WARPWATCH_HELD_STACKS_S": "2"}
+    node.start_rank(0, HANGING, "gil", world_size=1, **opted_in)
     capture, stacks = answer(node)
     assert capture["outcome"] == "complete"
     assert stacks[0]["via"] == ("faulthandler" if py_spy.find() is None else "py-spy")

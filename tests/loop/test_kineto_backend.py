@@ -36,7 +36,10 @@ PROFILED = STOCK.replace("print(", "torch.profiler.profile().start()\nprint(")
 @pytest.fixture
 def node() -> Iterator[LoopNode]:
     # Paths of sockets are short, and those of pytest's own folders are not.
-    with tempfile.TemporaryDirectory(prefix="ww") as folder, loop_node(Path(folder)) as node:
+    with (
+        tempfile.TemporaryDirectory(prefix="ww") as folder,
+        loop_node(Path(folder), rendezvous={"kineto": True}) as node,
+    ):
         yield node
 
 

@@ -42,11 +42,11 @@ class HttpConfig(Section):
 
 
 class RendezvousConfig(Section):
-    """``kineto``: the socket for stock PyTorch's own captures."""
+    """``kineto``: the socket for stock PyTorch's own captures, open to every user of the node."""
 
     dir: str = "auto"
     inbox: str = "auto"
-    kineto: Boolean = True
+    kineto: Boolean = False
 
 
 class StoreConfig(Section):

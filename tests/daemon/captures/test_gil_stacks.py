@@ -210,7 +210,10 @@ def test_py_spy_has_no_more_time_than_is_left(tmp_path: Path) -> None:
 
 def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> None:
     folder, target = Folder(tmp_path / "warpwatch"), tmp_path / "rank3.stacks.json"
-    with folder.held(), program(folder, HOLDING, WARPWATCH_HELD_STACKS_S="1"):
+    with (
+        folder.held(),
+        program(folder, HOLDING, WARPWATCH_HELD_STACKS="1", WARPWATCH_HELD_STACKS_S="1"),
+    ):
         ring = eventually(folder.rings)[0]
         name = held.file_name(ring.name + ".ring")
         eventually(lambda: time.monotonic_ns() - folder.ring().header.heartbeat_ns > 2e9)
