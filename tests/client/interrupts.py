@@ -34,7 +34,7 @@ def interrupted(work: Callable[[], Any], functions: tuple[str, ...], line: int) 
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        ours = "warpwatch/client/" in code.co_filename and code.co_name in functions
+        ours = "client/warpwatch/" in code.co_filename and code.co_name in functions
         return local if ours else None
 
     before = sys.gettrace()

@@ -15,7 +15,7 @@ from warpwatch.captures.safety import Situation, cuda_graphs, cupti_busy, refusa
 from warpwatch.captures.safety import unsafe_stacks as unsafe
 from warpwatch.commands import Command, parse
 
-CLIENT = ROOT / "client" / "warpwatch" / "client"
+CLIENT = ROOT / "client" / "warpwatch"
 
 
 def torch(cuda: bool = True, version: str = "12.4", pools: int = 0) -> Any:

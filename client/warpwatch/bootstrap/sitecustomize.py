@@ -51,7 +51,9 @@ def _install() -> None:
         hooks = importlib.import_module("warpwatch.hooks")
     except ImportError:
         # Another interpreter than the one that launched: lend it this copy, and nothing else.
-        root = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
+        # What it found by this name, if anything, was a folder that is no package.
+        sys.modules.pop("warpwatch", None)
+        root = os.path.dirname(os.path.dirname(_HERE))
         sys.path.append(root)
         try:
             hooks = importlib.import_module("warpwatch.hooks")
