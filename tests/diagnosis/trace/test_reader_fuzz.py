@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.diagnosis_traces import write_trace
-from tests.diagnosis.traces import LOADER, ORIGIN_US, TraceFile, cpu_rank
-from warpwatch_diagnosis.diagnosis import diagnose
-from warpwatch_diagnosis.report.html import render_html
-from warpwatch_diagnosis.report.text import render_text
+from tests.diagnosis.trace.odd_traces import ARGUMENTS, CATEGORIES, NAMES, verdict
+from tests.diagnosis.traces import ORIGIN_US, TraceFile, cpu_rank
 from warpwatch_diagnosis.trace import json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
@@ -36,27 +34,11 @@ ANY_JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=6,
 )
-NAMES = [
-    "ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#x", LOADER, "aten::mm", "aten::item", "gemm",
-    "aten::convolution", "aten::convolution_backward", "ncclDevKernel_AllReduce", "[memory]",
-    "Memcpy HtoD (Pageable -> Device)", "cudaLaunchKernel", "cudaStreamSynchronize", "cudaMalloc",
-    "gloo:all_reduce", "Python GC", "train.py(3): step", "Torch-Compiled Region: 0/1", "torch.save",
-]  # fmt: skip
-CATEGORIES = [
-    "cpu_op", "Operator", "user_annotation", "cuda_runtime", "Runtime", "kernel", "Kernel",
-    "gpu_memcpy", "gpu_memset", "cuda_sync", "python_function", "cpu_instant_event", "ac2g", None,
-]  # fmt: skip
-ARGUMENTS = st.dictionaries(
-    st.sampled_from(
-        [
-            "correlation", "stream", "device", "bytes", "Bytes", "Total Allocated", "Device Type",
-            "Input Dims", "Input type", "Call stack", "grid", "block", "blocks per SM", "Seq",
-            "Collective name", "In msg nelems", "Group size", "dtype", "graph id",
-        ]
-    ),
+ARGUMENT_VALUES = st.dictionaries(
+    st.sampled_from(ARGUMENTS),
     ODD | st.integers(0, 3) | st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4),
     max_size=4,
-)  # fmt: skip
+)
 # Far from 0, where a time means a lost clock, and mostly close together.
 TIMES = st.integers(0, 200).map(lambda us: ORIGIN_US + us) | st.sampled_from([1, 0.5, 1e17]) | ODD
 ELEMENTS = st.fixed_dictionaries(
@@ -67,7 +49,7 @@ ELEMENTS = st.fixed_dictionaries(
         "dur": st.integers(0, 100) | ODD,
         "pid": st.integers(0, 2) | ODD,
         "tid": st.integers(0, 2) | ODD,
-        "args": ARGUMENTS | ODD,
+        "args": ARGUMENT_VALUES | ODD,
     },
 )
 
@@ -86,34 +68,6 @@ def originals(folder: Path) -> list[list[dict[str, Any]]]:
         small.operator(begin, 3000)
         small.kernel(begin + 4000, 5000, launched_us=begin + 3990)
     return [json.loads(laid_out.read_text())[EVENTS], small.events, cpu_rank(0).events]
-
-
-def verdict(path: Path) -> str | None:
-    """Of all that a user can get; None where the file is refused, in one line."""
-    try:
-        diagnosis = diagnose([path])
-    except TraceError as error:
-        assert str(error).startswith(str(path)) and "\n" not in str(error)
-        return None
-    document = diagnosis.to_json()
-    json.dumps(document, allow_nan=False)
-    shares = [*ratios(document), *(finding["share"] for finding in document["findings"])]
-    assert all(0 <= share <= 1 for share in shares)
-    render_text(diagnosis)
-    render_html(diagnosis)
-    return diagnosis.verdict
-
-
-def ratios(value: Any) -> Iterator[float]:
-    """All numbers whose key says that they are one."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key.endswith("_ratio") and isinstance(inner, int | float):
-                yield inner
-            yield from ratios(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from ratios(inner)
 
 
 @BOUNDED

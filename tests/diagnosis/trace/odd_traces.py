@@ -1,0 +1,58 @@
+"""What odd traces are made of, and what holds of every verdict on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.diagnosis.traces import LOADER
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.report.html import render_html
+from warpwatch_diagnosis.report.text import render_text
+from warpwatch_diagnosis.trace.errors import TraceError
+
+NAMES = [
+    "ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#x", LOADER, "aten::mm", "aten::item", "gemm",
+    "aten::convolution", "aten::convolution_backward", "ncclDevKernel_AllReduce", "[memory]",
+    "Memcpy HtoD (Pageable -> Device)", "cudaLaunchKernel", "cudaStreamSynchronize", "cudaMalloc",
+    "gloo:all_reduce", "Python GC", "train.py(3): step", "Torch-Compiled Region: 0/1", "torch.save",
+]  # fmt: skip
+CATEGORIES = [
+    "cpu_op", "Operator", "user_annotation", "cuda_runtime", "Runtime", "kernel", "Kernel",
+    "gpu_memcpy", "gpu_memset", "cuda_sync", "python_function", "cpu_instant_event", "ac2g", None,
+]  # fmt: skip
+ARGUMENTS = [
+    "correlation", "stream", "device", "bytes", "Bytes", "Total Allocated", "Device Type",
+    "Input Dims", "Input type", "Call stack", "grid", "block", "blocks per SM", "Seq",
+    "Collective name", "In msg nelems", "Group size", "dtype", "graph id",
+]  # fmt: skip
+
+
+def verdict(path: Path) -> str | None:
+    """Of all that a user can get; None where the file is refused, in one line."""
+    try:
+        diagnosis = diagnose([path])
+    except TraceError as error:
+        assert str(error).startswith(str(path)) and "\n" not in str(error)
+        return None
+    document = diagnosis.to_json()
+    json.dumps(document, allow_nan=False)
+    shares = [*ratios(document), *(finding["share"] for finding in document["findings"])]
+    assert all(0 <= share <= 1 for share in shares)
+    render_text(diagnosis)
+    render_html(diagnosis)
+    return diagnosis.verdict
+
+
+def ratios(value: Any) -> Iterator[float]:
+    """All numbers whose key says that they are one."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key.endswith("_ratio") and isinstance(inner, int | float):
+                yield inner
+            yield from ratios(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from ratios(inner)

@@ -1,0 +1,110 @@
+"""``python -m tests.fuzz``: hostile bytes for everything that reads what a stranger wrote.
+
+One JSON line a target; exit status 1 with findings. Each is a file in the folder ``findings``, and
+``--reproduce FILE`` runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz import engines
+from tests.fuzz.child import PROGRESS, RESULT, load
+from tests.fuzz.targets.names import BROKEN, TARGETS
+from tests.fuzz.watch import Findings, Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+PROCESSES = 2
+# Of the clock: what waits hangs too, and uses no processor time.
+HANGS_AFTER_S, STARTS_WITHIN_S = 30.0, 180.0
+# Millions of small files are not for a disk.
+MEMORY = Path("/dev/shm")
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.reproduce is not None:
+        with tempfile.TemporaryDirectory() as work:
+            name = arguments.reproduce.stem.rpartition("-")[0]
+            load(name, Path(work)).run(arguments.reproduce.read_bytes())
+        return 0
+    names = arguments.target or TARGETS
+    seconds = arguments.minutes * 60 * min(PROCESSES, len(names)) / len(names)
+    campaign = partial(run, folder=arguments.folder, inputs=arguments.inputs, seconds=seconds)
+    found = False
+    with ThreadPoolExecutor(PROCESSES) as processes:
+        for result in processes.map(campaign, names):
+            print(json.dumps(result), flush=True)
+            found = found or bool(result["findings"])
+    return 1 if found else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of all targets together")
+    parser.add_argument("--inputs", type=int, default=10**18, help="of each target at most")
+    parser.add_argument("--target", action="append", choices=[*TARGETS, BROKEN])
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz")
+    parser.add_argument("--reproduce", type=Path, metavar="FILE", help="run one finding's input")
+    return parser.parse_args()
+
+
+def run(name: str, *, folder: Path, inputs: int, seconds: float) -> dict[str, Any]:
+    """One target's campaign in a process of its own: the JSON line about it."""
+    memory = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as work, tempfile.TemporaryFile("w+") as log:
+        given = [name, work, str(folder), str(inputs), str(seconds)]
+        command = [sys.executable, "-m", "tests.fuzz.child", *given]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        died = _wait(process, Path(work) / PROGRESS)
+        log.seek(0)
+        said = log.read()
+        if died is None:
+            result: dict[str, Any] = json.loads((Path(work) / RESULT).read_text())
+        else:
+            done, _, data = _look(Path(work) / PROGRESS)
+            findings = Findings(folder / "findings", name)
+            findings.add("died", data, f"{died}\n{said[-4000:]}")
+            result = {"inputs": done, "seconds": seconds, "findings": findings.paths}
+    coverage = re.findall(r"cov: (\d+) ", said)
+    about = {
+        "per_s": round(result["inputs"] / max(result["seconds"], 0.1)),
+        "engine": "atheris" if engines.has_atheris() else "mutation",
+        "coverage": int(coverage[-1]) if coverage else None,
+    }
+    return {"target": name, **about, **result}
+
+
+def _wait(process: subprocess.Popen[bytes], progress: Path) -> str | None:
+    """Why it has no result; None where it ended in order."""
+    begun = time.monotonic()
+    while process.poll() is None:
+        time.sleep(0.2)
+        inputs, seconds, _ = _look(progress)
+        is_late = not inputs and time.monotonic() - begun > STARTS_WITHIN_S
+        if seconds > HANGS_AFTER_S or is_late:
+            process.kill()
+            process.wait()
+            return f"hangs for {seconds:.0f} s after {inputs} inputs"
+    return f"exit status {process.returncode}" if process.returncode else None
+
+
+def _look(progress: Path) -> tuple[int, float, bytes]:
+    try:
+        return Progress(progress).look()
+    except (OSError, ValueError):
+        return 0, 0.0, b""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

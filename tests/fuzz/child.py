@@ -1,0 +1,46 @@
+"""``python -m tests.fuzz.child``: one target in a process of its own, which may die of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tests.fuzz import engines
+from tests.fuzz.watch import Findings, Progress, Target, Watch
+
+RESULT, PROGRESS = "result.json", "progress"
+
+
+def load(name: str, work: Path) -> Target:
+    """Refusals are logged, and millions of them are no news."""
+    logging.disable(logging.CRITICAL)
+    target: Target = importlib.import_module(f"tests.fuzz.targets.{name}").target(work)
+    return target
+
+
+def main(name: str, work: Path, folder: Path, inputs: int, seconds: float) -> None:
+    is_guided = engines.has_atheris()
+    target = engines.instrumented(lambda: load(name, work)) if is_guided else load(name, work)
+    progress = Progress(work / PROGRESS, target.max_bytes)
+    watch = Watch(target, progress, Findings(folder / "findings", name), inputs, seconds)
+
+    def run(data: bytes) -> None:
+        watch(data)
+        if watch.share() >= 1:
+            (work / RESULT).write_text(json.dumps(watch.end()))
+            # atheris has no other way out.
+            sys.stderr.flush()
+            os._exit(0)
+
+    if is_guided:
+        engines.guided(target, run, folder / "corpus" / name, work)
+    else:
+        engines.mutated(target, run, seed=int.from_bytes(os.urandom(4), "little"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))

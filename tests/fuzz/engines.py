@@ -1,0 +1,80 @@
+"""Where inputs come from: atheris, guided by coverage, or mutations of the seeds alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.fuzz.watch import Target
+
+OWN = ("", "_daemon", "_devices", "_diagnosis", "_telemetry")
+INSTRUMENTED = [*(f"warpwatch{package}" for package in OWN), "prometheus_client", "yaml"]
+NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, 1 << 63)
+
+Run = Callable[[bytes], None]
+
+
+def has_atheris() -> bool:
+    return importlib.util.find_spec("atheris") is not None
+
+
+def instrumented(load: Callable[[], Target]) -> Target:
+    """What ``load`` imports reports which of its branches are taken."""
+    import atheris
+
+    with atheris.instrument_imports(include=INSTRUMENTED):
+        return load()
+
+
+def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
+    """Until ``run`` ends the process. What reached something new stays in ``corpus``."""
+    import atheris
+
+    seeds, words = work / "seeds", work / "words"
+    seeds.mkdir()
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(target.seeds):
+        (seeds / str(number)).write_bytes(seed)
+    escaped = ("".join(f"\\x{byte:02x}" for byte in token) for token in target.tokens)
+    words.write_text("".join(f'"{token}"\n' for token in escaped))
+    # What takes long or dies is for those who watch to say.
+    limits = ["-timeout=0", "-rss_limit_mb=0", f"-max_len={target.max_bytes}", f"-dict={words}"]
+    atheris.Setup([sys.argv[0], *limits, str(corpus), str(seeds)], run)
+    atheris.Fuzz()
+
+
+def mutated(target: Target, run: Run, seed: int) -> None:
+    """Until ``run`` raises StopIteration, or ends the process."""
+    chance = random.Random(seed)
+    try:
+        for data in target.seeds:
+            run(data)
+        while True:
+            data = chance.choice(target.seeds)
+            for _ in range(chance.randint(1, 6)):
+                data = _mutation(chance, data, target)
+            run(data[: target.max_bytes])
+    except StopIteration:
+        pass
+
+
+def _mutation(chance: random.Random, data: bytes, target: Target) -> bytes:
+    at = chance.randint(0, len(data))
+    size = chance.choice((1, 1, 2, 4, 8, 64))
+    kind = chance.randint(0, 5)
+    if kind == 0:
+        return data[:at] + data[at + size :]
+    if kind == 1:
+        put = chance.randbytes(size)
+    elif kind == 2:
+        put = chance.choice(NUMBERS).to_bytes(8, "little")[:size]
+    elif kind == 3:
+        other = chance.choice(target.seeds)
+        begin = chance.randint(0, len(other))
+        put = other[begin : begin + chance.choice((8, 64, 512))]
+    else:
+        put = chance.choice(target.tokens or (data[at : at + size],))
+    return data[:at] + put + data[at + chance.choice((0, len(put))) :]

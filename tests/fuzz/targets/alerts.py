@@ -1,0 +1,53 @@
+"""Bodies of Alertmanager's webhook, and what their labels may ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.daemon.http.alert_node import alert, notification
+from tests.daemon.http.conftest import node_in_trouble
+from tests.fuzz.watch import Target
+from warpwatch_daemon.captures.alerts import targets, webhook
+
+NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}), frozenset({"node-18"}))
+ABOUT = (
+    {"training_job": "llama-7b", "rank": "1", "kind": "straggler", "instance": "node-17:9400"},
+    {"gpu": "1", "node": "node-17", "capture": "stacks"},
+    {"uuid": "GPU-5f1d0000-0000-0000-0000-000000000001", "instance": "[::1]:9400"},
+)
+
+
+def run(data: bytes) -> None:
+    try:
+        alerts = webhook.decode(data)
+    except webhook.NotAWebhookError as error:
+        assert "\n" not in str(error)
+        return
+    for one in alerts:
+        assert one.fingerprint and one.key and "\n" not in one.name
+        if webhook.is_name(one.host):
+            assert one.host.isascii()
+        try:
+            found = targets.targets_of(one.labels, NODE)
+        except targets.Settled as settled:
+            assert len(str(settled)) < 300
+        else:
+            assert all(target.job for target in found)
+    webhook.decode(webhook.encode(alerts))
+
+
+def target(folder: Path) -> Target:
+    bodies = [json.dumps(notification(alert(**labels))).encode() for labels in ABOUT]
+    tokens = (
+        b'"alerts":',
+        b'"labels":',
+        b"null",
+        b"[]",
+        b"\\ud800",
+        b'"firing"',
+        b"1e999",
+        b"\xff",
+    )
+    labels = (b'"training_job"', b'"rank"', b'"gpu"', b'"capture"', b"\\u0661", b'"instance"')
+    return Target(run, bodies, tokens + labels)

@@ -1,0 +1,28 @@
+"""A reader that does all that none may do, for the tests of the campaigns."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.fuzz.watch import MAX_INPUT_S, Target
+
+KEPT: list[bytes] = []
+
+
+def run(data: bytes) -> None:
+    KEPT.extend(bytes([number]) * 2 for number in data)
+    if data == b"raises":
+        raise ValueError("it was asked to")
+    if data == b"spins":
+        end = time.process_time() + MAX_INPUT_S + 0.1
+        while time.process_time() < end:
+            pass
+    if data == b"dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def target(folder: Path) -> Target:
+    return Target(run, [b"raises", b"dies"])

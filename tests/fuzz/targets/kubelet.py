@@ -1,0 +1,66 @@
+"""What a server on the kubelet's socket may answer: any bytes, and any message."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from tests.devices.attribution import fake_kubelet
+from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_3, node
+from tests.fuzz.watch import Target
+from warpwatch_devices.attribution import podresources_pb2 as messages
+from warpwatch_devices.attribution.kubelet import MAX_HOLDERS, MAX_REFUSED, KubeletOrigin
+from warpwatch_devices.attribution.origin import OriginError
+from warpwatch_devices.attribution.podresources_client import PodResourcesClient
+
+
+class AnsweredClient(PodResourcesClient):
+    """Gets ``answer`` whatever it asks."""
+
+    answer: Any = None
+
+    def _method(self) -> Any:
+        return lambda request, timeout: self.answer
+
+
+class Kubelet:
+    def __init__(self, folder: Path) -> None:
+        path = folder / "kubelet.sock"
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._client = AnsweredClient(path, 1.0)
+        self._origin = KubeletOrigin(path)
+        self._origin._client = self._client
+
+    def run(self, data: bytes) -> None:
+        try:
+            self._client.answer = messages.ListPodResourcesResponse.FromString(data)
+        except DecodeError:
+            # gRPC makes an RpcError of it.
+            return
+        try:
+            answer = self._origin.read(node(7), 1000.0)
+        except OriginError:
+            return
+        assert len(answer.refused) <= MAX_REFUSED
+        for attribution in answer.attributions:
+            for workloads in attribution.workloads.values():
+                assert 0 < len(workloads) <= MAX_HOLDERS
+                assert all(workload.pod.isprintable() for workload in workloads)
+
+
+def target(folder: Path) -> Target:
+    gpu = "nvidia.com/gpu"
+    plugged = fake_kubelet.pods(("a", gpu, GPU_0), ("b", f"{gpu}.shared", f"{GPU_1}::3"))
+    named = fake_kubelet.pods(("c", "nvidia.com/mig-3g.40gb", MIG_3), ("d", gpu, "nvidia0/gi3"))
+    claimed = messages.ListPodResourcesResponse()
+    resource = fake_kubelet.add_pod(claimed, "e").dynamic_resources.add(claim_name="c")
+    for name in ("gpu-1", "gpu-1-mig-3g-40gb-3-0"):
+        claim = resource.claim_resources.add(driver_name="gpu.nvidia.com", device_name=name)
+        claim.cdi_devices.add(name=f"k8s.gpu.nvidia.com/claim={name}")
+    seeds = [answer.SerializeToString() for answer in (plugged, named, claimed)]
+    tokens = (GPU_0.encode(), MIG_3.encode(), b"nvidia0/gi3", b"gpu.nvidia.com", b"\xff" * 9)
+    return Target(Kubelet(folder).run, seeds, tokens, 2048)

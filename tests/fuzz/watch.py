@@ -1,0 +1,149 @@
+"""Runs a target's inputs one by one, and keeps what no input may do."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import mmap
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Of processor time: the machine may have other work.
+MAX_INPUT_S = 1.0
+# From the campaign's middle to its end: blocks of Python's allocator; resident bytes, of which
+# atheris takes some for its corpus. Few inputs say nothing: caches fill.
+MAX_BLOCKS_RATIO, MAX_BLOCKS, MAX_RSS_BYTES, MIN_INPUTS = 1.05, 5_000, 96 << 20, 2_000
+MAX_FINDINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``run`` raises for what is a finding, and for nothing else.
+
+    seeds: inputs that are valid, or nearly; tokens: what the reader of the format looks for.
+    """
+
+    run: Callable[[bytes], None]
+    seeds: list[bytes]
+    tokens: tuple[bytes, ...] = ()
+    max_bytes: int = 4096
+
+
+class Progress:
+    """The newest input, in a file that outlives the process whatever it dies of."""
+
+    # inputs so far, when the newest began (monotonic ns), its size
+    _HEAD = struct.Struct("<QQQ")
+
+    def __init__(self, path: Path, max_bytes: int = 0) -> None:
+        """``max_bytes``: 0 for who only looks. Raises OSError or ValueError where there is none."""
+        if max_bytes:
+            path.write_bytes(bytes(self._HEAD.size + max_bytes))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.inputs = 0
+
+    def begin(self, data: bytes) -> None:
+        self.inputs += 1
+        size = self._HEAD.size
+        data = data[: len(self._map) - size]
+        self._map[size : size + len(data)] = data
+        self._HEAD.pack_into(self._map, 0, self.inputs, time.monotonic_ns(), len(data))
+
+    def look(self) -> tuple[int, float, bytes]:
+        """Inputs so far, how long the newest has run in seconds, its bytes."""
+        inputs, begun_ns, length = self._HEAD.unpack_from(self._map)
+        begin = self._HEAD.size
+        seconds = (time.monotonic_ns() - begun_ns) / 1e9 if inputs else 0.0
+        return inputs, seconds, self._map[begin : begin + length]
+
+
+class Findings:
+    """Of one target: the input of each different one in a file, and a text beside it."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        self._folder = folder
+        self._target = target
+        self.paths: list[str] = []
+
+    def add(self, what: str, data: bytes, text: str) -> None:
+        """``what``: by which two findings are the same."""
+        name = f"{self._target}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        path = self._folder / f"{name}.bin"
+        if str(path) not in self.paths and len(self.paths) < MAX_FINDINGS:
+            self.paths.append(str(path))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            path.with_suffix(".txt").write_text(text, errors="backslashreplace")
+
+
+class Watch:
+    """Called with each input, until its ``share`` is 1."""
+
+    def __init__(
+        self, target: Target, progress: Progress, findings: Findings, inputs: int, seconds: float
+    ) -> None:
+        self._run = target.run
+        self._progress = progress
+        self._findings = findings
+        self._inputs = inputs
+        self._seconds = seconds
+        self._begun = time.monotonic()
+        self._slowest_s = 0.0
+        # Blocks and resident bytes at the middle.
+        self._middle: tuple[int, int] | None = None
+
+    def __call__(self, data: bytes) -> None:
+        self._progress.begin(data)
+        begun = time.process_time()
+        try:
+            self._run(data)
+        except Exception as error:
+            self._findings.add(_origin(error), data, "".join(traceback.format_exception(error)))
+        took_s = time.process_time() - begun
+        self._slowest_s = max(took_s, self._slowest_s)
+        if took_s > MAX_INPUT_S:
+            self._findings.add("slow", data, f"took {took_s:.2f} s of processor time")
+        if self._middle is None and self.share() >= 0.5:
+            self._middle = _memory()
+
+    def share(self) -> float:
+        """Of the campaign, that is over."""
+        elapsed_s = time.monotonic() - self._begun
+        return max(elapsed_s / self._seconds, self._progress.inputs / self._inputs)
+
+    def end(self) -> dict[str, Any]:
+        """What the campaign found; growth is judged now."""
+        blocks, resident = _memory()
+        blocks_before, resident_before = self._middle or (blocks, resident)
+        grown_bytes = resident - resident_before
+        text = f"blocks {blocks_before} -> {blocks}, resident bytes {grown_bytes:+}"
+        grows = blocks > blocks_before * MAX_BLOCKS_RATIO + MAX_BLOCKS
+        if self._progress.inputs >= MIN_INPUTS and (grows or grown_bytes > MAX_RSS_BYTES):
+            self._findings.add("growth", b"", text)
+        return {
+            "inputs": self._progress.inputs,
+            "seconds": round(time.monotonic() - self._begun, 1),
+            "slowest_s": round(self._slowest_s, 3),
+            "memory": text,
+            "findings": self._findings.paths,
+        }
+
+
+def _memory() -> tuple[int, int]:
+    gc.collect()
+    return sys.getallocatedblocks(), psutil.Process().memory_info().rss
+
+
+def _origin(error: Exception) -> str:
+    """What it is and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return " ".join([type(error).__name__, *(f"{f.filename}:{f.lineno}" for f in frames)])
