@@ -5,10 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 SEEDS ?= 24
-MINUTES ?= 30
 SBOM ?= build/sbom.cdx.json
 
-.PHONY: demo test slow soak check format bench judge docs protobuf requirements sbom clean
+.PHONY: demo test slow fuzz soak check format bench judge docs protobuf requirements sbom clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
@@ -20,7 +19,14 @@ test: $(VENV)/.dev
 slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow $(ARGS)
 
-# A healthy training of which nothing may be told. MINUTES=30.
+# Hostile bytes for all that reads what a stranger wrote; one JSON line a target. MINUTES=10.
+fuzz: MINUTES ?= 10
+fuzz: $(VENV)/.fuzz
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
+
+# A healthy training among jobs that come and go, captures, restarts and a clock that is set: nothing
+# is found in it, and nothing of the daemon grows. MINUTES=30.
+soak: MINUTES ?= 30
 soak: $(VENV)/.dev
 	SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -m slow $(ARGS) tests/loop/test_soak.py
 
@@ -74,6 +80,12 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	@$(BIN)/pip install --quiet --editable '.[demo,dev]' --constraint constraints.txt >&2
+	@touch $@
+
+# Where atheris has no wheel, mutations of the seeds do.
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(BIN)/pip install --quiet --editable '.[demo,dev,fuzz]' --constraint constraints.txt >&2 \
+		|| echo 'without atheris: not guided by coverage' >&2
 	@touch $@
 
 $(VENV)/.sbom: $(VENV)/.demo

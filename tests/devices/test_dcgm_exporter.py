@@ -226,6 +226,7 @@ def test_broken_lines_cost_themselves_alone() -> None:
         "DCGM_FI_DEV_GPU_TEMP",
         "DCGM_FI_DEV_GPU_TEMP{",
         "DCGM_FI_DEV_GPU_TEMP} 4",
+        "DCGM_FI_DEV_GPU_TEMP\0{} 4",
         f"DCGM_FI_DEV_GPU_TEMP{{{labels()}}}",
         f"DCGM_FI_DEV_GPU_TEMP{{{labels()}}} 4_3",
         f"DCGM_FI_DEV_GPU_TEMP{{{labels()}}} {'9' * 400}",
@@ -244,7 +245,7 @@ def test_broken_lines_cost_themselves_alone() -> None:
         'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-1",GPU_I_ID="../7"} 43',
     )
     scrape = read("\n".join((*broken, good, *no_device)), "node-7")
-    assert scrape.rejected == 17
+    assert scrape.rejected == 18
     assert [scraped.device.uuid for scraped in scrape.devices] == [A100]
 
 

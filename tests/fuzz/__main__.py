@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import engines
 from tests.fuzz.child import PROGRESS, RESULT, load
 from tests.fuzz.targets.names import BROKEN, TARGETS
 from tests.fuzz.watch import Findings, Progress
@@ -40,7 +39,8 @@ def main() -> int:
         return 0
     names = arguments.target or TARGETS
     seconds = arguments.minutes * 60 * min(PROCESSES, len(names)) / len(names)
-    campaign = partial(run, folder=arguments.folder, inputs=arguments.inputs, seconds=seconds)
+    limits = [str(arguments.inputs), str(seconds), *map(str, arguments.seed)]
+    campaign = partial(run, folder=arguments.folder, limits=limits)
     found = False
     with ThreadPoolExecutor(PROCESSES) as processes:
         for result in processes.map(campaign, names):
@@ -55,16 +55,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--inputs", type=int, default=10**18, help="of each target at most")
     parser.add_argument("--target", action="append", choices=[*TARGETS, BROKEN])
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz")
+    parser.add_argument(
+        "--seed", type=int, nargs=1, default=[], help="mutations alone, the same ones each time"
+    )
     parser.add_argument("--reproduce", type=Path, metavar="FILE", help="run one finding's input")
     return parser.parse_args()
 
 
-def run(name: str, *, folder: Path, inputs: int, seconds: float) -> dict[str, Any]:
+def run(name: str, *, folder: Path, limits: list[str]) -> dict[str, Any]:
     """One target's campaign in a process of its own: the JSON line about it."""
     memory = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as work, tempfile.TemporaryFile("w+") as log:
-        given = [name, work, str(folder), str(inputs), str(seconds)]
-        command = [sys.executable, "-m", "tests.fuzz.child", *given]
+        command = [sys.executable, "-m", "tests.fuzz.child", name, work, str(folder), *limits]
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         died = _wait(process, Path(work) / PROGRESS)
         log.seek(0)
@@ -75,11 +77,10 @@ def run(name: str, *, folder: Path, inputs: int, seconds: float) -> dict[str, An
             done, _, data = _look(Path(work) / PROGRESS)
             findings = Findings(folder / "findings", name)
             findings.add("died", data, f"{died}\n{said[-4000:]}")
-            result = {"inputs": done, "seconds": seconds, "findings": findings.paths}
+            result = {"inputs": done, "seconds": 0.0, "findings": findings.paths}
     coverage = re.findall(r"cov: (\d+) ", said)
     about = {
-        "per_s": round(result["inputs"] / max(result["seconds"], 0.1)),
-        "engine": "atheris" if engines.has_atheris() else "mutation",
+        "per_s": round(result["inputs"] / max(result["seconds"], 1.0)),
         "coverage": int(coverage[-1]) if coverage else None,
     }
     return {"target": name, **about, **result}

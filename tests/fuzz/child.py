@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 
 from tests.fuzz import engines
@@ -22,8 +23,10 @@ def load(name: str, work: Path) -> Target:
     return target
 
 
-def main(name: str, work: Path, folder: Path, inputs: int, seconds: float) -> None:
-    is_guided = engines.has_atheris()
+def main(name: str, work: Path, folder: Path, limits: list[str]) -> None:
+    """``limits``: inputs, seconds, and the seed of mutations that are not to be guided."""
+    inputs, seconds, seeds = int(limits[0]), float(limits[1]), [int(one) for one in limits[2:]]
+    is_guided = not seeds and engines.has_atheris()
     target = engines.instrumented(lambda: load(name, work)) if is_guided else load(name, work)
     progress = Progress(work / PROGRESS, target.max_bytes)
     watch = Watch(target, progress, Findings(folder / "findings", name), inputs, seconds)
@@ -31,7 +34,8 @@ def main(name: str, work: Path, folder: Path, inputs: int, seconds: float) -> No
     def run(data: bytes) -> None:
         watch(data)
         if watch.share() >= 1:
-            (work / RESULT).write_text(json.dumps(watch.end()))
+            engine = {"engine": "atheris" if is_guided else "mutation"}
+            (work / RESULT).write_text(json.dumps(engine | watch.end()))
             # atheris has no other way out.
             sys.stderr.flush()
             os._exit(0)
@@ -39,8 +43,8 @@ def main(name: str, work: Path, folder: Path, inputs: int, seconds: float) -> No
     if is_guided:
         engines.guided(target, run, folder / "corpus" / name, work)
     else:
-        engines.mutated(target, run, seed=int.from_bytes(os.urandom(4), "little"))
+        engines.mutated(target, run, seed=seeds[0] if seeds else time.time_ns())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

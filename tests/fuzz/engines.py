@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from tests.fuzz.watch import Target
 
@@ -38,7 +39,9 @@ def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(target.seeds):
         (seeds / str(number)).write_bytes(seed)
-    escaped = ("".join(f"\\x{byte:02x}" for byte in token) for token in target.tokens)
+    # A dictionary may not be empty.
+    tokens = target.tokens or (b"\0",)
+    escaped = ("".join(f"\\x{byte:02x}" for byte in token) for token in tokens)
     words.write_text("".join(f'"{token}"\n' for token in escaped))
     # What takes long or dies is for those who watch to say.
     limits = ["-timeout=0", "-rss_limit_mb=0", f"-max_len={target.max_bytes}", f"-dict={words}"]
@@ -46,19 +49,16 @@ def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
     atheris.Fuzz()
 
 
-def mutated(target: Target, run: Run, seed: int) -> None:
-    """Until ``run`` raises StopIteration, or ends the process."""
+def mutated(target: Target, run: Run, seed: int) -> NoReturn:
+    """Until ``run`` ends the process."""
     chance = random.Random(seed)
-    try:
-        for data in target.seeds:
-            run(data)
-        while True:
-            data = chance.choice(target.seeds)
-            for _ in range(chance.randint(1, 6)):
-                data = _mutation(chance, data, target)
-            run(data[: target.max_bytes])
-    except StopIteration:
-        pass
+    for data in target.seeds:
+        run(data)
+    while True:
+        data = chance.choice(target.seeds)
+        for _ in range(chance.randint(1, 6)):
+            data = _mutation(chance, data, target)
+        run(data[: target.max_bytes])
 
 
 def _mutation(chance: random.Random, data: bytes, target: Target) -> bytes:

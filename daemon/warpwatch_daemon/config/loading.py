@@ -17,8 +17,9 @@ from warpwatch_telemetry.errors import UsageError
 
 ENV_PREFIX = "WARPWATCH_"
 
-# What PyYAML raises for texts of its users: its own errors, bad dates and numbers, deep nesting.
-_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+# What PyYAML raises for texts of its users: its own errors, bad dates and numbers, deep nesting,
+# and whatever its constructors of tagged values stumble over (`!!int ""`, `!!bool maybe`).
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError)
 
 
 class ConfigError(UsageError):
@@ -36,7 +37,7 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
     Raises UsageError that names the key, the value and what would be right.
     """
     origin = str(path) if path else "the environment"
-    tree = read_yaml(path) if path else {}
+    tree = read_tree(path) if path else {}
     overlay(tree, environ)
     return parse(tree, origin)
 
@@ -65,15 +66,20 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Raises UsageError with one line."""
+def read_yaml(path: Path) -> Any:
+    """What the file holds, None for an empty one. Raises UsageError with one line."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except _NOT_YAML as error:
-        line = " ".join(str(error).split())
+        line = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"{path}: not YAML: {line}") from error
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The sections of a file. Raises UsageError with one line."""
+    tree = read_yaml(path)
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
+from warpwatch_daemon.config.loading import read_yaml
 from warpwatch_daemon.config.mistakes import mistakes
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.sections import Section
@@ -57,13 +57,9 @@ class WebConfig(Section):
 def load(path: Path) -> WebConfig:
     """Paths in the file are relative to its folder. Raises UsageError with one line."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"http.web_config {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"http.web_config {path}: not YAML: {' '.join(str(error).split())}") from (
-            error
-        )
+        tree = read_yaml(path)
+    except UsageError as error:
+        raise UsageError(f"http.web_config {error}") from error
     try:
         config = WebConfig.model_validate({} if tree is None else tree)
     except ValidationError as error:

@@ -1,4 +1,7 @@
-"""The payloads of records, decoded and bounded. Unknown is absent: None, or no such key."""
+"""The payloads of records, decoded and bounded. Unknown is absent: None, or no such key.
+
+A number that no record of the telemetry holds is not known either.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import NamedTuple
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks.claims import MAX_DURATION_S
-from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.records import MAX_INTEGER, Step
 
 # Of processes whose shim knew one word less.
 _MEMORY_MIN_BYTES = 5 * 8
@@ -34,19 +37,19 @@ def step(
     if len(payload) < protocol.STEP.size:
         raise protocol.ProtocolError("bad_record", "a step record is too short")
     number, ns, gpu_ns, allocated, samples, tokens = protocol.STEP.unpack_from(payload)
-    if ns > MAX_DURATION_S * 1e9:
-        raise protocol.ProtocolError("bad_record", f"a step of {ns} ns")
+    if ns > MAX_DURATION_S * 1e9 or number > MAX_INTEGER:
+        raise protocol.ProtocolError("bad_record", f"step {number} of {ns} ns")
     return Step(
         time,
         job,
         rank,
         number,
         ns / 1e9,
-        None if gpu_ns == protocol.ABSENT else gpu_ns / 1e9,
+        gpu_ns / 1e9 if gpu_ns <= MAX_DURATION_S * 1e9 else None,
         _phases(payload[protocol.STEP.size :], phases),
         _known(allocated),
-        0 if samples == protocol.ABSENT else samples,
-        0 if tokens == protocol.ABSENT else tokens,
+        _known(samples) or 0,
+        _known(tokens) or 0,
         bool(record.flags & protocol.FLAG_PROFILED),
     )
 
@@ -92,8 +95,9 @@ def _phases(raw: bytes, names: Sequence[str]) -> dict[str, float]:
 
 
 def _counts(**values: int) -> Mapping[str, int]:
-    return {name: value for name, value in values.items() if value != protocol.ABSENT}
+    return {name: value for name, value in values.items() if value <= MAX_INTEGER}
 
 
 def _known(value: int) -> int | None:
-    return None if value == protocol.ABSENT else value
+    """ABSENT is such a number, too."""
+    return value if value <= MAX_INTEGER else None

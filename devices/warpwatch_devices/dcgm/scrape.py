@@ -69,16 +69,17 @@ def parse(text: str, names: Container[str]) -> Iterator[Sample | None]:
     for line in text.split("\n"):
         name = _NAME.match(line)
         if name and name[0] in names:
-            yield _sample(line)
+            yield _sample(line, name[0])
 
 
-def _sample(line: str) -> Sample | None:
+def _sample(line: str, name: str) -> Sample | None:
     if len(line) > MAX_LINE_CHARACTERS:
         return None
     try:
         (family,) = text_string_to_metric_families(line)
         (sample,) = family.samples
-        return sample._replace(value=float(sample.value))
+        # The parser takes all for the name that is before a brace or space.
+        return sample._replace(value=float(sample.value)) if sample.name == name else None
     except (ValueError, IndexError, OverflowError):
         return None
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from tests.daemon.http.alert_node import alert, notification
 from tests.daemon.http.conftest import node_in_trouble
 from tests.fuzz.watch import Target
 from warpwatch_daemon.captures.alerts import targets, webhook
+from warpwatch_daemon.config.mistakes import mistakes
 
 NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}), frozenset({"node-18"}))
 ABOUT = (
@@ -20,9 +23,9 @@ ABOUT = (
 
 def run(data: bytes) -> None:
     try:
-        alerts = webhook.decode(data)
-    except webhook.NotAWebhookError as error:
-        assert "\n" not in str(error)
+        alerts = webhook.Webhook.model_validate_json(data, strict=True).alerts
+    except ValidationError as error:
+        assert mistakes(error, webhook.Webhook)
         return
     for one in alerts:
         assert one.fingerprint and one.key and "\n" not in one.name
@@ -34,7 +37,7 @@ def run(data: bytes) -> None:
             assert len(str(settled)) < 300
         else:
             assert all(target.job for target in found)
-    webhook.decode(webhook.encode(alerts))
+    webhook.Webhook.model_validate_json(webhook.encode(alerts), strict=True)
 
 
 def target(folder: Path) -> Target:

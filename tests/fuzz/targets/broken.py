@@ -9,20 +9,21 @@ from pathlib import Path
 
 from tests.fuzz.watch import MAX_INPUT_S, Target
 
-KEPT: list[bytes] = []
+KEPT: list[object] = []
 
 
 def run(data: bytes) -> None:
-    KEPT.extend(bytes([number]) * 2 for number in data)
     if data == b"raises":
         raise ValueError("it was asked to")
     if data == b"spins":
         end = time.process_time() + MAX_INPUT_S + 0.1
         while time.process_time() < end:
             pass
+    if data == b"grows":
+        KEPT.extend(bytearray(1) for _ in range(200_000))
     if data == b"dies":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def target(folder: Path) -> Target:
-    return Target(run, [b"raises", b"dies"])
+    return Target(run, [b"fine", b"dies"])

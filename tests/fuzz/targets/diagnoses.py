@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,14 @@ class Diagnoses:
                 events.append(_event(choices))
             else:
                 _change(choices.of(events), choices)
+        if choices.number(4) == 1:
+            events += events
+            random.Random(choices.number(256)).shuffle(events)
         head = dict(original.head)
         if choices.number(4) == 1:
             head[choices.of(("warpwatch", "distributedInfo", "deviceProperties"))] = choices.value(
                 ("rank", "world_size", "gc_pauses_us", "name", "id", "job")
             )
-        # Half characters are what JSON can escape and UTF-8 cannot hold.
         self._path.write_text(json.dumps({**head, "traceEvents": events}))
         verdict(self._path)
 

@@ -41,11 +41,13 @@ class Rings:
         path = self._folder.ranks / f"fuzz-r0-{self._number:016x}.ring"
         content = make_right(ring, right[0])
         path.write_bytes(content)
-        self._poll(RING_AFTER_END_S)
-        path.write_bytes(content[:WORDS_AT] + words + content[WORDS_AT + len(words) :])
-        self._poll(2.0)
-        self._poll(SILENT_S)
-        path.unlink(missing_ok=True)
+        try:
+            self._poll(RING_AFTER_END_S)
+            path.write_bytes(content[:WORDS_AT] + words + content[WORDS_AT + len(words) :])
+            self._poll(2.0)
+        finally:
+            self._poll(SILENT_S)
+            path.unlink(missing_ok=True)
 
     def _poll(self, later_s: float) -> None:
         self._at += later_s
@@ -63,7 +65,7 @@ def check_record(record: Record) -> None:
     assert type(log.decode(json.loads(text))) is type(record), text
 
 
-def make_right(ring: bytes, right: int) -> bytes:
+def make_right(ring: bytes | bytearray, right: int) -> bytes:
     data = bytearray(ring)
     if right & SIZES:
         data[RING_BYTES:] = b""
