@@ -43,7 +43,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-# Recall and false alarms of the detectors on labelled logs, into docs/detection.md. SEEDS=24.
+# Recall and false alarms of the detectors on labelled logs, into docs/detection-methods.md. SEEDS=24.
 judge: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.judge --seeds $(SEEDS) $(ARGS)
 

@@ -23,7 +23,7 @@ from benchmarks.processes import CannotMeasure, last_line
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("results") / "judge.json"
-DOCUMENT = ROOT / "docs/detection.md"
+DOCUMENT = ROOT / "docs/detection-methods.md"
 EVALUATION = "WARPWATCH_EVALUATION"
 SEEDS = 24
 JOBS = 2

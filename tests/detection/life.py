@@ -13,7 +13,7 @@ from warpwatch_telemetry.anomalies import Anomaly, Found
 
 
 class Life:
-    """A register, told what detectors of a job of eight ranks on eight devices would say."""
+    """A register, fed with what detectors of a job of eight ranks on eight devices would say."""
 
     def __init__(self, **config: Any) -> None:
         self.rank_devices = RankDevices(

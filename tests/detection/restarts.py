@@ -35,7 +35,7 @@ def again(records: list[Record]) -> list[Record]:
 
 def lives(engine: Detection, records: Iterable[Record], every: int = 0) -> list[tuple[Any, ...]]:
     """Kind, id, rank, begin and end of every anomaly; a restart after each ``every`` records."""
-    told: dict[str, tuple[Any, ...]] = {}
+    reported: dict[str, tuple[Any, ...]] = {}
     read: list[Record] = []
     for number, record in enumerate(records, 1):
         read.append(record)
@@ -45,5 +45,5 @@ def lives(engine: Detection, records: Iterable[Record], every: int = 0) -> list[
             assert closed == []
             changes += fed(engine, again(read))
         for one in changes:
-            told[one.id] = (one.kind, one.id, one.rank, one.begin_step, one.end_time)
-    return list(told.values())
+            reported[one.id] = (one.kind, one.id, one.rank, one.begin_step, one.end_time)
+    return list(reported.values())

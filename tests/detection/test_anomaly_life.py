@@ -184,7 +184,7 @@ def test_a_throttled_gpu_and_its_slow_rank_are_one_anomaly(effect_first):
     assert [anomaly.explained_by for anomaly in ended] == [one.id] * effect_first
 
 
-def test_the_effect_is_told_with_its_newest_numbers():
+def test_the_effect_is_found_with_its_newest_numbers():
     life = Life()
     life.found("clock_drop", 0, "GPU 3 is slow", device="GPU-3")
     life.found("straggler", 5, "24 % longer", rank=3)

@@ -21,7 +21,7 @@ ROWS = [
     for table in (EXPLAINED_BY, DEVICE_CAUSES, JOB_CAUSES)
     for effect, causes in table.items()
     for cause in causes
-    # Two events: what has happened and was told with its cause is over with it.
+    # Two events: what has happened and was reported with its cause is over with it.
     if not (effect in EVENT_KINDS and cause in EVENT_KINDS)
 ]
 NOT_OVER_YET_S = 100.0
@@ -49,7 +49,7 @@ def test_an_effect_that_outlives_its_cause_becomes_active(effect, cause):
     assert [kind for kind, _ in life.active] == [effect]
 
 
-def test_a_hang_that_outlives_its_cause_is_told_with_what_was_known():
+def test_a_hang_that_outlives_its_cause_is_found_with_what_was_known():
     life = Life()
     life.found("device_lost", 0, severity="critical", device="GPU-3")
     life.found("hang", 5, "no step", rank=3, severity="critical", step=70, value=140.0)
@@ -62,7 +62,7 @@ def test_a_hang_that_outlives_its_cause_is_told_with_what_was_known():
     assert life.register.state.suppressed == {}
 
 
-def test_a_hang_that_was_told_before_its_cause_goes_on_as_the_same_one():
+def test_a_hang_that_was_found_before_its_cause_goes_on_as_the_same_one():
     life = Life()
     (first,) = life.found("hang", 0, severity="critical", step=70)
     life.found("device_lost", 5, severity="critical", device="GPU-3")
@@ -71,7 +71,7 @@ def test_a_hang_that_was_told_before_its_cause_goes_on_as_the_same_one():
     assert (hang.id, hang.step, hang.reopened) == (first.id, 70, 1)
 
 
-def test_a_hang_that_ended_before_its_cause_is_not_told():
+def test_a_hang_that_ended_before_its_cause_is_not_found():
     life = Life()
     life.found("device_lost", 0, severity="critical", device="GPU-3")
     life.found("hang", 5)

@@ -194,7 +194,7 @@ def test_a_rank_that_died_is_waited_for_no_longer():
     assert [step.step for step in joined(steps, died, ranks_step(0, 1))] == [1]
 
 
-def test_a_restart_counts_its_warm_up_anew():
+def test_a_restart_counts_its_warm_up_again():
     steps = JobSteps()
     joined(steps, *[ranks_step(0, n) for n in range(10)])
     assert [step.index for step in joined(steps, ranks_step(0, 0), ranks_step(0, 1))] == [0, 1]

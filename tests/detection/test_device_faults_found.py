@@ -244,7 +244,7 @@ def test_a_lost_gpu_that_another_takes_the_place_of_is_over() -> None:
     assert not engine.active
 
 
-def test_of_several_xids_the_first_of_the_worst_is_told() -> None:
+def test_of_several_xids_the_first_of_the_worst_is_found() -> None:
     node, engine = Node(), detection()
 
     def fault(since_s: float, values: Metrics) -> Metrics:
@@ -260,7 +260,7 @@ def test_of_several_xids_the_first_of_the_worst_is_told() -> None:
     assert now.summary.endswith("; then XID 31, 79, 13")
 
 
-def test_an_xid_of_a_program_that_was_killed_needs_nobody() -> None:
+def test_an_xid_of_a_program_that_was_killed_needs_no_one() -> None:
     node, engine = Node(), detection()
     assert run(node, engine, after(5, "xid_errors_total", "45"), 60) == []
     engine = detection(xid={"min_severity": "info"})
@@ -293,11 +293,11 @@ def test_counts_that_were_there_before_are_no_news() -> None:
     }
     node, engine = Node(), detection()
     assert opened(engine, node.readings(100, lambda *_: old)) == []
-    # The driver is loaded anew and counts from 0.
+    # The driver is loaded again and counts from 0.
     assert opened(engine, node.readings(100)) == []
 
 
-def test_errors_that_are_counted_after_the_driver_was_loaded_anew_are_news() -> None:
+def test_errors_that_are_counted_after_the_driver_was_loaded_again_are_news() -> None:
     node, engine = Node(), detection()
     count = key("ecc_errors_total", "uncorrected")
     opened(engine, node.readings(60, lambda *_: {count: 12.0}))
@@ -311,17 +311,17 @@ def test_a_detector_that_is_restored_knows_its_devices_and_goes_on() -> None:
         assert reading.up
     for make in DEVICE_DETECTORS.values():
         whole, first, second = make(*config), make(*config), make(*config)
-        told = [verdict for record in records for verdict in whole.observe(record)]
+        reported = [verdict for record in records for verdict in whole.observe(record)]
         half = [verdict for record in records[:250] for verdict in first.observe(record)]
         state = msgspec.msgpack.encode(first.state)
         second.state = msgspec.msgpack.decode(state, type=type(first.state))
         half += [verdict for record in records[250:] for verdict in second.observe(record)]
-        assert half == told, whole.kind
+        assert half == reported, whole.kind
         assert second.state == whole.state, whole.kind
         assert len(state) / len(node.uuids) < 2000, whole.kind
 
 
-def test_whatever_devices_tell_is_judged_and_remembered() -> None:
+def test_whatever_devices_say_is_judged_and_remembered() -> None:
     """Any part of the series, any number, any order of time."""
     chance, node = random.Random(7), Node()
     names = [*next(node.readings(1)).metrics, key("xid_errors_total", "x"), key("strange")]
@@ -329,10 +329,12 @@ def test_whatever_devices_tell_is_judged_and_remembered() -> None:
     detectors = [make(DetectionConfig(), AnomaliesConfig()) for make in DEVICE_DETECTORS.values()]
     for _ in range(1500):
         node.time += chance.choice((0.0, 0.5, 1.0, 1.0, 30.0, 700.0, -5.0))
-        told = {n: chance.choice((0, 1, 2, 0.3, 1e9, -1.0)) for n in names if chance.random() < 0.7}
+        reported = {
+            n: chance.choice((0, 1, 2, 0.3, 1e9, -1.0)) for n in names if chance.random() < 0.7
+        }
         uuid = chance.choice(("GPU-a", "GPU-b", "MIG-c", f"unknown-{chance.randrange(400)}"))
         up = chance.random() < 0.8
-        reading = DeviceReading(node.time, uuid, told, up, "" if up else chance.choice(reasons))
+        reading = DeviceReading(node.time, uuid, reported, up, "" if up else chance.choice(reasons))
         for detector in detectors:
             verdicts = [*detector.observe(reading)]
             if is_waiting(detector) and detector.state.deadline <= node.time:

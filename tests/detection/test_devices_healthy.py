@@ -1,4 +1,4 @@
-"""Healthy devices raise nothing, whatever they are and do; what is not told is not judged."""
+"""Healthy devices raise nothing, whatever they are and do; what is not reported is not judged."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def test_the_link_of_an_idle_gpu_may_be_slow() -> None:
     assert opened(engine, node.readings(300, lambda *_: idle, load=0.0)) == []
 
 
-def test_a_gpu_that_nobody_uses_may_be_idle() -> None:
+def test_a_gpu_that_no_one_uses_may_be_idle() -> None:
     node, engine = Node(), detection()
     assert opened(engine, node.readings(1200, load=None, interval_s=5.0)) == []
 
 
-def test_memory_in_use_without_a_rank_is_told_with_least_severity() -> None:
+def test_memory_in_use_without_a_rank_is_found_with_least_severity() -> None:
     node, engine = Node(gpus=1, broken=0), detection()
     (anomaly,) = opened(engine, node.readings(700, load=0.0, interval_s=5.0))
     assert (anomaly.kind, anomaly.severity, anomaly.rank) == ("device_idle", "info", None)
@@ -142,7 +142,7 @@ def test_margins_stand_in_for_thresholds() -> None:
     assert (anomaly.kind, anomaly.value, anomaly.baseline) == ("overheating", 84.0, 87.0)
 
 
-def test_while_heat_throttles_it_is_not_told_twice() -> None:
+def test_while_heat_throttles_it_is_not_found_twice() -> None:
     node, engine = Node(), detection()
 
     def too_hot(since_s: float, values: Metrics) -> Metrics:
@@ -159,7 +159,7 @@ def test_while_heat_throttles_it_is_not_told_twice() -> None:
     assert "at 88 °C; the SM clock is 1200 MHz of 1980 MHz" in found[0].summary
 
 
-def test_readings_that_tell_nothing_end_nothing_and_raise_nothing() -> None:
+def test_readings_that_say_nothing_end_nothing_and_raise_nothing() -> None:
     """As those of a second source, which knows little of the device."""
     node, engine = Node(), detection()
     slow: Metrics = {key("pcie_link_width_lanes"): 4.0}

@@ -12,7 +12,7 @@ from warpwatch_telemetry.records import RankEvent, RankSeen
 
 
 @pytest.mark.parametrize(
-    ("told", "read"),
+    ("reported", "read"),
     [
         (3, 3.0),
         (-0.5, -0.5),
@@ -24,8 +24,8 @@ from warpwatch_telemetry.records import RankEvent, RankSeen
         (10**400, None),
     ],
 )
-def test_only_finite_numbers_are_read(told: object, read: float | None) -> None:
-    event = RankEvent(1.0, "a", 0, "memory", {"reserved_bytes": told})
+def test_only_finite_numbers_are_read(reported: object, read: float | None) -> None:
+    event = RankEvent(1.0, "a", 0, "memory", {"reserved_bytes": reported})
     assert detail_number(event, "reserved_bytes") == read
 
 

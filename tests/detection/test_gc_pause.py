@@ -111,7 +111,7 @@ def test_regular_pauses_that_stopped_are_over():
     assert not engine.active
 
 
-def test_told_pauses_of_one_rank_that_cost_more_than_a_percent_name_it():
+def test_reported_pauses_of_one_rank_that_cost_more_than_a_percent_name_it():
     job, engine = Job(ranks=4, step_s=0.04, noise=0.2), alone("gc_pause")
     opened(engine, job.steps(300))
     found = opened(engine, with_events(job, 500, regular(30, 2, 0.05)))
@@ -121,7 +121,7 @@ def test_told_pauses_of_one_rank_that_cost_more_than_a_percent_name_it():
     assert abs((found[0].begin_step or 0) - 305) <= 30
 
 
-def test_told_pauses_of_all_ranks_are_one_anomaly_of_the_job():
+def test_reported_pauses_of_all_ranks_are_one_anomaly_of_the_job():
     job, engine = Job(ranks=4, step_s=0.04, noise=0.2), alone("gc_pause")
     opened(engine, job.steps(300))
     pauses = with_events(job, 500, lambda step, _: 0.05 if step % 30 == 5 else 0.0)
@@ -129,7 +129,7 @@ def test_told_pauses_of_all_ranks_are_one_anomaly_of_the_job():
     assert "each of 4 ranks" in engine.active[0].summary
 
 
-def test_told_pauses_of_a_job_with_one_rank_are_found():
+def test_reported_pauses_of_a_job_with_one_rank_count():
     job, engine = Job(ranks=1, step_s=0.1, noise=0.05), alone("gc_pause")
     opened(engine, job.steps(100))
     found = opened(engine, with_events(job, 400, regular(25, 0, 0.1)))
@@ -140,19 +140,19 @@ def test_told_pauses_of_a_job_with_one_rank_are_found():
     ("period", "pause_s"),
     [pytest.param(100, 0.03, id="cheap"), pytest.param(1_000, 5.0, id="rare")],
 )
-def test_told_pauses_that_are_cheap_or_rare_are_none(period, pause_s):
+def test_reported_pauses_that_are_cheap_or_rare_are_none(period, pause_s):
     job, engine = Job(ranks=2, step_s=0.1, noise=0.05), alone("gc_pause")
     assert opened(engine, with_events(job, 3_000, regular(period, 1, pause_s))) == []
 
 
-def test_a_burst_of_told_pauses_that_costs_little_over_a_minute_is_none():
+def test_a_burst_of_reported_pauses_that_costs_little_over_a_minute_is_none():
     job, engine = Job(ranks=2, step_s=0.1, noise=0.05), alone("gc_pause")
     opened(engine, job.steps(1_000))
     burst = with_events(job, 10, lambda step, rank: 0.02 if rank == 0 else 0.0)
     assert opened(engine, burst) == []
 
 
-def test_told_pauses_that_stopped_are_over_after_a_while():
+def test_reported_pauses_that_stopped_are_over_after_a_while():
     job, engine = Job(ranks=2, step_s=0.1, noise=0.05), alone("gc_pause")
     opened(engine, job.steps(300))
     opened(engine, with_events(job, 500, regular(25, 0, 0.1)))
@@ -161,7 +161,7 @@ def test_told_pauses_that_stopped_are_over_after_a_while():
     assert not engine.active
 
 
-def test_what_the_shim_tells_is_believed_over_the_step_times():
+def test_what_the_shim_says_is_believed_over_the_step_times():
     """Cheap collections are known: regular slow steps of that rank must have another cause."""
     job, engine = Job(ranks=4, step_s=STEP_S, noise=0.01), alone("gc_pause")
     opened(engine, job.steps(300))

@@ -137,7 +137,7 @@ def test_no_hang_while_a_capture_runs_until_its_timeout():
     assert [a.time for a in opened(engine, [Clock(job.time + 121)])] == [job.time + 120]
 
 
-def test_after_a_capture_the_silence_counts_anew():
+def test_after_a_capture_the_silence_counts_again():
     job, engine = running()
     engine.feed(event(job, 0, "capture_started"))
     engine.feed(event(job, 0, "capture_finished", 30.0))
@@ -247,18 +247,18 @@ def test_a_restarted_job_is_no_second_crash_and_closes_its_hang():
 
 
 def hangs(engine: Detection, job: Job, pauses_s: Iterable[float]) -> list[bool]:
-    """Of every pause of all ranks, with 100 steps before it, whether it was told."""
-    told = []
+    """Of every pause of all ranks, with 100 steps before it, whether it was reported."""
+    reported = []
     for pause_s in pauses_s:
         opened(engine, job.steps(100))
         found = opened(engine, job.steps(1, pause=lambda *_, pause_s=pause_s: pause_s))
-        told.append([a.kind for a in found] == ["hang"])
+        reported.append([a.kind for a in found] == ["hang"])
         opened(engine, job.steps(1))
         assert engine.active == ()
-    return told
+    return reported
 
 
-def test_an_evaluation_that_is_longer_than_the_timeout_is_told_twice_and_then_known():
+def test_an_evaluation_that_is_longer_than_the_timeout_is_found_twice_and_then_known():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("hang")
     assert hangs(engine, job, [200, 205, 195, 210, 220]) == [True, True, False, False, False]
     (hang,) = opened(engine, [Clock(job.time + 3600)])

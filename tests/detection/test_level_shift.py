@@ -24,8 +24,8 @@ from warpwatch_telemetry.anomalies import Found
 
 def shifts(values: list[float]) -> list[tuple[int, Shift]]:
     sought = LevelShift()
-    told = ((n, look(sought, value)) for n, value in enumerate(values))
-    return [(n, shift) for n, shift in told if shift is not None]
+    reported = ((n, look(sought, value)) for n, value in enumerate(values))
+    return [(n, shift) for n, shift in reported if shift is not None]
 
 
 def look(sought: LevelShift, value: float) -> Shift | None:
@@ -56,7 +56,7 @@ def test_one_slow_step_in_five_is_no_level():
     assert shifts(values) == []
 
 
-def test_a_fall_is_told_once_and_its_end_is_a_rise():
+def test_a_fall_is_found_once_and_its_end_is_a_rise():
     source = random.Random(4)
     values = [source.gauss(0, 0.01) - 0.3 * (500 <= n < 900) for n in range(1200)]
     assert [shift.difference > 0 for _, shift in shifts(values)] == [False, True]
@@ -117,9 +117,9 @@ def test_readings_say_why_nothing_was_found():
 
 def test_each_window_is_compared_with_the_samples_before_it_also_after_shifts_and_a_restart():
     source, sought = random.Random(5), LevelShift()
-    told = compared = 0
+    reported = compared = 0
     for n in range(1600):
-        told += look(sought, source.gauss(0, 0.01) + 0.1 * (n // 500)) is not None
+        reported += look(sought, source.gauss(0, 0.01) + 0.1 * (n // 500)) is not None
         if n % 321 == 0:
             sought = msgspec.msgpack.decode(msgspec.msgpack.encode(sought), type=LevelShift)
         samples = sought.samples
@@ -129,7 +129,7 @@ def test_each_window_is_compared_with_the_samples_before_it_also_after_shifts_an
             before = samples.values[-window - REFERENCE : -window]
             assert samples.references.before(window) == level(before, window)
             compared += 1
-    assert told == 3
+    assert reported == 3
     assert compared > 1500
 
 

@@ -1,4 +1,4 @@
-"""Steps that are nobody's fault: under a profiler, and those that still pay for it."""
+"""Steps that are no one's fault: under a profiler, and those that still pay for it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_slow_steps_after_a_capture_raise_nothing():
     assert opened(engine, job.steps(100)) == []
 
 
-def test_a_capture_of_one_rank_masks_until_its_end_is_told():
+def test_a_capture_of_one_rank_masks_until_its_end_is_reported():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     opened(engine, job.steps(500))
     engine.feed(RankEvent(job.time, "llama", 1, "capture_armed"))

@@ -44,7 +44,7 @@ def leak_of(rank: int, begin: int, slope: float) -> Level:
 
 
 @pytest.mark.parametrize("slope", [2 * MB, 20 * MB])
-def test_memory_that_grows_without_end_is_told_within_1000_steps_with_its_rank(slope):
+def test_memory_that_grows_without_end_is_found_within_1000_steps_with_its_rank(slope):
     found = opened(alone("memory_leak"), training(leak_of(1, 1200, slope)))
     assert [(a.kind, a.rank, a.device, a.severity) for a in found] == [
         ("memory_leak", 1, "GPU-1", "warning")
@@ -97,7 +97,7 @@ def test_growth_that_ends_is_no_leak(level):
     assert opened(alone("memory_leak"), training(level)) == []
 
 
-def test_a_long_sawtooth_is_told_in_its_first_tooth_at_most():
+def test_a_long_sawtooth_is_found_in_its_first_tooth_at_most():
     found = opened(alone("memory_leak"), training(lambda s, _: 5 * MB * (s % 900), last=4000))
     assert len(found) <= 1
 
@@ -108,7 +108,7 @@ def test_ranks_that_leak_alike_are_one_anomaly_of_the_job():
     assert found[0].summary.startswith("ranks 0, 1 allocate 5 MB more each step")
 
 
-def test_a_leak_of_each_evaluation_is_told_by_the_long_blocks():
+def test_a_leak_of_each_evaluation_is_found_by_the_long_blocks():
     # 40 MB every 400 steps: flat nearly everywhere, but never back.
     records = training(lambda s, rank: 40 * MB * (s // 400) if rank == 1 else 0.0, last=3000)
     assert opened(alone("memory_leak"), records) == []
@@ -116,7 +116,7 @@ def test_a_leak_of_each_evaluation_is_told_by_the_long_blocks():
     assert [a.rank for a in opened(alone("memory_leak"), records)] == [1]
 
 
-def test_a_leak_that_stops_is_closed_and_a_restart_begins_anew():
+def test_a_leak_that_stops_is_closed_and_a_restart_begins_again():
     engine = alone("memory_leak")
     grown = leak_of(1, 1000, 5 * MB)
     opened(engine, training(grown, last=2000))
@@ -125,7 +125,7 @@ def test_a_leak_that_stops_is_closed_and_a_restart_begins_anew():
     assert engine.active == ()
 
 
-def test_growing_host_memory_of_a_process_is_told_where_there_is_no_device():
+def test_growing_host_memory_of_a_process_is_found_where_there_is_no_device():
     def records() -> Iterator[Record]:
         for rank in (0, 1):
             yield RankSeen(EPOCH_S, "llama", rank, 2)

@@ -37,7 +37,7 @@ def host(job: Job, after_s: float, available: float) -> RankEvent:
     return RankEvent(job.time + after_s, "llama", 0, "process", said)
 
 
-def test_a_retried_allocation_is_told_and_over_after_five_calm_minutes():
+def test_a_retried_allocation_is_found_and_over_after_five_calm_minutes():
     job, engine = running()
     assert opened(engine, [allocator(job, 1, allocation_retries=3)]) == []
     found = opened(engine, [allocator(job, 2, allocation_retries=5)])
@@ -58,7 +58,7 @@ def test_retries_of_the_first_steps_and_a_successors_count_are_no_news():
     assert opened(engine, [allocator(job, 0, allocation_retries=0)]) == []
 
 
-def test_a_device_that_is_full_for_half_a_minute_is_told_and_closed():
+def test_a_device_that_is_full_for_half_a_minute_is_found_and_closed():
     job, engine = running()
     assert opened(engine, [device(job, s, 79.0) for s in range(30)]) == []
     found = opened(engine, [device(job, 30, 79.0)])
@@ -82,7 +82,7 @@ def test_a_device_full_of_what_the_allocator_keeps_for_no_use_is_no_pressure():
     assert [a.rank for a in opened(engine, [used])] == [1]
 
 
-def test_a_control_group_near_its_limit_is_told_of_the_rank():
+def test_a_control_group_near_its_limit_is_found_of_the_rank():
     job, engine = running()
     found = opened(engine, [host(job, s, 3.0) for s in range(0, 40, 2)])
     assert [(a.rank, round(a.value or 0.0, 2)) for a in found] == [(0, 0.97)]

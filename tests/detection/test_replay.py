@@ -48,11 +48,11 @@ def test_the_status_of_an_ended_job_is_that_at_its_end() -> None:
     assert (found["straggler"].job, found["straggler"].rank) == ("llama", 1)
 
 
-def test_what_a_cause_explains_is_told_as_suppressed() -> None:
+def test_what_a_cause_explains_is_found_as_suppressed() -> None:
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     records = [*job.steps(500), *job.steps(100, wait=lambda *_: 0.3)]
     records += job.steps(100, wait=lambda *_: 0.3, compute=lambda *_: 0.2)
     replay = Replay(explain=True)
     assert [anomaly.kind for anomaly in replay.run(records)] == ["data_stall"]
-    told = {(shadow.kind, shadow.cause) for shadow in replay.suppressed()}
-    assert ("step_regression", "data_stall") in told
+    reported = {(one.kind, one.cause) for one in replay.suppressed()}
+    assert ("step_regression", "data_stall") in reported

@@ -60,7 +60,7 @@ def test_every_detector_keeps_all_it_remembers_in_a_state_that_can_be_saved():
         assert msgspec.msgpack.encode(back) == body, name
 
 
-def test_a_detector_with_another_configuration_learns_anew_alone():
+def test_a_detector_with_another_configuration_learns_again_alone():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), detection()
     opened(engine, job.steps(500))
     opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))
@@ -120,7 +120,7 @@ def test_ranks_that_are_silent_from_the_restart_on_hang_after_the_usual_time():
     assert hang.time >= back_time + timeout_s - silent_s - 1
 
 
-def test_a_rank_that_ended_while_nobody_looked_takes_its_anomaly_with_it():
+def test_a_rank_that_ended_while_no_daemon_ran_takes_its_anomaly_with_it():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     opened(engine, [*job.seen(), *job.steps(500)])
     opened(engine, job.steps(60, compute=lambda _, rank: 0.2 if rank == 1 else 0.0))

@@ -49,7 +49,7 @@ def test_a_shift_of_ten_percent_is_found_where_noise_is_small():
     assert [a.kind for a in found] == ["step_regression"]
 
 
-def test_a_new_regime_is_told_once_and_then_is_normal():
+def test_a_new_regime_is_found_once_and_then_is_normal():
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     engine = detection(step_regression={"accept_after_s": 60})
     assert opened(engine, job.steps(500)) == []
@@ -60,7 +60,7 @@ def test_a_new_regime_is_told_once_and_then_is_normal():
     ]
 
 
-def test_a_job_that_got_faster_is_told_to_nobody_but_remembered():
+def test_a_job_that_got_faster_is_not_reported_but_remembered():
     job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     opened(engine, job.steps(500))
     job.step_s = 0.3

@@ -245,7 +245,7 @@ def test_one_of_two_ranks_that_recovered_does_not_make_the_other_slow():
     assert not engine.active
 
 
-def test_a_job_that_begins_anew_has_no_straggler_until_it_is_known_again():
+def test_a_job_that_begins_again_has_no_straggler_until_it_is_known_again():
     job, engine = Job(ranks=4, step_s=0.5, noise=0.02), alone("straggler")
     opened(engine, job.steps(300))
     opened(engine, job.steps(60, compute=lambda _, r: 0.15 if r == 1 else 0))

@@ -203,9 +203,9 @@ def test_the_order_of_ranks_within_a_time_means_nothing() -> None:
         mixed += together
     first, second = Detection(), Detection()
     assert mixed != records
-    told = [summary(anomaly) for anomaly in fed(first, records)]
-    assert ("straggler", 2) in {(kind, rank) for kind, rank, *_ in told}
-    assert [summary(anomaly) for anomaly in fed(second, mixed)] == told
+    reported = [summary(anomaly) for anomaly in fed(first, records)]
+    assert ("straggler", 2) in {(kind, rank) for kind, rank, *_ in reported}
+    assert [summary(anomaly) for anomaly in fed(second, mixed)] == reported
 
 
 def summary(anomaly: Anomaly) -> tuple[Any, ...]:

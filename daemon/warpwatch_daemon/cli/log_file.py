@@ -29,7 +29,7 @@ _UNREADABLE = (ValueError, RecursionError, OverflowError)
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """The log at ``path``, of standard input for ``-``, unpacked if it is gzip: whole lines, many
-    at a time, but of what somebody is still writing as soon as they are there.
+    at a time, but of a log that is still being written as soon as they are there.
 
     Only the last line may lack its end. Raises UsageError when the log cannot be read.
     """
