@@ -147,6 +147,11 @@ def test_the_checks_fit_into_ten_minutes():
     assert max(CHECKS_S.values()) < BUDGET_S
 
 
+def test_the_wheels_that_are_fetched_are_those_of_the_image():
+    assert "/../../requirements-image.txt" in (RUN.parent / "wheels.sh").read_text()
+    assert (ROOT / "requirements-image.txt").is_file()
+
+
 # --- one check and one part ---
 
 
