@@ -6,11 +6,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from warpwatch_daemon import log_output
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.config import loading
 from warpwatch_telemetry.errors import UsageError
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,27 +29,27 @@ def main(argv: Sequence[str]) -> int:
         help="reload when the file's content changes, as a mounted ConfigMap's does",
     )
     arguments = command.parse_args(argv)
-    logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT)
+    log = log_output.LimitedHandler()
+    logging.basicConfig(level=arguments.log_level, handlers=[log])
 
-    run(arguments.config, arguments.watch_config)
+    run(arguments.config, arguments.watch_config, log)
     return 0
 
 
-def run(path: Path | None, watched: bool) -> None:
+def run(path: Path | None, watched: bool, log: log_output.LimitedHandler) -> None:
     from warpwatch_daemon.agent.app import Daemon
     from warpwatch_daemon.agent.config_watch import WATCH_INTERVAL_S, ConfigWatch
 
-    if not watched:
-        Daemon(loading.load(path), path).run()
-        return
-    if path is None:
+    if watched and path is None:
         raise UsageError("--watch-config needs --config FILE")
-    watch = ConfigWatch(path)
+    watch = ConfigWatch(path) if watched and path else None
     daemon = Daemon(loading.load(path), path)
 
     def look() -> None:
-        if watch.changed():
+        if watch is not None and watch.changed():
             daemon.reloading.ask()
 
-    daemon.supervisor.every("config", WATCH_INTERVAL_S, look)
+    daemon.supervisor.every("log", log_output.REPORT_INTERVAL_S, log.report)
+    if watch is not None:
+        daemon.supervisor.every("config", WATCH_INTERVAL_S, look)
     daemon.run()

@@ -1,0 +1,104 @@
+"""The daemon's log: one line an entry, whoever chose its words, and few lines of a kind a minute.
+
+Much of what is logged holds names that training processes and requests choose. What none may do by
+it: forge a line, drive a terminal, or fill the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MAX_LINE = 2_000
+MAX_TRACEBACK_LINES = 60
+# Lines of a kind, that is of one logging call, that are written in a window; then they are counted.
+MAX_LINES_OF_A_KIND = 20
+WINDOW_S = 60.0
+# Loggers of libraries may put anything into the constant text; these kinds then share a window.
+MAX_KINDS = 1_000
+REPORT_INTERVAL_S = 10.0
+
+_Kind = tuple[str, str]
+
+
+def escaped(text: str) -> str:
+    """One line: line breaks, control characters and marks of text direction as escapes; cut."""
+    if len(text) > MAX_LINE:
+        text = text[:MAX_LINE] + "…"
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class LineFormatter(logging.Formatter):
+    """Traceback lines are indented, so that none of them looks like an entry."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
+
+    def formatException(self, ei: logging._SysExcInfoType) -> str:
+        lines = super().formatException(ei).split("\n")
+        return "\n".join("    " + escaped(line) for line in lines[-MAX_TRACEBACK_LINES:])
+
+
+@dataclass(slots=True)
+class _Window:
+    began: float
+    level: int
+    lines: int = 0
+
+
+class LimitedHandler(logging.StreamHandler[TextIO]):
+    """Writes the first lines of a kind and counts the others, to be reported once a window."""
+
+    def __init__(
+        self, stream: TextIO | None = None, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(stream)
+        self.setFormatter(LineFormatter())
+        self._monotonic = monotonic
+        self._windows: dict[_Kind, _Window] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = (record.name, str(record.msg))
+        if kind not in self._windows and len(self._windows) >= MAX_KINDS:
+            kind = ("", "other lines")
+        at = self._monotonic()
+        window = self._windows.get(kind)
+        if window is None or at - window.began >= WINDOW_S:
+            self._report(kind)
+            window = self._windows[kind] = _Window(at, record.levelno)
+        window.lines += 1
+        if window.lines <= MAX_LINES_OF_A_KIND:
+            super().emit(record)
+
+    def report(self) -> None:
+        """Write how many lines were left out in the windows that are over. From any thread."""
+        at = self._monotonic()
+        self.acquire()
+        try:
+            for kind, window in list(self._windows.items()):
+                if at - window.began >= WINDOW_S:
+                    self._report(kind)
+        finally:
+            self.release()
+
+    def _report(self, kind: _Kind) -> None:
+        window = self._windows.pop(kind, None)
+        if window is None or window.lines <= MAX_LINES_OF_A_KIND:
+            return
+        name, text = kind
+        left_out = window.lines - MAX_LINES_OF_A_KIND
+        message = "%d more lines in %.0f s like: %s"
+        super().emit(
+            logging.LogRecord(
+                name, window.level, __file__, 0, message, (left_out, WINDOW_S, text), None
+            )
+        )
