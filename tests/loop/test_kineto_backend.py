@@ -106,6 +106,7 @@ def common_window(node: LoopNode) -> tuple[Any, float]:
     return capture, common_s
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_an_unmodified_process_brings_a_verified_trace(node: LoopNode) -> None:
     node.start_daemon()
