@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +17,8 @@ from warpwatch_diagnosis.trace.events import Event
 
 # A thread and a time in µs.
 Instant = tuple[str, float]
+# Begin and negative end in µs, so that of two the inner one is the larger, and the line.
+_OwnFrame = tuple[float, float, str]
 
 # Frames of Python itself, of installed packages and of builtins are not the user's own code.
 _FOREIGN = re.compile(
@@ -61,22 +63,38 @@ def lines_at(frames: Sequence[Event], instants: Iterable[Instant]) -> dict[Insta
     wanted: dict[str, list[float]] = {}
     for thread, at_us in sorted(set(instants)):
         wanted.setdefault(thread, []).append(at_us)
-    inner: dict[Instant, tuple[float, float, str]] = {}
+    own: dict[str, list[_OwnFrame]] = {}
     for frame in frames:
         times = wanted.get(frame.thread, [])
         index = bisect_left(times, frame.begin_us)
-        line = None
         if index < len(times) and times[index] <= frame.end_us:
             line = own_line(frame.name)
-        if line is None:
-            continue
-        found = (frame.begin_us, -frame.end_us, line)
-        while index < len(times) and times[index] <= frame.end_us:
-            at = (frame.thread, times[index])
-            if at not in inner or found > inner[at]:
-                inner[at] = found
-            index += 1
-    return {at: line for at, (_, _, line) in inner.items()}
+            if line is not None:
+                found = (frame.begin_us, -frame.end_us, line)
+                own.setdefault(frame.thread, []).append(found)
+    return {
+        (thread, at_us): line
+        for thread, found in own.items()
+        for at_us, line in _innermost(sorted(found), wanted[thread])
+    }
+
+
+def _innermost(frames: list[_OwnFrame], times: list[float]) -> Iterator[tuple[float, str]]:
+    """The last of the frames around each time; both in order.
+
+    A frame that has ended is never looked at again, so that frames around all of the times cost no
+    more than others.
+    """
+    around: list[_OwnFrame] = []
+    following = 0
+    for at_us in times:
+        while following < len(frames) and frames[following][0] <= at_us:
+            around.append(frames[following])
+            following += 1
+        while around and -around[-1][1] < at_us:
+            around.pop()
+        if around:
+            yield at_us, around[-1][2]
 
 
 def longest_lines(

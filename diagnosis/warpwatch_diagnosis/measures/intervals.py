@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 # Begin and end in µs.
 Interval = tuple[float, float]
@@ -91,12 +92,21 @@ def difference(left: Intervals, right: Intervals) -> Intervals:
 def within(intervals: Intervals, windows: Sequence[Interval]) -> list[float]:
     """µs of the union ``intervals`` in each of ``windows``, which need not be disjoint."""
     begins = [begin for begin, _ in intervals]
-    sums = []
-    for low, high in windows:
-        spent = 0.0
-        first, last = max(0, bisect_right(begins, low) - 1), bisect_left(begins, high)
-        for begin, end in intervals[first:last]:
-            if end > low:
-                spent += (end if end < high else high) - (begin if begin > low else low)
-        sums.append(spent)
-    return sums
+    passed_us = list(accumulate((end - begin for begin, end in intervals), initial=0.0))
+    return [
+        _until(intervals, begins, passed_us, high) - _until(intervals, begins, passed_us, low)
+        if low < high
+        else 0.0
+        for low, high in windows
+    ]
+
+
+def _until(
+    intervals: Intervals, begins: list[float], passed_us: list[float], at_us: float
+) -> float:
+    """µs of the intervals before ``at_us``."""
+    index = bisect_left(begins, at_us) - 1
+    if index < 0:
+        return 0.0
+    begin, end = intervals[index]
+    return passed_us[index] + (end if end < at_us else at_us) - begin

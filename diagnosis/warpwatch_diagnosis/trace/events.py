@@ -26,7 +26,8 @@ from warpwatch_diagnosis.trace.raw_events import (
 )
 
 # Names of templates reach 6,000 characters; the part that shows a kernel's class comes first.
-MAX_NAME_CHARS = 10_000
+# Patterns take up to the square of it.
+MAX_NAME_CHARS = 2_000
 # Distinct names and threads; real traces have some thousands.
 MAX_NAMES_BYTES = 64 << 20
 # Distinct arguments, as bytes of `marshal`; real traces with stacks have some megabytes. Their JSON

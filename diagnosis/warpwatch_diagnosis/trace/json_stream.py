@@ -17,6 +17,9 @@ from typing import Any
 CHUNK_BYTES = 1 << 17
 # One value beside the events (deviceProperties, distributedInfo) may be this long.
 MAX_VALUE_CHARS = 16 << 20
+# Values that are decoded one by one take ten times as long. Events are decoded together, but for
+# some after text that looks like the border between two.
+MAX_SINGLE_VALUES = 1_000_000
 _NO_SPACE = re.compile(r"[^ \t\r\n]")
 _END_OF_VALUE = ",:]} \t\r\n"
 
@@ -50,6 +53,7 @@ class JsonStream:
         # Characters before the buffer, and up to where of all no border is guessed.
         self._dropped = 0
         self._no_guess_before = 0
+        self._singles = 0
 
     def members(self, events_key: str) -> Iterator[tuple[str, Any]]:
         """(key, value) of the top-level object; of the array under ``events_key`` its elements,
@@ -104,9 +108,10 @@ class JsonStream:
         if self._dropped + self._at < self._no_guess_before:
             return None
         border = self._text.rfind("},", self._at) + 1
+        # Without one, the rest of the buffer is searched once and not again for each element.
+        self._no_guess_before = self._dropped + (border or len(self._text))
         if not border:
             return None
-        self._no_guess_before = self._dropped + border
         try:
             elements = self._decode_list(f"[{self._text[self._at : border]}]")
         except RecursionError:
@@ -146,6 +151,9 @@ class JsonStream:
                 return ""
 
     def _value(self) -> Any:
+        self._singles += 1
+        if self._singles > MAX_SINGLE_VALUES:
+            raise Malformed(f"has more than {MAX_SINGLE_VALUES:,} values that are no events")
         self._peek()
         while True:
             try:

@@ -3,13 +3,15 @@
 Reads what PyTorch 1.8 to 2.15 write for CUDA, ROCm, XPU and the CPU: ``.json`` or gzip, the
 category names of before and after 2022, as an object or as a bare array. The JSON is streamed:
 memory grows with the kept events (about 200 bytes each), not with the file. Both are bounded: more
-than ``max_bytes`` of decompressed text or ``max_events`` kept events is refused with a TraceError.
+than ``max_bytes`` of decompressed text, or than MAX_RATIO times the file, or ``max_events`` kept
+events is refused with a TraceError.
 """
 
 from __future__ import annotations
 
 import gc
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -27,6 +29,9 @@ from warpwatch_diagnosis.trace.raw_events import decode_elements
 
 EVENTS = "traceEvents"
 MAX_BYTES = 4 << 30
+# Decompressed bytes for each of the file, beyond the first ones; real traces have up to 30.
+MAX_RATIO = 200
+FREE_BYTES = 8 << 20
 MAX_EVENTS = 4_000_000
 # Of any kind, kept or not: 4 GiB of real events are 15 million.
 MAX_ELEMENTS = 50_000_000
@@ -110,7 +115,9 @@ def members(
             zipped = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             source: Any = gzip.GzipFile(fileobj=file) if zipped else file
-            read = _bounded(path, source.read, max_bytes)
+            size = os.fstat(file.fileno()).st_size
+            limit = min(max_bytes, FREE_BYTES + MAX_RATIO * size) if zipped else max_bytes
+            read = _bounded(path, source.read, limit)
             for key, value in JsonStream(read, decode_list).members(EVENTS):
                 listed += len(value) if key == EVENTS else 0
                 if listed > MAX_ELEMENTS:
