@@ -29,7 +29,7 @@ class JsonlWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o644)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
         self._newest: dict[_Rank, float] = {}

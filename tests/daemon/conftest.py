@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.ranks.sources import ranks_source
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.source import RanksSource
 
@@ -33,4 +34,4 @@ def rejects() -> Counter[str]:
 
 @pytest.fixture
 def source(folder: RendezvousFolder, rejects: Counter[str]) -> RanksSource:
-    return RanksSource(folder, 10.0, lambda reason: rejects.update([reason]), scan_interval_s=0)
+    return ranks_source(folder, lambda reason: rejects.update([reason]))

@@ -22,9 +22,11 @@ from warpwatch_daemon.agent.supervisor import Loop, Supervisor
 from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.http.server import Server
+from warpwatch_daemon.ranks import saved
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
@@ -47,11 +49,12 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.2
 # How often the pipeline looks while a capture runs: a rank answers within a step.
 HURRY_INTERVAL_S = 0.02
-# The archive's writer is woken when it has something to do.
+# These writers are woken when they have something to do.
 ARCHIVE_INTERVAL_S = 5.0
+POSITIONS_INTERVAL_S = 5.0
 SELF_INTERVAL_S = 1.0
 # How long the end waits for a disk that may hang.
-LOG_CLOSE_TIMEOUT_S = 2.0
+LAST_WRITES_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
 
 
@@ -75,25 +78,34 @@ class Daemon:
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
         rejected = metrics.counter("rendezvous_rejected_total")
+        store = Store(config.store)
+        saved.move(self.folder.path, store.path)
+        self._positions = saved.Positions(
+            store.path, lambda: rejected.labels("not_saved").inc(), self._wake_positions
+        )
         self.ranks = RanksSource(
             self.folder,
+            self._positions,
             config.detection.hang.stopped_after_s,
             lambda reason: rejected.labels(reason).inc(),
         )
         node = environ.get("NODE_NAME") or socket.gethostname()
-        self.captures = Capturing(config, self.folder, self.ranks, self.hub, node, self._hurry)
+        self.captures = Capturing(
+            config, store, self.folder, self.ranks, self.hub, node, self._hurry
+        )
         policy = self.captures.policy
         self.reloading = Reloading(config, config_path, environ, policy, metrics)
         self._grafana = grafana.follower(config, node, metrics)
         detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
-            self.captures.store.path,
+            store.path,
             config.anomalies,
             detection,
             lambda what: metrics.counter("anomaly_store_errors_total").labels(what).inc(),
             self._wake_archive,
         )
         self._archive_loop: Loop | None = None
+        self._positions_loop: Loop | None = None
         self._log = telemetry_log(config, metrics)
         self.pipeline = Pipeline(
             self.hub,
@@ -140,6 +152,7 @@ class Daemon:
         every = self.supervisor.every
         self._pipeline_loop = every("pipeline", POLL_INTERVAL_S, self.pipeline.step)
         self._archive_loop = every("archive", ARCHIVE_INTERVAL_S, self.archive.write)
+        self._positions_loop = every("positions", POSITIONS_INTERVAL_S, self._positions.write)
         if self._log is not None:
             every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
         every("self", SELF_INTERVAL_S, self._observe_self)
@@ -156,16 +169,22 @@ class Daemon:
         self.supervisor.stop()
         self.captures.close()
         self.pipeline.close()
+        self.ranks.close()
+        last_writes = {"positions": self._positions.write}
         if self._log is not None:
-            run_all({"telemetry-log": self._log.write}, LOG_CLOSE_TIMEOUT_S)
+            last_writes["telemetry-log"] = self._log.write
+        run_all(last_writes, LAST_WRITES_TIMEOUT_S)
         for source in self.sources:
             source.close()
-        self.ranks.close()
         self.folder.close()
 
     def _wake_archive(self) -> None:
         if self._archive_loop is not None:
             self._archive_loop.wake()
+
+    def _wake_positions(self) -> None:
+        if self._positions_loop is not None:
+            self._positions_loop.wake()
 
     def _hurry(self, busy: bool) -> None:
         loop = self._pipeline_loop

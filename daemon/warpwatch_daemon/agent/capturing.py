@@ -42,6 +42,7 @@ class Capturing:
     def __init__(
         self,
         config: Config,
+        store: Store,
         folder: RendezvousFolder,
         ranks: RanksSource,
         hub: Hub,
@@ -49,14 +50,13 @@ class Capturing:
         hurry: Callable[[bool], None],
     ) -> None:
         self._hub = hub
-        self.store = Store(config.store)
-        self.disk = Disk(self.store.path)
+        self.disk = Disk(store.path)
         self.policy = Policy(config.triggers, self.disk)
         pollers = Pollers(lambda sender: read_facts(sender.pid, sender.uid))
         self._kineto = _kineto_server(folder, pollers, hub) if config.rendezvous.kineto else None
         self._backend = KinetoBackend(self.policy, Disk(folder.inbox), pollers, ranks.targets)
         self.coordinator = Coordinator(
-            self.policy, self.store, ranks, hub, hurry, self._wake, backends=(self._backend,)
+            self.policy, store, ranks, hub, hurry, self._wake, backends=(self._backend,)
         )
         self.triggers = Triggers(self.coordinator, ranks, hub)
         self.alerts = AlertRequests(self.coordinator, ranks, hub, node)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from warpwatch_daemon import files
 from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
 
 # A diagnosis that has less than this is not begun.
@@ -104,13 +105,11 @@ def _diagnose_here(
         else:
             diagnosis = diagnose_traces(paths, baseline, missing)
             content = diagnosis.to_json()
-            (folder / "report.html").write_text(render_html(diagnosis), encoding="utf-8")
+            files.write(folder / "report.html", render_html(diagnosis).encode())
     except TraceError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_UNREADABLE
-    part = folder / "diagnosis.part"
-    part.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    part.replace(folder / "diagnosis.json")
+    files.write(folder / "diagnosis.json", json.dumps(content, indent=1).encode(), durable=True)
     return 0
 
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlparse
 import msgspec
 
 from warpwatch.rendezvous import take_lock
+from warpwatch_daemon import files
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 RECORD = "capture.json"
 SCHEMA = 1
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Store:
@@ -33,7 +35,7 @@ class Store:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
-            probe.touch()
+            files.write(probe, b"")
             probe.unlink()
         except OSError as error:
             # A full store is not fatal: captures are refused until there is space again.
@@ -47,7 +49,7 @@ class Store:
     def _lock(self) -> int:
         """A second daemon on the store would take this one's captures for its own."""
         try:
-            fd = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path / ".lock", _LOCK, 0o600)
         except OSError:
             return -1
         if not take_lock(fd):
@@ -74,9 +76,7 @@ class Store:
         path = Path(str(capture.folder)) / RECORD
         content = {"schema": SCHEMA, **asdict(capture)}
         del content["folder"], content["diagnosis"]
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(content, indent=1))
-        part.replace(path)
+        files.write(path, json.dumps(content, indent=1).encode(), durable=True)
 
     def load(self, with_diagnosis: int) -> list[Capture]:
         """The stored captures, oldest first; unreadable ones are passed over and logged.

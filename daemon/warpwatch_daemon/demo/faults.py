@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from warpwatch_daemon import files
+
 NONE = "none"
 # The rank that is slow or that hangs.
 CULPRIT = 0
@@ -64,9 +66,7 @@ class Switch:
         self._path = path
 
     def set(self, fault: str) -> None:
-        part = self._path.with_suffix(".part")
-        part.write_text(fault)
-        part.replace(self._path)
+        files.write(self._path, fault.encode())
 
     def get(self) -> str:
         try:

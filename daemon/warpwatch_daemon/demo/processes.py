@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from warpwatch_daemon import files
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_devices.simulated.source import simulated_uuid
@@ -64,7 +65,7 @@ class DemoProcesses:
     def start_daemon(self) -> None:
         check_free(self.listen)
         config = self.work / "warpwatch.yaml"
-        config.write_text(yaml.safe_dump(self._config()))
+        files.write(config, yaml.safe_dump(self._config()).encode())
         self._daemon = self._start(["warpwatch_daemon", "daemon", "--config", str(config)], {})
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from warpwatch_daemon import files
 from warpwatch_detection.anomalies.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -21,9 +22,7 @@ def save(path: Path, body: bytes) -> None:
     """Write the file in one go. Raises OSError when there is no space."""
     if len(body) > MAX_BYTES:
         raise OSError(f"{len(body)} bytes are more than {MAX_BYTES}")
-    fresh = path.with_suffix(".part")
-    fresh.write_bytes(zlib.compress(body, 1))
-    fresh.replace(path)
+    files.write(path, zlib.compress(body, 1), durable=True)
 
 
 def load(path: Path) -> Snapshot | None:

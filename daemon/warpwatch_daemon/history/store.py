@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from warpwatch_daemon import files
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,8 @@ class HistoryStore:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
+        # SQLite follows links, and opens by name only.
+        files.touch(self._path)
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
         try:
             with closing(connection.execute("PRAGMA user_version")) as cursor:

@@ -12,7 +12,7 @@
 - rank: one rank, accumulated over the rings of its processes
 - counts: what is counted of it, its newest steps, and how fast it trains in them
 - silence: why a living process gives no sign
-- saved: positions and counts that survive a restart
+- saved: positions and counts that survive a restart, in the daemon's own folder
 - commands: the file that a process reads
 - load: how busy the ranks keep each device, for simulated ones
 - process, rank_processes: what the kernel says of a rank's process

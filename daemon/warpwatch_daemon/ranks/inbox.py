@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from warpwatch_daemon import files
 from warpwatch_daemon.ranks.directory import Directory, open_checked
 from warpwatch_telemetry.errors import WarpwatchError
 
@@ -92,18 +93,13 @@ def _size(fd: int, name: str) -> int:
 
 def _copy(source_fd: int, target: Path, size: int) -> None:
     """Exactly ``size`` bytes: a file that grows while it is read is cut there."""
-    part = target.with_name(target.name + ".part")
-    try:
-        with part.open("wb") as out, os.fdopen(os.dup(source_fd), "rb") as source:
-            remaining = size
-            while remaining and (data := source.read(min(1 << 20, remaining))):
-                out.write(data)
-                remaining -= len(data)
+    with files.replacing(target) as out, os.fdopen(os.dup(source_fd), "rb") as source:
+        remaining = size
+        while remaining and (data := source.read(min(1 << 20, remaining))):
+            out.write(data)
+            remaining -= len(data)
         if remaining:
             raise InboxError(f"{target.name}: the file became shorter while it was read")
-        part.rename(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def sweep(

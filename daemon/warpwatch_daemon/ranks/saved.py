@@ -1,7 +1,7 @@
-"""Positions and counts that survive a restart of the daemon, in the rendezvous folder itself.
+"""Positions and counts that survive a restart of the daemon, in its own folder.
 
-The file lives as long as the rings do. Position and counts are saved together, so a daemon that
-is killed at any time reads again what it had read after the last save and counts it once.
+Position and counts are saved together, so a daemon that is killed at any time reads again what it
+had read after the last save and counts it once.
 """
 
 from __future__ import annotations
@@ -9,43 +9,118 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from warpwatch_daemon import files
+from warpwatch_daemon.ranks.directory import Directory, check_regular, open_checked
 from warpwatch_daemon.ranks.rank import Rank
 
 logger = logging.getLogger(__name__)
 
 FILE = "positions.json"
 VERSION = 1
+# 1,024 ranks with all their phases take less.
+MAX_BYTES = 16 << 20
 
 
 # A ring by the pod whose folder it lies in, None in the folder of all, and its name.
 Key = tuple[str | None, str]
 
 
-def load(folder: Path) -> dict[Key, dict[str, Any]]:
-    """What was saved, by ring; empty when there is nothing usable."""
+class Positions:
+    """``put`` is the pipeline's and waits for no disk, ``write`` is a loop's.
+
+    ``fail``: called when there is no space. ``wake``: called when there is something to write.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        fail: Callable[[], None] = lambda: None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._path = folder / FILE
+        self._fail = fail
+        self._wake = wake
+        # Between the pipeline and the loop.
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._waiting: bytes | None = None
+        self._puts = 0
+        # Every ``put`` up to this number is on disk.
+        self.written = 0
+
+    def load(self) -> dict[Key, dict[str, Any]]:
+        """What was saved, by ring; empty when there is nothing usable."""
+        return _load(self._path)
+
+    def put(self, ranks: Iterable[Rank], others: Iterable[dict[str, Any]] = ()) -> int:
+        """To be saved in place of what was; its number. ``others``: entries of no such rank."""
+        content = {"version": VERSION, "ranks": [*(rank.save() for rank in ranks), *others]}
+        with self._lock:
+            self._waiting = json.dumps(content, separators=(",", ":")).encode()
+            self._puts += 1
+        self._wake()
+        return self._puts
+
+    def write(self) -> None:
+        with self._writing:
+            with self._lock:
+                body, number = self._waiting, self._puts
+            if body is None:
+                return
+            try:
+                files.write(self._path, body)
+            except OSError as error:
+                self._fail()
+                logger.warning("cannot save positions: %s", error)
+                return
+            with self._lock:
+                self.written = number
+                if self._puts == number:
+                    self._waiting = None
+
+
+def move(rendezvous: Path, folder: Path) -> None:
+    """A version before this one kept the file in the rendezvous, where pods may write too."""
+    old = Directory(rendezvous)
     try:
-        content = json.loads((folder / FILE).read_bytes())
+        with old.opened() as fd:
+            body = _read(open_checked(fd, FILE, os.O_RDONLY, _check_own))
+        if not (folder / FILE).exists():
+            files.write(folder / FILE, body)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        logger.warning("cannot use %s: %s", old.path / FILE, error)
+        return
+    old.unlink(FILE)
+
+
+def _check_own(found: os.stat_result) -> None:
+    """Raises OSError for what this daemon has not written."""
+    check_regular(found)
+    if found.st_uid != os.geteuid() or found.st_nlink != 1:
+        raise PermissionError(f"it belongs to uid {found.st_uid}, with {found.st_nlink} links")
+
+
+def _read(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        return file.read(MAX_BYTES)
+
+
+def _load(path: Path) -> dict[Key, dict[str, Any]]:
+    try:
+        content = json.loads(path.read_bytes())
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}")
         # A version before this one knew no pods.
         return {(entry.get("pod"), str(entry["ring"])): entry for entry in content["ranks"]}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("cannot use %s, counts start again: %s", folder / FILE, error)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        logger.warning("cannot use %s, counts start again: %s", path, error)
         return {}
-
-
-def save(folder: Path, ranks: Iterable[Rank], unclaimed: Iterable[dict[str, Any]] = ()) -> None:
-    """Raises OSError when the folder is full; the file before stays whole.
-
-    ``unclaimed``: what was loaded of rings that were not looked at yet.
-    """
-    content = {"version": VERSION, "ranks": [*(rank.save() for rank in ranks), *unclaimed]}
-    part = folder / (FILE + ".part")
-    part.write_text(json.dumps(content, separators=(",", ":")))
-    os.replace(part, folder / FILE)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from warpwatch.protocol import ProtocolError
-from warpwatch_daemon.ranks import process, ring_folder, saved
+from warpwatch_daemon.ranks import process, ring_folder
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import Pods
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.ring_folder import RingFolder
+from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.table import (
     LIMITS,
     SCAN_INTERVAL_S,
@@ -53,6 +54,7 @@ class RanksSource:
     def __init__(
         self,
         folder: RendezvousFolder,
+        positions: Positions,
         stopped_after_s: float,
         reject: Callable[[str], None],
         scan_interval_s: float = SCAN_INTERVAL_S,
@@ -65,7 +67,8 @@ class RanksSource:
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, count)
         self._shared = ring_folder.shared(folder.path, folder.inbox, table)
         self._pods = Pods(folder, count, reject, scan_interval_s, limits)
-        self._saved = saved.load(folder.path)
+        self._positions = positions
+        self._saved = positions.load()
         # Whether all rings that were there at the start have their saved counts.
         self._claimed = False
         self._saved_at = 0.0
@@ -75,8 +78,10 @@ class RanksSource:
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
         self._states: tuple[RankState, ...] = ()
-        # Rings of the dead that a process of another pod continued, and when (monotonic).
+        # Rings of the dead that another process continued, and when (monotonic).
         self._left: list[tuple[OpenRing, float]] = []
+        # Of them, those that go once so many positions are on disk.
+        self._replaced: list[tuple[OpenRing, int]] = []
         self._unsent: list[Record] = []
         self._shared.sweep_commands()
 
@@ -97,6 +102,7 @@ class RanksSource:
             records.extend(self._adopt(now, at))
             records.extend(self._processes.look(self._ranks, now, at))
             self._expire(at)
+            self._forget_replaced()
             if at - self._saved_at >= SAVE_INTERVAL_S:
                 self._saved_at = at
                 # Once more when the last one is gone.
@@ -228,10 +234,9 @@ class RanksSource:
         A pod says by itself which job it is of: what it continues may be another tenant's, whose
         files stay for as long as if it did not.
         """
-        if before.pod_uid == ring.pod_uid and self._save():
-            self._forget(before)
-        else:
-            self._left.append((before, at))
+        self._left.append((before, at))
+        if before.pod_uid == ring.pod_uid:
+            self._replaced.append((before, self._save()))
 
     def _find_rank(self, ring: OpenRing, entry: dict[str, Any] | None) -> tuple[str, Rank | None]:
         """(label of the job, dead rank to continue). What it was before a restart, it stays."""
@@ -275,17 +280,18 @@ class RanksSource:
         folder.table.forget(ring, remove=True)
         folder.commands.remove(ring.name)
 
-    def _save(self) -> bool:
-        try:
-            ranks = [rank for rank in self._ranks if rank.ring is not None]
-            left = [{"pod": r.pod_uid, "ring": r.name, "left": True} for r, _ in self._left]
-            unclaimed = () if self._claimed else self._saved.values()
-            saved.save(self._folder.path, ranks, (*left, *unclaimed))
-        except OSError as error:
-            self.reject("not_saved")
-            logger.warning("cannot save positions: %s", error)
-            return False
-        return True
+    def _forget_replaced(self) -> None:
+        while self._replaced and self._replaced[0][1] <= self._positions.written:
+            ring, _ = self._replaced.pop(0)
+            self._left = [entry for entry in self._left if entry[0] is not ring]
+            self._forget(ring)
+
+    def _save(self) -> int:
+        """The number of this save."""
+        ranks = [rank for rank in self._ranks if rank.ring is not None]
+        left = [{"pod": r.pod_uid, "ring": r.name, "left": True} for r, _ in self._left]
+        unclaimed = () if self._claimed else self._saved.values()
+        return self._positions.put(ranks, (*left, *unclaimed))
 
 
 def _same_job(rank: Rank, ring: OpenRing) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import ranks_source
 from tests.daemon.state.counted import counted
 from warpwatch import protocol
 from warpwatch_daemon.captures.coordinator import Coordinator
@@ -22,7 +23,6 @@ from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 
@@ -64,7 +64,7 @@ class CaptureNode:
         stack.callback(self.folder.close)
         self.store = Store(StoreConfig(url=(path / "store").as_uri()))
         self.hub = Hub(10.0)
-        self.source = RanksSource(self.folder, 10.0, lambda reason: None, scan_interval_s=0)
+        self.source = ranks_source(self.folder)
         self.at = time.monotonic()
         self.coordinator = self._start(TriggersConfig(**triggers), backends)
         self._stack = stack

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.daemon.ranks.sources import ranks_source
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import Inboxes
 from warpwatch_daemon.ranks.source import RanksSource
@@ -47,9 +48,7 @@ class PodNode:
 
     def start(self) -> RanksSource:
         """The ranks source of a daemon that has just started."""
-        return RanksSource(
-            self.folder, 10.0, lambda reason: self.rejects.update([reason]), 0, self.limits
-        )
+        return ranks_source(self.folder, lambda reason: self.rejects.update([reason]), self.limits)
 
     def pod(self, uid: str) -> Path:
         return self.folder.path / "pods" / uid

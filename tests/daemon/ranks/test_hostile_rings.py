@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import ranks_source
 from warpwatch import protocol
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.ranks.table import MAX_RINGS_PER_OWNER
 from warpwatch_telemetry.records import Step
 
@@ -28,9 +28,7 @@ class Node:
     def __init__(self, path: Path) -> None:
         self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
         self.rejects: Counter[str] = Counter()
-        self.source = RanksSource(
-            self.folder, 10.0, lambda reason: self.rejects.update([reason]), scan_interval_s=0
-        )
+        self.source = ranks_source(self.folder, lambda reason: self.rejects.update([reason]))
 
     def poll(self) -> None:
         self.source.poll(time.time(), time.monotonic())

@@ -236,7 +236,7 @@ def test_positions_of_before_there_were_pods_are_used(node: PodNode) -> None:
         ring.step()
         node.poll()
         node.source.close()
-        path = node.folder.path / "positions.json"
+        path = node.folder.path.parent / "positions.json"
         content = json.loads(path.read_text())
         for entry in content["ranks"]:
             del entry["pod"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import ranks_source
 from warpwatch import protocol
 from warpwatch_daemon.ranks.counts import RecentSteps
 from warpwatch_daemon.ranks.folder import RendezvousFolder
@@ -121,7 +122,7 @@ def test_a_restarted_daemon_knows_what_records_that_it_does_not_read_again_count
             second.step()
         newest(source)
         source.close()
-        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        successor = ranks_source(folder)
         state = newest(successor)
     assert (state.gc_s, state.gc_collections_total, state.steps_total) == (3.0, 14, 300)
 
@@ -134,11 +135,11 @@ def test_positions_of_a_version_that_saved_nothing_of_records_are_used(
         ring.step()
         newest(source)
         source.close()
-        path = folder.path / FILE
+        path = folder.path.parent / FILE
         saved = json.loads(path.read_text())
         del saved["ranks"][0]["recorded"], saved["ranks"][0]["base"]["recorded"]
         path.write_text(json.dumps(saved))
-        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        successor = ranks_source(folder)
         gc(ring, 0.25, 1)
         state = newest(successor)
     assert (sum(state.durations.counts), state.gc_s) == (1, 0.25)

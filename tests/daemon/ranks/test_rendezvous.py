@@ -8,15 +8,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import ranks_source
 from warpwatch import protocol
-from warpwatch_daemon.ranks import saved
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.rank import Rank
+from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
@@ -53,7 +53,7 @@ def test_a_restarted_daemon_neither_loses_nor_repeats_a_step(
         source.close()
         for _ in range(4):
             ring.step()
-        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        successor = ranks_source(folder)
         records = successor.poll(time.time(), time.monotonic())
         # The detectors see the steps before again, the counts do not.
         assert [record.step for record in records if isinstance(record, Step)] == list(range(9))
@@ -72,7 +72,7 @@ def test_a_killed_daemon_reads_again_what_it_had_not_saved(
         source.poll(now, at)
         ring.step()
         source.poll(now + 0.1, at + 0.1)
-        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        successor = ranks_source(folder)
         successor.poll(now + 1, at + 1)
         (state,) = successor.states(at + 1)
         assert sum(state.durations.counts) == 2
@@ -109,14 +109,14 @@ def test_no_position_is_dropped_before_its_ring_is_read(
         source.close()
         hidden.rename(successor.path)
         saved_rings: list[set[str]] = []
-        save = saved.save
+        write = Positions.write
 
-        def seen(path: Path, *args: Any) -> None:
-            save(path, *args)
-            saved_rings.append({ring for _, ring in saved.load(path)})
+        def seen(positions: Positions) -> None:
+            write(positions)
+            saved_rings.append({ring for _, ring in positions.load()})
 
-        monkeypatch.setattr(saved, "save", seen)
-        later = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        monkeypatch.setattr(Positions, "write", seen)
+        later = ranks_source(folder)
         later.poll(time.time(), time.monotonic())
         assert all(other.path.name in rings for rings in saved_rings)
         assert len(saved_rings) == 2
@@ -166,7 +166,7 @@ def test_a_successor_that_came_while_the_daemon_was_down_continues_too(
     second = RingFile(folder.ranks)
     with second.held():
         second.step()
-        later = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        later = ranks_source(folder)
         later.poll(time.time(), time.monotonic())
         (state,) = later.states(time.monotonic())
         assert state.steps_total == 3
@@ -264,7 +264,7 @@ def test_a_poll_that_hangs_leaves_scrapes_the_states_they_saw_last(
         hangs.set()
         goes_on.wait(30)
 
-    source = RanksSource(folder, 10.0, reject, scan_interval_s=0)
+    source = ranks_source(folder, reject)
     ring = RingFile(folder.ranks)
     with ring.held():
         ring.step()
@@ -313,7 +313,7 @@ def test_two_jobs_of_one_name_keep_their_labels_over_a_restart(
             labels = {rank.job: rank.ring.name for rank in ranks_of(source) if rank.ring}
         source.poll(time.time(), time.monotonic())
         source.close()
-        successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+        successor = ranks_source(folder)
         successor.poll(time.time(), time.monotonic())
         assert {rank.job: rank.ring.name for rank in ranks_of(successor) if rank.ring} == labels
 
@@ -349,7 +349,7 @@ def test_a_death_that_was_reported_is_not_reported_again_after_a_restart(
     reported = source.poll(time.time(), time.monotonic())
     assert [r.event for r in reported if isinstance(r, RankEvent)] == ["died"]
     source.close()
-    successor = RanksSource(folder, 10.0, lambda reason: None, scan_interval_s=0)
+    successor = ranks_source(folder)
     again = successor.poll(time.time(), time.monotonic())
     assert [type(record) for record in again] == [RankSeen, Step, End]
 

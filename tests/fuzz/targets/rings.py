@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon.ranks.ring_files import RingFile
+from tests.daemon.ranks.sources import ranks_source
 from tests.fuzz.watch import Target
 from warpwatch import protocol
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.source import RING_AFTER_END_S, RanksSource
+from warpwatch_daemon.ranks.source import RING_AFTER_END_S
 from warpwatch_telemetry import log
 from warpwatch_telemetry.records import Record
 
@@ -30,7 +31,7 @@ SILENT_S = 40.0
 class Rings:
     def __init__(self, folder: Path) -> None:
         self._folder = RendezvousFolder(folder / "run", folder / "inbox", "0.0.0")
-        self._source = RanksSource(self._folder, 10.0, lambda reason: None, scan_interval_s=0)
+        self._source = ranks_source(self._folder)
         self._number = 0
         self._at = 0.0
 

@@ -12,6 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
+from warpwatch_daemon import files
 from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.directory import Directory
 
@@ -65,12 +66,13 @@ class TraceFile:
     def take(self, target: Path) -> None:
         """Into the store, compressed. Raises InboxError for a bad file, OSError for the store."""
         plain = target.with_name(target.name + ".plain")
-        part = target.with_name(target.name + ".part")
         try:
             inbox.take(Directory(self._folder), self.name, self._owner_uid, plain)
-            with plain.open("rb") as source, gzip.open(part, "wb", compresslevel=_LEVEL) as out:
+            with (
+                plain.open("rb") as source,
+                files.replacing(target) as file,
+                gzip.open(file, "wb", compresslevel=_LEVEL) as out,
+            ):
                 shutil.copyfileobj(source, out, 1 << 20)
-            part.rename(target)
         finally:
             plain.unlink(missing_ok=True)
-            part.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch import protocol
+from warpwatch_daemon import files
 from warpwatch_daemon.captures.stacks import held, py_spy
 from warpwatch_daemon.ranks import silence
 from warpwatch_daemon.ranks.directory import Directory
@@ -110,9 +110,4 @@ def _write(silent: Silent, via: str, threads: list[dict[str, Any]], target: Path
         "silent_reason": silent.reason,
         "threads": threads,
     }
-    part = target.with_name(target.name + ".part")
-    try:
-        part.write_text(json.dumps(content), encoding="utf-8")
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    files.write(target, json.dumps(content).encode())

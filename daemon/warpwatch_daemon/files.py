@@ -1,0 +1,61 @@
+"""How the daemon writes a file: all of it or nothing, and never through what another put there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MODE = 0o600
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write(path: Path, data: bytes, durable: bool = False) -> None:
+    """``data`` in the file at ``path``; what it held before stays when that fails, by an OSError.
+
+    ``durable``: it also survives that the machine loses its power.
+    """
+    with replacing(path, durable) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
+    """A new file that takes the name ``path`` when the block has ended well. Raises OSError."""
+    folder_fd = os.open(path.parent, _FOLDER)
+    part = f"{path.name}.part"
+    try:
+        # Of a daemon that was killed, or a link: gone it is neither followed nor in the way.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part, dir_fd=folder_fd)
+        fd = os.open(part, _NEW, MODE, dir_fd=folder_fd)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                yield file
+                file.flush()
+                if durable:
+                    os.fsync(fd)
+            os.rename(part, path.name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=folder_fd)
+            raise
+        if durable:
+            os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)
+
+
+def touch(path: Path) -> None:
+    """Make the file where there is none, for who can open it by its name only.
+
+    Raises OSError where something else than a regular file has the name.
+    """
+    try:
+        os.close(os.open(path, _NEW, MODE))
+    except FileExistsError:
+        if path.is_symlink() or not path.is_file():
+            raise

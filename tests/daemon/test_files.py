@@ -1,0 +1,175 @@
+"""What the daemon writes: never through a link, all of it or nothing, and by one function alone."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.loop.node import loop_node, poll
+from tests.loop.programs import STEPPING
+from warpwatch_daemon import files
+from warpwatch_daemon.history.store import FILE as HISTORY
+from warpwatch_daemon.history.store import HistoryStore
+from warpwatch_daemon.ranks import saved
+from warpwatch_exporters.jsonl import JsonlWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+# Who opens a file for writing without `files`, and why that follows no link.
+EXCEPTIONS = {
+    "warpwatch_daemon/files.py": "it is the function",
+    "warpwatch_daemon/ranks/directory.py": "command and lock files are written in place: O_EXCL",
+    "warpwatch_daemon/ranks/commands.py": "a command file, by directory.open_checked",
+    "warpwatch_daemon/captures/store.py": "the lock: O_NOFOLLOW",
+    "warpwatch_daemon/doctor/driver.py": "a device, not a file",
+    "warpwatch_daemon/cli/__init__.py": "/dev/null",
+    "warpwatch_daemon/demo/processes.py": "logs in the demo's own folder, appended to",
+    "warpwatch_daemon/history/store.py": "SQLite, after files.touch",
+    "warpwatch_exporters/jsonl.py": "the telemetry log: O_NOFOLLOW",
+}
+WRITING_METHODS = {"write_text", "write_bytes", "touch", "mkstemp", "NamedTemporaryFile"}
+WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC"}
+
+
+def writes(tree: ast.AST) -> list[int]:
+    """The lines that open a file for writing, or let SQLite do so."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in WRITING_FLAGS)
+        or (isinstance(node, ast.Call) and is_writing_call(node))
+    ]
+
+
+def is_writing_call(call: ast.Call) -> bool:
+    owner, _, name = ast.unparse(call.func).rpartition(".")
+    if owner == "files":
+        return False
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    # gzip gets the opened file.
+    opens = name == "open" and owner != "gzip" and any(map(is_writing_mode, arguments))
+    return opens or name in WRITING_METHODS or (owner, name) == ("sqlite3", "connect")
+
+
+def is_writing_mode(node: ast.expr) -> bool:
+    mode = node.value if isinstance(node, ast.Constant) else None
+    return isinstance(mode, str) and len(mode) <= 3 and bool(set(mode) & set("wax+"))
+
+
+def test_nothing_else_in_the_daemon_opens_a_file_for_writing() -> None:
+    writers = {
+        str(path.relative_to(folder)): lines
+        for folder in (ROOT / "daemon", ROOT / "exporters", ROOT / "telemetry")
+        for path in folder.rglob("*.py")
+        if (lines := writes(ast.parse(path.read_text())))
+    }
+    assert writers.keys() == EXCEPTIONS.keys(), writers
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "path.write_text('x')",
+        "open(path, 'w')",
+        "path.open('ab')",
+        "open(path, mode='r+')",
+        "os.open(path, os.O_RDWR)",
+        "sqlite3.connect(path)",
+    ],
+)
+def test_a_line_that_writes_is_found(code: str) -> None:
+    assert writes(ast.parse(code)) == [1]
+
+
+@pytest.mark.parametrize("code", ["open(path)", "path.open('rb')", "files.write(path, b'')"])
+def test_a_line_that_does_not_is_not(code: str) -> None:
+    assert writes(ast.parse(code)) == []
+
+
+def test_a_link_in_the_place_of_the_temporary_file_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "state.part").symlink_to(victim)
+    (tmp_path / "state").symlink_to(victim)
+    files.write(tmp_path / "state", b"new", durable=True)
+    assert victim.read_text() == "precious"
+    found = (tmp_path / "state").lstat()
+    assert stat.S_ISREG(found.st_mode)
+    assert stat.S_IMODE(found.st_mode) == 0o600
+    assert (tmp_path / "state").read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state", "victim"]
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(OSError) as refused:
+        files.write(tmp_path / "link" / "state", b"new")
+    assert refused.value.errno in (errno.ELOOP, errno.ENOTDIR)
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+def test_what_was_there_stays_when_writing_fails(tmp_path: Path) -> None:
+    files.write(tmp_path / "state", b"old")
+    with pytest.raises(OSError, match="no space"), files.replacing(tmp_path / "state") as file:
+        file.write(b"half")
+        raise OSError("no space")
+    assert (tmp_path / "state").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_the_history_and_the_telemetry_log_are_written_through_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    (tmp_path / HISTORY).symlink_to(victim)
+    (tmp_path / "log.jsonl").symlink_to(victim)
+    failures: list[str] = []
+    HistoryStore(tmp_path, 1e9, failures.append).newest(1)
+    with pytest.raises(OSError) as refused:
+        JsonlWriter(tmp_path / "log.jsonl")
+    assert refused.value.errno == errno.ELOOP
+    assert failures == ["read"]
+    assert not victim.exists()
+
+
+def test_a_link_in_the_rendezvous_makes_the_daemon_overwrite_no_file(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    with loop_node(tmp_path) as node:
+        for name in (saved.FILE, f"{saved.FILE}.part"):
+            node.run_dir.mkdir(exist_ok=True)
+            (node.run_dir / name).symlink_to(victim)
+            if os.getuid() == 0:
+                os.chown(node.run_dir / name, 1234, 1234, follow_symlinks=False)
+        node.start_daemon()
+        node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
+        positions = tmp_path / "captures" / saved.FILE
+        poll(lambda: positions.exists() and "stepping" in positions.read_text(), 20, "it saves")
+        assert victim.read_text() == "precious"
+        assert stat.S_IMODE(positions.lstat().st_mode) == 0o600
+
+
+def test_positions_of_a_version_that_kept_them_in_the_rendezvous_are_moved(tmp_path: Path) -> None:
+    rendezvous, state = tmp_path / "run", tmp_path / "state"
+    rendezvous.mkdir()
+    state.mkdir()
+    content = '{"version":1,"ranks":[{"pod":null,"ring":"a.ring"}]}'
+    (rendezvous / saved.FILE).write_text(content)
+    saved.move(rendezvous, state)
+    assert saved.Positions(state).load() == {(None, "a.ring"): {"pod": None, "ring": "a.ring"}}
+    assert not (rendezvous / saved.FILE).exists()
+
+
+def test_positions_that_another_left_in_the_rendezvous_are_not_read(tmp_path: Path) -> None:
+    rendezvous, state = tmp_path / "run", tmp_path / "state"
+    rendezvous.mkdir()
+    state.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    os.link(secret, rendezvous / saved.FILE)
+    saved.move(rendezvous, state)
+    assert list(state.iterdir()) == []
+    assert (rendezvous / saved.FILE).exists()
