@@ -25,7 +25,7 @@ class JobStep(msgspec.Struct, frozen=True):
     duration_s: median over the ranks.
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
     tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
-    of one that counts tokens the samples are left out.
+    of one that counts tokens the samples are left out. work: of the median rank, 0 if unknown.
     """
 
     time: float
@@ -39,6 +39,7 @@ class JobStep(msgspec.Struct, frozen=True):
     comm_s: Mapping[int, float] = {}
     tokens: Mapping[int, int] = {}
     samples: Mapping[int, int] = {}
+    work: float = 0.0
 
 
 Observation = Record | JobStep

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.detector import JobStep
+from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 # Steps that may wait for a rank; after that they are judged without it.
@@ -162,4 +163,5 @@ def join(ranks: dict[int, Step], index: int) -> JobStep | None:
         comm_s=comm_s,
         tokens=tokens,
         samples=samples,
+        work=float(median(list((tokens or samples or {0: 0}).values()))),
     )

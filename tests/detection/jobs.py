@@ -47,6 +47,7 @@ class Steps:
                 data_wait_s={0: 0.0},
                 comm_s={0: comm_s},
                 tokens={} if tokens is None else {0: int(tokens(self.step))},
+                work=0.0 if tokens is None else float(int(tokens(self.step))),
             )
             self.step += 1
 

@@ -124,6 +124,7 @@ def restart(engine: Detection) -> None:
     for detector in detectors(engine):
         saved = msgspec.msgpack.encode(detector.state)
         detector.state = msgspec.msgpack.decode(saved, type=type(detector.state))
+    engine._runner.look_up_dues()
 
 
 @BOUNDED

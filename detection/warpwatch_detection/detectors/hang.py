@@ -133,7 +133,7 @@ class Hang(Detector):
         self.state.devices[seen.device] = read_device(known, seen)
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
-        job, now = self._job(seen.job), seen.time
+        job, now = self._jobs.get(seen.job) or self._job(seen.job), seen.time
         rank = job.ranks.get(seen.rank)
         is_new = rank is None
         if rank is None:

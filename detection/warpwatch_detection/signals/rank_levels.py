@@ -141,14 +141,18 @@ class JobLevels:
             rank = self.ranks.get(number)
             if rank is None:
                 rank = self.ranks[number] = RankLevel()
-            rank.tick.append(ratio)
+            if steps == 1:
+                rank.window.add(ratio)
+                rank.missed_blocks = 0
+            else:
+                rank.tick.append(ratio)
         if self.tick_steps < steps:
             return 0.0
         for rank in self.ranks.values():
             if rank.tick:
-                rank.window.add(rank.tick[0] if steps == 1 else median(rank.tick))
-                rank.tick.clear()
+                rank.window.add(median(rank.tick))
                 rank.missed_blocks = 0
+                rank.tick.clear()
         return self._end_tick(step)
 
     def steps_a_tick(self) -> int:

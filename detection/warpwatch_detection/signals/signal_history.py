@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 # Samples of each window: about 1.5 times the one before; 140 still ends within 150 steps.
 WINDOWS = (12, 16, 24, 40, 60, 100, 140)
@@ -31,21 +32,22 @@ CHANGE_CUT = 4.0
 CHANGE_CUT_AFTER = 20
 
 
-def trim_of(window: int) -> tuple[float, float]:
-    """The quantiles between which the values of a window of so many samples count."""
-    return SHORT_TRIM if window <= SHORT_WINDOW else LONG_TRIM
+@cache
+def counted(values: int, *, is_short: bool) -> slice:
+    """Which of so many values in order count: those between two quantiles, one at least."""
+    low, high = SHORT_TRIM if is_short else LONG_TRIM
+    first = int(values * low)
+    return slice(first, max(first + 1, int(values * high)))
 
 
-def trimmed_mean(ordered: Sequence[float], trim: tuple[float, float]) -> float:
-    """Of the values between two quantiles, one of them at least."""
-    first = int(len(ordered) * trim[0])
-    last = max(first + 1, int(len(ordered) * trim[1]))
-    return sum(ordered[first:last]) / (last - first)
+def trimmed_mean(ordered: Sequence[float], *, is_short: bool) -> float:
+    counting = ordered[counted(len(ordered), is_short=is_short)]
+    return sum(counting) / len(counting)
 
 
 def level(values: Sequence[float], window: int = SHORT_WINDOW + 1) -> float:
     """The level of values, as for windows of this length."""
-    return trimmed_mean(sorted(values), trim_of(window))
+    return trimmed_mean(sorted(values), is_short=window <= SHORT_WINDOW)
 
 
 @dataclass(slots=True)
@@ -70,8 +72,8 @@ class ReferenceLevels:
         if known > REFERENCE:
             del ordered[bisect_left(ordered, values[-1 - SHORTEST - REFERENCE])]
         if known >= MIN_REFERENCE:
-            self.short.append(trimmed_mean(ordered, SHORT_TRIM))
-            self.long.append(trimmed_mean(ordered, LONG_TRIM))
+            self.short.append(trimmed_mean(ordered, is_short=True))
+            self.long.append(trimmed_mean(ordered, is_short=False))
         if len(self.short) >= KEPT:
             del self.short[:-LONGEST], self.long[:-LONGEST]
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from warpwatch_detection.detector import JobStep
-from warpwatch_detection.signals.medians import median
 
 # Older steps count less: about the last 500 decide.
 MEMORY = 0.998
@@ -38,7 +37,7 @@ class StepWork:
 
     def explained(self, seen: JobStep, time_s: float) -> float:
         """What work adds to the log of ``time_s``; 0 where no work is counted or it is even."""
-        work = work_of(seen)
+        work = seen.work
         if not work:
             return 0.0
         if not self.typical:
@@ -68,9 +67,3 @@ class StepWork:
         """A step that took ``level_s`` but for its work moves the level; a slow one a little."""
         cut_s = min(max(level_s, 0.5 * self.level_s), 2.0 * self.level_s)
         self.level_s += LEVEL_WEIGHT * (cut_s - self.level_s)
-
-
-def work_of(seen: JobStep) -> float:
-    """Tokens (or samples) of the median rank; 0 where none are counted."""
-    counted = seen.tokens or seen.samples
-    return float(median(list(counted.values()))) if counted else 0.0
