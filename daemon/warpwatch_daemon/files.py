@@ -13,7 +13,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def write(path: Path, data: bytes, durable: bool = False) -> None:
+def write(path: Path, data: bytes, durable: bool = True) -> None:
     """``data`` in the file at ``path``; what it held before stays when that fails, by an OSError.
 
     ``durable``: it also survives that the machine loses its power.
@@ -23,7 +23,7 @@ def write(path: Path, data: bytes, durable: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """A new file that takes the name ``path`` when the block has ended well. Raises OSError."""
     folder_fd = os.open(path.parent, _FOLDER)
     part = f"{path.name}.part"
@@ -45,6 +45,23 @@ def replacing(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
             raise
         if durable:
             os.fsync(folder_fd)
+    finally:
+        os.close(folder_fd)
+
+
+def make_folders(base: Path, path: Path) -> None:
+    """The folder ``path`` below ``base``, which is there. Raises OSError."""
+    for name in path.relative_to(base).parts:
+        above, base = base, base / name
+        with contextlib.suppress(FileExistsError):
+            base.mkdir(0o700)
+            _sync(above)
+
+
+def _sync(folder: Path) -> None:
+    folder_fd = os.open(folder, _FOLDER)
+    try:
+        os.fsync(folder_fd)
     finally:
         os.close(folder_fd)
 

@@ -134,10 +134,12 @@ class CaptureRegister:
 
     def retain(self, now: float) -> None:
         """Retention of the store."""
+        # In this order: a folder is made of a capture that is known.
+        folders = self._store.folders()
         captures = self.all()
         baselines = [self.baseline(job, now) for job in self._began()]
         last = {capture.id for capture in baselines if capture is not None}
-        kept, size = self._store.retain(captures, now, last)
+        kept, size = self._store.retain(captures, now, last, folders)
         gone = {capture.id for capture in captures} - {capture.id for capture in kept}
         with self._lock:
             for capture_id in gone:

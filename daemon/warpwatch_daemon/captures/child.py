@@ -109,7 +109,7 @@ def _diagnose_here(
     except TraceError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_UNREADABLE
-    files.write(folder / "diagnosis.json", json.dumps(content, indent=1).encode(), durable=True)
+    files.write(folder / "diagnosis.json", json.dumps(content, indent=1).encode())
     return 0
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -24,6 +25,9 @@ from warpwatch_telemetry.errors import UsageError
 logger = logging.getLogger(__name__)
 
 RECORD = "capture.json"
+_FOLDERS = "[0-9]*/[0-9]*/[0-9]*/*"
+# A folder without a byte that is no capture's is not kept for long.
+EMPTY_AFTER_S = 3600.0
 SCHEMA = 1
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -33,9 +37,9 @@ class Store:
         self.config = config
         self.path = store_path(config)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(0o700, parents=True, exist_ok=True)
             probe = self.path / ".writable"
-            files.write(probe, b"")
+            files.write(probe, b"", durable=False)
             probe.unlink()
         except OSError as error:
             # A full store is not fatal: captures are refused until there is space again.
@@ -68,7 +72,7 @@ class Store:
         """
         # Where the store's disk is no longer mounted, none is made in its place.
         os.stat(self.path)
-        Path(str(capture.folder)).mkdir(parents=True, exist_ok=True)
+        files.make_folders(self.path, Path(str(capture.folder)))
         self.save(capture)
 
     def save(self, capture: Capture) -> None:
@@ -76,7 +80,7 @@ class Store:
         path = Path(str(capture.folder)) / RECORD
         content = {"schema": SCHEMA, **asdict(capture)}
         del content["folder"], content["diagnosis"]
-        files.write(path, json.dumps(content, indent=1).encode(), durable=True)
+        files.write(path, json.dumps(content, indent=1).encode())
 
     def load(self, with_diagnosis: int) -> list[Capture]:
         """The stored captures, oldest first; unreadable ones are passed over and logged.
@@ -84,7 +88,7 @@ class Store:
         Only the newest ``with_diagnosis`` of them get their diagnosis: it takes memory.
         """
         found = []
-        for path in sorted(self.path.glob(f"[0-9]*/[0-9]*/[0-9]*/*/{RECORD}")):
+        for path in sorted(self.path.glob(f"{_FOLDERS}/{RECORD}")):
             try:
                 found.append(_parse(path))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,34 +97,92 @@ class Store:
         older, newest = found[:-with_diagnosis], found[-with_diagnosis:]
         return older + [replace(c, diagnosis=read_diagnosis(Path(str(c.folder)))) for c in newest]
 
-    def retain(
-        self, captures: list[Capture], now: float, last: Collection[str] = ()
-    ) -> tuple[list[Capture], int]:
-        """Remove the oldest beyond age, count and bytes: (those that stay, their bytes).
+    def folders(self) -> list[Path]:
+        """Every folder that lies where captures do, whatever is in it."""
+        return [
+            path for path in self.path.glob(_FOLDERS) if path.is_dir() and not path.is_symlink()
+        ]
 
-        ``last``: ids of those that go after all others, but for their age.
+    def retain(
+        self,
+        captures: list[Capture],
+        now: float,
+        last: Collection[str] = (),
+        folders: Collection[Path] = (),
+    ) -> tuple[list[Capture], int]:
+        """Remove the oldest beyond age, count and bytes: (captures that stay, bytes of the store).
+
+        ``last``: ids of those that go after all others, but for their age. ``folders``: what
+        ``folders`` found before ``captures`` was asked for.
         """
-        kept: list[Capture] = []
-        total = 0
         newest_first = sorted(captures, key=lambda capture: capture.time, reverse=True)
-        spared = [capture for capture in newest_first[1:] if capture.id in last]
-        others = [capture for capture in newest_first[1:] if capture.id not in last]
-        for capture in [*newest_first[:1], *spared, *others]:
-            if capture.outcome is None or capture.folder is None:
-                kept.append(capture)
-                continue
-            size = _size(Path(capture.folder))
-            old = now - capture.time > self.config.max_age
-            full = total + size > self.config.max_bytes or len(kept) >= self.config.max_captures
+        kept = [c for c in newest_first if c.outcome is None or c.folder is None]
+        total = sum(_size(Path(capture.folder)) for capture in kept if capture.folder)
+        count = len(kept)
+        for stored in self._removable(newest_first, folders, last, now):
+            old = now - stored.time > stored.max_age(self.config)
+            full = total + stored.size > self.config.max_bytes or count >= self.config.max_captures
             # The newest stays even when it alone is over the quota: it was just asked for.
-            if old or (full and kept):
-                shutil.rmtree(capture.folder, ignore_errors=True)
-                logger.info("removed capture %s (%d bytes): retention", capture.id, size)
+            if (old or (full and stored.capture is not newest_first[0])) and _is_removed(stored):
                 continue
-            total += size
-            kept.append(capture)
+            total += stored.size
+            count += 1
+            if stored.capture is not None:
+                kept.append(stored.capture)
         kept.sort(key=lambda capture: capture.time)
         return kept, total
+
+    def _removable(
+        self,
+        newest_first: Sequence[Capture],
+        folders: Collection[Path],
+        last: Collection[str],
+        now: float,
+    ) -> list[_Stored]:
+        """What may go, in the order in which it stays."""
+        own = {Path(capture.folder) for capture in newest_first if capture.folder}
+        found = [_orphan(path, now) for path in folders if path not in own]
+        for capture in newest_first:
+            if capture.outcome is not None and capture.folder is not None:
+                path = Path(capture.folder)
+                found.append(_Stored(path, capture.time, _size(path), capture))
+        newest = newest_first[0] if newest_first else None
+
+        def precedence(stored: _Stored) -> tuple[bool, bool, float]:
+            capture = stored.capture
+            is_last = capture is not None and capture.id in last
+            return (capture is None or capture is not newest, not is_last, -stored.time)
+
+        return sorted(found, key=precedence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A folder of the store; ``capture`` is None where a power cut left no record of one."""
+
+    path: Path
+    time: float
+    size: int
+    capture: Capture | None = None
+
+    def max_age(self, config: StoreConfig) -> float:
+        return EMPTY_AFTER_S if self.capture is None and not self.size else config.max_age
+
+
+def _orphan(path: Path, now: float) -> _Stored:
+    try:
+        changed = path.lstat().st_mtime
+    except OSError:
+        changed = now
+    return _Stored(path, min(changed, now), _size(path))
+
+
+def _is_removed(stored: _Stored) -> bool:
+    shutil.rmtree(stored.path, ignore_errors=True)
+    if stored.path.exists():
+        return False
+    logger.info("removed %s (%d bytes): retention", stored.path.name, stored.size)
+    return True
 
 
 def store_path(config: StoreConfig) -> Path:
@@ -145,7 +207,10 @@ def _parse(path: Path) -> Capture:
 
 
 def _size(folder: Path) -> int:
-    try:
-        return sum(entry.stat().st_size for entry in os.scandir(folder))
-    except OSError:
-        return 0
+    """Bytes of all files in it, at any depth."""
+    size = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(above, name)).st_size
+    return size

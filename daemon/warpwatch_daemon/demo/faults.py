@@ -66,7 +66,7 @@ class Switch:
         self._path = path
 
     def set(self, fault: str) -> None:
-        files.write(self._path, fault.encode())
+        files.write(self._path, fault.encode(), durable=False)
 
     def get(self) -> str:
         try:

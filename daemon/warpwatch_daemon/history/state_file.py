@@ -22,7 +22,7 @@ def save(path: Path, body: bytes) -> None:
     """Write the file in one go. Raises OSError when there is no space."""
     if len(body) > MAX_BYTES:
         raise OSError(f"{len(body)} bytes are more than {MAX_BYTES}")
-    files.write(path, zlib.compress(body, 1), durable=True)
+    files.write(path, zlib.compress(body, 1))
 
 
 def load(path: Path) -> Snapshot | None:

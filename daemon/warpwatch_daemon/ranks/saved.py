@@ -73,7 +73,8 @@ class Positions:
             if body is None:
                 return
             try:
-                files.write(self._path, body)
+                # Rings do not outlive the machine's power either.
+                files.write(self._path, body, durable=False)
             except OSError as error:
                 self._fail()
                 logger.warning("cannot save positions: %s", error)
@@ -91,7 +92,7 @@ def move(rendezvous: Path, folder: Path) -> None:
         with old.opened() as fd:
             body = _read(open_checked(fd, FILE, os.O_RDONLY, _check_own))
         if not (folder / FILE).exists():
-            files.write(folder / FILE, body)
+            files.write(folder / FILE, body, durable=False)
     except FileNotFoundError:
         return
     except OSError as error:
