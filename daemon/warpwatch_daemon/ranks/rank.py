@@ -77,11 +77,14 @@ class Rank:
     # --- reading ---
 
     def update(
-        self, now: float, at: float, stopped_after_s: float, boot_id: bytes
+        self, now: float, at: float, limit: int, stopped_after_s: float, boot_id: bytes
     ) -> Iterator[Record]:
-        """Read what is new and say what happened. Raises ProtocolError for a broken ring."""
+        """Read what is new and say what happened. Raises ProtocolError for a broken ring.
+
+        ``limit``: how many records may be read; of the older ones only the totals are known.
+        """
         assert self.ring is not None
-        news = self.ring.reader.read()
+        news = self.ring.reader.read(limit)
         self._take_header(news, at)
         self.counts.lost += max(0, news.lost - self._rewound)
         self._rewound = 0

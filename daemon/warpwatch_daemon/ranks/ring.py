@@ -46,13 +46,20 @@ class RingReader:
         begun = int.from_bytes(data, "little")
         return begun - 1 if begun else None
 
-    def read(self) -> RingNews:
+    def unread(self) -> int:
+        """Records that a read would find now, by what the ring says of itself."""
+        data = os.pread(self._fd, 8, 8 * protocol.WORD_RECORDS)
+        written = int.from_bytes(data, "little") - self.position
+        return min(max(0, written), protocol.MAX_RING_BYTES // protocol.RECORD_SIZE)
+
+    def read(self, limit: int) -> RingNews:
+        """At most the ``limit`` newest records; those before them count as lost."""
         # Asked before reading: what a process wrote before it died is then read for certain.
         holder_pid = self.holder_pid()
         header = self.header()
         if header.records < self.position:
             raise protocol.ProtocolError("bad_header", "the record count went backwards")
-        oldest = max(self.position, header.records - header.identity.record_count)
+        oldest = max(self.position, header.records - min(limit, header.identity.record_count))
         lost = oldest - self.position
         records: list[protocol.RecordHead] = []
         expected = oldest

@@ -17,6 +17,7 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import Pods
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
+from warpwatch_daemon.ranks.record_budget import RecordBudget
 from warpwatch_daemon.ranks.ring_folder import RingFolder
 from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.table import (
@@ -74,6 +75,7 @@ class RanksSource:
         self._saved_at = 0.0
         self._rank_was_saved = True
         self._processes = RankProcesses()
+        self._budget = RecordBudget(reject)
         self._boot_id = process.boot_id()
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
@@ -96,9 +98,10 @@ class RanksSource:
             records = self._unsent
             del records[:-MAX_UNSENT]
             # The living first: a successor finds that the one before it has just died.
-            for rank in list(self._ranks):
-                if rank.live:
-                    records.extend(self._update(rank, now, at))
+            live = [(rank, rank.ring) for rank in self._ranks if rank.live and rank.ring]
+            limits = self._budget.share([ring for _, ring in live], at)
+            for rank, ring in live:
+                records.extend(self._update(rank, now, at, limits[ring]))
             records.extend(self._adopt(now, at))
             records.extend(self._processes.look(self._ranks, now, at))
             self._expire(at)
@@ -194,7 +197,7 @@ class RanksSource:
             # Before its first step, whenever this daemon came to see it.
             time = min(now, ring.created_time)
             yield RankSeen(time, rank.job, rank.rank, said.world_size, said.device)
-            yield from self._update(rank, now, at)
+            yield from self._update(rank, now, at, self._budget.share_of_new(ring))
         self._claimed = self._pods.settled
 
     def _was_left(self, ring: OpenRing, at: float) -> bool:
@@ -251,10 +254,10 @@ class RanksSource:
                 return job, same[0] if same else None
         raise AssertionError("one label more than there are ranks is always free")
 
-    def _update(self, rank: Rank, now: float, at: float) -> Iterator[Record]:
+    def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:
         assert rank.ring is not None
         try:
-            yield from rank.update(now, at, self._stopped_after_s, self._boot_id)
+            yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
         except ProtocolError as error:
             # What becomes of the process is unknown: nothing is expected of it any more.
             yield End(now, rank.job, rank.rank)

@@ -40,9 +40,9 @@ POSTPONED_S = 30.0
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,96}-[0-9a-f]{16}\.ring")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpenRing:
-    """An accepted ring.
+    """An accepted ring, equal to itself alone.
 
     ``owner_uid`` is the file's owner and ``pod_uid`` the pod whose own folder it lies in, None in
     the folder of all: facts, where the claims are not.

@@ -1,0 +1,123 @@
+"""Users whose rings fill faster than a daemon can read cost it a bounded share of a core."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.ranks.ring_files import RingFile
+from tests.loop.node import ROOT, LoopNode, poll
+from warpwatch_daemon.ranks.record_budget import fair_shares
+
+MEASURED_S = 5.0
+MAX_CORES = 0.35
+STEPS_PER_S = 10
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    node = LoopNode(tmp_path)
+    node.start_daemon()
+    yield node
+    node.close()
+
+
+@contextmanager
+def flood(node: LoopNode, uid: int, kind: str, count: int) -> Iterator[None]:
+    """``count`` rings that another user floods, of a job of that user's own."""
+    made = node.folder / f"made-{uid}"
+    made.mkdir()
+    rings = [RingFile(made, job=f"flood-{uid}", rank=n, world_size=count) for n in range(count)]
+    arguments = [str(uid), kind, *(str(ring.path) for ring in rings)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.daemon.ranks.flooding", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"flooding\n"
+        for ring in rings:
+            # Only now, when they are locked: without a process they would be those of the dead.
+            ring.path.rename(node.run_dir / "ranks" / ring.path.name)
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def honest_rank(node: LoopNode) -> Iterator[RingFile]:
+    """A rank of the daemon's own user that makes ten steps a second."""
+    ring = RingFile(node.run_dir / "ranks", job="honest")
+    done = threading.Event()
+
+    def train() -> None:
+        while not done.wait(1 / STEPS_PER_S):
+            ring.heartbeat()
+            ring.step()
+
+    thread = threading.Thread(target=train)
+    with ring.held():
+        thread.start()
+        try:
+            yield ring
+        finally:
+            done.set()
+            thread.join()
+
+
+def cores(node: LoopNode, seconds: float) -> float:
+    """The daemon's processor time a second, in user and kernel mode."""
+    assert node.daemon is not None
+    stat = Path(f"/proc/{node.daemon.pid}/stat")
+
+    def taken_s() -> float:
+        fields = stat.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    begun, before_s = time.monotonic(), taken_s()
+    time.sleep(seconds)
+    return (taken_s() - before_s) / (time.monotonic() - begun)
+
+
+def honest_steps(node: LoopNode) -> float:
+    return node.metric("warpwatch_steps_total", job="honest") or 0.0
+
+
+@pytest.mark.parametrize(("kind", "count"), [("records", 8), ("counts", 60)])
+def test_flooded_rings_cost_a_bounded_share_of_a_core_and_no_honest_step(
+    node: LoopNode, kind: str, count: int
+) -> None:
+    with honest_rank(node) as ring, flood(node, 12_345, kind, count):
+        poll(lambda: honest_steps(node) > 0, 20, node.log("daemon"))
+        used = cores(node, MEASURED_S)
+        made, begun = ring.steps, time.monotonic()
+        poll(lambda: honest_steps(node) >= made, 20, node.log("daemon"))
+        delay_s = time.monotonic() - begun
+        rejected = node.metric("warpwatch_rendezvous_rejected_total", reason="too_many_records")
+        named = node.log("daemon").count("more records than are read")
+        lost = node.metric("warpwatch_records_lost_total", job="honest")
+    assert used <= MAX_CORES
+    assert delay_s <= 2.0
+    assert rejected and rejected >= count
+    assert 1 <= named <= count
+    assert lost == 0.0
+
+
+def test_who_asks_for_little_gets_it_and_the_others_share_what_is_left() -> None:
+    assert fair_shares({"flood": 2048, "honest": 3, "other": 400}, 300) == {
+        "honest": 3,
+        "other": 148,
+        "flood": 149,
+    }
+    assert fair_shares({"flood": 2048, "honest": 3}, 0) == {"honest": 0, "flood": 0}
+    assert fair_shares({"a": 1, "b": 2}, 1000) == {"a": 1, "b": 2}
