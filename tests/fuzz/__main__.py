@@ -76,7 +76,7 @@ def run(name: str, *, folder: Path, limits: list[str]) -> dict[str, Any]:
         else:
             done, _, data = _look(Path(work) / PROGRESS)
             findings = Findings(folder / "findings", name)
-            findings.add("died", data, f"{died}\n{said[-4000:]}")
+            findings.add("died", data, f"{died}\n{said[-50_000:]}")
             result = {"inputs": done, "seconds": 0.0, "findings": findings.paths}
     coverage = re.findall(r"cov: (\d+) ", said)
     about = {
@@ -91,7 +91,9 @@ def _wait(process: subprocess.Popen[bytes], progress: Path) -> str | None:
     begun = time.monotonic()
     while process.poll() is None:
         time.sleep(0.2)
-        inputs, seconds, _ = _look(progress)
+        # Looked at twice: the process may just have been writing it.
+        looks = _look(progress), _look(progress)
+        inputs, seconds, _ = min(looks, key=lambda look: look[1])
         is_late = not inputs and time.monotonic() - begun > STARTS_WITHIN_S
         if seconds > HANGS_AFTER_S or is_late:
             process.kill()

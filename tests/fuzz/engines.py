@@ -44,8 +44,9 @@ def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
     escaped = ("".join(f"\\x{byte:02x}" for byte in token) for token in tokens)
     words.write_text("".join(f'"{token}"\n' for token in escaped))
     # What takes long or dies is for those who watch to say.
-    limits = ["-timeout=0", "-rss_limit_mb=0", f"-max_len={target.max_bytes}", f"-dict={words}"]
-    atheris.Setup([sys.argv[0], *limits, str(corpus), str(seeds)], run)
+    options = ["-timeout=86400", "-rss_limit_mb=0", f"-max_len={target.max_bytes}", f"-dict={words}"]
+    options.append(f"-artifact_prefix={work}/")
+    atheris.Setup([sys.argv[0], *options, str(corpus), str(seeds)], run)
     atheris.Fuzz()
 
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-SOURCE = Path(__file__).with_suffix(".c")
+from tests.loop.preloaded import compiled
 
 
 class HungDisk:
@@ -40,11 +35,5 @@ class HungDisk:
 
 def build(folder: Path, disk: Path) -> HungDisk:
     """Skips the test where there is no compiler."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    library = folder / "hung_disk.so"
-    flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    command = [compiler, *flags, os.fspath(SOURCE), "-o", str(library), "-ldl"]
-    subprocess.run(command, check=True, timeout=120)
+    library = compiled(Path(__file__).with_suffix(".c"), folder)
     return HungDisk(disk, library, folder / "hangs")

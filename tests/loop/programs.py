@@ -61,3 +61,26 @@ while True:
     with monitor.step():
         time.sleep(0.02)
 """
+
+# A short job each second until it is killed, forked for speed: each of another user where it may
+# be, every fifth killed, the others end in order. argv[1]: how many steps of 20 ms.
+SHORT_JOBS = """
+import itertools, os, signal, sys, time
+import warpwatch
+from warpwatch import link
+import encodings.ascii, encodings.idna
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for number in itertools.count():
+    if os.fork() == 0:
+        if os.getuid() == 0:
+            os.setgid(20000 + number % 16), os.setuid(20000 + number % 16)
+        monitor = warpwatch.attach(job=f"short-{number}")
+        for _ in range(int(sys.argv[1])):
+            with monitor.step(samples=4):
+                time.sleep(0.02)
+        if number % 5 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(0)
+    time.sleep(1.0)
+"""

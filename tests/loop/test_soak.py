@@ -1,47 +1,143 @@
-"""A healthy training, with evaluations and with checkpoints that a hook sees and that none does."""
+"""A healthy training among jobs that come and go: nothing is found in it, and nothing grows."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.loop.node import LoopNode, loop_node
+from tests.loop.node import LoopNode, loop_node, open_to_all
+from tests.loop.preloaded import ShiftedClock
+from tests.loop.programs import SHORT_JOBS
 from tests.loop.trainings import ON_A_BUSY_MACHINE, Job
 
 # `make soak` takes 30.
 MINUTES = float(os.environ.get("SOAK_MINUTES", "3"))
-POLL_S = 5.0
+# Until then everything may grow: five minutes of thirty.
+WARM_SHARE = 1 / 6
+# The daemon is restarted so often in the first half, and then goes on.
+RESTARTS = 3
+CAPTURE_EACH_S, CLOCK_EACH_S, SAMPLE_EACH_S = 15, 40, 5
+OFFSETS_S = (0, 90, -90, 3600, -3600)
 # These have learned what is usual by the end, and could have seen that something is not.
 JUDGED = ("hang", "data_stall", "gc_pause", "straggler", "comm_slow", "step_regression")
+# Jobs that ended are shown and their rings kept for ten minutes; a ring costs a descriptor.
+KEPT_JOBS = 660
+# What may come on top, from the first third to the last.
+MAX_MORE = {"descriptors": 8, "threads": 3, "resident_mib": 16.0, "inbox": 8, "store": 40}
+
+
+class Soak:
+    """What happens to a node each second, and what its daemon takes meanwhile."""
+
+    def __init__(self, node: LoopNode, clock: ShiftedClock, seconds: float) -> None:
+        self._node = node
+        self._clock = clock
+        self._seconds = seconds
+        self._chance = random.Random(0)
+        self.samples: list[dict[str, float]] = []
+        self.counts = {"scrapes": 0, "captures": 0, "restarts": 0, "clock_set": 0}
+
+    def run(self) -> None:
+        begun = time.monotonic()
+        for second in itertools.count(1):
+            elapsed_s = time.monotonic() - begun
+            if elapsed_s > self._seconds:
+                return
+            self._each_second(second)
+            if elapsed_s > (self.counts["restarts"] + 1) * self._seconds / 2 / RESTARTS:
+                self._restart()
+            if second % SAMPLE_EACH_S == 0:
+                self.samples.append({"elapsed_s": round(elapsed_s), **self.measured()})
+            time.sleep(max(0.0, begun + second - time.monotonic()))
+
+    def _each_second(self, second: int) -> None:
+        assert self._node.http.get("/metrics").status_code == 200
+        self.counts["scrapes"] += 1
+        if second % CAPTURE_EACH_S == 0:
+            short = [r["job"] for r in self._node.get("ranks") if r["status"] == "running"][-1]
+            job, kind = (short, "stacks") if second % 2 else ("healthy", "torch")
+            asked = {"job": job, "kind": kind, "steps": 2}
+            answer = self._node.http.post("/api/v1/captures", json=asked)
+            self.counts["captures"] += answer.status_code == 202
+        if second % CLOCK_EACH_S == 0:
+            self._clock.set(self._chance.choice(OFFSETS_S))
+            self.counts["clock_set"] += 1
+
+    def _restart(self) -> None:
+        if self.counts["restarts"] >= RESTARTS:
+            return
+        self.counts["restarts"] += 1
+        if self.counts["restarts"] % 2:
+            self._node.terminate_daemon()
+        else:
+            self._node.kill_daemon()
+        self._node.start_daemon(**self._clock.environment)
+
+    def measured(self) -> dict[str, float]:
+        assert self._node.daemon is not None
+        daemon = psutil.Process(self._node.daemon.pid)
+        rings = len(list(self._node.run_dir.glob("ranks/*")))
+        return {
+            # One a ring, whose number is bounded by itself.
+            "descriptors": daemon.num_fds() - rings,
+            "threads": daemon.num_threads(),
+            "resident_mib": round(daemon.memory_info().rss / 2**20, 1),
+            "rings": rings,
+            "commands": len(list(self._node.run_dir.glob("commands/*"))),
+            "inbox": len(list((self._node.folder / "inbox").rglob("*"))),
+            "store": len(list((self._node.folder / "captures").rglob("*"))),
+        }
+
+    def peaks(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Of each figure, in both halves of what is after the first minutes."""
+        warm = [one for one in self.samples if one["elapsed_s"] > WARM_SHARE * self._seconds]
+        halves = warm[: len(warm) // 2], warm[len(warm) // 2 :]
+        before, after = ({key: max(one[key] for one in half) for key in half[0]} for half in halves)
+        return before, after
 
 
 def answers(node: LoopNode, kind: str) -> set[str]:
-    said = node.http.get("/api/v1/detectors", params={"kind": kind}).json()
+    said = node.http.get("/api/v1/detectors", params={"kind": kind, "job": "healthy"}).json()
     (detector,) = said["detectors"]
     return {reading["answer"] for reading in detector["readings"]}
 
 
 @pytest.mark.slow
 @pytest.mark.torch
-def test_nothing_is_found_in_a_healthy_training(tmp_path: Path) -> None:
+def test_nothing_is_found_in_a_healthy_training_and_nothing_of_the_daemon_grows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config: dict[str, Any] = {
         "detection": ON_A_BUSY_MACHINE,
         "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
         "sources": {"nvml": {"enabled": False}},
+        "store": {"url": (tmp_path / "captures").as_uri(), "max_captures": 4},
     }
+    open_to_all(tmp_path)
+    clock = ShiftedClock(tmp_path)
     with loop_node(tmp_path, **config) as node:
-        node.start_daemon()
-        job = Job(node, "healthy")
+        node.start_daemon(**clock.environment)
+        job = Job(node, "healthy", **clock.environment)
         job.has_trained(20)
-        end = time.monotonic() + 60 * MINUTES
-        while time.monotonic() < end:
-            time.sleep(POLL_S)
-            assert job.anomalies() == [], node.log("daemon")
-            assert [process.poll() for process in job.processes] == [None] * len(job.processes)
-        assert "ERROR" not in node.log("daemon")
-        assert min(rank["steps_total"] for rank in node.get("ranks")) > 2 * 60 * MINUTES
+        node.start_rank(9, SHORT_JOBS, "100", **clock.environment)
+        soak = Soak(node, clock, 60 * MINUTES)
+        soak.run()
+        before, after = soak.peaks()
+        with capsys.disabled():
+            print(json.dumps({"minutes": MINUTES, **soak.counts, "peaks": [before, after]}))
+        assert [process.poll() for process in job.processes] == [None] * len(job.processes)
+        assert [a for a in node.get("anomalies") if a["job"] == "healthy"] == [], node.log("daemon")
         assert {kind: answers(node, kind) for kind in JUDGED} == {kind: {"fine"} for kind in JUDGED}
+        assert "ERROR" not in node.log("daemon")
+        assert {key: after[key] - before[key] > MAX_MORE[key] for key in MAX_MORE} == dict.fromkeys(
+            MAX_MORE, False
+        )
+        assert max(after["rings"], after["commands"]) < KEPT_JOBS

@@ -27,7 +27,7 @@ ON_A_BUSY_MACHINE: dict[str, Any] = {
 class Job:
     """The ranks of one run, started by ``warpwatch run``; the only ones of its node."""
 
-    def __init__(self, node: LoopNode, name: str) -> None:
+    def __init__(self, node: LoopNode, name: str, **environment: str) -> None:
         self.node = node
         self.name = name
         self.folder = node.folder / name
@@ -36,7 +36,9 @@ class Job:
         command = ["-m", "warpwatch", "run", "--job", name, "--"]
         command += [sys.executable, str(PROGRAM), str(self.folder)]
         self.processes: list[subprocess.Popen[bytes]] = [
-            node.start(f"{name}/rank{rank}", command, node.rank_environment(rank, RANKS))
+            node.start(
+                f"{name}/rank{rank}", command, node.rank_environment(rank, RANKS) | environment
+            )
             for rank in ALL
         ]
 
