@@ -44,8 +44,8 @@ def guided(target: Target, run: Run, corpus: Path, work: Path) -> None:
     escaped = ("".join(f"\\x{byte:02x}" for byte in token) for token in tokens)
     words.write_text("".join(f'"{token}"\n' for token in escaped))
     # What takes long or dies is for those who watch to say.
-    options = ["-timeout=86400", "-rss_limit_mb=0", f"-max_len={target.max_bytes}", f"-dict={words}"]
-    options.append(f"-artifact_prefix={work}/")
+    limits = ["-timeout=86400", "-rss_limit_mb=0", f"-max_len={target.max_bytes}"]
+    options = [*limits, f"-dict={words}", f"-artifact_prefix={work}/"]
     atheris.Setup([sys.argv[0], *options, str(corpus), str(seeds)], run)
     atheris.Fuzz()
 

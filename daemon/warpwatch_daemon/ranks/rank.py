@@ -61,6 +61,8 @@ class Rank:
         self._heartbeat_ns = 0
         self.silence = Silence(at)
         self._seen_alive = self._end_reported = False
+        # When the daemon before this one saw it end; monotonic time is the same for both.
+        self._ended_before: float | None = None
         self._capture_begun: float | None = None
         # PID and start time where the kernel confirms that this very process holds the ring.
         self.seen_process: tuple[int, int] | None = None
@@ -191,7 +193,7 @@ class Rank:
             yield RankEvent(now, self.job, self.rank, "stopped", detail)
 
     def _ended(self, in_order: bool, now: float, at: float) -> Record:
-        self.ended_at = at
+        self.ended_at = at if self._ended_before is None else min(at, self._ended_before)
         self.status = "exited" if in_order else "died"
         self.silence.over()
         self.memory = payloads.AllocatorMemory()
@@ -261,6 +263,7 @@ class Rank:
             "position": self.ring.reader.position,
             "job": self.job,
             "ended": not self.live,
+            "ended_at": self.ended_at,
             "first_time": self.first_time,
             **self.counts.save(),
         }
@@ -269,6 +272,9 @@ class Rank:
         """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
         assert self.ring is not None
         first_time, counted = float(saved["first_time"]), int(saved["position"])
+        # A version before this one did not save it.
+        ended_at = saved.get("ended_at")
+        self._ended_before = None if ended_at is None else float(ended_at)
         self.counts.restore(saved)
         self.first_time, self._counted = first_time, counted
         self._end_reported = bool(saved["ended"])

@@ -255,6 +255,24 @@ def test_series_of_an_ended_rank_stay_five_minutes_and_its_ring_ten(
     assert not ring.path.exists()
 
 
+def test_restarts_do_not_keep_the_ring_of_an_ended_rank_longer(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    ring = RingFile(folder.ranks)
+    with ring.held():
+        source.poll(time.time(), time.monotonic())
+    now, at = time.time(), time.monotonic()
+    source.poll(now, at)
+    for later_s in (250, 500, 599):
+        source.close()
+        source = ranks_source(folder)
+        source.poll(now, at + later_s)
+        assert ring.path.exists()
+        assert len(source.states(at + later_s)) == (later_s < 300)
+    source.poll(now, at + 601)
+    assert not ring.path.exists()
+
+
 def test_a_poll_that_hangs_leaves_scrapes_the_states_they_saw_last(
     folder: RendezvousFolder,
 ) -> None:
