@@ -45,7 +45,7 @@ class RecordBudget:
         self._named.intersection_update(rings)
         owners: dict[Hashable, dict[OpenRing, int]] = defaultdict(dict)
         for ring in rings:
-            owners[_owner(ring)][ring] = ring.reader.unread()
+            owners[_owner(ring)][ring] = ring.reader.look()
         asked = {owner: sum(unread.values()) for owner, unread in owners.items()}
         granted = fair_shares(asked, int(self._left))
         shares: dict[OpenRing, int] = {}
@@ -56,7 +56,7 @@ class RecordBudget:
 
     def share_of_new(self, ring: OpenRing) -> int:
         """As ``share``, of one ring that was just opened."""
-        unread = ring.reader.unread()
+        unread = ring.reader.look()
         return self._take(ring, unread, min(unread, max(NEW_RING_RECORDS, int(self._left))))
 
     def _take(self, ring: OpenRing, unread: int, share: int) -> int:

@@ -27,6 +27,7 @@ class RingReader:
     def __init__(self, fd: int, position: int = 0) -> None:
         self._fd = fd
         self.position = position
+        self._seen: tuple[int | None, protocol.Header] | None = None
 
     def close(self) -> None:
         os.close(self._fd)
@@ -46,17 +47,23 @@ class RingReader:
         begun = int.from_bytes(data, "little")
         return begun - 1 if begun else None
 
-    def unread(self) -> int:
-        """Records that a read would find now, by what the ring says of itself."""
-        data = os.pread(self._fd, 8, 8 * protocol.WORD_RECORDS)
-        written = int.from_bytes(data, "little") - self.position
-        return min(max(0, written), protocol.MAX_RING_BYTES // protocol.RECORD_SIZE)
-
-    def read(self, limit: int) -> RingNews:
-        """At most the ``limit`` newest records; those before them count as lost."""
+    def look(self) -> int:
+        """Look at the header; how many records there are for ``read`` to read."""
         # Asked before reading: what a process wrote before it died is then read for certain.
         holder_pid = self.holder_pid()
-        header = self.header()
+        try:
+            header = self.header()
+        except protocol.ProtocolError:
+            # ``read`` looks again and raises it.
+            self._seen = None
+            return 0
+        self._seen = (holder_pid, header)
+        return min(max(0, header.records - self.position), header.identity.record_count)
+
+    def read(self, limit: int) -> RingNews:
+        """What ``look`` saw: at most the ``limit`` newest records; those before count as lost."""
+        holder_pid, header = self._seen or (self.holder_pid(), self.header())
+        self._seen = None
         if header.records < self.position:
             raise protocol.ProtocolError("bad_header", "the record count went backwards")
         oldest = max(self.position, header.records - min(limit, header.identity.record_count))
