@@ -1,11 +1,10 @@
-"""A plain PyTorch loop of short steps, by itself or watched by the calls of a peer.
+"""A PyTorch loop of short steps, as `warpwatch run` and `traceml run` start it or with their calls.
 
-    python benchmarks/training_loop.py VARIANT SOCKET
+    python benchmarks/training_loop.py LOOP SOCKET
 
-VARIANT: ``plain`` (also what `warpwatch run` and `traceml run` start), ``shim`` or ``traceml``,
-whose calls are then in the loop. After each line with a number on the Unix socket it runs so many
-steps and answers with a line of JSON: what a step took and the processor time of the training
-thread in it, in microseconds, resident memory in KiB. It ends when the socket is closed.
+LOOP is a name of LOOPS. After each line with a number on the Unix socket it runs so many batches
+and answers with a line of JSON: what a batch took and the processor time of the training thread in
+it, in microseconds, resident memory in KiB. It ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from typing import Any
 import torch
 
 BATCH, WIDTH = 32, 64
+# Batches of one step where gradients are accumulated.
+ACCUMULATED = 4
 WARM_UP_STEPS = 200
 # They find the processor's caches as others have left them, and do not count.
 FIRST_STEPS = 20
@@ -53,10 +54,44 @@ def plain(model: Any, optimizer: Any) -> Step:
     return step
 
 
-def shim(model: Any, optimizer: Any) -> Step:
+def compiled(model: Any, optimizer: Any) -> Step:
+    """By the back end that needs no compiler: the graph is traced, and run as it is."""
+    return plain(torch.compile(model, backend="eager"), optimizer)
+
+
+def accumulated(model: Any, optimizer: Any) -> Step:
+    numbers = itertools.count(1)
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
+        if next(numbers) % ACCUMULATED == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def cuda(model: Any, optimizer: Any) -> Step:
+    """The shim takes the process for one that trains on a GPU; the GPU's own time is added too."""
+    sys.path.append(str(Path(__file__).parents[1]))
+    import warpwatch
+    from tests.client.simulated_cuda import SimulatedCuda
+
+    simulated = SimulatedCuda()
+    warpwatch.attach().clock.cuda = simulated
+    on_cpu = plain(model, optimizer)
+
+    def step(batch: torch.Tensor) -> None:
+        on_cpu(batch)
+        simulated.run()
+
+    return step
+
+
+def calls(model: Any, optimizer: Any) -> Step:
     import warpwatch
 
-    monitor = warpwatch.attach(job="benchmark")
+    monitor = warpwatch.attach()
 
     def step(batch: torch.Tensor) -> None:
         with monitor.step(samples=BATCH):
@@ -86,10 +121,10 @@ def traceml(model: Any, optimizer: Any) -> Step:
     return step
 
 
-VARIANTS = {"plain": plain, "shim": shim, "traceml": traceml}
+LOOPS = {loop.__name__: loop for loop in (plain, compiled, accumulated, cuda, calls, traceml)}
 
 
-def train(variant: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
+def train(loop: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
     """For each number in ``asked``, what so many steps took."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -97,7 +132,7 @@ def train(variant: str, asked: Iterator[int]) -> Iterator[dict[str, float]]:
         torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    step = VARIANTS[variant](model, optimizer)
+    step = LOOPS[loop](model, optimizer)
     batches = iter(torch.utils.data.DataLoader(Batches(), batch_size=None))
 
     def run(steps: int) -> None:
@@ -122,11 +157,11 @@ def _resident_kib() -> float:
     return float(line.split()[1])
 
 
-def main(variant: str, path: str) -> None:
+def main(loop: str, path: str) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         with connection.makefile("rw", encoding="ascii") as lines:
-            for answer in train(variant, map(int, lines)):
+            for answer in train(loop, map(int, lines)):
                 print(json.dumps(answer), file=lines, flush=True)
 
 

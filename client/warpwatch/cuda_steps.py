@@ -1,8 +1,8 @@
 """Steps timed on the GPU: CUDA events from a reused pool, read back later, never waited for.
 
 Every border of the step clock is also an event on the current stream. The time between two
-events belongs to the phase that was innermost, as on the clock. Events are asked (``query``) from
-the training thread at later borders only: asking from another thread can break a graph capture.
+events belongs to the phase that was innermost, as on the clock. Events are asked (``query``) by
+the training thread only, some steps later: asking from another thread can break a graph capture.
 All events of a step are on the stream that was current at its begin: collectives and prefetching
 have streams of their own, and between two streams no time is the step's.
 """
@@ -10,240 +10,236 @@ have streams of their own, and between two streams no time is the step's.
 from __future__ import annotations
 
 from collections import deque
-from threading import get_ident
-from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from warpwatch import faults, protocol
-from warpwatch.columns import DURATION
 from warpwatch.protocol import ABSENT
+from warpwatch.ring import DURATION, RingWriter, StepRow
 
-if TYPE_CHECKING:
-    from warpwatch.ring import RingWriter
-
-POOL_SIZE = 512
+# Six events a step under ``run``: enough for the steps of a settlement, and a GPU behind by more.
+POOL_SIZE = 1024
 MEMORY_INTERVAL_NS = 1_000_000_000
-# Steps that wait to be read back; the CPU is seldom more than a few ahead.
-MAX_PENDING = 64
-# A step that is not ready is not asked again at once, where steps are shorter than this.
-QUERY_INTERVAL_NS = 1_000_000
+# Steps that wait to be read back, beyond which the oldest ones get the clock's times.
+MAX_PENDING = 256
 
 
-class Clock(Protocol):
-    """The step clock as its GPU side sees it; ``finish`` takes a step whose times are known."""
+class PooledEvent:
+    """A CUDA event, and the free ones of its device, to which it goes back."""
 
-    current: int
-    thread: int
-    ring: RingWriter | None
+    __slots__ = ("event", "pool")
 
-    def finish(
-        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: list[int]
-    ) -> None: ...
+    def __init__(self, event: Any, pool: deque[PooledEvent]) -> None:
+        self.event = event
+        self.pool = pool
 
 
 class _Mark(NamedTuple):
-    event: Any
+    """A border, and the phase that ran until then."""
+
+    event: PooledEvent
     phase: int
 
 
 class _PendingStep(NamedTuple):
-    """``marks`` ends with the step's end event; it is empty when only the clock's times hold.
+    """``marks`` ends with the step's end event; it is empty when only the clock's times hold."""
 
-    ``pool`` is where the events go back to; those of another device than the step before have
-    gone already.
-    """
-
-    flags: int
-    wall_ns: int
-    number: int
-    allocated: int
-    spent: list[int]
+    row: StepRow
     marks: list[_Mark]
-    begin: Any
-    previous_end: Any
-    pool: deque[Any]
+    begin: PooledEvent | None
+    previous_end: PooledEvent | None
 
 
 class CudaSteps:
     """``cuda`` is the module torch.cuda: Event, streams, memory statistics.
 
-    Events belong to the device on which they were first recorded, so each device has a pool.
+    Events belong to the device on which they were first recorded, so each device has a pool. They
+    are recorded as the program comes to a border; which phase and step a border belongs to is said
+    later, in the same order, when the log is settled.
     """
 
-    def __init__(
-        self,
-        cuda: Any,
-        pool_size: int = POOL_SIZE,
-        query_interval_ns: int = QUERY_INTERVAL_NS,
-    ) -> None:
+    def __init__(self, cuda: Any, pool_size: int = POOL_SIZE) -> None:
         self._cuda = cuda
         self._pool_size = pool_size
-        self._query_interval_ns = query_interval_ns
-        self._pools: dict[int, deque[Any]] = {}
-        self._free: deque[Any] = deque()
+        self._pools: dict[int, deque[PooledEvent]] = {}
+        self._free: deque[PooledEvent] = deque()
         self._stream: Any = None
         self._device = -1
+        self._recorded: PooledEvent | None = None
+        self._recorded_ns = 0
         self._pending: deque[_PendingStep] = deque()
         self._marks: list[_Mark] = []
-        self._begin: Any = None
-        self._previous_end: Any = None
-        self._previous_pool: deque[Any] = self._free
+        self._begin: PooledEvent | None = None
+        self._previous_end: PooledEvent | None = None
         self._whole = False
-        self._query_ns = 0
         self._memory_ns = 0
         self._memory = True
         self._ooms = 0
 
-    def begin(self, current: int) -> None:
-        self._stream = stream = self._cuda.current_stream()
-        if stream.device_index != self._device:
-            self._move(stream.device_index)
-        self._begin = self._mark(current)
+    # --- at the borders -------------------------------------------------------------------------
 
-    def border(self, current: int) -> None:
-        """A phase begins or ends; ``current`` is the phase that was innermost until now."""
-        if self._whole:
-            self._mark(current)
+    def follow_stream(self) -> None:
+        """A step begins: events are recorded on the stream that is current now. Never raises."""
+        try:
+            self._stream = stream = self._cuda.current_stream()
+            device = stream.device_index
+            if device != self._device:
+                if device not in self._pools:
+                    self._pools[device] = self._new_pool()
+                self._device, self._free = device, self._pools[device]
+        except Exception as error:
+            faults.swallow(error)
 
-    def end(self, clock: Clock, flags: int, wall_ns: int, number: int, spent: list[int]) -> None:
-        """The step ended on the CPU; it is finished when the GPU has come that far."""
-        end = self._mark(clock.current)
-        marks = self._marks
-        if not self._whole or self._begin is None or end is None or self._previous_end is None:
-            self._free.extend(mark.event for mark in marks if mark.event is not end)
+    def record(self, now: int) -> PooledEvent | None:
+        """The event of the border at ``now``, None when there can be none.
+
+        Borders at the same time share one: the end of a phase, of its step, the begin of the next.
+        """
+        if now == self._recorded_ns:
+            return self._recorded
+        event = None
+        try:
+            if self._free and not self._cuda.is_current_stream_capturing():
+                event = self._free.popleft()
+                event.event.record(self._stream)
+        except Exception as error:
+            faults.swallow(error)
+            event = None
+        self._recorded, self._recorded_ns = event, now
+        return event
+
+    def _new_pool(self) -> deque[PooledEvent]:
+        pool: deque[PooledEvent] = deque()
+        for _ in range(self._pool_size):
+            pool.append(PooledEvent(self._cuda.Event(enable_timing=True), pool))
+        return pool
+
+    # --- as the log is settled ------------------------------------------------------------------
+
+    def border(self, event: PooledEvent | None, phase: int, begins: bool) -> None:
+        """``phase`` was innermost until now; ``begins``: so does the step."""
+        if event is None:
+            self._whole = False
+        elif event is not (self._marks[-1].event if self._marks else self._previous_end):
+            self._marks.append(_Mark(event, phase))
+        if begins:
+            self._begin = event
+
+    def end(
+        self, row: StepRow, event: PooledEvent | None, now: int, ring: RingWriter | None
+    ) -> None:
+        """The step ended ``now`` on the CPU; it is finished when the GPU has come that far."""
+        marks, begin, previous_end = self._marks, self._begin, self._previous_end
+        if not (self._whole and begin and previous_end and _on_one_device(marks, previous_end)):
+            _release(mark.event for mark in marks if mark.event is not event)
             marks = []
-        allocated = self._read_memory(clock)
-        begin, previous_end, pool = self._begin, self._previous_end, self._previous_pool
-        step = (flags, wall_ns, number, allocated, spent, marks, begin, previous_end, pool)
-        self._pending.append(_PendingStep(*step))
-        self._previous_end, self._begin, self._marks = end, None, []
-        self._previous_pool = self._free
+        row = row._replace(allocated=self._read_memory(now, ring))
+        if previous_end is event:
+            # At the very same time: the next step begins there, too.
+            previous_end = None
+        self._pending.append(_PendingStep(row, marks, begin, previous_end))
+        self._previous_end, self._begin, self._marks = event, None, []
         self._whole = True
-        self.harvest(clock)
 
     def restart(self) -> None:
         """What has run belongs to no step: the times of the next one begin with itself."""
-        self._free.extend(mark.event for mark in self._marks)
-        self._marks = []
+        _release(mark.event for mark in self._marks)
         self._begin = self._previous_end = None
+        self._marks = []
         self._whole = False
 
-    def harvest(self, clock: Clock, flush: bool = False) -> None:
-        """Finish the steps that the GPU has completed, oldest first.
+    def harvest(self, ask: bool, flush: bool = False) -> list[StepRow]:
+        """The steps that the GPU has completed, oldest first.
 
-        With ``flush``, or when too many wait, the rest is finished with the clock's times. In
-        another thread than the training's no event is asked: it may be capturing a graph.
+        With ``flush``, and where too many wait, the rest with the clock's times. Without ``ask``,
+        in another thread than the training's, no event is asked, nor while a graph is captured.
         """
-        silent = get_ident() != clock.thread or self._capturing()
-        pending = self._pending
+        ask = ask and not self._cuda.is_current_stream_capturing()
+        pending, finished = self._pending, []
         while pending:
             oldest = pending[0]
-            ready = not oldest.marks or (not silent and self._is_ready(oldest, flush))
-            if not ready and not flush and len(pending) <= MAX_PENDING:
-                return
+            ready = not oldest.marks or (ask and _is_complete(oldest.marks[-1].event))
+            if not (ready or flush or len(pending) > MAX_PENDING):
+                break
             pending.popleft()
-            spent = oldest.spent
-            gpu_ns = ABSENT
-            try:
-                if ready and oldest.marks:
-                    gpu_ns = self._measure(oldest, spent)
-            except Exception as error:
-                # Events of two devices cannot be compared: the step keeps the clock's times.
-                faults.swallow(error)
-            self._release(oldest)
-            clock.finish(
-                oldest.flags, oldest.wall_ns, oldest.number, gpu_ns, oldest.allocated, spent
-            )
+            finished.append(_measured(oldest) if ready and oldest.marks else oldest.row)
+            # But for the end event: the next step begins there.
+            _release(mark.event for mark in oldest.marks[:-1])
+            if oldest.previous_end is not None:
+                _release((oldest.previous_end,))
+        return finished
 
-    def _mark(self, phase: int) -> Any:
-        """Record an event; None, and a step by the clock, when it cannot be."""
-        try:
-            if not self._free or self._capturing():
-                self._whole = False
-                return None
-            event = self._free.popleft()
-            event.record(self._stream)
-        except Exception as error:
-            faults.swallow(error)
-            self._whole = False
-            return None
-        self._marks.append(_Mark(event, phase))
-        return event
-
-    def _is_ready(self, pending: _PendingStep, flush: bool) -> bool:
-        now = monotonic_ns()
-        if now < self._query_ns and not flush:
-            return False
-        try:
-            ready = bool(pending.marks[-1].event.query())
-        except Exception as error:
-            # A GPU that failed: the program hears of it by itself.
-            faults.swallow(error)
-            ready = False
-        if not ready:
-            self._query_ns = now + self._query_interval_ns
-        return ready
-
-    def _move(self, device: int) -> None:
-        """Steps run on this device from now on; this one by the clock."""
-        self._free.extend(mark.event for mark in self._marks)
-        self._marks = []
-        self._whole = False
-        self._device = device
-        if device not in self._pools:
-            events = (self._cuda.Event(enable_timing=True) for _ in range(self._pool_size))
-            self._pools[device] = deque(events)
-        self._free = self._pools[device]
-
-    def _measure(self, pending: _PendingStep, spent: list[int]) -> int:
-        """Put the GPU's times in place of the clock's; returns begin to end of the step in ns."""
-        times = [0] * len(spent)
-        previous = pending.previous_end
-        for mark in pending.marks:
-            times[mark.phase] += _nanoseconds(previous, mark.event)
-            previous = mark.event
-        times[DURATION] = sum(times)
-        gpu_ns = _nanoseconds(pending.begin, previous)
-        spent[DURATION:] = times[DURATION:]
-        return gpu_ns
-
-    def _release(self, pending: _PendingStep) -> None:
-        """Back to the pool, but for the end event: the next step begins there."""
-        pending.pool.extend(mark.event for mark in pending.marks[:-1])
-        if pending.previous_end is not None:
-            pending.pool.append(pending.previous_end)
-
-    def _capturing(self) -> bool:
-        return bool(self._cuda.is_current_stream_capturing())
-
-    def _read_memory(self, clock: Clock) -> int:
+    def _read_memory(self, now: int, ring: RingWriter | None) -> int:
         """Allocated bytes, and a memory record beside it; ABSENT if it was read a moment ago.
 
         The statistics are counters that the allocator keeps: nothing waits for the GPU. Allocators
         plugged in by the program may have none.
         """
-        now = monotonic_ns()
         if not self._memory or now - self._memory_ns < MEMORY_INTERVAL_NS:
             return ABSENT
         self._memory_ns = now
         try:
             statistics = self._cuda.memory_stats_as_nested_dict()
             values = _memory_words(statistics)
-            if statistics and clock.ring is not None:
-                clock.ring.append(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*values))
-                self._tell_oom(clock.ring, values[4])
+            if statistics and ring is not None:
+                ring.append(protocol.RECORD_MEMORY, protocol.MEMORY.pack(*values))
+                self._report_oom(ring, values[4])
         except Exception as error:
             faults.swallow(error)
             self._memory = False
             return ABSENT
         return values[0]
 
-    def _tell_oom(self, ring: RingWriter, ooms: int) -> None:
-        """One that the program caught is told here; each rise of the counter once."""
+    def _report_oom(self, ring: RingWriter, ooms: int) -> None:
+        """One that the program caught is reported here; each rise of the counter once."""
         new = ooms - self._ooms
         self._ooms = ooms
         if new > 0:
             ring.event("oom", detail=f"{new} failed allocations on the device")
+
+
+def _on_one_device(marks: list[_Mark], previous_end: PooledEvent) -> bool:
+    """Events of two devices cannot be compared."""
+    return all(mark.event.pool is previous_end.pool for mark in marks)
+
+
+def _release(events: Iterable[PooledEvent]) -> None:
+    for event in events:
+        event.pool.append(event)
+
+
+def _is_complete(event: PooledEvent) -> bool:
+    try:
+        return bool(event.event.query())
+    except Exception as error:
+        # A GPU that failed: the program hears of it by itself.
+        faults.swallow(error)
+        return False
+
+
+def _measured(pending: _PendingStep) -> StepRow:
+    """With the GPU's times in place of the clock's."""
+    spent = pending.row.spent
+    times = [0] * len(spent)
+    previous = pending.previous_end
+    try:
+        for mark in pending.marks:
+            times[mark.phase] += _nanoseconds(previous, mark.event)
+            previous = mark.event
+        gpu_ns = _nanoseconds(pending.begin, previous)
+    except Exception as error:
+        faults.swallow(error)
+        return pending.row
+    times[DURATION] = sum(times)
+    spent[DURATION:] = times[DURATION:]
+    return pending.row._replace(gpu_ns=gpu_ns)
+
+
+def _nanoseconds(begin: PooledEvent | None, end: PooledEvent | None) -> int:
+    if begin is None or end is None:
+        return 0
+    milliseconds: float = begin.event.elapsed_time(end.event)
+    return max(0, round(milliseconds * 1e6))
 
 
 def _memory_words(statistics: dict[str, Any]) -> tuple[int, ...]:
@@ -260,11 +256,6 @@ def _memory_words(statistics: dict[str, Any]) -> tuple[int, ...]:
         int(statistics.get("num_ooms", 0)),
         value("inactive_split_bytes", "current"),
     )
-
-
-def _nanoseconds(begin: Any, end: Any) -> int:
-    milliseconds: float = begin.elapsed_time(end)
-    return max(0, round(milliseconds * 1e6))
 
 
 def device_uuid(cuda: Any, visible: str | None) -> str | None:

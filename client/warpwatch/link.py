@@ -317,9 +317,7 @@ class Link:
         if current is None:
             return
         try:
-            self.clock.settle(helping=threading.get_ident() != self.clock.thread)
-            if self.clock.gpu is not None:
-                self.clock.gpu.harvest(self.clock, flush=True)
+            self.clock.finish()
             self.clock.tell_begun(current)
             self._tell(current)
         except Exception as error:

@@ -32,13 +32,11 @@ class Phase:
     def __enter__(self) -> Phase:
         clock = self._clock
         if get_ident() == clock.thread:
-            # A slot's value is called faster from a name of one's own than as if it were a method.
-            push, now = clock.push, monotonic_ns()
             try:
-                push((self.index, now, None))
+                clock.push((self.index, monotonic_ns(), None))
                 return self  # in here: an interrupt between the two is one, too
             except BaseException:
-                # Interrupted: nobody will leave what was not entered.
+                # Interrupted: no one will leave what was not entered.
                 clock.push((LEAVE, monotonic_ns(), None))
                 raise
         return self
@@ -51,8 +49,7 @@ class Phase:
     ) -> None:
         clock = self._clock
         if get_ident() == clock.thread:
-            push = clock.push
-            push((LEAVE, monotonic_ns(), None))
+            clock.push((LEAVE, monotonic_ns(), None))
 
 
 class _Interruption(Phase):
@@ -67,6 +64,26 @@ class _Interruption(Phase):
     def __enter__(self) -> Phase:
         self._clock.interrupt(self._reason)
         return super().__enter__()
+
+
+class Phases(dict[str, Phase]):
+    """All that were asked for, by name."""
+
+    def __init__(self, clock: StepClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def __missing__(self, name: str) -> Phase:
+        index = OTHER
+        try:
+            index = self._clock.phase_index(name)
+        except Exception as error:
+            faults.swallow(error)
+        reason = _INTERRUPTIONS.get(name)
+        phase = _Interruption(self._clock, index, reason) if reason else Phase(self._clock, index)
+        if index != OTHER:
+            self[name] = phase
+        return phase
 
 
 class _Waiting(Generic[Item]):
@@ -124,7 +141,7 @@ class Monitor:
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
         self.step_clock = ""
-        self._phases: dict[str, Phase] = {}
+        self.phases = Phases(clock)
 
     def step(self, samples: int = 0, tokens: int = 0) -> StepClock:
         """One optimizer step: ``with monitor.step(samples=32) as step``.
@@ -146,14 +163,11 @@ class Monitor:
 
     def phase(self, name: str) -> Phase:
         """A part of the step: ``data_wait``, ``forward``, ``comm``, … or one of your own (16)."""
-        try:
-            return self._phases[name]
-        except KeyError:
-            return self._new_phase(name)
+        return self.phases[name]
 
     def wrap(self, iterable: Iterable[Item], phase: str = "data_wait") -> Wrapped[Item]:
         """The same iterable; the time spent waiting for its items is a phase."""
-        return Wrapped(iterable, self.phase(phase))
+        return Wrapped(iterable, self.phases[phase])
 
     def lead(self, source: str) -> bool:
         """Whether ``source`` sets the step clock from now on: nothing as strong does so already.
@@ -181,20 +195,7 @@ class Monitor:
         """What runs between phases is ``phase`` from now on, ``other`` by default."""
         if phase in _INTERRUPTIONS:
             self.clock.interrupt(_INTERRUPTIONS[phase])
-        self.clock.switch(OTHER if phase == "other" else self.phase(phase).index)
-
-    def _new_phase(self, name: str) -> Phase:
-        index = OTHER
-        try:
-            index = self.clock.phase_index(name)
-            reason = _INTERRUPTIONS.get(name)
-            phase = _Interruption(self.clock, index, reason) if reason else Phase(self.clock, index)
-            if index != OTHER:
-                self._phases[name] = phase
-            return phase
-        except Exception as error:
-            faults.swallow(error)
-            return Phase(self.clock, index)
+        self.clock.switch(OTHER if phase == "other" else self.phases[phase].index)
 
 
 def _strength(source: str) -> int:

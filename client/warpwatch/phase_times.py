@@ -1,4 +1,4 @@
-"""The log of a training thread's borders, and what it adds up to: phases, steps, totals, records.
+"""The log of the training thread's borders, and what it adds up to: phases, steps, totals, records.
 
 Phases are disjoint: at each border the time since the last one goes to the phase that was
 innermost. Without a GPU the helper thread settles the log too, so that a step that ended just
@@ -8,49 +8,34 @@ before a hang is seen.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from itertools import repeat
-from operator import add
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from operator import length_hint
+from typing import Any
 
 from warpwatch import faults, protocol
-from warpwatch.columns import (
-    DURATION,
-    LAP_LENGTH,
-    SAMPLES,
-    TOKENS,
-    LapPhases,
-    Steps,
-    spent_in_laps,
-    spent_in_phases,
-)
-from warpwatch.cuda_steps import CudaSteps
+from warpwatch.cuda_steps import CudaSteps, PooledEvent
 from warpwatch.protocol import ABSENT, MAX_PHASES
+from warpwatch.ring import DURATION, SAMPLES, TOKENS, RingWriter, StepRow
 
-if TYPE_CHECKING:
-    from warpwatch.ring import RingWriter
-
-FIRST_PHASE = DURATION + 1
 # Until the step's end the place of its duration holds the time spent in no phase.
 OTHER = DURATION
-_BLANK = [1, 1, 0, 0, 0, *[0] * MAX_PHASES]
+# A step adds 1 to the steps and to the number of the newest one.
+_NOTHING_SPENT = [1, 1, 0, 0, 0, *[0] * MAX_PHASES]
 
-# Entries of the log: what happened, the time of it in ns, and a detail, one after the other. What
-# is none of these is the index of the phase that is entered. LAST: a phase ends, with it the step,
-# and none runs between phases from now on. Detail: flags, samples and tokens where a step ends;
-# elsewhere the phase that what runs between phases is from now on, None where that stays.
-END, LAST, START, LEAVE, SWITCH = 0, 1, 2, -1, -2
+# What happened at a border; what is none of these is the index of the phase that is entered.
+LEAVE, SWITCH, BEGIN, END, START = -1, -2, -3, -4, -5
+# What happened, the time of it in ns, and a detail. At END: flags, samples and tokens of the step.
+# Elsewhere the phase that runs between phases from now on, None where that stays as it is. On a
+# GPU the detail is a pair: that, and the event recorded at the border.
 Entry = tuple[int, int, Any]
-_ENTRY_LENGTH = 3
-# What is left of a step to be written: flags, wall clock ns, number, what it adds to the totals.
-_Row = tuple[int, int, int, list[int]]
-# Steps that are settled at once: no more than a ring holds, and no longer a pause.
-_MAX_STEPS = 256
+# How long the end of the process waits for a thread that is settling the log.
+FINISH_WAIT_S = 0.2
 
 
-class Accounts:
+class PhaseTimes:
     """``log`` is appended to by the training thread and settled by one thread at a time.
 
+    log: the three parts of each entry, one after the other. push: how an entry gets there.
     thread: the training thread's identity, 0 before there is one. current: the innermost phase as
     far as the log is settled.
 
@@ -58,24 +43,23 @@ class Accounts:
     """
 
     __slots__ = (
-        "_end_ns", "_known_ring", "_lap_phases", "_laps", "_mark_ns", "_number", "_settling",
-        "_spent", "_stack", "_totals", "current", "gpu", "log", "phase_names", "ring", "thread",
+        "_end_ns", "_known_ring", "_mark_ns", "_number", "_settling", "_spent", "_stack",
+        "_totals", "current", "gpu", "log", "phase_names", "push", "ring", "thread",
         "wall_offset_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.log: list[Any] = []
+        self.push: Callable[[Entry], None] = self.log.extend
         self.ring: RingWriter | None = None
         self.gpu: CudaSteps | None = None
         self.wall_offset_ns = 0
         self.phase_names: list[str] = []
         self.thread = 0
-        self._totals = [0] * len(_BLANK)
+        self._totals = [0] * len(_NOTHING_SPENT)
         self._settling = threading.Lock()
         self._known_ring: RingWriter | None = None
-        self._spent = _BLANK[:]
-        self._laps: list[int] = []
-        self._lap_phases: LapPhases = OTHER, OTHER, OTHER, OTHER
+        self._spent = _NOTHING_SPENT[:]
         self._stack: list[int] = []
         self.current = OTHER
         self._mark_ns = self._end_ns = 0
@@ -93,190 +77,132 @@ class Accounts:
         self.settle(helping=threading.get_ident() != self.thread)
         return self._spent
 
-    def run_laps(self, laps: list[int], phases: LapPhases) -> bool:
-        """What is appended to ``laps`` from now on are steps in these phases (columns.py).
-
-        Not where they would run inside of another phase.
-        """
-        self.settle()
-        if self.log or self._stack or self.current != OTHER:
-            return False
-        self._laps, self._lap_phases = laps, phases
-        return True
-
     def settle(self, helping: bool = False) -> None:
-        """Take over what the log holds; left to who does so already. ``helping``: from another
-        thread than the training's, which alone may talk to CUDA. Never raises."""
-        gpu = self.gpu
-        if (helping and gpu is not None) or not self._settling.acquire(False):
+        """Take over what the log holds, unless another thread is about it. Never raises.
+
+        ``helping``: in another thread than the training's, which alone may ask a GPU.
+        """
+        if (helping and self.gpu is not None) or not self._settling.acquire(False):
             return
         try:
-            self._settle(gpu)
+            # Once more: the training thread may have begun to use a GPU in between.
+            if not (helping and self.gpu is not None):
+                self._settle()
         except Exception as error:
             faults.swallow(error)
         finally:
             self._settling.release()
 
-    def _settle(self, gpu: CudaSteps | None) -> None:
-        """``gpu`` is asked for once: meanwhile the training thread may begin to use it."""
-        # Laps begin with an empty log: those that are there later came before what it holds now.
-        length = len(self.log)
-        while len(self._laps) >= LAP_LENGTH:
-            self._settle_laps()
-        while length >= _ENTRY_LENGTH:
-            length -= (gpu is None and self._settle_alike(length)) or self._settle_each(length, gpu)
+    def use_gpu(self, gpu: CudaSteps) -> bool:
+        """Borders are events of this GPU from now on. False while another thread settles the log.
 
-    def _settle_laps(self) -> None:
-        laps = self._laps
-        length = min(len(laps) // LAP_LENGTH, _MAX_STEPS) * LAP_LENGTH
-        columns = FIRST_PHASE + len(self.phase_names)
-        settled = laps[:length]
-        del laps[:length]
-        spent = spent_in_laps(settled, self._lap_phases, self._end_ns, columns)
-        self._count(repeat(0), settled[LAP_LENGTH - 1 :: LAP_LENGTH], spent)
-
-    def _settle_alike(self, length: int) -> int:
-        """Steps with the same borders, as most have. Returns how much of the log they were."""
-        log = self.log
-        happened = log[:length:_ENTRY_LENGTH]
-        cuts = (place for place, what in enumerate(happened, 1) if END <= what <= START)
-        borders = next(cuts, length)
-        steps = min(len(happened) // borders, _MAX_STEPS)
-        length = steps * borders * _ENTRY_LENGTH
-        details = log[2:length:_ENTRY_LENGTH]
-        ends = details[borders - 1 :: borders]
-        details[borders - 1 :: borders] = [None] * steps
-        period = happened[:borders], details[:borders]
-        if steps < 2 or happened[: steps * borders] != period[0] * steps:
-            return 0
-        phases = self._innermost_in(*period)
-        if phases is None or details != period[1] * steps:
-            return 0
-        times_ns = log[1:length:_ENTRY_LENGTH]
-        del log[:length]
-        columns = FIRST_PHASE + len(self.phase_names)
-        spent = spent_in_phases(times_ns, phases, self._end_ns, columns)
-        flags, spent[SAMPLES], spent[TOKENS] = zip(*ends)
-        self._count(flags, times_ns[borders - 1 :: borders], spent)
-        return length
-
-    def _innermost_in(self, happened: list[int], details: list[Any]) -> list[int] | None:
-        """The phase before each entry of a step after which all is as before it, if it is one."""
-        current, stack = self.current, self._stack[:]
-        phases = []
-        for what, detail in zip(happened, details):
-            phases.append(current)
-            current = _innermost(what, detail, current, stack)
-        returns = (current, stack) == (self.current, self._stack)
-        return phases if returns and what != START and self._spent == _BLANK else None
-
-    def _settle_each(self, length: int, gpu: CudaSteps | None) -> int:
-        """Entry for entry. Returns how much of the log they were."""
-        log, stack = self.log, self._stack
-        spent, current, mark_ns = self._spent, self.current, self._mark_ns
-        rows: list[_Row] = []
-        entries = iter(log[: min(length, _MAX_STEPS * _ENTRY_LENGTH)])
-        done = 0
+        What it holds then are borders without events.
+        """
+        if not self._settling.acquire(False):
+            return False
         try:
-            for what, now, detail in zip(entries, entries, entries):
-                done += _ENTRY_LENGTH
+            self._settle()
+            self.gpu = gpu
+            self.push = self._push_with_event
+        finally:
+            self._settling.release()
+        return True
+
+    def finish(self) -> None:
+        """At the end of the process, in any thread: what a GPU has not come to is written as well.
+
+        With the clock's times, unless this is the training thread.
+        """
+        if not self._settling.acquire(timeout=FINISH_WAIT_S):
+            return
+        try:
+            self._settle(ask_gpu=threading.get_ident() == self.thread)
+            if self.gpu is not None:
+                self._write(self.gpu.harvest(ask=False, flush=True))
+        finally:
+            self._settling.release()
+
+    def _push_with_event(self, entry: Entry) -> None:
+        what, now, detail = entry
+        if self.gpu is not None:
+            self.log.extend((what, now, (detail, self.gpu.record(now))))
+
+    def _settle(self, ask_gpu: bool = True) -> None:
+        length = len(self.log)
+        parts = iter(self.log[:length])
+        try:
+            ended = self._add_up(zip(parts, parts, parts))
+        finally:
+            # Whoever is interrupted leaves the rest for the next time.
+            del self.log[: length - length_hint(parts)]
+        if self.gpu is not None:
+            ended = self.gpu.harvest(ask_gpu)
+        self._write(ended)
+
+    def _add_up(self, entries: Iterable[Entry]) -> list[StepRow]:
+        """The steps that have ended; those of a GPU are left to it."""
+        gpu, stack, event = self.gpu, self._stack, None
+        spent, current, mark_ns = self._spent, self.current, self._mark_ns
+        ended: list[StepRow] = []
+        try:
+            for what, now, detail in entries:
                 spent[current] += now - mark_ns
                 mark_ns = now
-                if END <= what <= START:
-                    self._cut(what, now, detail, spent, current, rows, gpu)
-                    spent = _BLANK[:]
-                elif gpu is not None:
-                    gpu.border(current)
-                current = _innermost(what, detail, current, stack)
+                if gpu is not None:
+                    detail, event = detail
+                    gpu.border(event, current, begins=what == BEGIN)
+                if what >= OTHER:
+                    stack.append(current)
+                    current = what
+                elif what == LEAVE:
+                    current = stack.pop() if stack else OTHER
+                elif what <= END:
+                    self._cut(what, now, detail, event, ended)
+                    spent, detail = self._spent, OTHER
+                if detail is None:
+                    continue
+                if stack:
+                    stack[0] = detail
+                else:
+                    current = detail
         finally:
-            self._spent, self.current, self._mark_ns = spent, current, mark_ns
-            del log[:done]
-        if rows:
-            flags, wall_ns, numbers, spents = zip(*rows)
-            columns = [*zip(*spents)][: FIRST_PHASE + len(self.phase_names)]
-            self._write((flags, wall_ns, numbers, repeat(ABSENT), repeat(ABSENT), columns))
-        return done
+            self.current, self._mark_ns = current, mark_ns
+        return ended
 
     def _cut(
-        self,
-        what: int,
-        now: int,
-        detail: Any,
-        spent: list[int],
-        current: int,
-        rows: list[_Row],
-        gpu: CudaSteps | None,
+        self, what: int, now: int, detail: Any, event: PooledEvent | None, ended: list[StepRow]
     ) -> None:
-        """A step ends and counts, or what ran until now belongs to none."""
-        before, self._end_ns = self._end_ns, now
+        """A step ends, or (START) what ran until now belongs to none."""
+        before_ns, self._end_ns = self._end_ns, now
+        spent, self._spent = self._spent, _NOTHING_SPENT[:]
         if what == START:
-            if gpu is not None:
-                gpu.restart()
+            self._stack.clear()
+            if self.gpu is not None:
+                self.gpu.restart()
             return
         flags, spent[SAMPLES], spent[TOKENS] = detail
-        spent[DURATION] = now - before
-        number, wall_ns = self._number, now + self.wall_offset_ns
-        self._number = number + 1
-        if gpu is not None:
-            self.current = current
-            gpu.end(self, flags, wall_ns, number, spent)
+        spent[DURATION] = now - before_ns
+        step = StepRow(flags, now + self.wall_offset_ns, self._number, ABSENT, ABSENT, spent)
+        self._number += 1
+        if self.gpu is None:
+            ended.append(step)
         else:
-            rows.append((flags, wall_ns, number, spent))
+            self.gpu.end(step, event, now, self.ring)
 
-    def _count(
-        self, flags: Iterable[int], ended_ns: Sequence[int], spent: list[Sequence[int]]
-    ) -> None:
-        """Steps that have ended then, of which no GPU knows."""
-        first, self._number = self._number, self._number + len(ended_ns)
-        self._mark_ns = self._end_ns = ended_ns[-1]
-        wall_ns = [*map(self.wall_offset_ns.__add__, ended_ns)]
-        numbers = range(first, self._number)
-        self._write((flags, wall_ns, numbers, repeat(ABSENT), repeat(ABSENT), spent))
-
-    def finish(
-        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: list[int]
-    ) -> None:
-        """Count a step whose times are known, in order, and write it."""
-        columns = [*zip(spent)][: FIRST_PHASE + len(self.phase_names)]
-        self._write(((flags,), (wall_ns,), (number,), (gpu_ns,), (allocated,), columns))
-
-    def _write(self, steps: Steps) -> None:
-        totals, spent = self._totals, steps[-1]
-        # All that is in use, column by column.
-        self._totals = totals = [*map(add, totals, map(sum, spent)), *totals[len(spent) :]]
+    def _write(self, steps: list[StepRow]) -> None:
+        """Count steps whose times are known, in order, and write them."""
+        if not steps:
+            return
+        columns = zip(self._totals, *(step.spent for step in steps))
+        self._totals = [sum(column) for column in columns]
         ring = self.ring
         if ring is not None:
             if ring is not self._known_ring:
-                self._meet(ring)
-            ring.write_steps(steps, totals)
-
-    def _meet(self, ring: RingWriter) -> None:
-        self._known_ring = ring
-        for index in range(len(self.phase_names)):
-            self._define(ring, index)
+                self._known_ring = ring
+                for index in range(len(self.phase_names)):
+                    self._define(ring, index)
+            ring.write_steps(steps, self._totals, len(self.phase_names))
 
     def _define(self, ring: RingWriter, index: int) -> None:
         payload = protocol.PHASE.pack(index) + self.phase_names[index].encode()
         ring.append(protocol.RECORD_PHASE, payload)
-
-
-def _innermost(what: int, detail: Any, current: int, stack: list[int]) -> int:
-    """The innermost phase after an entry of the log; ``stack`` holds those around it."""
-    if what >= OTHER:
-        stack.append(current)
-        current = what
-    elif what == END:
-        return current
-    elif what == START:
-        stack.clear()
-        return OTHER
-    elif what != SWITCH:
-        current = stack.pop() if stack else OTHER
-        if what == LAST:
-            detail = OTHER
-    if detail is not None:
-        if stack:
-            stack[0] = detail
-        else:
-            current = detail
-    return current

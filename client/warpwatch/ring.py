@@ -12,70 +12,39 @@ import re
 import struct
 import threading
 import time
-import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, count, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 from warpwatch import protocol
-from warpwatch.columns import Steps
 from warpwatch.descriptors import Descriptor
 from warpwatch.rendezvous import take_lock
 
-_crc32 = zlib.crc32
 # As many as the ring holds: a thread that loses the GIL with the lock held keeps it for 5 ms.
 _MAX_DEFERRED = protocol.RECORD_COUNT
-# The hot path reads these: a module's own name is found faster than another module's.
-_STEP = protocol.RECORD_STEP
-_RECORDS = protocol.WORD_RECORDS
-_FIRST, _SIZE, _COUNT = protocol.HEADER_SIZE, protocol.RECORD_SIZE, protocol.RECORD_COUNT
-_HEAD = protocol.RECORD.size
-_TOTALS_SIZE = protocol.TOTALS.size
-_TOTALS_A_END, _TOTALS_B_END = (offset + _TOTALS_SIZE for offset in protocol.TOTALS_OFFSETS)
+# Where what a step adds to the totals holds samples, tokens, ns, and the ns of each phase; before
+# them are the step itself and the newest step's number.
+SAMPLES, TOKENS, DURATION, FIRST_PHASE = 2, 3, 4, 5
+
+
+class StepRow(NamedTuple):
+    """A step to be written. ``gpu_ns`` and ``allocated`` may be ABSENT.
+
+    spent: what it adds to the totals: steps, newest, samples, tokens, duration ns, phases ns.
+    """
+
+    flags: int
+    wall_ns: int
+    number: int
+    gpu_ns: int
+    allocated: int
+    spent: list[int]
 
 
 def ring_name(job: str, rank: int) -> str:
     """A name that nobody can guess beforehand: 64 random bits."""
     return f"{re.sub(r'[^0-9A-Za-z_.-]', '_', job)[:40].lstrip('.')}-r{rank}-{os.urandom(8).hex()}"
-
-
-class _Layout:
-    """For steps of ``length`` columns, 5 and one for each phase: only those are packed.
-
-    record: of a step. end: what follows it in its slot, which begins with the checksum.
-    totals: those in use, before the others.
-    """
-
-    def __init__(self, length: int) -> None:
-        self.record = struct.Struct(protocol.RECORD.format + "Q" * (length + 1))
-        self.end = struct.Struct(f"<Q{_SIZE - self.record.size - 8}x")
-        self.totals = struct.Struct("<Q" + "Q" * length)
-        self.unused_totals = bytes(_TOTALS_SIZE - self.totals.size)
-
-    def records(self, steps: Steps, first: int) -> Iterator[bytes]:
-        """Numbered from ``first`` on."""
-        flags, wall_ns, numbers, gpu_ns, allocated, spent = steps
-        _, _, samples, tokens, duration_ns, *phases = spent
-        return map(
-            self.record.pack,
-            count(first),
-            repeat(_STEP),
-            flags,
-            repeat(self.record.size - _HEAD),
-            wall_ns,
-            numbers,
-            duration_ns,
-            gpu_ns,
-            allocated,
-            samples,
-            tokens,
-            *phases,
-        )
-
-
-_LAYOUTS = {length: _Layout(length) for length in range(5, 6 + protocol.MAX_PHASES)}
 
 
 # Maps whose file somebody closed: a map holds a descriptor of its own, which may be somebody
@@ -156,40 +125,21 @@ class RingWriter:
             finally:
                 lock.release()
 
-    def write_steps(self, steps: Steps, totals: Sequence[int]) -> None:
-        """At most RECORD_COUNT steps, and the totals after them.
-
-        A checksum is stored as a whole word: it is aligned, the four bytes after it are unused.
-        """
-        flags, wall_ns, *_, spent = steps
-        length = len(spent)
-        layout = _LAYOUTS[length]
-        if self._lock.acquire(False):
-            try:
-                if self._deferred:
-                    self._write_deferred()
-                self._store([*layout.records(steps, self._records + 1)], layout)
-            finally:
-                self._lock.release()
-        else:
-            for flag, at_ns, record in zip(flags, wall_ns, layout.records(steps, 0)):
-                self._deferred.append((_STEP, flag, at_ns, record[_HEAD:]))
-        self._totals = turn = self._totals + 1
-        body = layout.totals.pack(turn, *totals[:length]) + layout.unused_totals
-        end = _TOTALS_A_END if turn & 1 else _TOTALS_B_END
-        self._map[end - _TOTALS_SIZE : end] = body
-        self.words[end >> 3] = _crc32(body)
-
-    def _store(self, records: list[bytes], layout: _Layout) -> None:
-        """From the next slot on; at the ring's end goes on at its begin."""
-        checksums = map(layout.end.pack, map(_crc32, records))
-        slots = b"".join(chain.from_iterable(zip(records, checksums)))
-        begin = self._records % _COUNT * _SIZE
-        until_end = _COUNT * _SIZE - begin
-        ring, before, rest = self._map, slots[:until_end], slots[until_end:]
-        ring[_FIRST + begin : _FIRST + begin + len(before)] = before
-        ring[_FIRST : _FIRST + len(rest)] = rest
-        self._records = self.words[_RECORDS] = self._records + len(records)
+    def write_steps(self, rows: Iterable[StepRow], totals: Sequence[int], phases: int) -> None:
+        """Records of steps with so many ``phases``, and the totals after them."""
+        pack = struct.Struct(f"{protocol.STEP.format}{phases}Q").pack
+        for flags, wall_ns, number, gpu_ns, allocated, spent in rows:
+            _, _, samples, tokens, duration_ns, *phases_ns = spent[: FIRST_PHASE + phases]
+            payload = pack(number, duration_ns, gpu_ns, allocated, samples, tokens, *phases_ns)
+            self._deferred.append((protocol.RECORD_STEP, flags, wall_ns, payload))
+        self.flush()
+        self._totals += 1
+        offset = protocol.TOTALS_OFFSETS[self._totals % 2]
+        steps, newest, samples, tokens, duration_ns, *phases_ns = totals
+        data = protocol.encode_totals(
+            self._totals, steps, newest, samples, tokens, duration_ns, phases_ns
+        )
+        self._map[offset : offset + len(data)] = data
 
     def _write_deferred(self) -> None:
         while self._deferred:

@@ -3,15 +3,13 @@
 It takes no lock that it would wait for, opens no file; every nanosecond here is the user's. Between
 two kernels of the user's own the processor's caches hold nothing of ours, so that each line that
 runs costs several times what a benchmark of it alone says: a border only notes its time in a log.
-The log is settled, many short steps at once, into phases, steps, records and totals. Phases are
-disjoint: at each border the time since the last one goes to the phase that was innermost.
+The log is settled, many short steps at once, by phase_times.py.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from numbers import Real
 from queue import SimpleQueue
 from threading import get_ident
@@ -22,48 +20,45 @@ from typing import TYPE_CHECKING, Any
 from warpwatch import faults, identity
 from warpwatch.cuda_steps import CudaSteps, device_uuid
 from warpwatch.phase_times import (
+    BEGIN,
     END,
-    FIRST_PHASE,
-    LAST,
     LEAVE,
     OTHER,
     START,
     SWITCH,
-    Accounts,
-    Entry,
+    PhaseTimes,
 )
 from warpwatch.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
+from warpwatch.ring import FIRST_PHASE, RingWriter
 
 if TYPE_CHECKING:
     from warpwatch.captures import Captures
-    from warpwatch.ring import RingWriter
 
 # What a forked child inherited and must not destroy: a CUDA event's end calls the driver, which
 # may not be used after a fork.
 _kept_in_child: list[Any] = []
 
-# Steps shorter than this do not all look for a command: a look takes 20 to 30 µs where the caches
-# hold nothing of it. The daemon names a step that is at least 150 ms ahead.
+# Steps shorter than this do not all look for a command. The daemon names a step that is at least
+# 150 ms ahead.
 LOOK_INTERVAL_NS = 20_000_000
-# Of what a step has processed: so large a count is somebody's mistake.
-COUNT_BITS = 48
 # Steps shorter than this are settled together; of a process that is killed, those of so long are
 # lost.
 SETTLE_INTERVAL_NS = 50_000_000
+# Of what a step has processed: so large a count is somebody's mistake.
+COUNT_BITS = 48
 
 
-class StepClock(Accounts):
+class StepClock(PhaseTimes):
     """Measures steps and phases of one thread, and is the context manager of a step."""
 
     __slots__ = (
-        "_dead", "_follow_ns", "_gpu_tried", "_nested", "_settle_ns", "_started",
-        "begun_ns", "captures", "capturing", "cuda", "device", "flags", "look_ns", "open",
-        "push", "samples", "steps", "tokens", "woken",
+        "_dead", "_follow_ns", "_look_ns", "_nested", "_settle_ns", "_started", "begun_ns",
+        "captures", "capturing", "cuda", "device", "flags", "open", "samples", "steps", "tokens",
+        "woken",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
-        self.push: Callable[[Entry], None] = self.log.extend
         self.captures: Captures | None = None
         self.cuda: Any = None  # torch.cuda, once the helper thread saw that it is in use
         self.device: str | None = None
@@ -76,8 +71,7 @@ class StepClock(Accounts):
         self.woken: SimpleQueue[None] = SimpleQueue()
         self.open = self._dead = self._started = False
         self._nested = 0
-        self.look_ns = self._follow_ns = self._settle_ns = 0
-        self._gpu_tried = False
+        self._look_ns = self._follow_ns = self._settle_ns = 0
 
     # --- the hot path ---------------------------------------------------------------------------
 
@@ -93,7 +87,7 @@ class StepClock(Accounts):
             if not self._started:
                 self._start(now)
             self.begun_ns = now
-            if now >= self.look_ns:
+            if now >= self._look_ns:
                 self._look(now)
             # Last: whoever is interrupted in here has begun nothing that he would have to end.
             self.open = True
@@ -117,8 +111,7 @@ class StepClock(Accounts):
             self.open = False
             now = monotonic_ns()
             self.steps += 1
-            push = self.push
-            push((END, now, (self.flags, self.samples, self.tokens)))
+            self.push((END, now, (self.flags, self.samples, self.tokens)))
             if now >= self._settle_ns:
                 self._ended(now)
         except Exception as fault:
@@ -127,14 +120,15 @@ class StepClock(Accounts):
     __enter__ = begin
 
     def turn(self, now: int) -> None:
-        """A phase has ended ``now``, with it a step, and the next begins. Training thread."""
-        self.begun_ns = now
+        """The open step ends ``now`` and the next one begins. In the training thread."""
         self.steps += 1
-        push = self.push
-        push((LAST, now, (self.flags, self.samples, self.tokens)))
+        self.push((END, now, (self.flags, self.samples, self.tokens)))
         self.samples = self.tokens = 0
-        if now >= self.look_ns:
-            self.turned(now)
+        self.begun_ns = now
+        if now >= self._look_ns:
+            if now >= self._settle_ns:
+                self._ended(now)
+            self._look(now)
 
     # --- what happens seldom --------------------------------------------------------------------
 
@@ -197,13 +191,6 @@ class StepClock(Accounts):
             self._define(self._known_ring, number)
         return FIRST_PHASE + number
 
-    def use_gpu(self, gpu: CudaSteps) -> None:
-        """The borders are the GPU's from now on: they are now, not when the log is settled."""
-        # Nothing happens, only whoever has put a function of theirs in the way of the log hears it.
-        self.push((SWITCH, monotonic_ns(), None))
-        self.gpu = gpu
-        self.push = self._push_and_settle
-
     def drop(self) -> None:
         """In a forked child: nothing is measured any more."""
         self._dead = True
@@ -220,63 +207,33 @@ class StepClock(Accounts):
         self._nested = 0
         return True
 
-    def _begin_on_gpu(self) -> None:
-        try:
-            if not self._gpu_tried:
-                self._gpu_tried = True
-                self.use_gpu(CudaSteps(self.cuda))
-                self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
-            if self.gpu is not None:
-                self.gpu.begin(self.current)
-        except Exception as error:
-            faults.swallow(error)
-
-    def _push_and_settle(self, entry: Entry) -> None:
-        self.log.extend(entry)
-        self.settle()
-
-    def _ended(self, now: int) -> None:
-        try:
-            self.settle()
-            if self.capturing and self.captures is not None:
-                self.captures.step_ended(self, self.steps - 1)
-        except Exception as error:
-            faults.swallow(error)
-        self._settle_ns = 0 if self._each_step() else now + SETTLE_INTERVAL_NS
-
-    def turned(self, now: int) -> None:
-        """A step has ended ``now`` and another begun: what is not due at each short one."""
-        if now >= self._settle_ns:
-            self._ended(now)
-        self._look(now)
-
     def _start(self, now: int) -> None:
         self._started = True
         self.push((START, now, None))
         self.woken.put(None)
 
-    def tell_begun(self, ring: RingWriter) -> None:
-        """For the helper thread: whatever begins meanwhile, the newest step is told last."""
-        told = 0
-        while told != self.begun:
-            told = self.begun
-            ring.words[WORD_STEP_BEGUN_AT] = self.begun_ns
-            ring.words[WORD_STEP_BEGUN] = told
+    def _ended(self, now: int) -> None:
+        """What is not due at the end of each short step: settle the log, see to a capture."""
+        self.settle()
+        if self.capturing and self.captures is not None:
+            try:
+                self.captures.step_ended(self, self.steps - 1)
+            except Exception as error:
+                faults.swallow(error)
+        self._settle_ns = 0 if self.capturing else now + SETTLE_INTERVAL_NS
 
     def _look(self, now: int) -> None:
-        """What is not due at each short step: tell that it has begun, look for a command."""
+        """What is not due at each short step: report that it has begun, look for a command."""
         if now >= self._follow_ns or self.capturing:
             self._follow_ns = now + LOOK_INTERVAL_NS
             self._follow(now)
         if self.cuda is not None:
-            self._begin_on_gpu()
-        self.look_ns = self._follow_ns
-        if self._each_step():
-            self.look_ns = self._settle_ns = 0
-
-    def _each_step(self) -> bool:
-        """Whether steps are neither settled together nor begun without a look."""
-        return self.capturing or self.cuda is not None or self.gpu is not None
+            self._begin_on_gpu(now)
+        self._look_ns = self._follow_ns
+        if self.capturing:
+            self._look_ns = self._settle_ns = 0
+        elif self.cuda is not None:
+            self._look_ns = 0
 
     def _follow(self, now: int) -> None:
         ring = self.ring
@@ -289,6 +246,29 @@ class StepClock(Accounts):
                 except Exception as error:
                     # The program may have closed a descriptor that was ours.
                     faults.swallow(error)
+
+    def _begin_on_gpu(self, now: int) -> None:
+        """Its events are on the stream that is current now."""
+        if self.gpu is None:
+            self._find_gpu()
+        if self.gpu is not None:
+            self.gpu.follow_stream()
+            self.push((BEGIN, now, None))
+
+    def _find_gpu(self) -> None:
+        try:
+            if self.use_gpu(CudaSteps(self.cuda)):
+                self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        except Exception as error:
+            faults.swallow(error)
+
+    def tell_begun(self, ring: RingWriter) -> None:
+        """For the helper thread: whatever begins meanwhile, the newest step is reported last."""
+        reported = 0
+        while reported != self.begun:
+            reported = self.begun
+            ring.words[WORD_STEP_BEGUN_AT] = self.begun_ns
+            ring.words[WORD_STEP_BEGUN] = reported
 
     def _leave(self, error: BaseException | None) -> None:
         """A nested step, or one that failed: it does not count, its time goes to the next one."""

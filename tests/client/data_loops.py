@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
+import time
 from collections import UserDict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import warpwatch
-from tests.client.loop_base import backward, data, flow, loop, model
+from tests.client.loop_base import SLEEP_S, backward, data, loop, model, state
 
 # --- the DataLoader as clock, and what it tells ---------------------------------------------------
 
@@ -111,6 +115,51 @@ def a_dataset_that_loads_itself() -> None:
     for batch in DataLoader(Nested(), batch_size=1):
         net(batch).sum().backward()
         optimizer.step()
+
+
+@loop
+def training_data_that_is_evaluated() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    batches = iter(data(4 + 3 + 4))
+    for number, (batch,) in enumerate(batches):
+        net(batch).sum().backward()
+        optimizer.step()
+        if number == 3:
+            with torch.no_grad():
+                for (held_out,) in itertools.islice(batches, 2):
+                    net(held_out)
+                    time.sleep(SLEEP_S)
+
+
+@loop
+def data_that_fails() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    class Failing(TensorDataset):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> Any:
+            if index == 5 * 4:
+                raise ZeroDivisionError
+            return super().__getitem__(index)
+
+    for rows in (Failing(torch.ones(40, 8)), TensorDataset(torch.ones(40, 8))):
+        with contextlib.suppress(ZeroDivisionError):
+            for (batch,) in DataLoader(rows, batch_size=4):
+                net(batch).sum().backward()
+                optimizer.step()
+
+
+@loop
+def batches_that_another_thread_fetches() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with ThreadPoolExecutor(1) as thread:
+        batches = iter(data(12))
+        for _ in range(12):
+            (batch,) = thread.submit(next, batches).result()
+            net(batch).sum().backward()
+            optimizer.step()
 
 
 # --- torch.compile --------------------------------------------------------------------------------
@@ -252,8 +301,8 @@ def hooks_that_an_old_dynamo_took_away() -> None:
     # What TorchPatcher.patch of PyTorch 2.0 to 2.8 does at the first torch.compile.
     torch.optim.SGD.step = torch.optim.SGD.step.__wrapped__
     torch.optim.SGD.step.hooked = True
-    dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(flow))
-    dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(flow))
+    dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(state))
+    dynamo.restore(torch.optim.Optimizer, optimizer_hook.hooks_of(state))
     later = torch.optim.SGD(net.parameters(), lr=0.01)
     for _ in range(5):
         backward(net)

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from warpwatch import faults, hooks
-from warpwatch.columns import DURATION, SAMPLES, TOKENS
-from warpwatch.phase_times import FIRST_PHASE
+from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS
 
-flow = hooks.install()
+state = hooks.install()
 
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
@@ -37,7 +36,7 @@ def backward(net: torch.nn.Module, factor: float = 1.0) -> None:
 
 
 def told(result: Any) -> dict[str, Any]:
-    monitor = flow.monitor
+    monitor = state.monitor
     if monitor is None:
         return {"result": result, "faults": faults.count()}
     clock = monitor.clock

@@ -4,106 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Lock, Thread, get_ident
-from typing import Any, NamedTuple
+from threading import Lock, Thread
+from typing import Any
 
 import pytest
 
+from tests.client.simulated_cuda import SimulatedCuda, SimulatedStream
 from warpwatch import cuda_steps, protocol
-from warpwatch.columns import DURATION
 from warpwatch.cuda_steps import CudaSteps, device_uuid
 from warpwatch.monitor import Monitor
-from warpwatch.phase_times import END, FIRST_PHASE, START
+from warpwatch.phase_times import END, START
 from warpwatch.protocol import ABSENT
-from warpwatch.ring import RingWriter
+from warpwatch.ring import DURATION, FIRST_PHASE, RingWriter, StepRow
 from warpwatch.steps import StepClock
-
-
-class SimulatedStream(NamedTuple):
-    """Compute has the queue of the simulation; of other streams nothing is known in order."""
-
-    device_index: int
-    compute: bool = True
-
-
-class SimulatedEvent:
-    """Like torch.cuda.Event: complete when the stream has come to it."""
-
-    def __init__(self, cuda: SimulatedCuda) -> None:
-        self._cuda = cuda
-        self.at_ms: float | None = None
-        self.device: int | None = None
-
-    def record(self, stream: SimulatedStream) -> None:
-        assert not self._cuda.graph_capture
-        # Made on the device where it is recorded first, and bound to it.
-        self.device = stream.device_index if self.device is None else self.device
-        assert self.device == stream.device_index
-        self.at_ms = None
-        if stream.compute:
-            self._cuda.queue.append(self)
-        else:
-            self.at_ms = -1.0
-
-    def query(self) -> bool:
-        assert not self._cuda.graph_capture
-        assert get_ident() == self._cuda.thread
-        self._cuda.queries += 1
-        return self.at_ms is not None
-
-    def elapsed_time(self, end: SimulatedEvent) -> float:
-        assert self.at_ms is not None
-        assert end.at_ms is not None
-        if self.device != end.device:
-            raise RuntimeError("events of two devices")
-        return end.at_ms - self.at_ms
-
-
-class SimulatedCuda:
-    """Like the module torch.cuda: one stream of kernels (ms) and events."""
-
-    def __init__(self) -> None:
-        self.queue: deque[float | SimulatedEvent] = deque()
-        self.now_ms = 0.0
-        self.graph_capture = False
-        self.memory_reads = 0
-        self.statistics: dict[str, Any] = {
-            "allocated_bytes": {"all": {"current": 7 << 30, "peak": 8 << 30}}
-        }
-        self.stream = SimulatedStream(0)
-        self.thread = get_ident()
-        self.queries = 0
-
-    def Event(self, enable_timing: bool) -> SimulatedEvent:
-        assert enable_timing
-        return SimulatedEvent(self)
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.graph_capture
-
-    def memory_stats_as_nested_dict(self) -> dict[str, Any]:
-        self.memory_reads += 1
-        if not self.statistics:
-            raise RuntimeError("this allocator has no statistics")
-        return self.statistics
-
-    def current_stream(self) -> SimulatedStream:
-        return self.stream
-
-    def launch(self, ms: float) -> None:
-        self.queue.append(ms)
-
-    def run(self, leave: int = 0) -> None:
-        """Let the GPU work until ``leave`` entries are left."""
-        while len(self.queue) > leave:
-            entry = self.queue.popleft()
-            if isinstance(entry, SimulatedEvent):
-                entry.at_ms = self.now_ms
-            else:
-                self.now_ms += entry
 
 
 def events_held(gpu: CudaSteps) -> int:
@@ -122,26 +37,23 @@ class FinishedSteps(StepClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.finished: list[tuple[int, int, int, list[int]]] = []
+        self.finished: list[StepRow] = []
 
-    def finish(
-        self, flags: int, wall_ns: int, number: int, gpu_ns: int, allocated: int, spent: list[int]
-    ) -> None:
-        super().finish(flags, wall_ns, number, gpu_ns, allocated, spent)
-        self.finished.append((number, gpu_ns, allocated, spent))
+    def _write(self, steps: list[StepRow]) -> None:
+        super()._write(steps)
+        self.finished.extend(steps)
 
 
-def simulated(
-    pool_size: int = 512, query_interval_ns: int = 0
-) -> tuple[SimulatedCuda, FinishedSteps, Monitor]:
+def simulated(pool_size: int = 512) -> tuple[SimulatedCuda, FinishedSteps, Monitor]:
     cuda = SimulatedCuda()
     clock = FinishedSteps()
-    clock.use_gpu(CudaSteps(cuda, pool_size, query_interval_ns))
-    clock.cuda, clock._gpu_tried = cuda, True
+    clock.cuda = cuda
+    assert clock.use_gpu(CudaSteps(cuda, pool_size))
     return cuda, clock, Monitor(clock)
 
 
 def step(cuda: SimulatedCuda, monitor: Monitor, between_ms: float = 0.0) -> None:
+    """One that is settled at its end, as long ones are."""
     cuda.launch(between_ms)
     with monitor.step():
         with monitor.phase("forward"):
@@ -149,6 +61,7 @@ def step(cuda: SimulatedCuda, monitor: Monitor, between_ms: float = 0.0) -> None
         with monitor.phase("backward"):
             cuda.launch(60)
         cuda.launch(10)
+    monitor.clock.settle()
 
 
 def test_steps_are_timed_between_their_end_events_on_the_stream() -> None:
@@ -158,23 +71,23 @@ def test_steps_are_timed_between_their_end_events_on_the_stream() -> None:
         cuda.run()
     step(cuda, monitor)
     # The first has no step before it to be measured from: it is timed by the clock.
-    number, gpu_ns, _, spent = clock.finished[1]
-    assert (number, gpu_ns) == (1, 100_000_000)
-    assert spent[DURATION] == 105_000_000
-    assert spent[FIRST_PHASE : FIRST_PHASE + 2] == [30_000_000, 60_000_000]
-    assert clock.finished[0][1] == ABSENT
-    assert [found[0] for found in clock.finished] == [0, 1, 2]
+    second = clock.finished[1]
+    assert (second.number, second.gpu_ns) == (1, 100_000_000)
+    assert second.spent[DURATION] == 105_000_000
+    assert second.spent[FIRST_PHASE : FIRST_PHASE + 2] == [30_000_000, 60_000_000]
+    assert clock.finished[0].gpu_ns == ABSENT
+    assert [found.number for found in clock.finished] == [0, 1, 2]
 
 
 def test_nothing_waits_for_a_gpu_that_is_behind() -> None:
     cuda, clock, monitor = simulated()
     for _ in range(4):
         step(cuda, monitor)
-    assert [found[0] for found in clock.finished] == [0]
+    assert [found.number for found in clock.finished] == [0]
     cuda.run()
     step(cuda, monitor)
-    assert [found[0] for found in clock.finished] == [0, 1, 2, 3]
-    assert [found[1] for found in clock.finished[1:]] == [100_000_000] * 3
+    assert [found.number for found in clock.finished] == [0, 1, 2, 3]
+    assert [found.gpu_ns for found in clock.finished[1:]] == [100_000_000] * 3
     assert clock.steps == 5
     assert clock.totals[0] == 4
 
@@ -187,8 +100,8 @@ def test_an_exhausted_pool_falls_back_to_the_clock_and_recovers() -> None:
     for _ in range(4):
         step(cuda, monitor)
         cuda.run()
-    gpu = [found[1] for found in clock.finished]
-    assert [found[0] for found in clock.finished] == list(range(9))
+    gpu = [found.gpu_ns for found in clock.finished]
+    assert [found.number for found in clock.finished] == list(range(9))
     assert gpu[0] == ABSENT and ABSENT in gpu[2:6]
     assert gpu[-1] == 100_000_000
     assert clock.gpu is not None
@@ -217,15 +130,15 @@ def test_a_graph_capture_is_left_alone() -> None:
     for _ in range(3):
         step(cuda, monitor)
         cuda.run()
-    assert [found[1] == ABSENT for found in clock.finished] == [True, True, True, False]
+    assert [found.gpu_ns == ABSENT for found in clock.finished] == [True, True, True, False]
 
 
 def test_a_gpu_that_never_answers_costs_a_bounded_memory() -> None:
     cuda, clock, monitor = simulated(pool_size=2000)
-    for _ in range(200):
+    for _ in range(cuda_steps.MAX_PENDING + 50):
         step(cuda, monitor)
-    assert 130 <= len(clock.finished) <= 136
-    assert {found[1] for found in clock.finished} == {ABSENT}
+    assert len(clock.finished) == 50
+    assert {found.gpu_ns for found in clock.finished} == {ABSENT}
 
 
 def test_memory_is_read_once_a_second_at_most() -> None:
@@ -234,17 +147,28 @@ def test_memory_is_read_once_a_second_at_most() -> None:
         step(cuda, monitor)
         cuda.run()
     assert cuda.memory_reads == 1
-    assert [found[2] for found in clock.finished[:2]] == [7 << 30, ABSENT]
+    assert [found.allocated for found in clock.finished[:2]] == [7 << 30, ABSENT]
 
 
-def test_the_exit_finishes_what_the_gpu_did_not() -> None:
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_exit_finishes_what_the_gpu_did_not_and_asks_it_in_the_training_thread_only(
+    elsewhere: bool,
+) -> None:
     cuda, clock, monitor = simulated()
     for _ in range(3):
-        step(cuda, monitor)
-    assert clock.gpu is not None
-    clock.gpu.harvest(clock, flush=True)
-    assert [found[0] for found in clock.finished] == [0, 1, 2]
-    assert clock.totals[0] == 3
+        with monitor.step():
+            cuda.launch(100)
+    cuda.run(leave=1)
+    cuda.queries = 0
+    if elsewhere:
+        thread = Thread(target=clock.finish)
+        thread.start()
+        thread.join()
+    else:
+        clock.finish()
+    gpu_ns = [ABSENT, ABSENT if elsewhere else 100_000_000, ABSENT]
+    assert [(found.number, found.gpu_ns) for found in clock.finished] == list(enumerate(gpu_ns))
+    assert cuda.queries == (0 if elsewhere else 2)
 
 
 def test_the_device_is_named_by_its_uuid() -> None:
@@ -264,29 +188,14 @@ def test_the_device_is_named_by_its_uuid() -> None:
 
 
 def test_a_gpu_that_is_behind_is_not_asked_at_every_step() -> None:
-    cuda, clock, monitor = simulated(query_interval_ns=3_600_000_000_000)
-    for _ in range(30):
-        step(cuda, monitor)
-    assert cuda.queries == 1
-    cuda.run()
-    assert clock.gpu is not None
-    clock.gpu._query_ns = 0
-    step(cuda, monitor)
-    assert [found[0] for found in clock.finished] == list(range(30))
-
-
-def test_the_exit_in_another_thread_asks_no_event() -> None:
     cuda, clock, monitor = simulated()
-    for _ in range(3):
-        step(cuda, monitor)
+    for _ in range(10):
+        with monitor.step():
+            cuda.launch(100)
+    assert cuda.queries <= 1
     cuda.run()
-    assert clock.gpu is not None
-    cuda.queries = 0
-    thread = Thread(target=clock.gpu.harvest, args=(clock, True))
-    thread.start()
-    thread.join()
-    assert cuda.queries == 0
-    assert [found[:2] for found in clock.finished] == [(0, ABSENT), (1, ABSENT), (2, ABSENT)]
+    clock.settle()
+    assert [found.number for found in clock.finished] == list(range(10))
 
 
 def test_a_side_stream_inside_a_step_does_not_mix_up_its_times() -> None:
@@ -300,10 +209,10 @@ def test_a_side_stream_inside_a_step_does_not_mix_up_its_times() -> None:
             cuda.stream = SimulatedStream(0)
             cuda.launch(70)
         cuda.run()
-    with monitor.step():
-        pass
-    assert clock.finished[2][1] == 100_000_000
-    assert clock.finished[2][3][DURATION : DURATION + 2] == [100_000_000, 0]
+    clock.settle()
+    third = clock.finished[2]
+    assert third.gpu_ns == 100_000_000
+    assert third.spent[DURATION : DURATION + 2] == [100_000_000, 0]
 
 
 def test_another_device_has_events_of_its_own() -> None:
@@ -314,7 +223,7 @@ def test_another_device_has_events_of_its_own() -> None:
         step(cuda, monitor)
         cuda.run()
     step(cuda, monitor)
-    gpu_ns = [found[1] for found in clock.finished]
+    gpu_ns = [found.gpu_ns for found in clock.finished]
     # The first step on a device has no step before it there.
     known = [False, True, False, True, True, False, True]
     assert gpu_ns == [100_000_000 if measured else ABSENT for measured in known]
@@ -331,7 +240,7 @@ def test_the_device_may_change_while_steps_wait() -> None:
     for _ in range(3):
         step(cuda, monitor)
         cuda.run()
-    gpu_ns = [found[1] for found in clock.finished[:6]]
+    gpu_ns = [found.gpu_ns for found in clock.finished[:6]]
     assert gpu_ns == [ABSENT, 100_000_000, ABSENT, ABSENT, ABSENT, 100_000_000]
     assert clock.gpu is not None
     assert events_held(clock.gpu) == 40
@@ -379,32 +288,28 @@ class WatchedLock:
         self._lock.release()
 
 
-def test_a_helper_that_may_not_settle_keeps_nobody_else_from_it() -> None:
+def test_a_helper_that_may_not_settle_keeps_no_one_else_from_it() -> None:
     _, clock, _ = simulated()
     lock = clock._settling = WatchedLock()  # type: ignore[assignment]
     clock.settle(helping=True)
     assert lock.tries == 0
 
 
-def test_a_gpu_that_comes_into_use_while_the_helper_settles_is_not_talked_to() -> None:
-    cuda = SimulatedCuda()
+def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> None:
     clock = FinishedSteps()
+    used: list[bool] = []
 
     class Log(list[Any]):
         def __getitem__(self, key: Any) -> Any:
-            if clock.gpu is None:
-                gpu = CudaSteps(cuda)
-                clock.use_gpu(gpu)
-                gpu.begin(DURATION)
+            used.append(clock.use_gpu(CudaSteps(SimulatedCuda())))
             return super().__getitem__(key)
 
-    monitor = Monitor(clock)
-    with monitor.step():
+    with Monitor(clock).step():
         pass
     clock.log = Log([START, 1, None, END, 2, (0, 0, 0)])
-    clock.settle()
-    assert clock._totals[0] == 1 + 1
-    assert len(cuda.queue) == 1
+    clock.settle(helping=True)
+    assert used == [False]
+    assert clock.totals[0] == 2
 
 
 def test_an_oom_that_the_program_catches_is_told_once(ring: RingWriter) -> None:
@@ -430,7 +335,7 @@ def test_an_allocator_without_statistics_costs_no_step_and_is_not_asked_again(
     for _ in range(4):
         read_memory(cuda, clock, monitor)
     assert cuda.memory_reads == 1
-    assert [found[:3] for found in clock.finished[1:]] == [
+    assert [(found.number, found.gpu_ns, found.allocated) for found in clock.finished[1:]] == [
         (1, 100_000_000, ABSENT),
         (2, 100_000_000, ABSENT),
     ]

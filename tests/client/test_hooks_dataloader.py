@@ -23,6 +23,10 @@ LOOPS = {
     "one_batch_ahead": ("optimizer", 8, 32, 0),
     "the_users_own_numbers": ("step()", 5, 5000, 0),
     "a_dataset_that_loads_itself": ("optimizer", 2, 2, 0),
+    "training_data_that_is_evaluated": ("optimizer", 9, 36, 0),
+    "data_that_fails": ("optimizer", 15, 60, 0),
+    # The first one came before there was a training thread.
+    "batches_that_another_thread_fetches": ("optimizer", 12, 4, 0),
 }
 
 
@@ -38,6 +42,12 @@ def test_steps_samples_and_tokens(
 ) -> None:
     found = told[name]
     assert (found["clock"], found["steps"], found["samples"], found["tokens"]) == expected
+
+
+@pytest.mark.torch
+def test_training_data_that_is_evaluated_is_no_forward(told: dict[str, dict[str, Any]]) -> None:
+    phases_s = told["training_data_that_is_evaluated"]["phases_s"]
+    assert phases_s["eval"] >= 2 * 0.02 > phases_s["forward"]
 
 
 Pair = namedtuple("Pair", "x y")

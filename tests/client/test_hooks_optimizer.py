@@ -37,9 +37,12 @@ STEPS = {
 }
 
 
+GPU = "a_gpu_that_comes_into_use"
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    others = ("only_evaluating", "interrupted_in_backward", "two_trainings_of_a_framework")
+    others = ("only_evaluating", "interrupted_at_any_line", "two_trainings_of_a_framework", GPU)
     return run_loops(tmp_path_factory.mktemp("loops"), *STEPS, *others)
 
 
@@ -61,12 +64,20 @@ def test_the_scaler_did_skip_two_of_the_six_steps(told: dict[str, dict[str, Any]
     assert told["skipped_by_the_scaler"]["result"] == 4
 
 
-def test_an_interrupt_at_any_line_of_backward_costs_no_later_step(
+def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(
     told: dict[str, dict[str, Any]],
 ) -> None:
-    counted = told["interrupted_in_backward"]["result"]
-    assert len(counted) > 10
+    counted = told["interrupted_at_any_line"]["result"]
+    assert len(counted) > 20
     assert set(counted) == {2}
+
+
+def test_steps_are_timed_on_a_gpu_once_it_is_in_use(told: dict[str, dict[str, Any]]) -> None:
+    found = told[GPU]
+    assert (found["steps"], found["samples"]) == (10, 40)
+    # The fifth step is the first one on it, and has no end before it there.
+    assert 5 * 0.03 <= found["phases_s"]["forward"] < 6 * 0.03
+    assert 5 * 0.06 <= found["phases_s"]["backward"] < 6 * 0.06
 
 
 def test_the_pause_between_two_trainings_belongs_to_no_step(

@@ -98,8 +98,8 @@ def test_hooks_are_installed_once_and_the_flow_is_the_process_own(folder: Folder
         "import sys, torch\n"
         "from warpwatch import hooks\n"
         "finders = list(sys.meta_path)\n"
-        "flow = hooks.install()\n"
-        "print(hooks.install() is flow, sys.meta_path == finders, flow.off)"
+        "state = hooks.install()\n"
+        "print(hooks.install() is state, sys.meta_path == finders, state.off)"
     )
     assert run(folder, sys.executable, "-c", code).stdout == "True True False\n"
 

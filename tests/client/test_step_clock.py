@@ -14,10 +14,8 @@ import pytest
 from tests.client.interrupts import interrupted
 from warpwatch import faults, protocol
 from warpwatch.captures.control import Captures
-from warpwatch.columns import DURATION, SAMPLES, TOKENS
 from warpwatch.monitor import Monitor
-from warpwatch.phase_times import FIRST_PHASE
-from warpwatch.ring import RingWriter
+from warpwatch.ring import DURATION, FIRST_PHASE, SAMPLES, TOKENS, RingWriter
 from warpwatch.steps import StepClock
 
 
@@ -150,12 +148,12 @@ def test_an_interrupt_at_the_begin_of_a_step_costs_that_step_only() -> None:
 
     def step() -> None:
         # A look for a command may begin a capture, for seconds.
-        monitor.clock.look_ns = 0
+        monitor.clock._look_ns = 0
         with monitor.step():
             pass
 
     lines = 0
-    while interrupted(step, ("begin",), lines):
+    while interrupted(step, ("begin", "_begin"), lines):
         before = monitor.clock.steps
         step()
         assert monitor.clock.steps == before + 1, lines
@@ -177,7 +175,7 @@ def test_an_interrupt_at_the_begin_of_a_phase_leaves_none_open() -> None:
         forward()
         monitor.clock.settle()
         assert monitor.clock.current == DURATION
-    assert lines > 3
+    assert lines >= 3
 
 
 def test_a_descriptor_that_the_program_closed_is_no_error_of_its_steps(tmp_path: Path) -> None:
@@ -190,7 +188,7 @@ def test_a_descriptor_that_the_program_closed_is_no_error_of_its_steps(tmp_path:
     clock.captures = Captures()
     before = faults.count()
     clock.begin()
-    clock.turn(time.monotonic_ns() + 10_000_000)
+    clock.turn(time.monotonic_ns() + 20_000_000)
     clock.end()
     assert (clock.steps, faults.count() - before) == (2, 2)
     clock.ring.command_fd = -1

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import warpwatch
 from tests.client.interrupts import interrupted
-from tests.client.loop_base import SLEEP_S, backward, data, flow, loop, model
+from tests.client.loop_base import SLEEP_S, backward, data, loop, model, state
+from tests.client.simulated_cuda import SimulatedCuda
 
 # --- the optimizer as clock -----------------------------------------------------------------------
 
@@ -226,37 +228,58 @@ def closures_that_are_none() -> None:
 
 
 @loop
-def interrupted_in_backward() -> list[int]:
-    """Steps counted of the two after an interrupt, for each line that it hits."""
+def interrupted_at_any_line() -> list[int]:
+    """Steps counted of the two after an interrupt, for each line of the hooks that it hits."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 
-    def train() -> None:
-        for _ in range(2):
-            backward(net)
+    def train(batches: Any, steps: int = 1) -> None:
+        for _ in range(steps):
+            (batch,) = next(batches)
+            net(batch).sum().backward()
             optimizer.step()
 
-    train()
-    monitor = flow.monitor
-    assert monitor is not None
+    functions = ("__next__", "backward", "before", "after", "begin_backward", "end_backward")
     counted: list[int] = []
-    functions = ("backward", "outside_of_laps", "enter_backward", "leave_backward")
-    while interrupted(lambda: backward(net), functions, len(counted)):
-        before = monitor.clock.steps
-        train()
-        counted.append(monitor.clock.steps - before)
-    return counted
+    while True:
+        batches = iter(data(6))
+        train(batches, 3)
+        if not interrupted(partial(train, batches), functions, len(counted)):
+            return counted
+        assert state.monitor is not None
+        before = state.monitor.clock.steps
+        train(batches, 2)
+        counted.append(state.monitor.clock.steps - before)
+
+
+@loop
+def a_gpu_that_comes_into_use() -> None:
+    """At the fourth of ten steps, of which each takes 30 ms of it for forward, 60 for backward."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    cuda = SimulatedCuda()
+    net.register_full_backward_hook(lambda *_: cuda.launch(60))
+    for number, (batch,) in enumerate(data(10)):
+        cuda.launch(30)
+        net(batch).sum().backward()
+        optimizer.step()
+        cuda.run()
+        assert state.monitor is not None
+        clock = state.monitor.clock
+        if number == 2:
+            clock.cuda, clock._look_ns = cuda, 0
+    clock.finish()
 
 
 @loop
 def two_trainings_of_a_framework() -> None:
     for _ in range(2):
-        flow.begin_training("lightning")
-        monitor = flow.monitor
+        state.begin_training("lightning")
+        monitor = state.monitor
         assert monitor is not None
         for _ in range(3):
-            flow.end_step("lightning")
-        flow.end_training("lightning")
+            state.end_step("lightning")
+        state.end_training("lightning")
         with monitor.phase("pause"):
             time.sleep(SLEEP_S)
 
@@ -311,7 +334,7 @@ def only_evaluating() -> bool:
     with torch.no_grad():
         for (batch,) in data(5):
             net(batch)
-    return flow.monitor is None and threading.active_count() == 1
+    return state.monitor is None and threading.active_count() == 1
 
 
 # --- phases ---------------------------------------------------------------------------------------
@@ -354,7 +377,7 @@ def evaluation() -> Any:
         for batch in DataLoader(Slow(), batch_size=4):
             net(batch)
             time.sleep(SLEEP_S)
-    ended = flow.monitor is not None and flow.monitor.clock.current
+    ended = state.monitor is not None and state.monitor.clock.current
     time.sleep(SLEEP_S)
     # One that is left early lasts until training goes on.
     with torch.inference_mode():
@@ -391,7 +414,7 @@ def checkpoint() -> None:
         backward(net)
         optimizer.step()
         torch.save(net.state_dict(), io.BytesIO())
-    monitor = flow.monitor
+    monitor = state.monitor
     assert monitor is not None
     index = monitor.phase("checkpoint").index
     optimizer.step()

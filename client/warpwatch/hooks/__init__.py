@@ -1,9 +1,8 @@
 """Steps and phases without a change to the code: hooks, once the program imports what they hook.
 
 - watcher: tells when a module has been imported
-- flow: what the hooks know together: who sets the step clock, the phase between calls
-- lap: steps that are all alike are noted as a whole
-- optimizer, dataloader, …: one file a hook; each names its module and has ``install(module, flow)``
+- hook_state: what the hooks know together: who sets the step clock, the phase between calls
+- optimizer, dataloader, …: one file a hook; each names its module and has ``install``
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from warpwatch.hooks import (
     optimizer,
     profiler,
 )
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 from warpwatch.hooks.watcher import Watcher
 
 
 class Install(Protocol):
-    def __call__(self, module: ModuleType, flow: Flow) -> None: ...
+    def __call__(self, module: ModuleType, state: HookState) -> None: ...
 
 
 class Hook(NamedTuple):
@@ -61,28 +60,28 @@ HOOKS = (
     Hook("deepspeed", frameworks.DEEPSPEED, frameworks.install_deepspeed),
 )
 
-_flow: Flow | None = None
+_state: HookState | None = None
 
 
-def install(environ: Mapping[str, str] = os.environ) -> Flow:
+def install(environ: Mapping[str, str] = os.environ) -> HookState:
     """Hook what WARPWATCH_HOOKS names (all by default), now or once the program imports it.
 
-    The first call of the process decides; every call returns the same flow. Never raises.
+    The first call of the process decides; every call returns the same state. Never raises.
     """
-    global _flow
-    if _flow is not None:
-        return _flow
-    _flow = flow = Flow()
+    global _state
+    if _state is not None:
+        return _state
+    _state = state = HookState()
     if environ.get("WARPWATCH") == "0":
-        flow.off = True
-        return flow
+        state.off = True
+        return state
     watcher = Watcher()
-    watcher.want("torch", flow.meet)
-    watcher.want(dynamo.MODULE, flow.meet_dynamo)
+    watcher.want("torch", state.meet)
+    watcher.want(dynamo.MODULE, state.meet_dynamo)
     names = environ.get("WARPWATCH_HOOKS", ",".join(hook.name for hook in HOOKS)).split(",")
     for hook in HOOKS:
         if hook.name in names:
-            watcher.want(hook.module, partial(hook.install, flow=flow))
-    os.register_at_fork(after_in_child=flow.drop)
+            watcher.want(hook.module, partial(hook.install, state=state))
+    os.register_at_fork(after_in_child=state.drop)
     watcher.install()
-    return flow
+    return state

@@ -9,40 +9,40 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 
 MODULE = "torch"
 DISTRIBUTED_PACKAGE = "torch.distributed.checkpoint"
 DISTRIBUTED_MODULE = f"{DISTRIBUTED_PACKAGE}.state_dict_saver"
 
 
-def install(module: ModuleType, flow: Flow) -> None:
-    _replace("save", flow, module.serialization, module)
+def install(module: ModuleType, state: HookState) -> None:
+    _replace("save", state, module.serialization, module)
 
 
-def install_distributed(module: ModuleType, flow: Flow) -> None:
+def install_distributed(module: ModuleType, state: HookState) -> None:
     """``async_save`` is the call only: what its threads write holds nobody up."""
     package = sys.modules.get(DISTRIBUTED_PACKAGE)
     for name in ("save", "async_save"):
-        _replace(name, flow, module, package)
+        _replace(name, state, module, package)
 
 
-def _replace(name: str, flow: Flow, *modules: ModuleType | None) -> None:
+def _replace(name: str, state: HookState, *modules: ModuleType | None) -> None:
     """The function of the first module, under its name in all of them."""
     original = getattr(modules[0], name, None)
     if original is None:
         return
-    saving = _saving(original, flow)
+    saving = _saving(original, state)
     for module in modules:
         if getattr(module, name, None) is original:
             setattr(module, name, saving)
 
 
-def _saving(original: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
+def _saving(original: Callable[..., Any], state: HookState) -> Callable[..., Any]:
     @wraps(original)
     def save(*args: Any, **kwargs: Any) -> Any:
-        monitor = flow.monitor
-        if monitor is None or flow.is_compiling():
+        monitor = state.monitor
+        if monitor is None or state.is_compiling():
             return original(*args, **kwargs)
         with monitor.phase("checkpoint"), _in_the_trace():
             return original(*args, **kwargs)

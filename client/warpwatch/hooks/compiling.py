@@ -1,10 +1,7 @@
 """What hooks owe ``torch.compile``: a wrapper vanishes from its graphs.
 
-It begins with ``if is_compiling(): return original(...)``, which dynamo folds to the original call.
-Those that run at every step (backward, the batch of a DataLoader, the optimizer's hooks) first look
-whether a lap is at their border, and ask ``is_compiling`` outside of laps. That is enough, because
-none is run while anything compiles: before the first torch.compile ``Lap.forbid`` has set the stage
-to NONE, or from another thread ``Lap.thread`` to nobody's, and ``Lap.begin`` begins no other one.
+It begins with ``if state.is_compiling(): return original(...)``, which dynamo folds to the original
+call. Those that run at every step first look at ``state.compiles``, which costs no call.
 """
 
 from __future__ import annotations
@@ -14,9 +11,11 @@ from typing import Any
 
 
 def is_compiling_of(torch: Any) -> Callable[[], bool]:
-    """The function of this torch that dynamo takes for true."""
-    found = getattr(getattr(torch, "compiler", None), "is_compiling", None)
-    found = found or getattr(getattr(torch, "_utils", None), "is_compiling", None)
+    """The function of this torch that dynamo takes for true. The newer one is the cheaper one."""
+    compiler, utils = getattr(torch, "compiler", None), getattr(torch, "_utils", None)
+    found = getattr(compiler, "is_dynamo_compiling", None)
+    found = found or getattr(compiler, "is_compiling", None)
+    found = found or getattr(utils, "is_compiling", None)
     return found if found is not None else _never
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 from warpwatch.phase_times import OTHER
 
 MODULE = "torch.nn.parallel.distributed"
@@ -32,8 +32,8 @@ class LastGradient:
     is another thread while the training thread is inside backward.
     """
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
+    def __init__(self, state: HookState) -> None:
+        self._state = state
         self._handles: list[Any] = []
         self._learning = False
         self._learned = 0
@@ -46,7 +46,7 @@ class LastGradient:
     def prepare(self, module: Any, synchronized: bool) -> None:
         """A forward ended whose backward communicates, or under ``no_sync`` does not."""
         self._synchronized = synchronized
-        monitor = self._flow.monitor
+        monitor = self._state.monitor
         if monitor is not None:
             self._comm = monitor.phase(PHASE).index
         if not synchronized:
@@ -105,14 +105,14 @@ class LastGradient:
         """
         try:
             self._missed = 0
-            monitor = self._flow.monitor
-            if monitor is not None and self._synchronized and self._flow.in_backward:
+            monitor = self._state.monitor
+            if monitor is not None and self._synchronized and self._state.in_backward:
                 monitor.clock.become(self._comm)
         except Exception as error:
             faults.swallow(error)
 
 
-def install(module: ModuleType, flow: Flow) -> None:
+def install(module: ModuleType, state: HookState) -> None:
     data_parallel = module.DistributedDataParallel
     original = getattr(data_parallel, "_post_forward", None)
     if original is None:
@@ -121,12 +121,12 @@ def install(module: ModuleType, flow: Flow) -> None:
 
     @functools.wraps(original)
     def _post_forward(self: Any, output: Any) -> Any:
-        if flow.is_compiling():
+        if state.is_compiling():
             return original(self, output)
         try:
-            if not flow.off and flow.is_grad_enabled() and _reduces_in_backward(self):
+            if not state.off and state.is_grad_enabled() and _reduces_in_backward(self):
                 if self not in known:
-                    known[self] = LastGradient(flow)
+                    known[self] = LastGradient(state)
                 known[self].prepare(self, self.require_backward_grad_sync)
         except Exception as error:
             faults.swallow(error)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 
 MODULE = "torch.distributed.distributed_c10d"
 FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
@@ -49,31 +49,31 @@ BLOCKING = (
 )
 
 
-def install(module: ModuleType, flow: Flow) -> None:
+def install(module: ModuleType, state: HookState) -> None:
     wrappers: dict[Any, Any] = {}
     for name in BLOCKING:
         original = getattr(module, name, None)
         if original is not None:
             if original not in wrappers:
-                wrappers[original] = _timed(original, flow)
+                wrappers[original] = _timed(original, state)
             setattr(module, name, wrappers[original])
     _replace_elsewhere(wrappers)
     work = getattr(module, "Work", None)
     if work is not None:
-        work.wait = _timed_wait(work.wait, flow)
+        work.wait = _timed_wait(work.wait, state)
 
 
-def install_functional(module: ModuleType, flow: Flow) -> None:
+def install_functional(module: ModuleType, state: HookState) -> None:
     """Waiting for the result of a functional collective, where there is no graph."""
-    module.wait_tensor = _timed(module.wait_tensor, flow)  # type: ignore[attr-defined]
+    module.wait_tensor = _timed(module.wait_tensor, state)  # type: ignore[attr-defined]
 
 
-def _timed(original: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
+def _timed(original: Callable[..., Any], state: HookState) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if flow.is_compiling():
+        if state.is_compiling():
             return original(*args, **kwargs)
-        monitor = flow.monitor
+        monitor = state.monitor
         if monitor is None or kwargs.get("async_op"):
             return original(*args, **kwargs)
         with monitor.phase(PHASE):
@@ -82,13 +82,13 @@ def _timed(original: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
     return call
 
 
-def _timed_wait(original: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
+def _timed_wait(original: Callable[..., Any], state: HookState) -> Callable[..., Any]:
     # pybind11 looks at the name of the calling code and at its first argument to see that a class
     # derived in Python calls its base. By another name such a class, if it has no ``wait`` of its
     # own, would call itself for ever.
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        monitor = flow.monitor
+        monitor = state.monitor
         if monitor is None:
             return original(self, *args, **kwargs)
         with monitor.phase(PHASE):

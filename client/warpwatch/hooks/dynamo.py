@@ -12,14 +12,14 @@ from functools import wraps
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 from warpwatch.hooks.optimizer import OptimizerHooks, hooks_of
 
 MODULE = "torch._dynamo.eval_frame"
 _OURS = "warpwatch."
 
 
-def install(module: ModuleType, flow: Flow) -> None:
+def install(module: ModuleType, state: HookState) -> None:
     for name, ours in list(sys.modules.items()):
         if name.startswith(_OURS):
             for code in codes(ours):
@@ -27,7 +27,7 @@ def install(module: ModuleType, flow: Flow) -> None:
     optimizers = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
     patcher = module.TorchPatcher
     original = patcher.patch
-    hooks = hooks_of(flow)
+    hooks = hooks_of(state)
 
     @wraps(original)
     def patch() -> None:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 
 TRANSFORMERS = "transformers.trainer"
 LIGHTNING = "lightning.pytorch.trainer.trainer"
@@ -27,50 +27,50 @@ DEEPSPEED = "deepspeed.runtime.engine"
 TAKE_OVER_AFTER = 10
 
 
-def install_transformers(module: ModuleType, flow: Flow) -> None:
+def install_transformers(module: ModuleType, state: HookState) -> None:
     def add(handler: Any, *args: Any) -> None:
         if not _has_callback("transformers", handler.callbacks):
             handler.callbacks.append(_callback_class("transformers")())
 
     _before(module.CallbackHandler, "on_train_begin", add)
     # No event tells that a training failed or was interrupted.
-    _after(module.Trainer, "train", lambda *_: flow.end_training("transformers"))
-    _evaluation(module.Trainer, "evaluate", flow)
-    _phase(module.Trainer, "_save_checkpoint", "checkpoint", flow)
+    _after(module.Trainer, "train", lambda *_: state.end_training("transformers"))
+    _evaluation(module.Trainer, "evaluate", state)
+    _phase(module.Trainer, "_save_checkpoint", "checkpoint", state)
 
 
-def install_lightning(module: ModuleType, flow: Flow) -> None:
+def install_lightning(module: ModuleType, state: HookState) -> None:
     def add(trainer: Any, *args: Any, **kwargs: Any) -> None:
         if not _has_callback("lightning", trainer.callbacks):
             # Before those that save: what they do at the end of a step delays the next one.
             trainer.callbacks.insert(0, _callback_class("lightning")())
 
     _before(module.Trainer, "fit", add)
-    _evaluation(module._EvaluationLoop, "run", flow)
-    _phase(module.Trainer, "save_checkpoint", "checkpoint", flow)
-    _phase(module.Strategy, "batch_to_device", "h2d", flow)
+    _evaluation(module._EvaluationLoop, "run", state)
+    _phase(module.Trainer, "save_checkpoint", "checkpoint", state)
+    _phase(module.Strategy, "batch_to_device", "h2d", state)
     package = module.__name__.rpartition(".trainer.")[0]
     optimizer = sys.modules[f"{package}.core.optimizer"].LightningOptimizer
     # Where there are several, the forward pass for the next one follows.
-    _after(optimizer, "step", lambda *_: flow.switch("forward"))
+    _after(optimizer, "step", lambda *_: state.switch("forward"))
 
 
-def install_accelerate(module: ModuleType, flow: Flow) -> None:
+def install_accelerate(module: ModuleType, state: HookState) -> None:
     _steps(
         module.AcceleratedOptimizer,
         "step",
-        _Steps(flow, "accelerate", lambda optimizer: optimizer.gradient_state.sync_gradients),
+        _Steps(state, "accelerate", lambda optimizer: optimizer.gradient_state.sync_gradients),
     )
-    _phase(sys.modules["accelerate.data_loader"], "send_to_device", "h2d", flow)
-    _phase(module.Accelerator, "save_state", "checkpoint", flow)
+    _phase(sys.modules["accelerate.data_loader"], "send_to_device", "h2d", state)
+    _phase(module.Accelerator, "save_state", "checkpoint", state)
 
 
-def install_deepspeed(module: ModuleType, flow: Flow) -> None:
+def install_deepspeed(module: ModuleType, state: HookState) -> None:
     # What engine.step() calls at the boundary of gradient accumulation, and pipelines as well.
-    _steps(module.DeepSpeedEngine, "_take_model_step", _Steps(flow, "deepspeed", lambda _: True))
-    _phase(module.DeepSpeedEngine, "save_checkpoint", "checkpoint", flow)
+    _steps(module.DeepSpeedEngine, "_take_model_step", _Steps(state, "deepspeed", lambda _: True))
+    _phase(module.DeepSpeedEngine, "save_checkpoint", "checkpoint", state)
     # Optimizers are called there to allocate their state, before there are gradients.
-    _unseen(module.DeepSpeedEngine, "__init__", flow)
+    _unseen(module.DeepSpeedEngine, "__init__", state)
 
 
 def _callback_class(integration: str) -> Any:
@@ -109,13 +109,13 @@ def _after(owner: Any, name: str, act: Callable[..., object]) -> None:
     setattr(owner, name, call)
 
 
-def _phase(owner: Any, name: str, phase: str, flow: Flow) -> None:
+def _phase(owner: Any, name: str, phase: str, state: HookState) -> None:
     """Each call is a phase, once the process trains."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        monitor = flow.monitor
+        monitor = state.monitor
         if monitor is None:
             return original(*args, **kwargs)
         with monitor.phase(phase):
@@ -124,37 +124,34 @@ def _phase(owner: Any, name: str, phase: str, flow: Flow) -> None:
     setattr(owner, name, call)
 
 
-def _evaluation(owner: Any, name: str, flow: Flow) -> None:
+def _evaluation(owner: Any, name: str, state: HookState) -> None:
     """Each call is the phase ``eval``; what is loaded meanwhile trains nothing."""
-    _phase(owner, name, "eval", flow)
+    _phase(owner, name, "eval", state)
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        flow.lap.leave()
-        before, flow.evaluating = flow.evaluating, True
-        flow.turned = None
+        before, state.evaluating = state.evaluating, True
         try:
             return original(*args, **kwargs)
         finally:
-            flow.evaluating = before
+            state.evaluating = before
 
     setattr(owner, name, call)
 
 
-def _unseen(owner: Any, name: str, flow: Flow) -> None:
+def _unseen(owner: Any, name: str, state: HookState) -> None:
     """A call in which the process does not begin to train, whatever it looks like."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        flow.lap.leave()
-        before = flow.off, flow.clock
-        flow.off, flow.clock, flow.turned = True, None, None
+        before = state.off, state.monitor
+        state.off, state.monitor = True, None
         try:
             return original(*args, **kwargs)
         finally:
-            flow.off, flow.clock = before
+            state.off, state.monitor = before
 
     setattr(owner, name, call)
 
@@ -162,8 +159,8 @@ def _unseen(owner: Any, name: str, flow: Flow) -> None:
 class _Steps:
     """Calls that update the model; those of one object, the first seen, are the clock."""
 
-    def __init__(self, flow: Flow, source: str, updates: Callable[[Any], bool]) -> None:
-        self.flow = flow
+    def __init__(self, state: HookState, source: str, updates: Callable[[Any], bool]) -> None:
+        self.state = state
         self.updates = updates
         self._source = source
         self._clock: weakref.ref[Any] | None = None
@@ -171,8 +168,8 @@ class _Steps:
 
     @faults.guarded
     def begin(self) -> None:
-        self.flow.attach()
-        self.flow.begin_step(self._source)
+        self.state.attach()
+        self.state.begin_step(self._source)
 
     @faults.guarded
     def end(self, stepper: Any) -> None:
@@ -182,20 +179,20 @@ class _Steps:
             self._clock = weakref.ref(stepper)
         elif clock is not stepper:
             return
-        self.flow.end_step(self._source)
+        self.state.end_step(self._source)
 
 
 def _steps(owner: Any, name: str, steps: _Steps) -> None:
     """Each call that updates the model is the phase ``optimizer``."""
     original = getattr(owner, name)
-    flow = steps.flow
+    state = steps.state
 
     @functools.wraps(original)
     def call(stepper: Any, *args: Any, **kwargs: Any) -> Any:
-        if flow.off or not steps.updates(stepper):
+        if state.off or not steps.updates(stepper):
             return original(stepper, *args, **kwargs)
         steps.begin()
-        monitor = flow.monitor
+        monitor = state.monitor
         if monitor is None:
             return original(stepper, *args, **kwargs)
         with monitor.phase("optimizer"):

@@ -16,12 +16,9 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
-from warpwatch.columns import ENDED, UPDATED
-from warpwatch.hooks.hook_state import Flow
-from warpwatch.hooks.lap import BEGUN, TRAINED, UPDATING
-from warpwatch.monitor import Monitor, Phase
-from warpwatch.phase_times import OTHER
-from warpwatch.steps import StepClock
+from warpwatch.hooks.hook_state import HookState
+from warpwatch.monitor import Monitor
+from warpwatch.phase_times import LEAVE, OTHER
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
@@ -38,158 +35,85 @@ class OptimizerHooks:
     """What runs before and after ``step`` of optimizers and gradient scalers."""
 
     __slots__ = (
-        "_alone", "_clock", "_closure", "_ends", "_flow", "_lap", "_phase", "_repeats", "_rival",
-        "_rival_steps", "_running", "_unseen", "_updates_when_zeroed", "_used_when_begun",
-        "_used_when_zeroed", "_zeroed", "alone_phase", "counted",
+        "_clock", "_closure", "_counted", "_ends", "_repeats", "_rival", "_rival_steps", "_running",
+        "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_when_begun",
+        "_used_when_zeroed", "_zeroed",
     )  # fmt: skip
 
-    def __init__(self, flow: Flow) -> None:
-        self._flow = flow
-        self._lap = flow.lap
-        flow.lap.optimizers = self
+    def __init__(self, state: HookState) -> None:
+        self._state = state
         self._clock: Callable[[], Any] = _nothing
         self._rival: weakref.ref[Any] | None = None
         self._rival_steps = 0
-        # ids of what is inside of step, outermost first
-        self._running: tuple[int, ...] = ()
-        # The same while the clock's optimizer steps alone, if it did so before.
-        self._alone: tuple[int, ...] | None = None
-        self.alone_phase = OTHER
-        self._phase: Phase | None = None
+        # ids of what is inside of step, outermost first; whether that is a phase
+        self._running: list[int] = []
+        self._timed = False
         self._ends = self._closure = False
-        self.counted = self._repeats = self._used_when_begun = 0
+        self._counted = self._repeats = self._used_when_begun = 0
         self._zeroed: weakref.ref[Any] | None = None
         self._used_when_zeroed = self._updates_when_zeroed = self._unseen = 0
 
     def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The global hook before ``Optimizer.step``."""
-        lap = self._lap
-        # A closure that trains would not come after a backward; one that does not is no matter.
-        if lap.stage == TRAINED:
-            alone = lap.optimizer
-            if alone() is optimizer:
-                lap.noted[UPDATED] = monotonic_ns()
-                lap.stage = UPDATING
-                return
-        self._before_outside_of_laps(optimizer, args, kwargs)
+        if not (self._state.compiles and self._state.is_compiling()):
+            self.begin(optimizer, args[1:], kwargs)
 
     def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """The global hook after it."""
-        lap = self._lap
-        # Whoever takes over the step clock closes the running step.
-        if lap.stage != UPDATING or get_ident() != lap.thread or not lap.clock.open:
-            self._after_outside_of_laps(optimizer)
-            return
-        clock, noted, log = lap.clock, lap.noted, lap.log
-        noted[ENDED] = now = monotonic_ns()
-        lap.stage = BEGUN
-        log(noted)
-        clock.begun_ns = now
-        clock.steps += 1
-        if now >= clock.look_ns:
-            clock.turned(now)
-            if clock.capturing:
-                lap.drop()
-
-    def _before_outside_of_laps(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        flow = self._flow
-        if flow.compiles and flow.is_compiling():
-            return
-        self._lap.leave()
-        clock = flow.clock
-        if (
-            clock is None
-            or self._clock() is not optimizer
-            or self._alone is None
-            or self._running
-            or kwargs
-            or len(args) > 1
-            or flow.in_backward
-            or not clock.open
-            or get_ident() != clock.thread
-        ):
-            # With a closure, forward and backward run inside of the step.
-            self.begin(optimizer, _has_closure(args[1:], kwargs))
-            return
-        self.step_alone(clock, monotonic_ns())
-
-    def step_alone(self, clock: StepClock, now: int) -> None:
-        """The clock's optimizer steps, alone as before."""
-        if self._alone is not None:
-            self._running = self._alone
-            clock.push((self.alone_phase, now, None))
-
-    def _after_outside_of_laps(self, optimizer: Any) -> None:
-        flow = self._flow
-        if flow.compiles and flow.is_compiling():
-            return
-        self._lap.leave()
-        monitor = flow.monitor
-        used = flow.backwards + flow.batches
-        if (
-            monitor is None
-            or monitor.step_clock != SOURCE
-            or self._running is not self._alone
-            or used == self.counted
-            or get_ident() != monitor.clock.thread
-        ):
+        if not (self._state.compiles and self._state.is_compiling()):
             self.end(optimizer, optimizer)
-            return
-        clock = monitor.clock
-        now = monotonic_ns()
-        self._running = ()
-        self.counted = used
-        flow.updates += 1
-        clock.turn(now)
-        flow.turned = clock
-        self._lap.begin(monitor, self._clock)
 
-    def begin(self, stepper: Any, closure: bool) -> None:
-        flow = self._flow
+    def begin(self, stepper: Any, args: Any, kwargs: Any) -> None:
+        """``args`` and ``kwargs``: of its call. In a closure forward and backward run inside."""
+        state = self._state
         try:
-            self._lap.leave()
-            monitor = flow.attach()
+            monitor = state.monitor or state.attach()
             if monitor is None:
                 return
-            if not flow.in_backward:
-                flow.begin_step(SOURCE)
-            if not flow.here():
+            clock = monitor.clock
+            if not (clock.open and monitor.step_clock == SOURCE) and not state.in_backward:
+                state.begin_step(SOURCE)
+            if get_ident() != clock.thread:
                 return
-            self._tell(monitor)
             if self._running and self._has_raised(stepper):
                 self._reset()
             if not self._running:
-                self._closure = closure
-                self._used_when_begun = flow.backwards + flow.batches
-                if not closure:
-                    self._phase = monitor.phase("optimizer").__enter__()
-            self._running += (id(stepper),)
+                self._used_when_begun = state.backwards + state.batches
+                self._closure = bool(args or kwargs) and _has_closure(args, kwargs)
+                if not self._closure:
+                    clock.push((monitor.phases["optimizer"].index, monotonic_ns(), None))
+                    self._timed = True
+            self._running.append(id(stepper))
         except Exception as error:
             faults.swallow(error)
 
     def end(self, stepper: Any, optimizer: Any) -> None:
         """``stepper`` is the optimizer, or the scaler that was to call it."""
-        flow = self._flow
+        state, running = self._state, self._running
         try:
-            self._lap.leave()
-            if flow.monitor is None or not flow.here():
+            monitor = state.monitor
+            if monitor is None or get_ident() != monitor.clock.thread:
                 self._end_elsewhere(optimizer)
                 return
-            self._tell(flow.monitor)
-            alone = self._running if self._running == (id(optimizer),) else None
             if self._is_clock(optimizer):
                 self._ends = True
-            if self._running and self._running[-1] == id(stepper):
-                self._running = self._running[:-1]
-            if not self._running:
-                self._end_outermost(alone)
+            if running and running[-1] == id(stepper):
+                running.pop()
+            if running:
+                return
+            now = monotonic_ns()
+            self._leave(monitor, now)
+            state.updates += 1
+            if self._ends:
+                self._ends = False
+                if self._is_new():
+                    state.end_step(SOURCE, now)
         except Exception as error:
             faults.swallow(error)
 
     def abandon(self) -> None:
         """An exception has left the step."""
         try:
-            self._lap.leave()
             self._reset()
         except Exception as error:
             faults.swallow(error)
@@ -199,22 +123,21 @@ class OptimizerHooks:
 
         Only the first optimizer that drops any tells, and only while no step is seen.
         """
-        flow = self._flow
+        state = self._state
         try:
-            self._lap.leave()
             if self._zeroed is None or self._zeroed() is None:
                 self._zeroed = weakref.ref(optimizer)
-            if self._zeroed() is not optimizer or self._used_when_zeroed == flow.backwards:
+            if self._zeroed() is not optimizer or self._used_when_zeroed == state.backwards:
                 return
-            if self._running or flow.in_backward or not flow.here():
+            if self._running or state.in_backward or not state.here():
                 return
-            self._used_when_zeroed = flow.backwards
-            if flow.updates != self._updates_when_zeroed:
-                self._updates_when_zeroed = flow.updates
+            self._used_when_zeroed = state.backwards
+            if state.updates != self._updates_when_zeroed:
+                self._updates_when_zeroed = state.updates
                 self._unseen = 0
                 return
             self._unseen += 1
-            if flow.updates == 0 or self._unseen >= BLIND_AFTER:
+            if state.updates == 0 or self._unseen >= BLIND_AFTER:
                 self._blind_step()
         except Exception as error:
             faults.swallow(error)
@@ -222,66 +145,48 @@ class OptimizerHooks:
     def _has_raised(self, stepper: Any) -> bool:
         """Whether what was running has ended and nothing saw it, now that ``stepper`` begins.
 
-        One that steps alone calls no other, and only a closure trains inside of a step.
+        Only a closure trains inside of a step.
         """
-        if id(stepper) in self._running or self._running is self._alone:
+        if id(stepper) in self._running:
             return True
-        used = self._flow.backwards + self._flow.batches
+        used = self._state.backwards + self._state.batches
         return not self._closure and used != self._used_when_begun
-
-    def _tell(self, monitor: Monitor) -> None:
-        """What was left out of the step of the clock's optimizer alone: it may not stay alone."""
-        if self._running is self._alone:
-            self._phase = monitor.phase("optimizer")
-
-    def _end_outermost(self, alone: tuple[int, ...] | None) -> None:
-        flow = self._flow
-        flow.updates += 1
-        self._alone = None
-        phase = self._phase
-        self._leave()
-        if self._ends:
-            self._ends = False
-            if self._is_new():
-                flow.end_step(SOURCE)
-                if phase is not None and flow.backwards:
-                    self._alone, self.alone_phase = alone, phase.index
 
     def _end_elsewhere(self, optimizer: Any) -> None:
         """Backward on a GPU runs in a thread of its own, which has no phases."""
-        flow = self._flow
-        if flow.in_backward:
-            flow.updates += 1
+        state = self._state
+        if state.in_backward:
+            state.updates += 1
             if self._is_clock(optimizer) and self._is_new():
-                flow.end_step(SOURCE)
+                state.end_step(SOURCE)
 
     def _blind_step(self) -> None:
-        self._flow.begin_step(SOURCE)
-        if self._flow.leads(SOURCE):
-            self._flow.end_step(SOURCE)
+        self._state.begin_step(SOURCE)
+        if self._state.leads(SOURCE):
+            self._state.end_step(SOURCE)
 
     def _reset(self) -> None:
-        self._running = ()
+        self._running.clear()
         self._ends = False
-        self._leave()
+        if self._state.monitor is not None:
+            self._leave(self._state.monitor, monotonic_ns())
 
-    def _leave(self) -> None:
-        phase, self._phase = self._phase, None
-        if phase is not None:
-            self._flow.switch("other")
-            phase.__exit__(None, None, None)
+    def _leave(self, monitor: Monitor, now: int) -> None:
+        if self._timed:
+            self._timed = False
+            monitor.clock.push((LEAVE, now, OTHER))
 
     def _is_new(self) -> bool:
         """Whether anything was learnt since the last step that counted, as far as can be seen."""
-        flow = self._flow
-        if flow.backwards == 0:
+        state = self._state
+        if state.backwards == 0:
             return True
-        used = flow.backwards + flow.batches
-        if used == self.counted and self._repeats < MAX_SUB_GROUPS:
+        used = state.backwards + state.batches
+        if used == self._counted and self._repeats < MAX_SUB_GROUPS:
             self._repeats += 1
             return False
-        self._repeats = self._repeats if used == self.counted else 0
-        self.counted = used
+        self._repeats = self._repeats if used == self._counted else 0
+        self._counted = used
         return True
 
     def _is_clock(self, optimizer: Any) -> bool:
@@ -312,24 +217,24 @@ def _nothing() -> None:
     return None
 
 
-_hooks: weakref.WeakKeyDictionary[Flow, OptimizerHooks] = weakref.WeakKeyDictionary()
+_hooks: weakref.WeakKeyDictionary[HookState, OptimizerHooks] = weakref.WeakKeyDictionary()
 
 
-def hooks_of(flow: Flow) -> OptimizerHooks:
+def hooks_of(state: HookState) -> OptimizerHooks:
     """The same for all that tells of optimizers."""
-    found = _hooks.get(flow)
+    found = _hooks.get(state)
     if found is None:
-        found = _hooks[flow] = OptimizerHooks(flow)
+        found = _hooks[state] = OptimizerHooks(state)
     return found
 
 
-def install(module: ModuleType, flow: Flow) -> None:
-    hooks = hooks_of(flow)
+def install(module: ModuleType, state: HookState) -> None:
+    hooks = hooks_of(state)
     module.register_optimizer_step_pre_hook(hooks.before)
     module.register_optimizer_step_post_hook(hooks.after)
 
 
-def install_zero_grad(module: ModuleType, flow: Flow) -> None:
+def install_zero_grad(module: ModuleType, state: HookState) -> None:
     """``module`` is torch. Without dynamo every step is seen.
 
     What the program has put in the place of ``zero_grad`` by then stays, inside of ours.
@@ -337,7 +242,7 @@ def install_zero_grad(module: ModuleType, flow: Flow) -> None:
     disable = getattr(module, "_disable_dynamo", None)
     if disable is None:
         return
-    hooks = hooks_of(flow)
+    hooks = hooks_of(state)
     optimizers = module.optim.Optimizer
     pristine = optimizers.zero_grad
 
@@ -355,23 +260,25 @@ def install_zero_grad(module: ModuleType, flow: Flow) -> None:
 
         optimizers.zero_grad = disable(zero_grad)
 
-    flow.when_compiling(install)
+    state.when_compiling(install)
 
 
-def install_scaler(module: ModuleType, flow: Flow) -> None:
+def install_scaler(module: ModuleType, state: HookState) -> None:
     """A scaler that finds an overflow does not call the optimizer: a step all the same."""
     scaler_class = module.GradScaler
     original = vars(scaler_class).get("step")
     if original is not None:
-        scaler_class.step = _scaled(original, hooks_of(flow), flow)
+        scaler_class.step = _scaled(original, hooks_of(state), state)
 
 
-def _scaled(original: Callable[..., Any], hooks: OptimizerHooks, flow: Flow) -> Callable[..., Any]:
+def _scaled(
+    original: Callable[..., Any], hooks: OptimizerHooks, state: HookState
+) -> Callable[..., Any]:
     @wraps(original)
     def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if flow.is_compiling() or flow.off:
+        if state.is_compiling() or state.off:
             return original(scaler, optimizer, *args, **kwargs)
-        hooks.begin(scaler, _has_closure(args, kwargs))
+        hooks.begin(scaler, args, kwargs)
         try:
             done = original(scaler, optimizer, *args, **kwargs)
         except BaseException:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from warpwatch.captures import program_profiler
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 
 MODULE = program_profiler.MODULE
 
 
-def install(module: ModuleType, flow: Flow) -> None:
+def install(module: ModuleType, state: HookState) -> None:
     program_profiler.watch(module)

@@ -41,13 +41,15 @@ class WarpwatchCallback(_callback_class()):  # type: ignore[misc]
 
     @guarded
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        flow = hooks.install()
+        hook_state = hooks.install()
         tokens_seen = getattr(state, "num_input_tokens_seen", 0)
         if tokens_seen > self._tokens_seen:
             # Of all ranks together, and without padding if so asked.
-            flow.set_tokens(SOURCE, (tokens_seen - self._tokens_seen) // max(args.world_size, 1))
+            hook_state.set_tokens(
+                SOURCE, (tokens_seen - self._tokens_seen) // max(args.world_size, 1)
+            )
             self._tokens_seen = tokens_seen
-        flow.end_step(SOURCE)
+        hook_state.end_step(SOURCE)
 
     @guarded
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

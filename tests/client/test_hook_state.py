@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from warpwatch import faults
-from warpwatch.hooks.hook_state import Flow
+from warpwatch.hooks.hook_state import HookState
 
 
 @pytest.mark.parametrize("compiles_first", [True, False])
@@ -15,9 +15,9 @@ def test_what_fails_when_torch_compile_comes_into_use_costs_the_program_nothing(
     def fail() -> None:
         raise ZeroDivisionError("a mistake of the shim")
 
-    flow = Flow()
-    flow.compiles = compiles_first
+    state = HookState()
+    state.compiles = compiles_first
     before = faults.count()
-    flow.when_compiling(fail)
-    flow.compile()
+    state.when_compiling(fail)
+    state.compile()
     assert faults.count() == before + 1
