@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from pathlib import Path
 
 from warpwatch_diagnosis.comparison.completeness import check_one_capture
 from warpwatch_diagnosis.measures.measures import Measures, measure
-from warpwatch_diagnosis.trace.reader import read_trace, without_collection
+from warpwatch_diagnosis.trace.reader import TraceSource, read_trace, without_collection
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
 
 
 def diagnose(
-    paths: Sequence[str | PathLike[str]],
-    baseline: Sequence[str | PathLike[str]] = (),
+    paths: Sequence[TraceSource],
+    baseline: Sequence[TraceSource] = (),
     missing: Mapping[int, str] | None = None,
 ) -> Diagnosis:
     """Diagnose the ranks of one capture together; ``baseline``: traces of the same job when well.
@@ -27,8 +25,8 @@ def diagnose(
     return conclude(capture, _measures(baseline), missing)
 
 
-def _measures(paths: Sequence[str | PathLike[str]]) -> list[Measures]:
+def _measures(paths: Sequence[TraceSource]) -> list[Measures]:
     """One file after the other: a trace's events are gone before the next is read."""
     with without_collection():
-        measured = [measure(read_trace(Path(path))) for path in paths]
+        measured = [measure(read_trace(path)) for path in paths]
     return sorted(measured, key=lambda m: (m.rank is None, m.rank or 0, m.file))

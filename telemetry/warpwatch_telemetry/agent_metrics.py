@@ -54,7 +54,7 @@ _FINDINGS = (
     _row(
         "capture_problems_total",
         "counter",
-        "What traces lacked when they were verified: unreadable, unverified, no_operators, "
+        "What traces lacked when they were verified: unreadable, no_operators, "
         "no_kernels, steps, rank, timestamps.",
         "problem",
     ),

@@ -1,8 +1,9 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch_daemon.captures.child LIMIT_BYTES KIND FOLDER MISSING BASELINE FILE…``,
-where MISSING is JSON, the ranks without a file and why, and BASELINE a JSON list of paths: writes
-``diagnosis.json`` and, of traces, ``report.html`` into the folder.
+Run as ``python -m warpwatch_daemon.captures.child LIMIT_BYTES KIND MISSING BASELINE OUTPUTS
+FILE…``, where MISSING is JSON, the ranks without a file and why, BASELINE a JSON list of paths and
+OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the report as HTML. What is
+wrong is in the last line that it prints.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from warpwatch_daemon import files
+from warpwatch_daemon.captures.confinement import (
+    READING,
+    Ended,
+    OpenedFile,
+    confine,
+    cpu_limit_s,
+    run,
+)
 from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
+from warpwatch_diagnosis.trace.errors import TraceError
 
 # A diagnosis that has less than this is not begun.
 MIN_MEMORY_BYTES = 192 << 20
 MAX_MEMORY_BYTES = 4 << 30
 # What must stay for the daemon when a child takes all that it may.
 RESERVE_BYTES = 32 << 20
-TIMEOUT_S = 180.0
 EXIT_UNREADABLE = 2
 EXIT_NO_MEMORY = 5
 UNREADABLE = "unreadable: "
@@ -34,36 +43,51 @@ FILES = ("diagnosis.json", "report.html")
 def diagnose(
     kind: str,
     folder: Path,
-    files: Sequence[str],
+    names: Sequence[str],
     missing: Mapping[int, str],
     baseline: Sequence[Path] = (),
 ) -> str:
-    """Diagnose the files of a stored capture; blocks until it is done.
+    """Diagnose these files of a stored capture; blocks until it is done.
 
     ``missing``: the ranks of the capture that brought no file, and why. ``baseline``: traces of
-    the same job when it was well. Answers ``ok``, ``no_memory``, ``timeout`` or one line that says
-    what is wrong, behind UNREADABLE when it is the files.
+    the same job when it was well. Answers ``ok``, ``no_memory`` or one line that says what is
+    wrong, behind UNREADABLE when it is the files, and ``<file>: `` where it is one of them.
     """
     limit = memory_left()
     if limit < MIN_MEMORY_BYTES:
         return "no_memory"
-    lost = json.dumps(missing)
-    # -P: the folder that the daemon was started in is no place to import from.
-    command = [sys.executable, "-P", "-m", __name__, str(limit), kind, str(folder), lost]
-    command += [json.dumps([str(path) for path in baseline]), *files]
+    paths = [folder / name for name in names]
+    made = FILES[:1] if kind == "stacks" else FILES
     try:
-        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return "timeout"
+        with ExitStack() as stack:
+            outputs = [stack.enter_context(files.replacing(folder / name)) for name in made]
+            fds = [output.fileno() for output in outputs]
+            arguments = [str(limit), kind, json.dumps(missing)]
+            arguments += [json.dumps([str(path) for path in baseline]), json.dumps(fds)]
+            outcome = _outcome(run(__name__, [*arguments, *map(str, paths)], pass_fds=fds))
+            if outcome != "ok":
+                raise _Failed(outcome)
+    except _Failed as failed:
+        return str(failed)
     except OSError as error:
         return f"cannot start it: {error.strerror}"
-    if done.returncode == 0:
+    return "ok"
+
+
+class _Failed(Exception):
+    """Nothing that it wrote is kept."""
+
+
+def _outcome(ended: Ended) -> str:
+    if ended.status == 0:
         return "ok"
-    if done.returncode in (EXIT_NO_MEMORY, -signal.SIGKILL):
+    if ended.status in (EXIT_NO_MEMORY, -signal.SIGKILL):
         return "no_memory"
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    said = lines[-1][:500] if lines else f"exit status {done.returncode}"
-    return UNREADABLE + said if done.returncode == EXIT_UNREADABLE else said
+    said = ended.lines[-1][:500] if ended.lines else f"exit status {ended.status}"
+    if ended.killed_by is not None:
+        # With the file that it was about, unless it ended before the first.
+        return f"{UNREADABLE}{said.removeprefix(READING)}: {ended.killed_by}"
+    return UNREADABLE + said if ended.status == EXIT_UNREADABLE else said
 
 
 def memory_left() -> int:
@@ -76,40 +100,31 @@ def memory_left() -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    import resource
-
-    limit, kind, folder, lost, well, *files = arguments
-    missing = {int(number): str(why) for number, why in json.loads(lost).items()}
-    resource.setrlimit(resource.RLIMIT_AS, (int(limit), int(limit)))
-    # Should the daemon be killed, its child does not go on for ever.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(TIMEOUT_S), int(TIMEOUT_S)))
-    os.nice(10)
-    try:
-        paths = [Path(folder) / name for name in files]
-        return _diagnose_here(kind, Path(folder), paths, missing, json.loads(well))
-    except MemoryError:
-        return EXIT_NO_MEMORY
-
-
-def _diagnose_here(
-    kind: str, folder: Path, paths: list[Path], missing: dict[int, str], baseline: list[str]
-) -> int:
+    # Before it is confined; and the daemon itself has no need of them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
     from warpwatch_diagnosis.report.html import render_html
     from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
-    from warpwatch_diagnosis.trace.errors import TraceError
 
+    limit, kind, lost, well, outputs, *names = arguments
+    missing = {int(number): str(why) for number, why in json.loads(lost).items()}
+    paths, healthy = list(map(Path, names)), list(map(Path, json.loads(well)))
+    opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
+    written = [os.fdopen(fd, "w", encoding="utf-8") for fd in json.loads(outputs)]
+    confine(int(limit), cpu_limit_s(paths + healthy))
     try:
         if kind == "stacks":
-            content = diagnose_stacks(paths, missing=missing)
+            json.dump(diagnose_stacks(opened, missing=missing), written[0], indent=1)
         else:
-            diagnosis = diagnose_traces(paths, baseline, missing)
-            content = diagnosis.to_json()
-            files.write(folder / "report.html", render_html(diagnosis).encode())
+            diagnosis = diagnose_traces(opened, baseline, missing)
+            json.dump(diagnosis.to_json(), written[0], indent=1)
+            written[1].write(render_html(diagnosis))
+        for file in written:
+            file.close()
     except TraceError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stdout.write(f"{error}\n")
         return EXIT_UNREADABLE
-    files.write(folder / "diagnosis.json", json.dumps(content, indent=1).encode())
+    except MemoryError:
+        return EXIT_NO_MEMORY
     return 0
 
 

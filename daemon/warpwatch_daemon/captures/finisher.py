@@ -7,9 +7,8 @@ stacks are urgent: they do not wait until traces are read.
 from __future__ import annotations
 
 import logging
-import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 from warpwatch_daemon.captures import child, verification
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import StepCost
+from warpwatch_daemon.captures.fair_queue import FairQueue
 from warpwatch_daemon.captures.session import CaptureSession
 from warpwatch_daemon.captures.store import read_diagnosis
 from warpwatch_daemon.captures.verification import UNREADABLE, TraceVerdict
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 DIAGNOSED_KINDS = frozenset({"torch", "stacks"})
 # Ranks of which stacks are taken at once.
 STACKS_AT_ONCE = 8
-
-_Work = queue.SimpleQueue[Callable[[], object]]
+# Captures of one job that may wait to be finished; beyond it they fail.
+MAX_WAITING = 64
 
 
 class Finisher:
@@ -41,34 +41,39 @@ class Finisher:
         self._register = register
         self._hub = hub
         self._wake = wake
-        self._urgent: _Work = queue.SimpleQueue()
-        self._work: _Work = queue.SimpleQueue()
+        # By job: one job's slow traces hold up no other's.
+        self._urgent, self._work = FairQueue(MAX_WAITING), FairQueue(MAX_WAITING)
         # By the id of a capture that has no folder yet: who is to know when there can be none.
         self._uncreated: dict[str, Callable[[OSError], None]] = {}
 
     def create(self, capture: Capture, refuse: Callable[[OSError], None]) -> None:
         """The capture was begun: make its folder, or say from a loop's thread why there is none."""
         self._uncreated[capture.id] = refuse
-        self._urgent.put(partial(self._create, capture.id))
+        # Finishing it makes the folder too, where there is no room for this.
+        self._urgent.put(capture.request.job, partial(self._create, capture.id))
         self._wake()
 
     def put(self, session: CaptureSession) -> None:
         """The session is over: finish its capture."""
-        work = self._urgent if session.capture.request.kind == "stacks" else self._work
-        work.put(partial(self._finish, session))
+        capture = session.capture
+        work = self._urgent if capture.request.kind == "stacks" else self._work
+        if not work.put(capture.request.job, partial(self._finish, session)):
+            detail = f"{MAX_WAITING} captures of {capture.request.job} wait to be read"
+            self._register.update(capture.id, outcome="failed", detail=detail)
+            self._count(capture, "failed")
         self._wake()
 
     def put_cost(self, capture: Capture, cost: StepCost) -> None:
         """The steps after the capture are known: write down what it cost."""
-        self._work.put(partial(self._note_cost, capture, cost))
+        self._work.put(capture.request.job, partial(self._note_cost, capture, cost))
         self._wake()
 
     def finish(self) -> None:
-        while _do_next(self._urgent) or _do_next(self._work):
+        while self._urgent.do_next() or self._work.do_next():
             pass
 
     def finish_urgent(self) -> None:
-        while _do_next(self._urgent):
+        while self._urgent.do_next():
             pass
 
     def _create(self, capture_id: str) -> bool:
@@ -87,7 +92,7 @@ class Finisher:
         return True
 
     def _finish(self, session: CaptureSession) -> None:
-        name, request = session.capture.id, session.capture.request
+        name = session.capture.id
         try:
             if not self._create(name):
                 return
@@ -97,6 +102,10 @@ class Finisher:
             logger.exception("capture %s could not be finished", name)
             outcome = "failed"
             self._register.update(name, outcome=outcome, detail=f"{type(error).__name__}: {error}")
+        self._count(session.capture, outcome)
+
+    def _count(self, capture: Capture, outcome: str) -> None:
+        request = capture.request
         captures = self._hub.metrics.counter("captures_total")
         captures.labels(request.kind, request.trigger, outcome).inc()
 
@@ -108,19 +117,19 @@ class Finisher:
         now = time.time()
         self._register.update(capture.id, ranks=ranks, end_time=now, files=files)
         ranks = self._verified(session, ranks, folder)
-        detail = "; ".join(filter(None, map(_shortcoming, ranks)))
-        self._register.update(capture.id, ranks=ranks, detail=detail)
-        brought = [rank for rank in ranks if _brought(rank)]
+        self._register.update(capture.id, ranks=ranks, detail=_shortcomings(ranks))
         result, baseline_id = self._diagnose(capture, folder, ranks)
-        outcome = "complete" if len(brought) == len(ranks) else "partial" if brought else "failed"
-        if result == "no_memory":
-            outcome = result
-        elif result is not None and result.startswith(child.UNREADABLE):
-            outcome = "failed"
-            detail = detail or result
+        blamed = self._without_unread(ranks, result)
+        if blamed != ranks:
+            # Whose trace cannot be read costs the others no diagnosis, but is tried only once.
+            ranks = blamed
+            result, baseline_id = self._diagnose(capture, folder, ranks)
+        outcome = _outcome(ranks, result)
+        detail = _shortcomings(ranks) or ("" if outcome == "complete" else str(result))
         made = tuple(name for name in child.FILES if (folder / name).is_file())
         self._register.update(
             capture.id,
+            ranks=ranks,
             outcome=outcome,
             detail=detail,
             files=files + made,
@@ -128,7 +137,7 @@ class Finisher:
             diagnosis_outcome=result,
             baseline_id=baseline_id,
         )
-        count = f"{len(brought)}/{len(ranks)}"
+        count = f"{sum(map(_brought, ranks))}/{len(ranks)}"
         more = f" ({detail})" if detail else ""
         logger.info("capture %s: %s %s%s; diagnosis: %s", capture.id, outcome, count, more, result)
         return outcome
@@ -143,11 +152,26 @@ class Finisher:
             if rank.file and (expectation := session.expectation(rank.rank)) is not None
         }
         verdicts = verification.verify(folder, expected) if expected else {}
-        problems = self._hub.metrics.counter("capture_problems_total")
-        for verdict in verdicts.values():
-            for problem in verdict.problems:
-                problems.labels(problem.partition(":")[0]).inc()
+        self._count_problems(p for verdict in verdicts.values() for p in verdict.problems)
         return tuple(_with_verdict(rank, verdicts) for rank in ranks)
+
+    def _without_unread(
+        self, ranks: tuple[RankCapture, ...], result: str | None
+    ) -> tuple[RankCapture, ...]:
+        """The rank whose trace the diagnosis could not read is marked so, and counted."""
+        for index, rank in enumerate(ranks):
+            about = f"{child.UNREADABLE}{rank.file}: "
+            if rank.file and _brought(rank) and result and result.startswith(about):
+                problem = f"{UNREADABLE}: {result.removeprefix(about)}"
+                self._count_problems([problem])
+                unread = replace(rank, verified=False, problems=(*rank.problems, problem))
+                return (*ranks[:index], unread, *ranks[index + 1 :])
+        return ranks
+
+    def _count_problems(self, problems: Iterable[str]) -> None:
+        counter = self._hub.metrics.counter("capture_problems_total")
+        for problem in problems:
+            counter.labels(problem.partition(":")[0]).inc()
 
     def _diagnose(
         self, capture: Capture, folder: Path, ranks: Sequence[RankCapture]
@@ -161,7 +185,7 @@ class Finisher:
             return None, None
         files = [rank.file for rank in ranks if rank.file and _brought(rank)]
         if not files:
-            unreadable = [rank.problems[0] for rank in ranks if rank.file]
+            unreadable = [rank.problems[-1] for rank in ranks if rank.file]
             return unreadable[0] if unreadable else "no files", None
         missing = {rank.rank: rank.detail for rank in ranks if not _brought(rank)}
         baseline = self._baseline(capture)
@@ -202,16 +226,6 @@ def _verified_traces(capture: Capture) -> list[Path]:
     return [Path(str(capture.folder)) / str(rank.file) for rank in ranks]
 
 
-def _do_next(work: _Work) -> bool:
-    """Whether there was something."""
-    try:
-        do = work.get_nowait()
-    except queue.Empty:
-        return False
-    do()
-    return True
-
-
 def _collect(
     session: CaptureSession, folder: Path
 ) -> tuple[tuple[RankCapture, ...], tuple[str, ...]]:
@@ -247,6 +261,23 @@ def _brought(rank: RankCapture) -> bool:
     """Whether there is something of the rank that can be read."""
     unreadable = any(problem.startswith(UNREADABLE) for problem in rank.problems)
     return rank.state == "written" and not unreadable
+
+
+def _outcome(ranks: Sequence[RankCapture], diagnosis: str | None) -> str:
+    """The capture is complete when every rank's file is there and could be read.
+
+    ``diagnosis``: what became of it.
+    """
+    brought = sum(map(_brought, ranks))
+    if diagnosis == "no_memory":
+        return diagnosis
+    if not brought or (diagnosis or "").startswith(child.UNREADABLE):
+        return "failed"
+    return "complete" if brought == len(ranks) and diagnosis in (None, "ok") else "partial"
+
+
+def _shortcomings(ranks: Sequence[RankCapture]) -> str:
+    return "; ".join(filter(None, map(_shortcoming, ranks)))
 
 
 def _shortcoming(rank: RankCapture) -> str:

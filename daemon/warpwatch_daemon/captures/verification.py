@@ -1,25 +1,28 @@
 """Does a trace hold what was asked for? Read in a process of its own, which keeps nothing of it.
 
 Run as ``python -m warpwatch_daemon.captures.verification FILE EXPECTATION``, where EXPECTATION is
-JSON: writes JSON, ``[events, problems]``.
+JSON: the last line of its output is JSON, ``[events, problems]``.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from warpwatch_daemon.captures.confinement import (
+    TIMEOUT_S,
+    OpenedFile,
+    confine,
+    cpu_limit_s,
+    run,
+)
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.inventory import TraceInventory, take_inventory
 
-# Of each file, that one costs the others nothing.
-TIMEOUT_S = 180.0
 # One value of a trace may be 16 MiB of text; everything else is forgotten at once.
 MEMORY_BYTES = 512 << 20
 # Kernels run after the step that launched them; what lies further off than this, or than the
@@ -27,13 +30,12 @@ MEMORY_BYTES = 512 << 20
 SLACK_S = 10.0
 # What a trace can lack; a problem begins with one of these.
 UNREADABLE = "unreadable"
-UNVERIFIED = "unverified"
 NO_OPERATORS = "no_operators"
 NO_KERNELS = "no_kernels"
 STEPS = "steps"
 RANK = "rank"
 TIMESTAMPS = "timestamps"
-PROBLEMS = (UNREADABLE, UNVERIFIED, NO_OPERATORS, NO_KERNELS, STEPS, RANK, TIMESTAMPS)
+PROBLEMS = (UNREADABLE, NO_OPERATORS, NO_KERNELS, STEPS, RANK, TIMESTAMPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +64,18 @@ class TraceVerdict:
     problems: tuple[str, ...]
 
     @property
-    def verified(self) -> bool | None:
-        """Whether the trace holds what was asked for; None: nothing is known of it."""
-        if any(problem.startswith(UNVERIFIED) for problem in self.problems):
-            return None
+    def verified(self) -> bool:
+        """Whether the trace holds what was asked for."""
         return not self.problems
 
 
 def verify(
     folder: Path, expected: Mapping[str, Expectation], timeout_s: float = TIMEOUT_S
 ) -> dict[str, TraceVerdict]:
-    """What the files of a stored capture lack; blocks until they are read."""
+    """What the files of a stored capture lack; blocks until they are read.
+
+    ``timeout_s``: of each file, that one costs the others nothing.
+    """
     return {
         name: _verify_file(folder / name, expectation, timeout_s)
         for name, expectation in expected.items()
@@ -80,17 +83,14 @@ def verify(
 
 
 def _verify_file(path: Path, expectation: Expectation, timeout_s: float) -> TraceVerdict:
-    # -P: the folder that the daemon was started in is no place to import from.
-    command = [sys.executable, "-P", "-m", __name__, str(path), json.dumps(asdict(expectation))]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=timeout_s)
-        events, lacks = json.loads(done.stdout)
-    except subprocess.TimeoutExpired:
-        return TraceVerdict(None, (f"{UNVERIFIED}: not read within {timeout_s:g} s",))
+        ended = run(__name__, [str(path), json.dumps(asdict(expectation))], timeout_s)
+        events, lacks = json.loads(ended.lines[-1])
     except OSError as error:
-        return TraceVerdict(None, (f"{UNVERIFIED}: {error.strerror}",))
-    except ValueError:
-        return TraceVerdict(None, (f"{UNVERIFIED}: exit status {done.returncode}",))
+        return TraceVerdict(None, (f"{UNREADABLE}: {error.strerror}",))
+    except (ValueError, IndexError):
+        reason = ended.killed_by or f"exit status {ended.status}"
+        return TraceVerdict(None, (f"{UNREADABLE}: {reason}",))
     return TraceVerdict(events, tuple(lacks))
 
 
@@ -145,21 +145,17 @@ def _time_problems(found: TraceInventory, expected: Expectation) -> Iterator[str
 
 
 def main(arguments: Sequence[str]) -> int:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    # Should the daemon be killed, its child does not go on for ever.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(TIMEOUT_S), int(TIMEOUT_S)))
-    os.nice(10)
-    path, expectation = arguments
+    path, expectation = Path(arguments[0]), Expectation(**json.loads(arguments[1]))
+    trace = OpenedFile(path)
+    confine(MEMORY_BYTES, cpu_limit_s([path]))
     said: list[Any]
     try:
-        found = take_inventory(Path(path))
-        said = [found.listed, problems(found, Expectation(**json.loads(expectation)))]
+        found = take_inventory(trace)
+        said = [found.listed, problems(found, expectation)]
     except TraceError as error:
-        said = [None, [f"{UNREADABLE}: {str(error).removeprefix(f'{path}: ')}"]]
+        said = [None, [f"{UNREADABLE}: {str(error).removeprefix(f'{trace}: ')}"]]
     except MemoryError:
-        said = [None, [f"{UNVERIFIED}: it takes more than {MEMORY_BYTES >> 20} MiB"]]
+        said = [None, [f"{UNREADABLE}: it takes more than {MEMORY_BYTES >> 20} MiB"]]
     sys.stdout.write(json.dumps(said))
     return 0
 

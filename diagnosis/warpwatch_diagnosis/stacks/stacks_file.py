@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.reader import TraceSource
 
 MAX_BYTES = 16 << 20
 MAX_LINE = 2**31
@@ -74,7 +74,7 @@ class RankStack:
     recorded: tuple[RecordedCollective, ...] = ()
 
 
-def read_stack(path: Path) -> RankStack:
+def read_stack(path: TraceSource) -> RankStack:
     """Raises TraceError when it is no stacks file."""
     content = _load(path)
     rank = content.get("rank") if isinstance(content, dict) else None
@@ -104,13 +104,13 @@ def read_stack(path: Path) -> RankStack:
     )
 
 
-def rank_in_name(path: Path) -> int | None:
+def rank_in_name(path: TraceSource) -> int | None:
     """The rank whose stacks a file of this name holds, if it is in it."""
     named = _NAMED.search(path.name)
     return int(named[1]) if named else None
 
 
-def _load(path: Path) -> Any:
+def _load(path: TraceSource) -> Any:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

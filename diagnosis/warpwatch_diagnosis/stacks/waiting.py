@@ -7,8 +7,6 @@ and for those that are stopped, dead, or keep their GIL.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from warpwatch_diagnosis.stacks.stacks_file import (
@@ -19,6 +17,7 @@ from warpwatch_diagnosis.stacks.stacks_file import (
     read_stack,
 )
 from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.reader import TraceSource
 from warpwatch_diagnosis.verdict.conclusion import INCONCLUSIVE, SCHEMA
 
 # So many ranks are named one by one where none waits.
@@ -29,7 +28,7 @@ _FATES = (("stopped", "stopped"), ("died", "dead"), ("ended", "gone"), ("gone", 
 
 
 def diagnose_stacks(
-    files: Sequence[str | PathLike[str]], missing: Mapping[int, str] | None = None
+    files: Sequence[TraceSource], missing: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
     """The JSON of a diagnosis (schema 1) whose summary says who waits for whom.
 
@@ -39,7 +38,7 @@ def diagnose_stacks(
     stacks: dict[int, RankStack] = {}
     lost = {rank: _fate(why) for rank, why in (missing or {}).items()}
     trouble: list[str] = []
-    for path in map(Path, files):
+    for path in files:
         try:
             stack = read_stack(path)
         except TraceError as error:

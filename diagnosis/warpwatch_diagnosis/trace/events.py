@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from operator import eq, itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from warpwatch_diagnosis.trace.errors import TraceError
@@ -106,7 +105,7 @@ def spans(events: Iterable[Event]) -> list[tuple[float, float]]:
 class Collector:
     """Takes elements and keeps what diagnosis needs of them in ``events``."""
 
-    def __init__(self, path: Path, events: Mapping[Kind, list[Event]]) -> None:
+    def __init__(self, path: object, events: Mapping[Kind, list[Event]]) -> None:
         self._path = path
         self._events = events
         self._names: dict[str, str] = {}

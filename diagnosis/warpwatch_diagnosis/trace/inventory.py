@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from warpwatch_diagnosis.trace.events import is_time
 from warpwatch_diagnosis.trace.kinds import KINDS, Kind
-from warpwatch_diagnosis.trace.reader import EVENTS, HEAD, members
+from warpwatch_diagnosis.trace.reader import EVENTS, HEAD, TraceSource, members
 
 # Further steps are not listed; no capture has that many.
 MAX_STEPS = 1000
@@ -37,7 +36,7 @@ class TraceInventory:
     sees_gpu: bool = False
 
 
-def take_inventory(path: Path) -> TraceInventory:
+def take_inventory(path: TraceSource) -> TraceInventory:
     """Raises TraceError when the file is no whole trace."""
     inventory = TraceInventory()
     head: dict[str, Any] = {}

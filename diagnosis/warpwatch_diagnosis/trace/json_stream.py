@@ -28,6 +28,8 @@ class Malformed(Exception):
     """Not JSON, or cut short. The text says which."""
 
 
+# Looked up here, for who may open no file any more when it reads.
+_UTF8 = codecs.getincrementaldecoder("utf-8-sig")
 # Old exporters wrote raw control characters into names.
 _DECODER = json.JSONDecoder(strict=False)
 decode_json = _DECODER.decode
@@ -46,7 +48,7 @@ class JsonStream:
     ) -> None:
         self._read = read
         self._decode_list = decode_list
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
+        self._decode = _UTF8("replace").decode
         self._text = ""
         self._at = 0
         self._ended = False

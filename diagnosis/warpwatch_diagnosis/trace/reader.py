@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, Literal, Protocol, get_args
 
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.events import MAX_NUMBER, Collector, Event, is_bounded, is_time
@@ -44,6 +43,15 @@ HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeN
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
 
 
+class TraceSource(Protocol):
+    """A Path, or what stands for one whose file was opened before."""
+
+    @property
+    def name(self) -> str: ...
+
+    def open(self, mode: Literal["rb"], /) -> BinaryIO: ...
+
+
 @dataclass(slots=True)
 class Trace:
     """One process's trace. ``rank`` is None when neither the trace nor its name says it."""
@@ -63,7 +71,9 @@ class Trace:
         return sum(map(len, self.events.values()))
 
 
-def read_trace(path: Path, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS) -> Trace:
+def read_trace(
+    path: TraceSource, max_bytes: int = MAX_BYTES, max_events: int = MAX_EVENTS
+) -> Trace:
     """Raises TraceError, in one line, for whatever is no usable trace."""
     trace = Trace(file=path.name)
     collector = Collector(path, trace.events)
@@ -101,7 +111,7 @@ def without_collection() -> Iterator[None]:
 
 
 def members(
-    path: Path,
+    path: TraceSource,
     max_bytes: int = MAX_BYTES,
     decode_list: Callable[[str], list[Any]] = decode_json,
 ) -> Iterator[tuple[str, Any]]:
@@ -133,7 +143,7 @@ def members(
         raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _bounded(path: Path, read: Callable[[int], bytes], limit: int) -> Callable[[int], bytes]:
+def _bounded(path: TraceSource, read: Callable[[int], bytes], limit: int) -> Callable[[int], bytes]:
     left = limit
 
     def read_within(size: int) -> bytes:
@@ -147,7 +157,7 @@ def _bounded(path: Path, read: Callable[[int], bytes], limit: int) -> Callable[[
     return read_within
 
 
-def _check_span(path: Path, trace: Trace) -> None:
+def _check_span(path: TraceSource, trace: Trace) -> None:
     kinds = [kept for kept in trace.events.values() if kept]
     first_us = min(min(map(_BEGIN, kept)) for kept in kinds)
     span_us = max(max(map(_END, kept)) for kept in kinds) - first_us
@@ -155,7 +165,7 @@ def _check_span(path: Path, trace: Trace) -> None:
         raise TraceError(f"{path}: times span {span_us / 1e6 / 86400:,.0f} days; broken clock")
 
 
-def _describe(path: Path, trace: Trace, head: dict[str, Any]) -> None:
+def _describe(path: TraceSource, trace: Trace, head: dict[str, Any]) -> None:
     distributed, own = _mapping(head, "distributedInfo"), _mapping(head, "warpwatch")
     merged = _count(own, "merged_ranks")
     if merged:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, CaptureNode, trace
 from tests.daemon.state.counted import counted
+from tests.diagnosis.hostile_traces import write_hostile
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.verification import Expectation, TraceVerdict, verify
 
@@ -153,6 +154,39 @@ def test_one_damaged_trace_costs_the_other_ranks_no_diagnosis(node: CaptureNode)
     assert counted(node.hub, "capture_problems_total", "unreadable") == 1
 
 
+def test_a_small_hostile_trace_is_unreadable_within_seconds_and_costs_others_nothing(
+    node: CaptureNode, tmp_path: Path
+) -> None:
+    asked = node.coordinator.request(MANUAL)
+    node.deliver(0, write_hostile("numbers", tmp_path / "hostile").read_bytes())
+    node.deliver(1)
+    capture = node.finished(asked)
+    assert capture.outcome == "partial"
+    (problem,) = capture.ranks[0].problems
+    assert problem == "unreadable: has more than 1,000,000 values that are no events"
+    assert capture.diagnosis is not None
+    assert [found["rank"] for found in capture.diagnosis["traces"]] == [1]
+
+
+def test_a_trace_that_only_the_diagnosis_cannot_read_is_named(
+    node: CaptureNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = node.coordinator.request(MANUAL)
+    for rank in (0, 1):
+        node.deliver(rank)
+    reader = tmp_path / "reader"
+    reader.write_text(
+        '#!/bin/sh\ncase "$*" in\n*verification*) echo "[6, []]" ;;\n'
+        "*rank0.pt*) echo reading rank0.pt.trace.json.gz; kill -XCPU $$ ;;\nesac\n"
+    )
+    reader.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(reader))
+    capture = node.finished(asked)
+    assert (capture.outcome, capture.diagnosis_outcome) == ("partial", "ok")
+    assert capture.detail == ("rank 0 is not verified (unreadable: it takes too long for its size)")
+    assert counted(node.hub, "capture_problems_total", "unreadable") == 1
+
+
 def test_a_child_that_dies_leaves_the_traces_and_an_outcome(
     node: CaptureNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,11 +195,11 @@ def test_a_child_that_dies_leaves_the_traces_and_an_outcome(
         node.deliver(rank)
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     capture = node.finished(asked)
-    assert capture.outcome == "complete"
-    assert [rank.verified for rank in capture.ranks] == [None, None]
-    assert capture.ranks[0].problems == ("unverified: exit status 1",)
-    assert counted(node.hub, "capture_problems_total", "unverified") == 2
-    assert (capture.diagnosis, capture.diagnosis_outcome) == (None, "exit status 1")
+    assert capture.outcome == "failed"
+    assert [rank.verified for rank in capture.ranks] == [False, False]
+    assert capture.ranks[0].problems == ("unreadable: exit status 1",)
+    assert counted(node.hub, "capture_problems_total", "unreadable") == 2
+    assert (capture.diagnosis, capture.diagnosis_outcome) == (None, "unreadable: exit status 1")
 
 
 def test_a_trace_that_takes_too_long_costs_the_others_nothing(
@@ -176,8 +210,7 @@ def test_a_trace_that_takes_too_long_costs_the_others_nothing(
     reader.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(reader))
     verdicts = verify(tmp_path, {"rank0": ASKED, "rank1": ASKED}, timeout_s=0.5)
-    assert verdicts["rank0"] == TraceVerdict(None, ("unverified: not read within 0.5 s",))
-    assert verdicts["rank0"].verified is None
+    assert verdicts["rank0"] == TraceVerdict(None, ("unreadable: not read in time",))
     assert verdicts["rank1"] == TraceVerdict(6, ())
 
 

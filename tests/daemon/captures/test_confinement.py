@@ -1,0 +1,100 @@
+"""What a process that reads strangers' files can still do once somebody has taken it over."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from warpwatch_daemon.captures.confinement import MAX_OUTPUT_BYTES, Ended, run
+
+_BEGIN = """
+import os, socket, sys, time
+from warpwatch_daemon.captures.confinement import confine
+uid = os.getuid()
+confine(1 << 30, 2)
+def attempt(*call):
+    try:
+        call[0](*call[1:])
+        print("done")
+    except OSError as error:
+        print(os.strerror(error.errno))
+"""
+
+
+@pytest.fixture
+def attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "attack.py"
+
+
+def ended(attack: Path, code: str) -> Ended:
+    attack.write_text(_BEGIN + code)
+    return run("attack", [], timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "socket.socket",
+        "socket.socket, socket.AF_UNIX",
+        "socket.socketpair",
+        "os.fork",
+        "os.execv, '/bin/true', ['true']",
+        "os.kill, os.getppid(), 0",
+        "os.open, '/etc/passwd', os.O_RDONLY",
+        "os.open, 'new', os.O_WRONLY | os.O_CREAT",
+        "os.unlink, __file__",
+        "os.rename, __file__, 'other'",
+        "os.symlink, '/', 'link'",
+        "os.chmod, __file__, 0o777",
+        "os.setuid, 0",
+    ],
+)
+def test_it_talks_to_no_one_starts_nothing_and_opens_nothing(attack: Path, call: str) -> None:
+    assert ended(attack, f"attempt({call})") == Ended(0, ("Operation not permitted",))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_root_becomes_a_user_that_no_other_process_has(attack: Path) -> None:
+    done = ended(attack, "print(*os.getresuid(), *os.getresgid(), os.getgroups())")
+    real, *others, groups = done.lines[0].split()
+    assert int(real) >= 1_900_000_000
+    assert others == [real] * 5
+    assert groups == "[]"
+
+
+def test_who_needs_too_much_memory_fails_at_once(attack: Path) -> None:
+    assert ended(attack, "bytearray(2 << 30)").lines[-1] == "MemoryError"
+
+
+def test_who_computes_for_too_long_is_ended(attack: Path) -> None:
+    begin_s = time.monotonic()
+    done = ended(attack, "while True: pass")
+    assert done.killed_by == "it takes too long for its size"
+    assert time.monotonic() - begin_s < 25
+
+
+def test_who_waits_for_too_long_is_ended(attack: Path) -> None:
+    attack.write_text(_BEGIN + "time.sleep(60)")
+    assert run("attack", [], timeout_s=1.5).killed_by == "not read in time"
+
+
+def test_who_writes_too_much_is_cut_off(attack: Path) -> None:
+    done = ended(attack, "while True: os.write(1, b'x' * (1 << 20))")
+    assert done.status == 1
+    assert sum(map(len, done.lines)) <= MAX_OUTPUT_BYTES
+
+
+def test_what_the_kernel_refuses_is_logged_once(
+    attack: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = "print('unconfined: deny_system_calls: Invalid argument')"
+    for _ in range(2):
+        assert ended(attack, code) == Ended(0, ())
+    assert caplog.messages == [
+        "traces are read with less protection than there should be: "
+        "deny_system_calls: Invalid argument"
+    ]
