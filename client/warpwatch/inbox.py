@@ -33,14 +33,23 @@ def create(path: str) -> int:
     return os.open(path, flags, 0o600)
 
 
-def hand_over(path: str, write: Callable[[int], None]) -> None:
-    """Make ``path`` appear whole and readable. ``write`` gets the descriptor. Raises OSError."""
-    hidden = f"{path}.tmp"
+def token() -> str:
+    """For a name that no other user of the inbox can take first."""
+    return os.urandom(8).hex()
+
+
+def hand_over(base: str, suffix: str, write: Callable[[int], None]) -> str:
+    """Make ``<base>.<token><suffix>`` appear whole and readable; the token.
+
+    ``write`` gets the descriptor. Raises OSError.
+    """
+    hidden, chosen = f"{base}.{token()}.tmp", token()
     fd = create(hidden)
     try:
         write(fd)
         os.fchmod(fd, 0o644)
-        os.rename(hidden, path)
+        os.rename(hidden, f"{base}.{chosen}{suffix}")
+        return chosen
     except BaseException:
         os.unlink(hidden)
         raise

@@ -197,17 +197,16 @@ class Link:
 
     def _serve_stacks(self, current: ring.RingWriter, identifier: str) -> None:
         current.event("capture_started", wait_s=0.05, id=identifier)
-        name = f"{identifier}.{current.name}.stacks.json"
         try:
             if self.captures.inbox_problem:
                 raise OSError(self.captures.inbox_problem)
             found = stacks.snapshot(self._identity["job"], self._identity["rank"])
-            path = os.path.join(self.captures.inbox, name)
-            inbox.hand_over(path, lambda fd: stacks.write(fd, found))
+            base = os.path.join(self.captures.inbox, f"{identifier}.{current.name}")
+            token = inbox.hand_over(base, ".stacks.json", lambda fd: stacks.write(fd, found))
         except Exception as error:
             current.event("capture_failed", wait_s=0.05, id=identifier, detail=str(error)[:100])
             return
-        current.event("capture_finished", wait_s=0.05, id=identifier, file=name)
+        current.event("capture_finished", wait_s=0.05, id=identifier, token=token)
 
     def _check_inbox(self, now: float) -> None:
         if now >= self._next_inbox_check:

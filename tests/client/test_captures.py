@@ -61,9 +61,9 @@ def test_a_capture_brings_the_steps_that_were_asked_for(training: Folder) -> Non
     ring = running(training)
     start = (ring.header.step_begun or 0) + 30
     capture(training, ring, start, steps=3)
-    name = f"c-1.{ring.name}.pt.trace.json.gz"
-    told = {"file": name, "first_step": start, "last_step": start + 2}
-    event(training, "capture_finished")
+    token = event(training, "capture_finished")["token"]
+    name = f"c-1.{ring.name}.{token}.pt.trace.json.gz"
+    told = {"token": token, "first_step": start, "last_step": start + 2}
     assert events(training, "c-1") == [
         {"event": "capture_armed", "id": "c-1", "step": start},
         {"event": "capture_started", "id": "c-1", "step": start},
@@ -199,8 +199,8 @@ def test_stacks_are_served_while_the_training_is_stuck(folder: Folder) -> None:
     with program(folder, code, "0"):
         ring = eventually(folder.rings)[0]
         folder.command(ring.name, op="capture", id="s-1", kind="stacks", start_step=0, steps=1)
-        name = event(folder, "capture_finished", "s-1")["file"]
-        assert name == f"s-1.{ring.name}.stacks.json"
+        token = event(folder, "capture_finished", "s-1")["token"]
+        name = f"s-1.{ring.name}.{token}.stacks.json"
         assert folder.ring().event_names() == ["capture_started", "capture_finished"]
         found = json.loads((folder.path / "inbox" / name).read_text())
     assert (found["rank"], found["job"], found["via"]) == (0, "demo", "helper")

@@ -117,15 +117,15 @@ def test_the_allocators_history_becomes_a_snapshot_and_a_summary(folder: Folder)
         start = begun(folder) + 20
         capture(folder, start, steps=3, kind="memory")
         finished = event(folder, "capture_finished")
-        assert finished["file"] == f"c-1.{ring.name}.memory.pickle"
         assert finished["detail"] == "snapshot 0.0 s"
         assert (finished["first_step"], finished["last_step"]) == (start, start + 2)
-        base = folder.path / "inbox" / f"c-1.{ring.name}"
-        assert pickle.loads(base.with_name(f"{base.name}.memory.pickle").read_bytes()) == SNAPSHOT
-        told = json.loads(base.with_name(f"{base.name}.memory.json").read_text())
+        snapshot = f"c-1.{ring.name}.{finished['token']}.memory.pickle"
+        summary = f"c-1.{ring.name}.{finished['more']}.memory.json"
+        assert pickle.loads((folder.path / "inbox" / snapshot).read_bytes()) == SNAPSHOT
+        told = json.loads((folder.path / "inbox" / summary).read_text())
         assert (told["rank"], told["job"], told["snapshot_s"]) == (0, "demo", 0.0)
         assert told["lines"][0]["line"] == "/job/model.py:7 forward"
-        assert files(folder) == [f"{base.name}.memory.json", f"{base.name}.memory.pickle"]
+        assert files(folder) == sorted([summary, snapshot])
 
 
 @pytest.mark.torch

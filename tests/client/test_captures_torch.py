@@ -16,6 +16,7 @@ from tests.client.training import (
     event,
     events,
     files,
+    handed_over,
     names,
     running,
     training,
@@ -194,8 +195,8 @@ def test_a_rank_without_a_process_group_is_told_apart(folder: Folder) -> None:
     with program(folder, training(), RANK="3", WORLD_SIZE="8"):
         running(folder)
         capture(folder, begun(folder) + 20)
-        name = event(folder, "capture_finished")["file"]
-    trace = read_trace(folder.path / "inbox" / name)
+        path = handed_over(folder)
+    trace = read_trace(path)
     assert (trace.rank, trace.world_size, trace.job) == (3, 8, "demo")
 
 
@@ -231,13 +232,13 @@ def test_a_child_that_is_forked_while_it_records_disturbs_nothing(trained: Train
     assert told == ["capture_armed", "capture_started", "capture_finished"]
 
 
-def test_an_answer_that_does_not_fit_comes_without_the_file(trained: Training) -> None:
+def test_the_longest_answer_fits(trained: Training) -> None:
     identifier = "x" * 40
     long = "".join(["j"] * 40)
     trained.run(f"monitor.clock.ring.name = '{long}-r1234567-' + 16 * 'a'")
     capture(trained.folder, begun(trained.folder) + 20, id=identifier)
     finished = event(trained.folder, "capture_finished", identifier)
-    assert sorted(finished) == ["event", "first_step", "id", "last_step"]
+    assert sorted(finished) == ["event", "first_step", "id", "last_step", "token"]
 
 
 def test_a_trace_whose_ring_was_removed_is_removed(folder: Folder, tmp_path: Path) -> None:

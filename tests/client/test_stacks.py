@@ -66,8 +66,8 @@ def captured(folder: Folder) -> dict[str, Any]:
     ring = eventually(folder.rings)[0]
     identifier = f"1-{next(attempts)}"
     folder.command(ring.name, op="capture", id=identifier, kind="stacks", steps=1, arm_timeout_s=5)
-    path = folder.path / "inbox" / f"{identifier}.{ring.name}.stacks.json"
-    eventually(path.exists)
+    pattern = f"{identifier}.{ring.name}.*.stacks.json"
+    (path,) = eventually(lambda: list((folder.path / "inbox").glob(pattern)))
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 

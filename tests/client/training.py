@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 from tests.client.daemon_side import Folder, Ring, eventually
@@ -66,9 +67,16 @@ def capture(folder: Folder, start: int, steps: int = 2, **more: Any) -> None:
 
 def captured(folder: Folder, identifier: str = "c-1") -> dict[str, Any]:
     """The trace that the capture brought."""
-    name = event(folder, "capture_finished", identifier)["file"]
-    found: dict[str, Any] = json.loads(gzip.decompress((folder.path / "inbox" / name).read_bytes()))
+    path = handed_over(folder, identifier)
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     return found
+
+
+def handed_over(folder: Folder, identifier: str = "c-1") -> Path:
+    """The trace's file in the inbox, by the token of the answer."""
+    token = event(folder, "capture_finished", identifier)["token"]
+    (path,) = (folder.path / "inbox").glob(f"{identifier}.*.{token}.pt.trace.json.gz")
+    return path
 
 
 def files(folder: Folder) -> list[str]:

@@ -66,16 +66,16 @@ class MemoryRecorder:
             with os.fdopen(os.dup(fd), "wb") as file:
                 pickle.dump(snapshot, _Beating(file, beat))
 
-        inbox.hand_over(f"{base}.memory.json", lambda fd: inbox.write(fd, text))
+        more = inbox.hand_over(base, ".memory.json", lambda fd: inbox.write(fd, text))
         try:
-            inbox.hand_over(f"{base}.memory.pickle", write)
+            token = inbox.hand_over(base, ".memory.pickle", write)
         except BaseException:
-            # The answer names one file: the other is not to stay without it.
+            # Without an answer nobody takes it.
             with suppress(OSError):
-                os.unlink(f"{base}.memory.json")
+                os.unlink(f"{base}.{more}.memory.json")
             raise
         took = f"snapshot {self._about['snapshot_s']} s"
-        return {"file": f"{os.path.basename(base)}.memory.pickle", "detail": took}
+        return {"token": token, "more": more, "detail": took}
 
     def drop(self) -> None:
         if self._recording:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import deque
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from warpwatch import faults
 from warpwatch.captures.event_budget import operators
 from warpwatch.commands import Command
-from warpwatch.protocol import RECORD_MAX_PAYLOAD
 
 if TYPE_CHECKING:
     from warpwatch.ring import RingWriter
@@ -95,17 +93,11 @@ class Session:
         self._claim = deque([True])
 
     def answer(self, event: str, **fields: Any) -> bool:
-        """The final answer; False if it was given before.
-
-        A name of a file that does not fit is left out: it follows from the ids.
-        """
+        """The final answer; False if it was given before."""
         try:
             self._claim.pop()
         except IndexError:
             return False
-        named = {"event": event, "id": self.command.id, **fields, "detail": ""}
-        if len(json.dumps(named, separators=(",", ":"))) > RECORD_MAX_PAYLOAD:
-            fields.pop("file", None)
         try:
             self.ring.event(event, id=self.command.id, **fields)
         except ValueError as error:

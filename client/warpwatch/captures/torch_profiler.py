@@ -38,6 +38,8 @@ class TorchRecorder:
         self._started = self._stopped = False
         self._step: Any = None
         self._pauses = _Pauses()
+        # Of the trace until it is handed over.
+        self._folder = ""
 
     def prepare(self) -> None:
         self._profiler = _new_profiler(self._options)
@@ -70,21 +72,21 @@ class TorchRecorder:
         self._stopped = True
 
     def export(self, base: str) -> None:
-        folder = f"{base}.tmp"
+        folder = f"{base}.{inbox.token()}.tmp"
         # Kineto creates files by name with the user's umask: nobody else may enter there.
         os.mkdir(folder, 0o700)
+        self._folder = folder
         self._profiler.export_chrome_trace(os.path.join(folder, "trace.json"))
         self._release()
 
     def deliver(self, base: str, beat: Callable[[], None]) -> dict[str, Any]:
-        source = os.path.join(f"{base}.tmp", "trace.json")
+        source = os.path.join(self._folder, "trace.json")
 
         def write(fd: int) -> None:
             self.events = inbox.write_gzip(source, fd, beat)
             self.size_bytes = os.stat(source).st_size + os.fstat(fd).st_size
 
-        inbox.hand_over(base + SUFFIX, write)
-        return {"file": os.path.basename(base) + SUFFIX}
+        return {"token": inbox.hand_over(base, SUFFIX, write)}
 
     def drop(self) -> None:
         self._pauses.leave()
@@ -100,7 +102,8 @@ class TorchRecorder:
             self._release()
 
     def discard(self, base: str) -> None:
-        shutil.rmtree(f"{base}.tmp", ignore_errors=True)
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _release(self) -> None:
         """Sessions leave memory behind that only the collector frees (pytorch#193348)."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ MAX_SESSION_S = 2 * 3600.0
 # A helper thread answers within its heartbeat; one without a heartbeat for SILENT_S does not.
 STACKS_TIMEOUT_S = 10.0
 SILENT_S = 5.0
+# What a process chooses of its files' names, for no other user to foretell.
+_TOKEN = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class ShimSession:
         self._deadline = at + MAX_SESSION_S
         self._recording_at: float | None = None
         self._silent: set[int] = set()
+        # By rank, what the answer says of its files' names.
+        self._answers: dict[int, Mapping[str, Any]] = {}
         self._outside_deadline: float | None = None
         self._ask(at)
 
@@ -158,6 +163,7 @@ class ShimSession:
                 self.ranks[rank.rank] = replace(rank, state="missing", detail=detail)
         elif event.detail.get("id") == self.command_id:
             self.ranks[event.rank] = _answered(rank, event)
+            self._answers[event.rank] = event.detail
             if event.event == "capture_started" and self._recording_at is None:
                 self._recording_at = at
                 self.capture = replace(self.capture, recording_time=event.time)
@@ -224,7 +230,7 @@ class ShimSession:
             # Its own tool writes the file: Nsight Systems, to where its command line says.
             return replace(rank, state="written"), ()
         try:
-            name = self._take(number, inbox.SUFFIX[kind], folder)
+            name = self._take(number, "token", inbox.SUFFIX[kind], folder)
         except inbox.InboxError as error:
             return replace(rank, state="failed", detail=str(error)), ()
         except OSError as error:
@@ -246,21 +252,25 @@ class ShimSession:
             return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
         return replace(rank, state="written", file=name, detail=f"taken by {via}"), (name,)
 
-    def _take(self, number: int, suffix: str, folder: Path) -> str:
+    def _take(self, number: int, field: str, suffix: str, folder: Path) -> str:
         target, name = self.targets[number], f"rank{number}{suffix}"
-        stem = f"{self.command_id}.{target.ring_name.removesuffix('.ring')}"
-        inbox.take(target.folder.inbox, stem + suffix, target.owner_uid, folder / name)
+        token = self._answers.get(number, {}).get(field)
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            raise inbox.InboxError(f"the answer has no {field} of a file")
+        source = f"{self.command_id}.{target.ring_name.removesuffix('.ring')}.{token}{suffix}"
+        inbox.take(target.folder.inbox, source, target.owner_uid, folder / name)
         return name
 
     def _take_more(self, number: int, folder: Path) -> list[str]:
         """What may come beside the file; where it does not, nothing is missing."""
-        taken = []
-        for suffix in inbox.MORE_SUFFIXES.get(self.capture.request.kind, ()):
-            try:
-                taken.append(self._take(number, suffix, folder))
-            except (inbox.InboxError, OSError) as error:
-                logger.debug("capture %s: %s", self.capture.id, error)
-        return taken
+        suffix = inbox.MORE_SUFFIX.get(self.capture.request.kind)
+        if suffix is None:
+            return []
+        try:
+            return [self._take(number, "more", suffix, folder)]
+        except (inbox.InboxError, OSError) as error:
+            logger.debug("capture %s: %s", self.capture.id, error)
+            return []
 
     def expectation(self, number: int) -> Expectation | None:
         start = self.capture.start_step

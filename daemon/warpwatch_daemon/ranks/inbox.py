@@ -24,7 +24,7 @@ from warpwatch_telemetry.errors import WarpwatchError
 # What a kind of capture brings, by the end of its name.
 SUFFIX = {"torch": ".pt.trace.json.gz", "stacks": ".stacks.json", "memory": ".memory.pickle"}
 # And what may come beside it.
-MORE_SUFFIXES = {"memory": (".memory.json",)}
+MORE_SUFFIX = {"memory": ".memory.json"}
 MAX_FILE_BYTES = 8 << 30
 # What a file may not take of the store's file system.
 MIN_FREE_BYTES = 200 << 20

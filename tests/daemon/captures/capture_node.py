@@ -31,6 +31,10 @@ AUTOMATIC = CaptureRequest(
     job="train", kind="torch", trigger="anomaly", anomaly_id="a1", anomaly_kind="straggler"
 )
 
+# What a rank chooses for the names of its file, and of what lies beside it.
+TOKEN = "0123456789abcdef"
+MORE = "fedcba9876543210"
+
 ANOTHER = replace(AUTOMATIC, anomaly_id="a2")
 
 
@@ -128,9 +132,9 @@ class CaptureNode:
         steps = range(first, first + command["steps"])
         found = trace(rank, steps) if content is None else content
         data = found if isinstance(found, bytes) else gzip.compress(json.dumps(found).encode())
-        name = f"{command['id']}.{self.rings[rank].path.stem}{suffix}"
+        name = f"{command['id']}.{self.rings[rank].path.stem}.{TOKEN}{suffix}"
         (self.folder.inbox / name).write_bytes(data)
-        said = {"first_step": steps[0], "last_step": steps[-1], "file": "/etc/passwd"}
+        said = {"first_step": steps[0], "last_step": steps[-1], "token": TOKEN, "more": MORE}
         self.answer(rank, "capture_finished", **said)
 
     def finished(self, capture: Capture) -> Capture:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from tests.daemon.captures.capture_node import MANUAL, MORE, CaptureNode
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
@@ -40,7 +40,7 @@ def test_options_reach_the_command(node: CaptureNode) -> None:
 def test_a_memory_capture_brings_snapshots_and_what_lies_beside_them(node: CaptureNode) -> None:
     asked = node.coordinator.request(replace(MANUAL, kind="memory"))
     assert (node.command(0)["kind"], node.command(0)["start_step"]) == ("memory", 3)
-    name = f"{node.command(0)['id']}.{node.rings[0].path.stem}.memory.json"
+    name = f"{node.command(0)['id']}.{node.rings[0].path.stem}.{MORE}.memory.json"
     (node.folder.inbox / name).write_text("{}")
     for rank in (0, 1):
         node.deliver(rank, b"pickle", ".memory.pickle")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
+from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, TOKEN, CaptureNode
 from tests.devices.recording import wait_until
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
@@ -201,9 +201,9 @@ def test_what_is_no_trace_is_stored_and_said(node: CaptureNode) -> None:
 
 def test_a_linked_file_in_the_inbox_is_not_followed(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
-    name = f"{node.command(0)['id']}.{node.rings[0].path.stem}.pt.trace.json.gz"
+    name = f"{node.command(0)['id']}.{node.rings[0].path.stem}.{TOKEN}.pt.trace.json.gz"
     (node.folder.inbox / name).symlink_to("/etc/passwd")
-    node.answer(0, "capture_finished")
+    node.answer(0, "capture_finished", token=TOKEN)
     node.answer(1, "capture_failed", detail="no_space")
     node.poll()
     node.coordinator.finish()

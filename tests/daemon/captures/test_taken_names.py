@@ -1,0 +1,55 @@
+"""Another user takes every name in the inbox that can be foretold: the capture still comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.programs import STEPPING
+from warpwatch import protocol
+
+SUFFIXES = (".stacks.json", ".pt.trace.json.gz", ".memory.pickle", ".memory.json")
+
+
+def commanded(node: LoopNode) -> tuple[str, str] | None:
+    """(id, ring) as anyone reads them in the command file."""
+    (path,) = (node.run_dir / "commands").glob("*.cmd")
+    _, fields = protocol.decode_command(path.read_bytes())
+    return (fields["id"], path.stem) if fields else None
+
+
+def take_names(inbox: Path, identifier: str, ring: str) -> None:
+    """A folder is in the way of a rename, a file of a creation; root in the test has more rights
+    than a user in a sticky folder.
+    """
+    base = inbox / f"{identifier}.{ring}"
+    for suffix in SUFFIXES:
+        for name in (f"{base}{suffix}.tmp", f"{base}.tmp{suffix}", f"{base}{suffix}"):
+            Path(name).mkdir()
+            os.chown(name, 1234, 1234)
+    Path(f"{base}.tmp").touch()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
+def test_a_hand_over_does_not_fail_by_names_that_another_took(tmp_path: Path) -> None:
+    with loop_node(tmp_path) as node:
+        node.start_daemon()
+        rank = node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
+        poll(lambda: node.get("ranks"), 20, "the rank reports")
+        # The attacker is always first.
+        rank.send_signal(signal.SIGSTOP)
+        answer = node.http.post("/api/v1/captures", json={"job": "stepping", "kind": "stacks"})
+        assert answer.status_code == 202
+        identifier, ring = poll(lambda: commanded(node), 2, "the rank is asked")
+        take_names(tmp_path / "inbox", identifier, ring)
+        rank.send_signal(signal.SIGCONT)
+        (capture,) = poll(
+            lambda: [one for one in node.get("captures") if one["outcome"]], 20, "it ends"
+        )
+        assert (capture["outcome"], capture["detail"]) == ("complete", "")
+        assert [one["state"] for one in capture["ranks"]] == ["written"]
+        assert capture["ranks"][0]["detail"] == ""
