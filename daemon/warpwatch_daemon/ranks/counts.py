@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from warpwatch import protocol
+from warpwatch_daemon.ranks.phase_names import PhaseNames
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram
 
@@ -55,9 +56,8 @@ class RankCounts:
     def totals(self, phases: Sequence[str]) -> dict[str, Any]:
         """Over all processes: ``steps``, ``samples``, ``tokens``, ``phases_s`` and ``recorded``."""
         before = self._before
-        phases_s = dict(before["phases_s"])
-        for name, ns in zip(phases, self.header.phases_ns, strict=False):
-            phases_s[name] = phases_s.get(name, 0.0) + ns / 1e9
+        now_s = [ns / 1e9 for ns in self.header.phases_ns]
+        phases_s = added(phases, now_s, before["phases_s"])
         names = {**before["recorded"], **self.recorded}
         recorded = {n: before["recorded"].get(n, 0) + self.recorded.get(n, 0) for n in names}
         counts = {name: before[name] + getattr(self.header, name) for name in _TOTALS}
@@ -72,17 +72,29 @@ class RankCounts:
             "sum_s": self._sum_s,
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, Any], names: PhaseNames) -> None:
         """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
         buckets = [int(count) for count in saved["counts"]]
         if len(buckets) != len(self._buckets):
             raise ValueError("saved with other buckets")
-        before = {key: saved["base"][key] for key in (*_TOTALS, "phases_s")}
+        before = {key: saved["base"][key] for key in _TOTALS}
+        phases_s = dict(saved["base"]["phases_s"])
+        before["phases_s"] = added(names.admit(phases_s), phases_s.values())
         # A version before this one saved nothing of records.
         before["recorded"] = _integers(saved["base"].get("recorded", {}))
         self.recorded = _integers(saved.get("recorded", {}))
         self._sum_s, self.lost = float(saved["sum_s"]), int(saved["lost"])
         self._before, self._buckets = before, buckets
+
+
+def added(
+    names: Iterable[str], values: Iterable[float], to: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The sums by name; the same name may come more than once."""
+    sums = dict(to or {})
+    for name, value in zip(names, values, strict=False):
+        sums[name] = sums.get(name, 0.0) + value
+    return sums
 
 
 def _integers(counts: Any) -> dict[str, int]:

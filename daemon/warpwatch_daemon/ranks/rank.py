@@ -8,6 +8,7 @@ from typing import Any
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims, payloads
 from warpwatch_daemon.ranks.counts import RankCounts, RecentSteps
+from warpwatch_daemon.ranks.phase_names import PhaseNames
 from warpwatch_daemon.ranks.process import OomKills
 from warpwatch_daemon.ranks.ring import RingNews
 from warpwatch_daemon.ranks.silence import Silence
@@ -26,9 +27,12 @@ RESERVED_EVENTS = frozenset({"died", "stopped", "resumed", "process", "memory"})
 
 
 class Rank:
-    """``job`` is the label: the claimed name, with ``#2`` where another job has it already."""
+    """``job`` is the label: the claimed name, with ``#2`` where another job has it already.
 
-    def __init__(self, job: str, ring: OpenRing, at: float) -> None:
+    ``job_phases``: the names of phases of all ranks of the job.
+    """
+
+    def __init__(self, job: str, ring: OpenRing, at: float, job_phases: set[str]) -> None:
         self.job = job
         self.rank = ring.claims.rank
         self.owner_uid = ring.owner_uid
@@ -43,7 +47,8 @@ class Rank:
         self.pid = 0
         self.step_begun: int | None = None
         self.recent = RecentSteps()
-        self.phases = list(ring.claims.phases)
+        self.phase_names = PhaseNames(job_phases)
+        self.phases: list[str] = []
         self._refused = 0
         self.adopt(ring, at)
 
@@ -55,7 +60,7 @@ class Rank:
             self.counts.begin_process(self.phases)
         self.ring = ring
         self.claims = ring.claims
-        self.phases = list(ring.claims.phases)
+        self.phases = self.phase_names.admit(ring.claims.phases)
         self.memory = payloads.AllocatorMemory()
         self._metadata_sequence = 0
         self._heartbeat_ns = 0
@@ -71,6 +76,11 @@ class Rank:
         self._counted = self._rewound = 0
         self.status = "running"
         self.ended_at = None
+
+    def is_of_job(self, ring: OpenRing) -> bool:
+        """Whether a ring that claims the same name may be of this rank's job."""
+        is_of_owner = self.owner_uid == ring.owner_uid
+        return is_of_owner and self.claims.world_size == ring.claims.world_size
 
     @property
     def live(self) -> bool:
@@ -110,7 +120,7 @@ class Rank:
         if header.metadata_sequence != self._metadata_sequence:
             self.claims = claims.parse(header.metadata_text, self.ring.pod_uid)
             self._metadata_sequence = header.metadata_sequence
-            self.phases = list(self.claims.phases)
+            self.phases = self.phase_names.admit(self.claims.phases)
         if header.heartbeat_ns != self._heartbeat_ns or news.records:
             self._heartbeat_ns = header.heartbeat_ns
             self.silence.sign(at)
@@ -123,7 +133,8 @@ class Rank:
             yield from self._take_event(record.payload, time, at)
         elif record.type == protocol.RECORD_PHASE and not counted:
             # Steps can name a phase before the metadata does.
-            self.phases = claims.with_phase(self.phases, record.payload)
+            phases = claims.with_phase(self.phases, record.payload)
+            self.phases = self.phase_names.admit(phases)
         elif record.type == protocol.RECORD_GC:
             self.counts.take(payloads.gc(record.payload))
         elif record.type == protocol.RECORD_MEMORY:
@@ -275,7 +286,10 @@ class Rank:
         # A version before this one did not save it.
         ended_at = saved.get("ended_at")
         self._ended_before = None if ended_at is None else float(ended_at)
-        self.counts.restore(saved)
+        # Names that were shown before the restart stay, whatever this process calls its phases.
+        names = PhaseNames(self.phase_names.of_job)
+        self.counts.restore(saved, names)
+        self.phase_names, self.phases = names, names.admit(self.claims.phases)
         self.first_time, self._counted = first_time, counted
         self._end_reported = bool(saved["ended"])
         self.ring.reader.position = max(0, self._counted - REWIND_RECORDS)

@@ -48,6 +48,7 @@ class Positions:
         # Between the pipeline and the loop.
         self._lock = threading.Lock()
         self._writing = threading.Lock()
+        self._newest = b""
         self._waiting: bytes | None = None
         self._puts = 0
         # Every ``put`` up to this number is on disk.
@@ -58,13 +59,20 @@ class Positions:
         return _load(self._path)
 
     def put(self, ranks: Iterable[Rank], others: Iterable[dict[str, Any]] = ()) -> int:
-        """To be saved in place of what was; its number. ``others``: entries of no such rank."""
+        """To be saved in place of what was, unless it is the same; its number.
+
+        ``others``: entries of no such rank.
+        """
         content = {"version": VERSION, "ranks": [*(rank.save() for rank in ranks), *others]}
+        body = json.dumps(content, separators=(",", ":")).encode()
         with self._lock:
-            self._waiting = json.dumps(content, separators=(",", ":")).encode()
-            self._puts += 1
-        self._wake()
-        return self._puts
+            if body != self._newest:
+                self._newest = self._waiting = body
+                self._puts += 1
+            is_waiting, number = self._waiting is not None, self._puts
+        if is_waiting:
+            self._wake()
+        return number
 
     def write(self) -> None:
         with self._writing:

@@ -218,7 +218,8 @@ class RanksSource:
         job, rank = self._find_rank(ring, entry)
         before = None if rank is None else rank.ring
         if rank is None:
-            rank = Rank(job, ring, at)
+            phases = (peer.phase_names.of_job for peer in self._ranks if peer.job == job)
+            rank = Rank(job, ring, at, next(phases, set()))
             self._ranks.append(rank)
         else:
             rank.adopt(ring, at)
@@ -250,7 +251,7 @@ class RanksSource:
         for job in labels:
             members = [rank for rank in self._ranks if rank.job == job]
             same = [rank for rank in members if rank.rank == said.rank]
-            if all(_same_job(rank, ring) for rank in members) and not any(r.live for r in same):
+            if all(rank.is_of_job(ring) for rank in members) and not any(r.live for r in same):
                 return job, same[0] if same else None
         raise AssertionError("one label more than there are ranks is always free")
 
@@ -295,7 +296,3 @@ class RanksSource:
         left = [{"pod": r.pod_uid, "ring": r.name, "left": True} for r, _ in self._left]
         unclaimed = () if self._claimed else self._saved.values()
         return self._positions.put(ranks, (*left, *unclaimed))
-
-
-def _same_job(rank: Rank, ring: OpenRing) -> bool:
-    return rank.claims.world_size == ring.claims.world_size and rank.owner_uid == ring.owner_uid

@@ -82,7 +82,7 @@ class PhaseShare:
 def phase_shares(phases_s: Mapping[str, float], total_s: float) -> tuple[PhaseShare, ...]:
     """Shares of the time in steps, the remainder as ``other``; many own phases are other too."""
     known = {name: value for name, value in phases_s.items() if math.isfinite(value) and value > 0}
-    own = sorted((name for name in known if name not in PHASES), key=lambda name: -known[name])
+    own = sorted(known.keys() - {*PHASES, OTHER}, key=lambda name: (-known[name], name))
     names = [name for name in PHASES if name in known] + own[:MAX_OWN_PHASES]
     total_s = max(total_s, sum(known.values()))
     if not math.isfinite(total_s) or total_s <= 0:
