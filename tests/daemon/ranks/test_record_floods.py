@@ -7,15 +7,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.daemon.ranks.flooding import whole_ring
 from tests.daemon.ranks.ring_files import RingFile
 from tests.loop.node import ROOT, LoopNode, poll
+from warpwatch import protocol
+from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.record_budget import fair_shares
+from warpwatch_daemon.ranks.source import RanksSource
+from warpwatch_telemetry.records import Step
 
 MEASURED_S = 5.0
 MAX_CORES = 0.35
@@ -111,6 +117,25 @@ def test_flooded_rings_cost_a_bounded_share_of_a_core_and_no_honest_step(
     assert rejected and rejected >= count
     assert 1 <= named <= count
     assert lost == 0.0
+
+
+def test_of_a_flood_a_bounded_number_of_records_is_read_and_every_step_of_an_honest_rank(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    honest = RingFile(folder.ranks, job="honest")
+    floods = [RingFile(folder.ranks, job="flood", rank=rank) for rank in range(2)]
+    read: Counter[str] = Counter()
+    with honest.held(), floods[0].held(), floods[1].held():
+        for turn in range(25):
+            honest.step()
+            for ring in floods:
+                ring.put(protocol.HEADER_SIZE, whole_ring(turn))
+                ring.word(protocol.WORD_RECORDS, (turn + 1) * protocol.RECORD_COUNT)
+            records = source.poll(time.time(), 0.2 * turn)
+            read.update(record.job for record in records if isinstance(record, Step))
+    # 12,000 at once and 4,000 a second, of the 102,400 that were written.
+    assert read["flood"] <= 12_000 + 4_000 * 5
+    assert read["honest"] == 25
 
 
 def test_who_asks_for_little_gets_it_and_the_others_share_what_is_left() -> None:
