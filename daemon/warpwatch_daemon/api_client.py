@@ -10,33 +10,43 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from warpwatch_daemon import api_socket
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
-DEFAULT_URL = "http://127.0.0.1:9400"
 TIMEOUT_S = 10.0
 
 
 class ApiClient:
-    """``token_file`` holds the bearer token that a daemon beyond loopback asks for.
+    """``token_file`` holds the bearer token that a daemon asks for over TCP.
 
-    Over HTTPS the certificate must be signed by ``ca_file``, else by whom the system trusts, and be
-    of ``server_name``, else of the URL's own host. Raises UsageError for a file that is none.
+    With ``socket_path`` it is asked through its Unix socket, whatever ``url`` says; ``shown_url``
+    is what leads a person to a path of the API. Over HTTPS the certificate must be signed by
+    ``ca_file``, else by whom the system trusts, and be of ``server_name``, else of the URL's own
+    host. Raises UsageError for a file that is none.
     """
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str = api_socket.DEFAULT_URL,
         token_file: Path | None = None,
         *,
         ca_file: Path | None = None,
         server_name: str = "",
+        socket_path: Path | None = None,
     ) -> None:
         if not url.startswith(("http://", "https://")):
             raise UsageError(f"--url {url!r} is no http:// or https:// address")
-        self.url = url.rstrip("/")
+        self.url = self.where = self.shown_url = url.rstrip("/")
         self._token = _read_token(token_file)
         # No proxy: the daemon is on this machine or named.
-        handlers = [urllib.request.ProxyHandler({}), _NoRedirect()]
+        handlers: list[urllib.request.BaseHandler] = [
+            urllib.request.ProxyHandler({}),
+            _NoRedirect(),
+        ]
+        if socket_path is not None:
+            self.where = str(socket_path)
+            self.shown_url = f"curl --unix-socket {socket_path} http://localhost"
+            handlers.append(_SocketHandler(socket_path))
         if url.startswith("https://"):
             handlers.append(_https(ca_file, server_name))
         self._opener = urllib.request.build_opener(*handlers)
@@ -61,11 +71,11 @@ class ApiClient:
             with error:
                 raise _refusal(error.code, error.read()) from error
         except (ValueError, http.client.HTTPException) as error:
-            raise WarpwatchError(f"what answers at {self.url} is no warpwatch daemon") from error
+            raise WarpwatchError(f"what answers at {self.where} is no warpwatch daemon") from error
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise WarpwatchError(
-                f"no daemon answers at {self.url} ({reason}); start one with `warpwatch daemon` "
+                f"no daemon answers at {self.where} ({reason}); start one with `warpwatch daemon` "
                 "or name it with --url"
             ) from error
 
@@ -75,6 +85,29 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         return None
+
+
+class _SocketHandler(urllib.request.HTTPHandler):
+    """HTTP through a Unix socket, whatever the URL says."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        def connect(host: str, **options: Any) -> http.client.HTTPConnection:
+            return _SocketConnection(self._path, host, **options)
+
+        return self.do_open(connect, request)
+
+
+class _SocketConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path, host: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = api_socket.connect(self._path, self.timeout)
 
 
 class _Trust(ssl.SSLContext):

@@ -37,6 +37,7 @@ class RankState:
     step: the newest finished step; step_begun: the one now begun on the CPU.
     silent_reason: why it is stopped, as far as it can be seen: "stopped" (from outside), "holds
     the GIL" (a C call, so that no other thread runs) or "unknown".
+    seen_time: when the daemon came to know it; first_time is the ring's own word.
     step_clock: what ends a step: step(), a framework's name, optimizer, dataloader or other.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
     samples_per_s, tokens_per_s: in the newest steps, while it runs.
@@ -59,6 +60,7 @@ class RankState:
     status: str = "running"
     silent_reason: str | None = None
     first_time: float = 0.0
+    seen_time: float = 0.0
     last_step_time: float | None = None
     step: int | None = None
     step_begun: int | None = None
@@ -87,6 +89,7 @@ class JobState:
     """A training run: the ranks of it that this daemon sees, of ``world_size``.
 
     backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
+    owner_uid: the user whose it is; of a kineto job only, the others' ranks have it.
     """
 
     name: str
@@ -94,6 +97,7 @@ class JobState:
     ranks: tuple[str, ...]
     energy_j: float | None = None
     backend: str = "shim"
+    owner_uid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,18 +121,13 @@ def test_each_named_value_gives_what_it_says_and_no_more(
     assert context["readOnlyRootFilesystem"] is True
 
 
-def test_a_probe_looks_at_the_port_alone_where_it_cannot_get_in(helm4: Path) -> None:
-    _, container = daemon_of(helm4)
-    assert container["livenessProbe"]["httpGet"]["scheme"] == "HTTP"
-    _, container = daemon_of(helm4, "tls.existingSecret=tls")
-    assert container["livenessProbe"]["httpGet"] == {
-        "path": "/healthz",
-        "port": "http",
-        "scheme": "HTTPS",
-    }
-    for more in ("tls.clientAuth=true,tls.existingSecret=tls", "webConfig.existingSecret=web"):
-        _, container = daemon_of(helm4, *more.split(","))
-        assert container["livenessProbe"]["tcpSocket"] == {"port": "http"}
+def test_probes_have_a_port_of_their_own_whatever_the_api_demands(helm4: Path) -> None:
+    for more in ("", "tls.clientAuth=true,tls.existingSecret=tls", "webConfig.existingSecret=web"):
+        _, container = daemon_of(helm4, *filter(None, more.split(",")))
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"] == {"path": "/healthz", "port": "probes"}
+        assert {"name": "probes", "containerPort": 9401, "protocol": "TCP"} in container["ports"]
+        assert chart.environment(container)["WARPWATCH_HTTP__PROBE_LISTEN"] == "10.0.0.1:9401"
 
 
 def test_readiness_is_not_whether_the_gpus_can_be_read(helm4: Path) -> None:
@@ -144,7 +139,8 @@ def test_readiness_is_not_whether_the_gpus_can_be_read(helm4: Path) -> None:
 def test_a_policy_lets_everybody_in_on_the_port_alone(helm4: Path) -> None:
     policy = chart.only(chart.render(helm4, "--set", "port=9500"), "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress"]
-    assert policy["ingress"] == [{"ports": [{"port": 9500, "protocol": "TCP"}]}]
+    ports = [{"port": 9500, "protocol": "TCP"}, {"port": 9401, "protocol": "TCP"}]
+    assert policy["ingress"] == [{"ports": ports}]
     assert "egress" not in policy
 
 
@@ -152,7 +148,7 @@ def test_a_policy_can_name_who_comes_in_and_where_the_daemon_goes(helm4: Path) -
     objects = chart.scenario(helm4, "network-policy-values.yaml")
     policy = chart.only(objects, "NetworkPolicy")["spec"]
     (rule,) = policy["ingress"]
-    assert rule["ports"] == [{"port": 9400, "protocol": "TCP"}]
+    assert [each["port"] for each in rule["ports"]] == [9400, 9401]
     prometheus, ours = rule["from"]
     assert sorted(prometheus) == ["namespaceSelector"]
     # Other daemons, and the release's test.
@@ -178,17 +174,10 @@ def test_a_type_for_selinux_is_the_pods(helm4: Path) -> None:
     assert spec["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
 
 
-def test_a_command_in_the_pod_finds_the_daemon_and_knows_its_certificate(helm4: Path) -> None:
-    """`kubectl exec POD -- warpwatch status`, where nothing but the password is missing."""
-
-    def told(*values: str) -> list[str | None]:
-        variables = chart.environment(daemon_of(helm4, *values)[1])
-        names = ("WARPWATCH_URL", "WARPWATCH_CA_FILE", "WARPWATCH_SERVER_NAME")
-        return [variables.get(name) for name in names]
-
-    assert told() == ["http://10.0.0.1:9400", None, None]
-    ours = ["https://10.0.0.1:9400", "/etc/warpwatch-web/ca.crt"]
-    assert told("tls.existingSecret=tls") == [*ours, "warpwatch-peers.monitoring.svc"]
-    named = told("tls.existingSecret=tls", "tls.serverName=gpu.example.com")
-    assert named == [*ours, "gpu.example.com"]
-    assert told("webConfig.existingSecret=web") == [None, None, None]
+def test_a_command_in_the_pod_finds_the_daemon_by_its_socket(helm4: Path) -> None:
+    """`kubectl exec POD -- warpwatch status`: no training mounts the folder of the socket."""
+    spec, container = daemon_of(helm4)
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes[mounts["/run/warpwatch-api"]]["emptyDir"]["medium"] == "Memory"
+    assert "WARPWATCH_URL" not in chart.environment(container)

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import yaml
 
+from warpwatch_daemon.api_socket import connect, socket_path
 from warpwatch_daemon.demo.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,21 @@ def poll(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
                 return answer
         time.sleep(0.1)
     raise AssertionError(f"not within {timeout_s} s: {what}")
+
+
+class SocketTransport(httpx.HTTPTransport):
+    """Through a Unix socket; of one that is not there httpcore itself leaves its own end open."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(uds=str(path))
+        self._path = path
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        try:
+            connect(self._path, 5.0).close()
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from error
+        return super().handle_request(request)
 
 
 class LoopNode:
@@ -52,7 +68,10 @@ class LoopNode:
         self.config.write_text(yaml.safe_dump(tree | config))
         self.daemon: subprocess.Popen[bytes] | None = None
         self._all: list[subprocess.Popen[bytes]] = []
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=10)
+        self.url = f"http://127.0.0.1:{self.port}"
+        # Through the socket: it may do what over TCP only a token does.
+        transport = SocketTransport(socket_path(self.run_dir))
+        self.http = httpx.Client(base_url="http://localhost", transport=transport, timeout=10)
 
     # --- daemon ---
 
@@ -60,7 +79,8 @@ class LoopNode:
         arguments = ["-m", "warpwatch_daemon", "daemon", "--config", str(self.config)]
         self.daemon = self.start("daemon", arguments, environment)
         if wait:
-            poll(lambda: self.http.get("/healthz").status_code == 200, 30, self.log("daemon"))
+            probe = f"{self.url}/healthz"
+            poll(lambda: httpx.get(probe).status_code == 200, 30, self.log("daemon"))
         return self.daemon
 
     def kill_daemon(self) -> None:

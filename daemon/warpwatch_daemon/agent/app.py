@@ -20,6 +20,7 @@ from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.agent.sources import enabled_sources
 from warpwatch_daemon.agent.supervisor import Loop, Supervisor
 from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
+from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.store import Store
@@ -77,6 +78,7 @@ class Daemon:
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
+        self._bind_locally()
         rejected = metrics.counter("rendezvous_rejected_total")
         store = Store(config.store)
         saved.move(self.folder.path, store.path)
@@ -126,6 +128,14 @@ class Daemon:
             counters_wanted=self.captures.counters_wanted,
             fail=self._fail,
         )
+
+    def _bind_locally(self) -> None:
+        """Behind the lock of the folder: the socket of a daemon that runs is not taken away."""
+        path = socket_path(self.folder.path)
+        try:
+            self.server.bind_locally(path)
+        except OSError as error:
+            logger.warning("no socket %s, so commands need a token: %s", path, error.strerror)
 
     # --- running ---
 
@@ -234,8 +244,8 @@ class Daemon:
     def count_alerts(self, outcome: str, count: int) -> None:
         self.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
-    def capture_file(self, capture_id: str, name: str) -> Path | None:
-        return self.captures.coordinator.register.file(capture_id, name)
+    def capture_file(self, capture_id: str, name: str, owner_uid: int | None) -> Path | None:
+        return self.captures.coordinator.register.file(capture_id, name, owner_uid)
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)

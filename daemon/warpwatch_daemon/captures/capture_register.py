@@ -67,9 +67,14 @@ class CaptureRegister:
                 del self._captures[capture_id]
             self.keep(capture)
 
-    def file(self, capture_id: str, name: str) -> Path | None:
-        """A file that the capture brought; whether it is still there is not looked at."""
+    def file(self, capture_id: str, name: str, owner_uid: int | None = None) -> Path | None:
+        """A file that the capture brought; whether it is still there is not looked at.
+
+        ``owner_uid``: whose capture it must be, None for anybody's.
+        """
         capture = self.get(capture_id)
+        if capture is not None and owner_uid not in (None, capture.owner_uid):
+            return None
         if capture is None or capture.folder is None or name not in capture.files:
             return None
         return Path(capture.folder) / name

@@ -123,7 +123,7 @@ class Coordinator:
         folder = str(self._store.folder(name, now))
         capture = Capture(
             name, request, now, world_size=world_size, backend=backend.name, steps=steps,
-            folder=folder,
+            folder=folder, owner_uid=backend.owner(request.job),
         )  # fmt: skip
         try:
             self._end_superseded(request, numbers)

@@ -17,7 +17,7 @@ A session's life, all of it under the coordinator's lock but ``collect``:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -85,6 +85,10 @@ class CaptureBackend(Protocol):
         """The job's live ranks that this backend reaches, each with its world size."""
         ...
 
+    def owner(self, job: str) -> int | None:
+        """The UID of the job's live ranks; None: it has none, or they are of several users."""
+        ...
+
     def events_per_step(self, job: str) -> int | None:
         """The most that a rank says a recorded step of its brings; None: not known."""
         ...
@@ -108,9 +112,17 @@ def choose(
     if not able:
         how = f" by the back end {request.backend}" if request.backend else ""
         raise Refused("refused_disabled", f"nothing here captures {request.kind}{how}")
-    live = next(((b, ranks) for b in able if (ranks := b.ranks(request.job))), None)
+    live = next(
+        (
+            (b, ranks)
+            for b in able
+            if (ranks := b.ranks(request.job)) and _is_of(b, request.job, request.owner_uid)
+        ),
+        None,
+    )
     if live is None:
-        names = ", ".join(sorted({job for b in able for job in b.jobs()})[:MAX_NAMED]) or "none"
+        found = {job for b in able for job in b.jobs() if _is_of(b, job, request.owner_uid)}
+        names = ", ".join(sorted(found)[:MAX_NAMED]) or "none"
         raise Refused(
             "refused_no_rank",
             f"no running rank of job {request.job!r} is known; running jobs: {names}",
@@ -124,3 +136,14 @@ def choose(
         )
     numbers = sorted(ranks if request.ranks is None else set(request.ranks))
     return backend, numbers, max(ranks[number] for number in numbers)
+
+
+def _is_of(backend: CaptureBackend, job: str, owner_uid: int | None) -> bool:
+    """Whether the job is this user's; None: anybody's will do."""
+    return owner_uid is None or backend.owner(job) == owner_uid
+
+
+def only_owner(uids: Iterable[int]) -> int | None:
+    """The UID that all of them are, None where they are of several users or none."""
+    found = set(uids)
+    return found.pop() if len(found) == 1 else None

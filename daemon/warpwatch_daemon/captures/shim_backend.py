@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.session import only_owner
 from warpwatch_daemon.captures.shim import AskedRank, ShimSession
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_telemetry.captures import CAPTURE_KINDS, Capture, CaptureKind
@@ -31,6 +32,9 @@ class ShimBackend:
     def ranks(self, job: str) -> Mapping[int, int]:
         live = self._ranks.targets(job)
         return {number: rank.claims.world_size for number, rank in live.items() if rank.ring}
+
+    def owner(self, job: str) -> int | None:
+        return only_owner(rank.owner_uid for rank in self._ranks.targets(job).values())
 
     def events_per_step(self, job: str) -> int | None:
         said = (rank.claims.events_per_step for rank in self._ranks.targets(job).values())

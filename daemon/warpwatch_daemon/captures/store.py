@@ -19,6 +19,7 @@ import msgspec
 from warpwatch.rendezvous import take_lock
 from warpwatch_daemon import files
 from warpwatch_daemon.config.sections import StoreConfig
+from warpwatch_daemon.ranks.directory import PRIVATE, make_parents
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
 
@@ -37,7 +38,10 @@ class Store:
         self.config = config
         self.path = store_path(config)
         try:
-            self.path.mkdir(0o700, parents=True, exist_ok=True)
+            # Traces hold source lines: others read them through the API, which knows who asks.
+            make_parents(self.path)
+            self.path.mkdir(exist_ok=True)
+            self.path.chmod(PRIVATE)
             probe = self.path / ".writable"
             files.write(probe, b"", durable=False)
             probe.unlink()

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     capture = api.post("/api/v1/captures", body)
     if arguments.wait:
         capture = wait(api, capture["id"], arguments.timeout)
-    print(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.url))
+    print(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.shown_url))
     if capture["outcome"] == "refused_disk":
         return Refused.exit_code
     return 1 if capture["outcome"] in ("partial", "failed") else 0

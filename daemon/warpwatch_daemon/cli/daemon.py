@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def run(path: Path | None, watched: bool, log: log_output.LimitedHandler) -> Non
     from warpwatch_daemon.agent.app import Daemon
     from warpwatch_daemon.agent.config_watch import WATCH_INTERVAL_S, ConfigWatch
 
+    # What others may read or write, the daemon gives them itself.
+    os.umask(0o077)
     if watched and path is None:
         raise UsageError("--watch-config needs --config FILE")
     watch = ConfigWatch(path) if watched and path else None

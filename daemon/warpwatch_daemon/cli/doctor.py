@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from warpwatch._version import __version__
-from warpwatch_daemon.api_client import DEFAULT_URL
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.doctor import survey, text
@@ -18,6 +18,7 @@ from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.registry import examine
+from warpwatch_daemon.ranks.folder import resolve
 
 _NARROWEST, _WIDEST = 60, 120
 
@@ -41,12 +42,13 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments = command.parse_args(argv)
     config = loading.load(arguments.config)
-    if arguments.url == DEFAULT_URL:
-        arguments.url = f"http://{config.http.listen}"
+    folder, _ = resolve(config.rendezvous, os.environ, os.getuid())
+    own = {"WARPWATCH_DIR": str(folder)}
+    api = parsing.api(arguments, own, default_url=f"http://{config.http.listen}")
     answers = Survey(arguments.patience, asked=False)
     if config.sources.nvml.enabled:
         answers = survey.ask_driver(arguments.patience)
-    checks = examine(CheckInputs(config, parsing.api(arguments), Machine(), answers))
+    checks = examine(CheckInputs(config, api, Machine(), answers))
     if arguments.json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:

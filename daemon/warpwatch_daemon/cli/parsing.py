@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from warpwatch_daemon.api_socket import DEFAULT_URL, find_socket
 
 if TYPE_CHECKING:
     from warpwatch_daemon.api_client import ApiClient
@@ -39,11 +42,11 @@ def add_config(command: argparse.ArgumentParser) -> None:
 
 
 def add_daemon(command: argparse.ArgumentParser) -> None:
-    from warpwatch_daemon.api_client import DEFAULT_URL
-
-    default = os.environ.get("WARPWATCH_URL", DEFAULT_URL)
     command.add_argument(
-        "--url", default=default, help="the daemon (default WARPWATCH_URL, else %(default)s)"
+        "--url",
+        default=os.environ.get("WARPWATCH_URL"),
+        help="the daemon (default WARPWATCH_URL, else the socket of this machine's, else "
+        f"{DEFAULT_URL})",
     )
     # The daemon's own, which is in the environment of its pod.
     token_file = os.environ.get("WARPWATCH_HTTP__TOKEN_FILE")
@@ -70,12 +73,19 @@ def add_daemon(command: argparse.ArgumentParser) -> None:
     )
 
 
-def api(arguments: argparse.Namespace) -> ApiClient:
+def api(
+    arguments: argparse.Namespace,
+    environ: Mapping[str, str] = os.environ,
+    default_url: str = DEFAULT_URL,
+) -> ApiClient:
+    """Through the socket of this machine's daemon, unless one is named by its URL."""
     from warpwatch_daemon.api_client import ApiClient
 
+    found = None if arguments.url else find_socket(environ, os.getuid())
     return ApiClient(
-        arguments.url,
+        arguments.url or default_url,
         arguments.token_file,
         ca_file=arguments.ca_file,
         server_name=arguments.server_name,
+        socket_path=found,
     )

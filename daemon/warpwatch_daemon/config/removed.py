@@ -7,6 +7,7 @@ _CONSTANT = "was removed: it only tuned the mechanism; the value that was its de
 _REMOVED = {
     "detectors": "is called detection now",
     "anomalies.max_history": _CONSTANT,
+    "http.token_required": "was removed: what changes something needs the token over TCP, always",
     "rendezvous.poll_interval_s": _CONSTANT,
     "triggers.capture_timeout_s": _CONSTANT,
     "triggers.other_capture_s": _CONSTANT,

@@ -29,13 +29,15 @@ def _listen(value: str) -> str:
 class HttpConfig(Section):
     """``peers``: of the name that resolves to every daemon; ``public_url``: for links to this one.
 
-    Without them no alert is passed on and no link is made.
+    Without them no alert is passed on and no link is made. ``metrics_token``: whether ``/metrics``
+    needs the token too. ``probe_listen``: where nothing but probes is answered.
     """
 
     listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:9400"
     web_config: Path | None = None
     token_file: Path | None = None
-    token_required: Boolean = False
+    metrics_token: Boolean = False
+    probe_listen: Annotated[str, AfterValidator(_listen)] | None = None
     peers: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
     peers_ca_file: Path | None = None
     public_url: Url | None = None

@@ -18,6 +18,7 @@ import yaml
 
 from warpwatch_daemon import files
 from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.demo.faults import NONE, Switch
 from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_telemetry.errors import UsageError, WarpwatchError
@@ -38,8 +39,8 @@ class DemoProcesses:
         host, _, port = listen.rpartition(":")
         self.listen = f"{host}:{port if port != '0' else free_port()}"
         self.url = f"http://{self.listen}"
-        self.api = ApiClient(self.url)
         self.work = Path(tempfile.mkdtemp(prefix="warpwatch-demo-"))
+        self.api = ApiClient(self.url, socket_path=socket_path(self.work / "run"))
         self.store = store or self.work / "captures"
         self.switch = Switch(self.work / "fault")
         self._daemon: subprocess.Popen[bytes] | None = None

@@ -43,7 +43,7 @@ def _daemon(api: ApiClient) -> Check:
     except WarpwatchError as error:
         detail, _, advice = str(error).partition("; ")
         return Check("daemon", None, detail, advice)
-    return Check("daemon", True, f"version {health['version']} at {api.url}")
+    return Check("daemon", True, f"version {health['version']} at {api.where}")
 
 
 def _rendezvous(folder: Path) -> Check:

@@ -1,23 +1,41 @@
-"""Who may change something, and who may read the files of captures.
+"""Who asks, and what they may.
 
-A bearer token allows both. Without one, requests from this very machine are trusted as far as
-they are seen to come from it: a browser that another site misuses (cross-site request, DNS
-rebinding) and a reverse proxy are recognised by the headers that they cannot leave out.
+Over TCP a bearer token allows everything. Where none is configured, requests from this very
+machine may read what is their user's, as far as they are seen to come from it: a browser that
+another site misuses (DNS rebinding) and a reverse proxy are recognised by the headers that they
+cannot leave out.
+On the Unix socket the kernel says who asks.
 """
 
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
 
 from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http.addresses import is_loopback
 from warpwatch_daemon.http.answers import ApiError
+from warpwatch_daemon.http.peer import Peer, peer_of
 from warpwatch_telemetry.errors import UsageError
 
+PERFETTO_ORIGIN = "https://ui.perfetto.dev"
+# Open to everybody: a probe has no password.
+PROBES = ("/healthz", "/readyz")
+METRICS = "/metrics"
+# No user has this UID.
+NOBODY = -1
+
+_UNKNOWN_ON_SOCKET = (
+    "this process is in another user namespace, or root's in a container: ask with the token"
+)
+_NO_CHANGES = (
+    "over TCP this needs a token, and http.token_file is not set; ask through the daemon's socket, "
+    "as `warpwatch capture` does without --url"
+)
 _HOST = re.compile(r"(\[[^\]]+\]|[^:]+)(?::\d+)?")
 
 
@@ -52,12 +70,34 @@ class TokenFile:
             self._version = version
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. uid: of the user, whose jobs are seen and captured; ``all_jobs``: everybody's are.
+
+    files: whether the files of captures may be read; changes: whether captures may be asked for.
+    """
+
+    uid: int | None = None
+    all_jobs: bool = False
+    files: bool = False
+    changes: bool = False
+
+    @property
+    def owner(self) -> int | None:
+        """Whose jobs alone are seen, NOBODY without a user, None for everybody's."""
+        if self.all_jobs:
+            return None
+        return NOBODY if self.uid is None else self.uid
+
+
 class Access:
-    """``loopback``: whether the daemon listens on a loopback address."""
+    """``loopback``: whether the daemon listens on a loopback address. Raises UsageError."""
 
     def __init__(self, config: HttpConfig, *, loopback: bool) -> None:
+        if config.metrics_token and config.token_file is None:
+            raise UsageError("http.metrics_token: http.token_file is needed, too")
         self._token = TokenFile(config.token_file) if config.token_file else None
-        self._token_required = config.token_required
+        self._open = PROBES if config.metrics_token else (*PROBES, METRICS)
         self._loopback = loopback
 
     def has_token(self, request: HTTPConnection) -> bool:
@@ -66,57 +106,66 @@ class Access:
             return False
         return self._token.matches(token.strip())
 
-    def check_change(self, request: HTTPConnection) -> None:
-        """Raises ApiError unless the request may change state."""
+    def caller(self, request: HTTPConnection, *, has_password: bool) -> Caller:
+        """Raises ApiError for who may read nothing. ``has_password``: of basic authentication."""
         if self.has_token(request):
-            return
+            return Caller(all_jobs=True, files=True, changes=True)
+        if request.url.path in self._open:
+            return Caller()
+        peer = peer_of(request)
+        if peer.on_socket:
+            if peer.uid is None:
+                raise ApiError(403, "unknown_user", _UNKNOWN_ON_SOCKET)
+            return Caller(peer.uid, peer.privileged, files=True, changes=True)
+        if has_password:
+            return Caller(all_jobs=True)
         if self._token is not None:
             raise _unauthorized("this needs the token of http.token_file")
-        if self._token_required:
-            raise ApiError(
-                403, "token_needed", "http.token_required is on and http.token_file is not set"
-            )
-        distrust = self._distrust(request) or _foreign_origin(request)
+        distrust = self._distrust(request, peer)
         if distrust:
             raise ApiError(403, *distrust)
+        return Caller(peer.uid, peer.privileged, files=True)
 
-    def check_files(self, request: HTTPConnection) -> None:
-        """Raises ApiError unless the request may read the files of captures."""
-        if self.may_read_files(request):
-            return
-        if self._token is not None:
-            raise _unauthorized("beyond loopback, files of captures need the token")
-        reason, detail = self._distrust(request) or ("not_loopback", "")
-        raise ApiError(403, reason, detail)
+    def check_change(self, request: HTTPConnection) -> Caller:
+        """Who asks, as the guard has found. Raises ApiError unless they may change something."""
+        caller = caller_of(request)
+        if not caller.changes:
+            if self._token is not None:
+                raise _unauthorized("this needs the token of http.token_file")
+            raise ApiError(403, "token_needed", _NO_CHANGES)
+        return caller
 
-    def may_read_files(self, request: HTTPConnection) -> bool:
-        return self._distrust(request) is None or self.has_token(request)
+    def check_files(self, request: HTTPConnection) -> Caller:
+        """Who asks. Raises ApiError unless they may read files of captures."""
+        caller = caller_of(request)
+        if not caller.files:
+            raise _unauthorized("this needs the token of http.token_file")
+        return caller
 
-    def _distrust(self, request: HTTPConnection) -> tuple[str, str] | None:
+    def _distrust(self, request: HTTPConnection, peer: Peer) -> tuple[str, str] | None:
         """Why a request without a token is not taken as one of this machine: reason, detail."""
-        hint = "; set http.token_file and send the token"
-        peer = request.client.host if request.client else ""
+        hint = "; set http.token_file and send the token, or ask through the daemon's socket"
+        address = request.client.host if request.client else ""
         if not self._loopback:
             return "not_loopback", f"the daemon listens beyond loopback{hint}"
-        if not is_loopback(peer):
+        if not is_loopback(address):
             return "not_loopback", f"the request comes from beyond loopback{hint}"
         if _forwarded(request):
             return "forwarded", f"the request came through a proxy{hint}"
         if not is_loopback(_host_name(request)):
             return "foreign_host", f"the Host header is no loopback name{hint}"
+        if _foreign_origin(request):
+            return "foreign_origin", "the request was sent by the page of another site"
+        if peer.uid is None:
+            return "unknown_user", f"whose this connection is cannot be known{hint}"
         return None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host, by name or address, is this machine. Names are not looked up."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
+def caller_of(request: HTTPConnection) -> Caller:
+    """As the guard has left it."""
+    caller = request.scope["state"]["caller"]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 def _host_name(request: HTTPConnection) -> str:
@@ -131,12 +180,13 @@ def _forwarded(request: HTTPConnection) -> bool:
     )
 
 
-def _foreign_origin(request: HTTPConnection) -> tuple[str, str] | None:
+def _foreign_origin(request: HTTPConnection) -> bool:
     origin = request.headers.get("origin")
     own = f"{request.scope['scheme']}://{request.headers.get('host', '')}"
     if origin is None or origin.lower() == own.lower():
-        return None
-    return "foreign_origin", "the request was sent by the page of another site"
+        return False
+    # It may read traces: their answers say so.
+    return not (origin == PERFETTO_ORIGIN and request.url.path.startswith("/api/v1/captures/"))
 
 
 def _unauthorized(detail: str) -> ApiError:

@@ -51,7 +51,8 @@ class AlertWebhook:
 
     async def receive(self, request: Request) -> Response:
         """Alerts that fire ask for captures."""
-        self._access.check_change(request)
+        if not self._access.check_change(request).all_jobs:
+            raise ApiError(403, "not_root", "alerts ask for everybody's jobs: only root may")
         if self._busy >= MAX_AT_ONCE:
             raise ApiError(503, "busy", "too many webhooks are being answered", _RETRY)
         self._busy += 1

@@ -10,12 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_daemon.http import models
-from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.access import Access, caller_of
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.request_data import filters, json_body
+from warpwatch_daemon.http.visibility import may_see, seen_since, visible
+from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.state import State
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
 _REFUSED_STATUS = {"refused_no_rank": 404, "refused_disk": 503, "no_memory": 503}
@@ -49,20 +52,20 @@ class Api:
     async def ranks(self, request: Request) -> Response:
         """Ranks with their newest steps."""
         wanted = filters(request, models.JobFilters)
-        ranks = [rank for rank in self._agent.state().ranks if wanted.admits(job=rank.job)]
+        ranks = [rank for rank in self._state(request).ranks if wanted.admits(job=rank.job)]
         return json_answer(models.RankList(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
         """Jobs, also those that only Kineto sees."""
         wanted = filters(request, models.JobFilters)
-        state = self._agent.state()
+        state = self._state(request)
         jobs = [job for job in state.jobs + state.kineto_jobs if wanted.admits(job=job.name)]
         return json_answer(models.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
         """Anomalies, each with what became of its trigger."""
         wanted = filters(request, models.AnomalyFilters)
-        state = self._agent.state()
+        state = self._state(request)
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
             models.AnomalyReport(**asdict(anomaly), decision=decided.get(anomaly.id))
@@ -74,12 +77,12 @@ class Api:
     async def anomaly(self, request: Request) -> Response:
         """One anomaly, also of the history, with the metrics of the minutes around it."""
         filters(request, models.Filters)
-        ident, state = request.path_params["id"], self._agent.state()
+        ident, state = request.path_params["id"], self._state(request)
         found = next((one for one in state.anomalies if one.id == ident), None)
         context = state.contexts.get(ident)
         if found is None or context is None:
             stored = await run_in_threadpool(self._agent.anomaly, ident)
-            if stored is not None:
+            if stored is not None and self._may_see(request, stored[0]):
                 found, context = found or stored[0], stored[1]
         if found is None:
             raise ApiError(404, "not_found", "there is no such anomaly")
@@ -91,9 +94,16 @@ class Api:
         """How the detectors see what they judge, and why."""
         wanted = filters(request, models.DetectorFilters)
         statuses, suppressed = await run_in_threadpool(self._agent.detector_statuses)
+        caller = caller_of(request)
+        own = {job.name for job in self._state(request).jobs}
+
+        def seen(job: str | None) -> bool:
+            return caller.all_jobs or job is None or job in own
+
         detectors = [
             models.DetectorReport(
-                kind=kind, readings=[one for one in readings if wanted.admits(job=one.job)]
+                kind=kind,
+                readings=[one for one in readings if wanted.admits(job=one.job) and seen(one.job)],
             )
             for kind, readings in statuses.items()
             if wanted.admits(kind=kind)
@@ -108,7 +118,7 @@ class Api:
                 again=one.again,
             )
             for one in suppressed
-            if wanted.admits(job=one.found.job, kind=one.kind)
+            if wanted.admits(job=one.found.job, kind=one.kind) and seen(one.found.job)
         ]
         return json_answer(models.DetectorList(detectors=detectors, suppressed=admitted))
 
@@ -117,7 +127,7 @@ class Api:
         wanted = filters(request, models.CaptureFilters)
         captures = [
             capture
-            for capture in self._captures(wanted)
+            for capture in self._captures(request, wanted)
             if wanted.admits(active=capture.outcome is None)
         ]
         return json_answer(models.CaptureList(captures=captures))
@@ -132,35 +142,43 @@ class Api:
                 outcome=capture.diagnosis_outcome,
                 diagnosis=capture.diagnosis,
             )
-            for capture in self._captures(filters(request, models.DiagnosisFilters))
+            for capture in self._captures(request, filters(request, models.DiagnosisFilters))
             if capture.diagnosis is not None
         ]
         return json_answer(models.DiagnosisList(diagnoses=diagnoses))
 
     async def capture(self, request: Request) -> Response:
         """One capture."""
-        for capture in self._agent.state().captures:
+        for capture in self._state(request).captures:
             if capture.id == request.path_params["id"]:
                 return json_answer(models.OneCapture(capture))
         raise ApiError(404, "not_found", "there is no such capture")
 
     async def request_capture(self, request: Request) -> Response:
         """Ask for a capture."""
-        self._access.check_change(request)
+        owner = self._access.check_change(request).owner
         body = await json_body(request, models.CaptureBody)
         try:
             # It waits for the capture that is being begun: off the thread that serves.
-            capture = await run_in_threadpool(self._agent.request_capture, body.request())
+            capture = await run_in_threadpool(self._agent.request_capture, body.request(owner))
         except Refused as error:
             status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
             raise ApiError(status, error.reason, str(error)) from error
         location = {"Location": f"/api/v1/captures/{capture.id}"}
         return json_answer(models.OneCapture(capture), 202, location)
 
-    def _captures(self, wanted: models.DiagnosisFilters) -> Iterable[Capture]:
+    def _state(self, request: Request) -> State:
+        """What the caller may see of it."""
+        return visible(self._agent.state(), caller_of(request).owner)
+
+    def _may_see(self, request: Request, anomaly: Anomaly) -> bool:
+        owner = caller_of(request).owner
+        return owner is None or may_see(anomaly, seen_since(self._agent.state().ranks, owner))
+
+    def _captures(self, request: Request, wanted: models.DiagnosisFilters) -> Iterable[Capture]:
         """Of the job and kind that are asked for."""
         return (
             capture
-            for capture in self._agent.state().captures
+            for capture in self._state(request).captures
             if wanted.admits(job=capture.request.job, kind=capture.request.kind)
         )

@@ -51,7 +51,7 @@ def create_app(
         CaptureFiles(agent, access),
         AlertWebhook(agent, access, config),
         pages,
-        PageEndpoint(agent, access),
+        PageEndpoint(agent),
     )
     app = Starlette(
         routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in table],

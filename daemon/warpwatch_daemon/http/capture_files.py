@@ -13,11 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.access import PERFETTO_ORIGIN, Access
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError
 
-PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}")
@@ -44,11 +43,11 @@ class CaptureFiles:
 
     async def send(self, request: Request) -> Response:
         """A file of a capture."""
-        self._access.check_files(request)
+        caller = self._access.check_files(request)
         capture_id, name = request.path_params["id"], request.path_params["file"]
         path = None
         if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
-            path = self._agent.capture_file(capture_id, name)
+            path = self._agent.capture_file(capture_id, name, caller.owner)
         # Off the thread that serves: the store's disk may be slow.
         if path is None or not await run_in_threadpool(_is_plain_file, path):
             raise ApiError(404, "not_found", "there is no such capture or file")

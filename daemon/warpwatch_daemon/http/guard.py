@@ -16,6 +16,7 @@ from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.basic_auth import BasicAuth
 from warpwatch_daemon.http.limits import PeerLimit
+from warpwatch_daemon.http.peer import peer_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ SECURITY_HEADERS = {
 
 
 class Admission:
-    """Which requests are let in; after it, a route may still ask for the token."""
+    """Which requests are let in; what they may see and do, a route decides."""
 
     def __init__(self, access: Access, limit: PeerLimit, basic_auth: BasicAuth | None) -> None:
         self._access = access
@@ -47,21 +48,34 @@ class Admission:
 
     async def admit(self, request: HTTPConnection) -> None:
         """Raises ApiError unless the request is let in."""
-        wait_s = self._limit.wait_s(_peer(request))
+        wait_s = self._limit.wait_s(peer_of(request).name)
         if wait_s > 0:
             retry = {"Retry-After": str(math.ceil(wait_s))}
             # Alertmanager sends again only after a status of 500 and above.
             status = 503 if request.url.path == WEBHOOK else 429
-            detail = "too many requests from this address"
+            detail = "too many requests of this peer, or too costly ones"
             raise ApiError(status, "too_many_requests", detail, retry)
         length = request.headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or int(length[:20]) > MAX_BODY_BYTES:
             raise too_large()
-        # The bearer token takes the place of the basic credentials: there is one such header.
+        password = await self._check_password(request)
+        request.scope.setdefault("state", {})["caller"] = self._access.caller(
+            request, has_password=password
+        )
+
+    def charge(self, request: HTTPConnection, cost_s: float) -> None:
+        """What the request has cost the server's thread."""
+        self._limit.charge(peer_of(request).name, cost_s)
+
+    async def _check_password(self, request: HTTPConnection) -> bool:
+        """Whether one was given. Raises ApiError where it is missing or wrong."""
         if self._basic_auth is None or request.url.path == LIVENESS:
-            return
-        if not self._access.has_token(request):
-            await self._basic_auth.check(request.headers.get("authorization", ""))
+            return False
+        # The bearer token takes the place of the basic credentials: there is one such header.
+        if peer_of(request).on_socket or self._access.has_token(request):
+            return False
+        await self._basic_auth.check(request.headers.get("authorization", ""))
+        return True
 
 
 class Guard:
@@ -76,9 +90,15 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        answer = _WatchedAnswer(send, self._count)
+        request, begun = HTTPConnection(scope), time.thread_time()
+
+        def count(status: int) -> None:
+            self._count(status)
+            self._admission.charge(request, time.thread_time() - begun)
+
+        answer = _WatchedAnswer(send, count)
         try:
-            await self._admission.admit(HTTPConnection(scope))
+            await self._admission.admit(request)
             await self._app(scope, receive, answer.send)
         except ApiError as error:
             await error.answer()(scope, receive, answer.send)
@@ -93,10 +113,6 @@ class Guard:
         if now - self._logged_at >= ERROR_LOG_INTERVAL_S:
             self._logged_at = now
             logger.error("a request for %.200r failed", path, exc_info=True)
-
-
-def _peer(request: HTTPConnection) -> str:
-    return request.client.host if request.client else ""
 
 
 def too_large() -> ApiError:

@@ -1,20 +1,33 @@
-"""How many requests one peer may send: a token bucket a peer, in a table that cannot grow."""
+"""How much one peer may ask for: token buckets a peer, in a table that cannot grow."""
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 # Far above what Prometheus, probes and some open pages send together from one address.
 RATE_PER_S = 50.0
 BURST = 200.0
+# Of the server's thread, in seconds: a page costs some hundredths, a scrape some thousandths.
+COST_PER_S = 0.1
+COST_BURST_S = 2.0
 MAX_PEERS = 1024
 
 
+@dataclass(slots=True)
+class _Bucket:
+    requests: float
+    cost_s: float
+    since: float
+
+
 class PeerLimit:
-    """``rate_per_s`` requests a second, ``burst`` at once; the longest silent peer is forgotten."""
+    """``rate_per_s`` requests a second, ``burst`` at once, and what they cost in the same way.
+
+    The longest silent peer is forgotten.
+    """
 
     def __init__(
         self,
@@ -27,27 +40,34 @@ class PeerLimit:
         self._burst = burst
         self._max_peers = max_peers
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def wait_s(self, peer: str) -> float:
         """0 when the request is admitted, else the seconds until the next one would be."""
-        key = _network(peer)
+        bucket = self._refilled(peer)
+        wait_s = max(
+            (1 - bucket.requests) / self._rate_per_s if bucket.requests < 1 else 0.0,
+            -bucket.cost_s / COST_PER_S,
+            0.0,
+        )
+        if wait_s == 0:
+            bucket.requests -= 1
+        return wait_s
+
+    def charge(self, peer: str, cost_s: float) -> None:
+        """A request of the peer that was admitted has cost this much."""
+        bucket = self._buckets.get(peer)
+        if bucket is not None:
+            bucket.cost_s -= cost_s
+
+    def _refilled(self, peer: str) -> _Bucket:
         now = self._clock()
-        tokens, since = self._buckets.pop(key, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - since) * self._rate_per_s)
-        admitted = tokens >= 1
-        self._buckets[key] = (tokens - 1 if admitted else tokens, now)
+        bucket = self._buckets.pop(peer, None) or _Bucket(self._burst, COST_BURST_S, now)
+        passed_s = now - bucket.since
+        bucket.requests = min(self._burst, bucket.requests + passed_s * self._rate_per_s)
+        bucket.cost_s = min(COST_BURST_S, bucket.cost_s + passed_s * COST_PER_S)
+        bucket.since = now
+        self._buckets[peer] = bucket
         if len(self._buckets) > self._max_peers:
             self._buckets.popitem(last=False)
-        return 0.0 if admitted else (1 - tokens) / self._rate_per_s
-
-
-def _network(peer: str) -> str:
-    """One host owns a whole /64 of IPv6 addresses, so they share a bucket."""
-    try:
-        address = ipaddress.ip_address(peer.partition("%")[0])
-    except ValueError:
-        return peer
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return peer
+        return bucket

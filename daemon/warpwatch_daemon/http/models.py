@@ -59,7 +59,8 @@ class CaptureBody(BaseModel):
             raise ValueError(f"options: kind torch has them, {self.kind} has none")
         return self
 
-    def request(self) -> CaptureRequest:
+    def request(self, owner_uid: int | None) -> CaptureRequest:
+        """``owner_uid``: of the request, None for who may capture everybody's jobs."""
         return CaptureRequest(
             job=self.job,
             kind=self.kind,
@@ -69,6 +70,7 @@ class CaptureBody(BaseModel):
             options=tuple(sorted(set(self.options))),
             backend=self.backend,
             reason=self.reason,
+            owner_uid=owner_uid,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import socket
@@ -18,12 +17,20 @@ import uvicorn
 
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate, web_config
-from warpwatch_daemon.http.access import is_loopback
+from warpwatch_daemon.http.addresses import is_loopback
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.basic_auth import BasicAuth
-from warpwatch_daemon.http.connection import HEAD_TIMEOUT_S, KEEP_ALIVE_S, Connection
+from warpwatch_daemon.http.connection import (
+    HEAD_TIMEOUT_S,
+    KEEP_ALIVE_S,
+    WRITE_TIMEOUT_S,
+    Connection,
+    OpenConnections,
+)
+from warpwatch_daemon.http.listening import listen_locally, listen_on
 from warpwatch_daemon.http.metrics import MetricsPages
+from warpwatch_daemon.http.probes import Probes
 from warpwatch_daemon.http.web_config import Tls, WebConfig
 from warpwatch_telemetry.errors import UsageError
 
@@ -35,44 +42,67 @@ CERTIFICATE_INTERVAL_S = 10
 EXPIRY_LOG_INTERVAL = timedelta(days=1)
 # What uvicorn's on_tick counts in: it does its work at every such tick.
 TICKS_A_SECOND = 10
+BESIDES_BACKLOG = 16
+
+_Factory = Callable[[], asyncio.Protocol]
 
 
 class Server:
     """``bind``, then ``run`` in the main thread until ``stop`` is called from anywhere."""
 
     def __init__(
-        self, agent: Agent, config: HttpConfig, head_timeout_s: float = HEAD_TIMEOUT_S
+        self,
+        agent: Agent,
+        config: HttpConfig,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         """Raises UsageError when web_config or what it names cannot be used."""
         self._agent = agent
         self._config = config
-        self._head_timeout_s = head_timeout_s
+        self._connection = functools.partial(
+            Connection,
+            head_timeout_s=head_timeout_s,
+            write_timeout_s=write_timeout_s,
+            others=OpenConnections(),
+        )
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         self._basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         self._socket: socket.socket | None = None
+        self._local: Path | None = None
         self._uvicorn: _Uvicorn | None = None
         self._expiry_checked_at: datetime | None = None
 
     def bind(self) -> None:
-        """Take the address. Raises UsageError that names http.listen."""
-        listener = _listen(self._config.listen)
+        """Take the addresses. Raises UsageError that names the key."""
+        listener = listen_on(self._config.listen)
         self._socket = listener
         loopback = is_loopback(str(listener.getsockname()[0]))
         try:
             app = create_app(
                 self._agent, self._config, loopback=loopback, basic_auth=self._basic_auth
             )
+            probes = self._config.probe_listen
+            probe_socket = listen_on(probes, "http.probe_listen") if probes else None
         except UsageError:
             listener.close()
             raise
         pages: MetricsPages = app.state.pages
-        connection = functools.partial(Connection, head_timeout_s=self._head_timeout_s)
-        config = _uvicorn_config(app, connection, self._refresh_certificate)
+        config = _uvicorn_config(app, self._connection, self._refresh_certificate)
         self._uvicorn = _Uvicorn(config, pages.refresh)
+        if probe_socket is not None:
+            probes_served = Probes(self._agent.missing)
+            self._uvicorn.serve_besides(probe_socket, probes_served.connect)
         self._uvicorn.config.load()
         # Not by file name: the context is ours, so that a renewed certificate gets into it.
         self._uvicorn.config.ssl = self._tls.context if self._tls else None
+
+    def bind_locally(self, path: Path) -> None:
+        """Serve on this Unix socket, too. Raises OSError."""
+        assert self._uvicorn is not None, "bind first"
+        self._uvicorn.serve_besides(listen_locally(path))
+        self._local = path
 
     @property
     def address(self) -> tuple[str, int]:
@@ -92,7 +122,11 @@ class Server:
     def run(self) -> None:
         """Serve until ``stop``; signals are the caller's."""
         assert self._uvicorn is not None and self._socket is not None, "bind first"
-        asyncio.run(self._uvicorn.serve(sockets=[self._socket]))
+        try:
+            asyncio.run(self._uvicorn.serve(sockets=[self._socket]))
+        finally:
+            if self._local is not None:
+                self._local.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """End ``run``; from any thread or a signal handler, also before ``run``."""
@@ -127,6 +161,26 @@ class _Uvicorn(uvicorn.Server):
         self._each_second = each_second
         self._stopped = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._besides: list[tuple[socket.socket, _Factory]] = []
+
+    def serve_besides(self, listener: socket.socket, factory: _Factory | None = None) -> None:
+        """Without TLS: another listener of the API, or of the factory's protocol."""
+        self._besides.append((listener, factory or self._make_connection))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        for listener, factory in self._besides:
+            # A short queue: the newest of a burst are not to push out the others unread.
+            server = await loop.create_server(factory, sock=listener, backlog=BESIDES_BACKLOG)
+            self.servers.append(server)
+
+    def _make_connection(self) -> asyncio.Protocol:
+        factory: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = factory(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     def stop(self) -> None:
         self.should_exit = True
@@ -169,35 +223,3 @@ def _uvicorn_config(app: Any, connection: Any, notify: Any) -> uvicorn.Config:
         callback_notify=notify,
         timeout_notify=CERTIFICATE_INTERVAL_S,
     )
-
-
-def _listen(listen: str) -> socket.socket:
-    host, _, port = listen.rpartition(":")
-    if int(port) > 65535:
-        raise UsageError(f"http.listen {listen!r}: a port is at most 65535")
-    everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    name = host.strip("[]") or everywhere
-    try:
-        found = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM)
-        # localhost may be both; IPv4 sorts first.
-        family, _, _, _, address = min(found, key=lambda info: info[0])
-        listener = socket.create_server(
-            (str(address[0]), int(port)), family=family, dualstack_ipv6=name == "::"
-        )
-        # Inherited by connections: head and body are two writes, and Nagle would hold the second.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listener
-    except OSError as error:
-        raise UsageError(f"http.listen {listen!r}: {_explain(error, port)}") from error
-
-
-def _explain(error: OSError, port: str) -> str:
-    if error.errno == errno.EADDRINUSE:
-        who = "; 9400 is also dcgm-exporter's own" if port == "9400" else ""
-        return (
-            f"the port is taken by another process{who}; "
-            "set http.listen (WARPWATCH_HTTP__LISTEN) to a free one, e.g. 127.0.0.1:9401"
-        )
-    if error.errno == errno.EACCES:
-        return "this port needs privileges; take one above 1023"
-    return f"{error.strerror or error}; name an address of this machine, e.g. 127.0.0.1:9400"

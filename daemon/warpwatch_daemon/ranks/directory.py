@@ -75,6 +75,13 @@ def make(folder_fd: int, name: str, mode: int) -> None:
         os.close(fd)
 
 
+def make_parents(path: Path) -> None:
+    """What is missing above the folder, open to everybody whatever the umask. Raises OSError."""
+    for parent in reversed([one for one in path.parents if not one.exists()]):
+        parent.mkdir(exist_ok=True)
+        parent.chmod(OWNED)
+
+
 def set_mode(fd: int, mode: int) -> None:
     """Give it to the folder, unless it has it. Raises OSError."""
     # Each chmod is a change of the folder, and by its changes a pod's folder is known as used.

@@ -10,7 +10,7 @@ from pathlib import Path
 from warpwatch import rendezvous
 from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import lock
-from warpwatch_daemon.ranks.directory import OWNED, STICKY, Directory
+from warpwatch_daemon.ranks.directory import OWNED, STICKY, Directory, make_parents
 from warpwatch_telemetry.errors import UsageError
 
 
@@ -77,7 +77,8 @@ class RendezvousFolder:
 
 def _make(path: Path, mode: int) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_parents(path)
+        path.mkdir(exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode):
             raise UsageError(f"{path} is not a folder; remove it or set rendezvous.dir")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ class Rank:
         # Monotonic.
         self.ended_at: float | None = None
         self.first_time = ring.created_time
+        self.seen_time = time.time()
         self.last_step_time: float | None = None
         self.counts = RankCounts()
         self.claims = ring.claims
@@ -239,6 +241,7 @@ class Rank:
             status=self.status,
             silent_reason=self.silence.reason,
             first_time=self.first_time,
+            seen_time=self.seen_time,
             last_step_time=self.last_step_time,
             step=self.counts.header.newest_step,
             step_begun=self.step_begun,

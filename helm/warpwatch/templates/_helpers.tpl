@@ -58,18 +58,11 @@ capabilities:
 {{- end }}
 
 {{/* Liveness and readiness are the same: who cannot read NVML says so in metrics, and must neither be
-restarted for it nor hold up a rollout. Only the port is looked at where a certificate is demanded that the
-kubelet has not, or where a web-config.yml says what is not known here. */}}
+restarted for it nor hold up a rollout. */}}
 {{- define "warpwatch.probe" -}}
-{{- if or .Values.tls.clientAuth .Values.webConfig.existingSecret }}
-tcpSocket:
-  port: http
-{{- else }}
 httpGet:
   path: /healthz
-  port: http
-  scheme: {{ include "warpwatch.scheme" . | upper }}
-{{- end }}
+  port: probes
 timeoutSeconds: 5
 {{- end }}
 

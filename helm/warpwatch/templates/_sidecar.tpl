@@ -46,9 +46,8 @@ probe: a pod that trains is ready whatever its watcher sees.
           fieldPath: spec.nodeName
     - name: WARPWATCH_HTTP__LISTEN
       value: {{ printf "%s:%v" .Values.address .Values.port | quote }}
-    # For `kubectl exec … -- warpwatch status`.
-    - name: WARPWATCH_URL
-      value: {{ printf "http://%s:%v" (.Values.address | default "127.0.0.1") .Values.port | quote }}
+    - name: WARPWATCH_HTTP__PROBE_LISTEN
+      value: {{ printf "%s:%v" .Values.address .Values.probePort | quote }}
     {{- include "warpwatch.sidecar.folders" . | nindent 4 }}
     - name: WARPWATCH_ATTRIBUTION__KUBELET_SOCKET
       value: '"off"'
@@ -79,10 +78,13 @@ probe: a pod that trains is ready whatever its watcher sees.
     - name: warpwatch
       containerPort: {{ .Values.port }}
       protocol: TCP
+    - name: ww-probes
+      containerPort: {{ .Values.probePort }}
+      protocol: TCP
   livenessProbe:
     httpGet:
       path: /healthz
-      port: warpwatch
+      port: ww-probes
     initialDelaySeconds: 5
     periodSeconds: 20
     timeoutSeconds: 5

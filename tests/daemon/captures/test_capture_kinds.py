@@ -265,6 +265,9 @@ class BrokenBackend:
     def ranks(self, job: str) -> Mapping[int, int]:
         return {0: 1}
 
+    def owner(self, job: str) -> int | None:
+        return None
+
     def events_per_step(self, job: str) -> int | None:
         return None
 

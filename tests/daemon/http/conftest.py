@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -261,7 +262,7 @@ class MemoryAgent:
         self.asked.append(request)
         return Capture(id="20260921T150000-aaaaaa", request=request, time=NOW)
 
-    def capture_file(self, capture_id: str, name: str) -> Path | None:
+    def capture_file(self, capture_id: str, name: str, owner_uid: int | None) -> Path | None:
         path = self.folder / name
         return path if capture_id == CAPTURE.id and path.is_file() else None
 
@@ -287,6 +288,17 @@ class MemoryAgent:
 Serve = Callable[..., Server]
 
 
+def socket_of(server: Server) -> Path:
+    """The Unix socket of a server of a test."""
+    return Path(tempfile.gettempdir()) / f"warpwatch-test-{server.address[1]}-api" / "api.sock"
+
+
+def local_client(server: Server) -> httpx.Client:
+    """Asks as this user, through the socket."""
+    transport = httpx.HTTPTransport(uds=str(socket_of(server)))
+    return httpx.Client(base_url="http://localhost", transport=transport, timeout=30)
+
+
 @contextmanager
 def servers(agent: MemoryAgent) -> Iterator[Serve]:
     running: list[tuple[Server, threading.Thread]] = []
@@ -295,6 +307,7 @@ def servers(agent: MemoryAgent) -> Iterator[Serve]:
         config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
         server = Server(agent, config, head_timeout_s)
         server.bind()
+        server.bind_locally(socket_of(server))
         thread = threading.Thread(target=server.run)
         thread.start()
         running.append((server, thread))
@@ -332,13 +345,30 @@ def serve(agent: MemoryAgent) -> Iterator[Serve]:
 
 
 @pytest.fixture(scope="module")
-def url(shared_agent: MemoryAgent) -> Iterator[str]:
-    """Of a server without configuration that all tests of a file share: a stop takes 0.2 s."""
+def shared_server(shared_agent: MemoryAgent) -> Iterator[Server]:
+    """Without configuration, for all tests of a file: a stop takes 0.2 s."""
     with servers(shared_agent) as start:
-        yield start().url
+        yield start()
+
+
+@pytest.fixture(scope="module")
+def url(shared_server: Server) -> str:
+    return shared_server.url
 
 
 @pytest.fixture
-def client(url: str, agent: MemoryAgent) -> Iterator[httpx.Client]:
+def client(
+    shared_server: Server, agent: MemoryAgent, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[httpx.Client]:
+    """On the socket, which commands find too: it may do everything."""
+    folder = socket_of(shared_server).parent
+    monkeypatch.setenv("WARPWATCH_DIR", str(folder).removesuffix("-api"))
+    with local_client(shared_server) as client:
+        yield client
+
+
+@pytest.fixture
+def tcp(url: str, agent: MemoryAgent) -> Iterator[httpx.Client]:
+    """Over TCP without a token: it reads, and changes nothing."""
     with httpx.Client(base_url=url) as client:
         yield client

@@ -9,7 +9,7 @@ import pytest
 
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.access import is_loopback
+from warpwatch_daemon.http.addresses import is_loopback
 from warpwatch_daemon.http.server import Server
 from warpwatch_telemetry.errors import UsageError
 
@@ -59,15 +59,20 @@ def reason(answer: httpx.Response) -> str:
         ({"Origin": "null"}, "foreign_origin"),
     ],
 )
-def test_without_a_token_only_plain_requests_of_this_machine_change_state(
-    client, agent, headers, expected
-):
-    answer = client.post("/api/v1/captures", json=ASK, headers=headers)
+def test_without_a_token_only_plain_requests_of_this_machine_read(tcp, headers, expected):
+    answer = tcp.get("/api/v1/anomalies", headers=headers)
     if expected is None:
-        assert answer.status_code == 202
+        assert answer.status_code == 200
     else:
         assert (answer.status_code, reason(answer)) == (403, expected)
-        assert agent.asked == []
+        assert tcp.get("/metrics", headers=headers).status_code == 200
+
+
+def test_over_tcp_nothing_changes_state_without_a_token(tcp, agent):
+    for path, body in (("captures", ASK), ("alertmanager", {"alerts": []})):
+        answer = tcp.post(f"/api/v1/{path}", json=body)
+        assert (answer.status_code, reason(answer)) == (403, "token_needed")
+    assert agent.asked == []
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
@@ -76,12 +81,6 @@ def test_a_body_that_a_form_could_send_is_refused(client, agent, media_type):
         "/api/v1/captures", content=b'{"job":"a"}', headers={"Content-Type": media_type}
     )
     assert (answer.status_code, reason(answer)) == (415, "not_json")
-    assert agent.asked == []
-
-
-def test_a_required_token_that_is_not_configured_refuses_everybody(serve, agent):
-    answer = httpx.post(serve(token_required=True).url + "api/v1/captures", json=ASK)
-    assert (answer.status_code, reason(answer)) == (403, "token_needed")
     assert agent.asked == []
 
 
@@ -129,10 +128,10 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content)
         Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path)).bind()
 
 
-def test_files_of_captures_are_open_to_this_machine_alone(client, report):
-    assert client.get(REPORT).status_code == 200
+def test_files_of_captures_are_open_to_this_machine_alone(tcp, report):
+    assert tcp.get(REPORT).status_code == 200
     for headers in ({"Host": "rebound.example"}, {"X-Forwarded-For": "10.0.0.7"}):
-        assert client.get(REPORT, headers=headers).status_code == 403
+        assert tcp.get(REPORT, headers=headers).status_code == 403
 
 
 def test_beyond_loopback_files_and_changes_need_the_token(serve, token_file, report):
@@ -140,8 +139,18 @@ def test_beyond_loopback_files_and_changes_need_the_token(serve, token_file, rep
     assert httpx.get(url + REPORT).status_code == 401
     assert httpx.post(url + "/api/v1/captures", json=ASK).status_code == 401
     assert httpx.get(url + REPORT, headers=bearer("correct horse")).text == "<h1>Report</h1>"
-    assert httpx.get(url + "/api/v1/captures").status_code == 200
-    assert "report.html" not in httpx.get(url + "/").text
+    for path in ("/", "/api/v1/captures", "/api/v1/anomalies", "/openapi.json", "/nothing"):
+        assert httpx.get(url + path).status_code == 401
+    for path in ("/metrics", "/healthz", "/readyz"):
+        assert httpx.get(url + path).status_code == 200
+
+
+def test_metrics_take_the_token_where_the_configuration_says_so(serve, token_file, agent):
+    url = serve(token_file=token_file, metrics_token=True).url + "metrics"
+    assert httpx.get(url).status_code == 401
+    assert httpx.get(url, headers=bearer("correct horse")).status_code == 200
+    with pytest.raises(UsageError, match=r"http\.token_file is needed"):
+        Server(agent, HttpConfig(listen="127.0.0.1:0", metrics_token=True)).bind()
 
 
 def test_beyond_loopback_without_a_token_no_one_may(serve, report):

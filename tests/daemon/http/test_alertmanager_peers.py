@@ -42,22 +42,36 @@ def names(monkeypatch):
 
 
 @pytest.fixture
-def nodes(tmp_path):
+def token(tmp_path):
+    """The one of all daemons."""
+    path = tmp_path / "token"
+    path.write_text("correct horse")
+    return path
+
+
+def token_client(url: str) -> httpx.Client:
+    headers = {"Authorization": "Bearer correct horse"}
+    return httpx.Client(base_url=url, headers=headers, timeout=30)
+
+
+@pytest.fixture
+def nodes(tmp_path, token):
     """Starts two daemons; only the other one, at THERE, has ranks: (client of this, other)."""
     with ExitStack() as stack:
 
         def start(peers="http://{address}", other=(), **section):
+            section.setdefault("token_file", token)
             there = AlertNode(tmp_path)
             there.begin(tmp_path / "there", stack)
             serve = stack.enter_context(servers(there))
-            address = "{}:{}".format(*serve(listen=f"{THERE}:0", **dict(other)).address)
+            there_server = serve(listen=f"{THERE}:0", **{"token_file": token, **dict(other)})
+            address = "{}:{}".format(*there_server.address)
             here = MemoryAgent(tmp_path)
             serve = stack.enter_context(servers(here))
             server = serve(
                 peers=peers.format(address=address, port=address.rpartition(":")[2]), **section
             )
-            client = httpx.Client(base_url=server.url, timeout=30)
-            return stack.enter_context(client), there
+            return stack.enter_context(token_client(server.url)), there
 
         yield start
 
@@ -113,17 +127,18 @@ def test_what_was_passed_on_goes_no_further(nodes):
     assert there.codes == {}
 
 
-def test_an_alert_of_a_job_on_both_nodes_goes_to_the_daemon_that_sees_it(tmp_path):
+def test_an_alert_of_a_job_on_both_nodes_goes_to_the_daemon_that_sees_it(tmp_path, token):
     """And where that one is gone, it is answered by whom it reaches."""
     with ExitStack() as stack:
         nodes = AlertNode(tmp_path), AlertNode(tmp_path)
         for number, node in enumerate(nodes):
             node.begin(tmp_path / str(number), stack)
         there = stack.enter_context(ExitStack())
-        server = there.enter_context(servers(nodes[1]))(listen=f"{THERE}:0")
+        serve = there.enter_context(servers(nodes[1]))
+        server = serve(listen=f"{THERE}:0", token_file=token)
         serve = stack.enter_context(servers(nodes[0]))
-        url = serve(peers="http://{}:{}".format(*server.address)).url
-        client = stack.enter_context(httpx.Client(base_url=url, timeout=30))
+        url = serve(peers="http://{}:{}".format(*server.address), token_file=token).url
+        client = stack.enter_context(token_client(url))
         of_job = alert("f1", training_job="train", kind="hang", instance=f"{THERE}:9400")
         of_rank = alert("f2", training_job="train", rank="0", instance=f"{THERE}:9400")
         outcomes = [answer["outcome"] for answer in send(client, of_job, of_rank)]
@@ -142,14 +157,10 @@ def test_this_daemon_is_no_peer_of_its_own(nodes):
     assert answer["outcome"] == "no_rank"
 
 
-def test_it_is_no_peer_of_its_own_where_it_listens_everywhere(nodes, tmp_path):
+def test_it_is_no_peer_of_its_own_where_it_listens_everywhere(nodes):
     """There the address of IPv4 comes wrapped: ``::ffff:127.0.0.1``."""
-    token = tmp_path / "token"
-    token.write_text("correct horse\n")
-    client, _ = nodes(peers=f"http://{HERE}:1", listen=":0", token_file=token)
-    headers = {"Authorization": "Bearer correct horse"}
-    url = f"http://{HERE}:{client.base_url.port}"
-    with httpx.Client(base_url=url, headers=headers, timeout=30) as over_ipv4:
+    client, _ = nodes(peers=f"http://{HERE}:1", listen=":0")
+    with token_client(f"http://{HERE}:{client.base_url.port}") as over_ipv4:
         (answer,) = send(over_ipv4, alert(training_job="train", instance=f"{HERE}:9400"))
     assert answer["outcome"] == "no_rank"
 
@@ -195,18 +206,18 @@ def test_a_name_that_cannot_be_looked_up_now_is_asked_for_again(nodes, names):
     assert send(client, firing)[0]["outcome"] == "forwarded"
 
 
-def test_a_peer_that_comes_back_gets_what_it_has_missed(tmp_path):
+def test_a_peer_that_comes_back_gets_what_it_has_missed(tmp_path, token):
     with ExitStack() as stack:
         with socket.create_server((THERE, 0)) as listener:
             port = listener.getsockname()[1]
         serve = stack.enter_context(servers(MemoryAgent(tmp_path)))
-        url = serve(peers=f"http://{THERE}:{port}").url
-        client = stack.enter_context(httpx.Client(base_url=url, timeout=30))
+        url = serve(peers=f"http://{THERE}:{port}", token_file=token).url
+        client = stack.enter_context(token_client(url))
         firing = alert(training_job="train", instance=f"{THERE}:9400")
         assert send(client, firing, status=503)[0]["outcome"] == "peer_failed"
         there = AlertNode(tmp_path)
         there.begin(tmp_path / "there", stack)
-        stack.enter_context(servers(there))(listen=f"{THERE}:{port}")
+        stack.enter_context(servers(there))(listen=f"{THERE}:{port}", token_file=token)
         first, second = send(client, firing), send(client, firing)
         assert first == second
         assert first[0]["detail"] == f"{THERE}: captured"
@@ -249,13 +260,13 @@ def test_what_peers_have_answered_takes_no_place_again(tmp_path, names):
         assert there.codes == {200: 12}
 
 
-def test_a_peer_is_asked_again_for_what_it_has_not_captured(tmp_path):
+def test_a_peer_is_asked_again_for_what_it_has_not_captured(tmp_path, token):
     now = 0.0
     with ExitStack() as stack:
         there = AlertNode(tmp_path)
         there.begin(tmp_path / "there", stack)
-        server = stack.enter_context(servers(there))(listen=f"{THERE}:0")
-        peers = Peers("http://{}:{}".format(*server.address), None, None)
+        server = stack.enter_context(servers(there))(listen=f"{THERE}:0", token_file=token)
+        peers = Peers("http://{}:{}".format(*server.address), token, None)
         forwarding = Forwarding(peers, lambda: now)
         alerts = [
             Alert(
@@ -315,9 +326,9 @@ def test_daemons_know_each_other_by_their_token(nodes, tmp_path):
 
 
 def test_a_peer_that_refuses_is_reported(nodes, tmp_path):
-    token = tmp_path / "token"
-    token.write_text("correct horse\n")
-    client, there = nodes(other={"token_file": token})
+    another = tmp_path / "another"
+    another.write_text("battery staple")
+    client, there = nodes(other={"token_file": another})
     (answer,) = send(client, alert(training_job="train", instance=f"{THERE}:9400"), status=503)
     assert (answer["outcome"], answer["detail"]) == ("peer_failed", f"{THERE}: it answers 401")
     assert there.captures() == []
@@ -369,16 +380,19 @@ def certificate(tmp_path_factory):
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_over_tls_the_certificate_is_of_the_name_not_of_the_address(tmp_path, certificate, trusted):
+def test_over_tls_the_certificate_is_of_the_name_not_of_the_address(
+    tmp_path, token, certificate, trusted
+):
     with ExitStack() as stack:
         there = AlertNode(tmp_path)
         there.begin(tmp_path / "there", stack)
         serve = stack.enter_context(servers(there))
-        _, port = serve(listen=f"{HERE}:0", web_config=certificate / "web.yml").address
+        web = certificate / "web.yml"
+        _, port = serve(listen=f"{HERE}:0", web_config=web, token_file=token).address
         serve = stack.enter_context(servers(MemoryAgent(tmp_path)))
         authority = {"peers_ca_file": certificate / "peers.crt"} if trusted else {}
-        url = serve(listen=f"{THERE}:0", peers=f"https://localhost:{port}", **authority).url
-        with httpx.Client(base_url=url, timeout=30) as client:
+        peers = {"peers": f"https://localhost:{port}", "token_file": token, **authority}
+        with token_client(serve(listen=f"{THERE}:0", **peers).url) as client:
             firing = alert(training_job="train", instance=f"{HERE}:9400")
             (answer,) = send(client, firing, status=200 if trusted else 503)
     if trusted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 
 from warpwatch_daemon.cli.capture import describe, main
@@ -84,10 +85,10 @@ def test_a_residual_that_chance_explains_is_none(found: Residual, said: str) -> 
 
 
 def test_the_command_line_asks_for_options(
-    url: str, agent: Any, capsys: pytest.CaptureFixture[str]
+    client: httpx.Client, agent: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked_for = "--job llama-7b --with stacks --with shapes --rank 1 --kind torch --steps 3"
-    assert main([*asked_for.split(), "--url", url.rstrip("/")]) == 0
+    assert main(asked_for.split()) == 0
     (asked,) = agent.asked
     assert (asked.options, asked.ranks, asked.steps) == (("shapes", "stacks"), (1,), 3)
     assert capsys.readouterr().out.startswith("capture 20260921T150000-aaaaaa: begun")

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http.addresses import network
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.limits import PeerLimit
 
@@ -23,13 +24,21 @@ def test_a_peer_has_a_burst_and_then_its_rate():
     assert [limit.wait_s("10.0.0.1"), limit.wait_s("10.0.0.1")] == [0.0, 0.5]
 
 
-def test_addresses_of_one_ipv6_network_share_their_bucket():
-    limit = PeerLimit(rate_per_s=1.0, burst=1.0, clock=lambda: 0.0)
-    assert limit.wait_s("2001:db8:1:2::1") == 0.0
-    assert limit.wait_s("2001:db8:1:2:ffff::9") == 1.0
-    assert limit.wait_s("2001:db8:1:3::1") == 0.0
-    assert limit.wait_s("::ffff:10.0.0.1") == 0.0
-    assert limit.wait_s("::ffff:10.0.0.2") == 0.0
+def test_what_requests_cost_is_limited_too():
+    now = [100.0]
+    limit = PeerLimit(clock=lambda: now[0])
+    assert limit.wait_s("uid 1000") == 0.0
+    limit.charge("uid 1000", 2.5)
+    assert limit.wait_s("uid 1000") == pytest.approx(5.0)
+    assert limit.wait_s("uid 1001") == 0.0
+    now[0] += 5.1
+    assert limit.wait_s("uid 1000") == 0.0
+
+
+def test_addresses_of_one_ipv6_network_count_as_one():
+    assert network("2001:db8:1:2::1") == network("2001:db8:1:2:ffff::9")
+    assert network("2001:db8:1:2::1") != network("2001:db8:1:3::1")
+    assert network("::ffff:10.0.0.1") != network("::ffff:10.0.0.2")
 
 
 def test_the_table_of_peers_forgets_the_longest_silent():

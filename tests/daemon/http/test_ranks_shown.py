@@ -17,8 +17,8 @@ def one_rank(agent: MemoryAgent, **changes: object) -> None:
     agent.now = replace(agent.now, ranks=(first,), anomalies=(), captures=())
 
 
-def rank_line(url: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert status.main(["--url", url]) == 0
+def rank_line(capsys: pytest.CaptureFixture[str]) -> str:
+    assert status.main([]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "llama-7b rank 0" in line)
     return line.strip()
 
@@ -39,7 +39,7 @@ def test_a_rank_shows_its_step_clock_and_throughput(
     assert "97k tokens/s" in page
     (rank,) = client.get("/api/v1/ranks").json()["ranks"]
     assert (rank["step_clock"], rank["samples_per_s"]) == ("deepspeed", 48.25)
-    assert rank_line(str(client.base_url), capsys) == (
+    assert rank_line(capsys) == (
         "llama-7b rank 0: running, step 480, 250 ms a step, 48.2 samples/s, 97k tokens/s, "
         "step clock deepspeed"
     )
@@ -50,10 +50,10 @@ def test_a_silent_rank_shows_whether_it_was_stopped_or_holds_the_gil(
 ) -> None:
     one_rank(agent, status="stopped", silent_reason="holds the GIL")
     assert "a C call holds the GIL: no other thread runs" in client.get("/").text
-    assert "rank 0: stopped (holds the GIL), step 480" in rank_line(str(client.base_url), capsys)
+    assert "rank 0: stopped (holds the GIL), step 480" in rank_line(capsys)
     one_rank(agent, status="stopped", silent_reason="stopped")
     assert "stopped by a signal, a debugger or a frozen container" in client.get("/").text
-    assert "rank 0: stopped, step 480" in rank_line(str(client.base_url), capsys)
+    assert "rank 0: stopped, step 480" in rank_line(capsys)
 
 
 def test_what_a_rank_does_not_say_is_not_shown(
@@ -63,9 +63,7 @@ def test_what_a_rank_does_not_say_is_not_shown(
     page = client.get("/").text
     assert "step clock" not in page
     assert "samples/s" not in page
-    assert (
-        rank_line(str(client.base_url), capsys) == "llama-7b rank 0: running, step 480, no step yet"
-    )
+    assert rank_line(capsys) == "llama-7b rank 0: running, step 480, no step yet"
 
 
 def test_a_job_that_only_kineto_sees_is_listed_and_captured_without_its_name(
@@ -75,7 +73,7 @@ def test_a_job_that_only_kineto_sees_is_listed_and_captured_without_its_name(
     agent.now = replace(agent.now, ranks=(), jobs=(), anomalies=(), kineto_jobs=(stock,))
     (job,) = client.get("/api/v1/jobs").json()["jobs"]
     assert (job["name"], job["ranks"], job["backend"]) == ("stock", ["0", "1"], "kineto")
-    assert status.main(["--url", str(client.base_url)]) == 0
+    assert status.main([]) == 0
     assert "  stock ranks 0, 1: by Kineto, captures only\n" in capsys.readouterr().out
-    assert capture.main(["--url", str(client.base_url)]) == 0
+    assert capture.main([]) == 0
     assert agent.asked[-1].job == "stock"

@@ -59,7 +59,7 @@ def test_an_address_that_is_not_ours_is_a_usage_error(agent, listen):
 def test_it_listens_where_the_configuration_says(serve, listen):
     server = serve(listen=listen)
     assert httpx.get(f"http://127.0.0.1:{server.address[1]}/healthz").status_code == 200
-    assert httpx.get(server.url).status_code == 200
+    assert httpx.get(server.url + "metrics").status_code == 200
 
 
 def test_a_stop_before_the_run_ends_it_at_once(agent):

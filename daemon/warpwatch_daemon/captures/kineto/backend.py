@@ -13,6 +13,7 @@ from warpwatch_daemon.captures.kineto.pollers import LEAD_S, Poller, Pollers
 from warpwatch_daemon.captures.kineto.protocol import TraceConfig
 from warpwatch_daemon.captures.kineto.session import AskedProcess, KinetoSession, log_file
 from warpwatch_daemon.captures.policy import EXPECTED_BYTES, Policy
+from warpwatch_daemon.captures.session import only_owner
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.captures import Capture, CaptureKind
 from warpwatch_telemetry.errors import Refused
@@ -77,6 +78,10 @@ class KinetoBackend:
             number: process.facts.world_size or len(members) for number, process in members.items()
         }
 
+    def owner(self, job: str) -> int | None:
+        members = self._pollers.jobs().get(job, {})
+        return only_owner(process.sender.uid for process in members.values())
+
     def states(self) -> tuple[JobState, ...]:
         found = sorted(self._pollers.jobs().items())
         return tuple(
@@ -85,6 +90,7 @@ class KinetoBackend:
                 world_size=max(p.facts.world_size or len(members) for p in members.values()),
                 ranks=tuple(map(str, sorted(members))),
                 backend=self.name,
+                owner_uid=only_owner(process.sender.uid for process in members.values()),
             )
             for job, members in found
         )

@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_daemon import quantities
-from warpwatch_daemon.http.access import Access
+from warpwatch_daemon.http.access import caller_of
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.page import captures, charts, devices, findings, jobs, minutes
 from warpwatch_daemon.http.page.headline import headline
+from warpwatch_daemon.http.visibility import visible
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -27,17 +28,17 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 class PageEndpoint:
-    def __init__(self, agent: Agent, access: Access) -> None:
+    def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._access = access
 
     async def show(self, request: Request) -> Response:
         """The web page."""
-        state = self._agent.state()
+        caller = caller_of(request)
+        state = visible(self._agent.state(), caller.owner)
         page = self._template.render(
             state=state,
             headline=headline(state),
-            files_open=self._access.may_read_files(request),
+            files_open=caller.files,
         )
         headers = {"Content-Security-Policy": self._policy}
         return Response(page, headers=headers, media_type="text/html")

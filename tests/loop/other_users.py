@@ -1,0 +1,108 @@
+"""Other users of the machine, as children that have given up root's rights before they ask."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+OWNER, STRANGER = 1234, 1235
+_BECOME = """
+import encodings.idna, os, socket, sys, time
+uid = int(sys.argv[1])
+os.setgroups([]), os.setgid(uid), os.setuid(uid)
+"""
+_ASK = (
+    _BECOME
+    + """
+where, port = sys.argv[2], int(sys.argv[3])
+if port:
+    connection = socket.create_connection((where, port), 10)
+else:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(10)
+    connection.connect(where)
+connection.sendall(sys.stdin.buffer.read())
+while part := connection.recv(65536):
+    sys.stdout.buffer.write(part)
+"""
+)
+# Sixteen pages asked for at once, and nothing is ever read.
+_HOLD = (
+    _BECOME
+    + """
+held = []
+asked = b"GET /metrics HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n" * 16
+for _ in range(int(sys.argv[3])):
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.connect(("127.0.0.1", int(sys.argv[2])))
+    connection.sendall(asked)
+    held.append(connection)
+print("held", flush=True)
+time.sleep(60)
+"""
+)
+_COMMAND = """
+import encodings.idna, os, sys
+from concurrent.futures import thread
+from warpwatch_daemon import api_client, quantities
+from warpwatch_daemon.cli import capture, main, status
+uid = int(sys.argv[1])
+os.setgroups([]), os.setgid(uid), os.setuid(uid)
+sys.exit({"capture": capture, "status": status}[sys.argv[2]].main(sys.argv[3:]))
+"""
+
+
+def request(
+    uid: int,
+    where: Path | int,
+    path: str,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, str]:
+    """What this user gets: status and body. ``where``: the Unix socket, or the port on loopback."""
+    content = b"" if body is None else json.dumps(body).encode()
+    lines = {"Host": "localhost", "Connection": "close", "Content-Length": str(len(content))}
+    lines |= {"Content-Type": "application/json"} if content else {}
+    head = "".join(f"{name}: {value}\r\n" for name, value in (lines | (headers or {})).items())
+    method = "POST" if content else "GET"
+    target = ["127.0.0.1", str(where)] if isinstance(where, int) else [str(where), "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", _ASK, str(uid), *target],
+        input=f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content,
+        capture_output=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    answer, _, text = done.stdout.decode().partition("\r\n\r\n")
+    return int(answer.split()[1]), text
+
+
+@contextlib.contextmanager
+def held_connections(uid: int, port: int, count: int) -> Iterator[None]:
+    """So many connections of this user that ask and never read."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(uid), str(port), str(count)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield
+        process.kill()
+
+
+def command(uid: int, run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`warpwatch …` as this user, with no configuration but where the daemon is."""
+    return subprocess.run(
+        [sys.executable, "-c", _COMMAND, str(uid), *arguments],
+        env={"WARPWATCH_DIR": str(run_dir)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

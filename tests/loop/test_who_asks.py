@@ -1,0 +1,160 @@
+"""Who asks: users against each other's jobs, over loopback and on the socket of a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.other_users import OWNER, STRANGER, command, held_connections, request
+from tests.loop.programs import STEPPING_AS
+from warpwatch_daemon.demo.processes import free_port
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+JOB = "other-user"
+STACKS = {"job": JOB, "kind": "stacks"}
+TOKEN = "correct horse"
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """Other users come to it, as to /run; pytest's own folders are closed to them."""
+    with tempfile.TemporaryDirectory(prefix="warpwatch-test-") as folder:
+        path = Path(folder)
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.fixture
+def node(open_path: Path) -> Iterator[LoopNode]:
+    """A daemon of root without configuration of access, and a training of OWNER."""
+    with loop_node(open_path) as node:
+        node.start_daemon()
+        start_training(node)
+        yield node
+
+
+def start_training(node: LoopNode) -> None:
+    node.start_rank(0, STEPPING_AS, str(OWNER), world_size=1)
+    poll(lambda: steps(node), 20, "the rank trains")
+
+
+def steps(node: LoopNode) -> Any:
+    return [rank for rank in node.get("ranks") if rank["job"] == JOB and rank["steps_total"]]
+
+
+def api_socket(node: LoopNode) -> Path:
+    return node.folder / "run-api" / "api.sock"
+
+
+def stored_stacks(node: LoopNode) -> str:
+    """The path of the API of a file that a capture has brought."""
+
+    def written() -> Any:
+        return [one for one in node.get("captures") if one["outcome"] == "complete"]
+
+    (capture,) = poll(written, 20, "the stacks are stored")
+    return f"/api/v1/captures/{capture['id']}/rank0.stacks.json"
+
+
+def test_a_stranger_gets_no_stacks_of_anothers_job_over_loopback(node: LoopNode) -> None:
+    status, text = request(STRANGER, node.port, "/api/v1/captures", STACKS)
+    assert (status, json.loads(text)["error"]["reason"]) == (403, "token_needed")
+    assert node.get("captures") == []
+
+
+def test_a_stranger_sees_and_captures_only_their_own_on_the_socket(node: LoopNode) -> None:
+    for part in ("ranks", "jobs", "captures", "diagnoses"):
+        assert request(STRANGER, api_socket(node), f"/api/v1/{part}") == (200, f'{{"{part}":[]}}\n')
+    status, text = request(STRANGER, api_socket(node), "/api/v1/captures", STACKS)
+    assert (status, json.loads(text)["error"]["reason"]) == (404, "refused_no_rank")
+    assert text.endswith('running jobs: none"}}\n')
+    alerts: dict[str, Any] = {"alerts": [{"status": "firing", "labels": {"training_job": JOB}}]}
+    assert request(STRANGER, api_socket(node), "/api/v1/alertmanager", alerts)[0] == 403
+    assert node.get("captures") == []
+
+
+def test_the_owner_captures_on_the_socket_and_no_one_else_reads_it(node: LoopNode) -> None:
+    done = command(OWNER, node.run_dir, "capture", "--kind", "stacks", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert "complete 1/1" in done.stdout
+    path = stored_stacks(node)
+    for where in (api_socket(node), node.port):
+        assert request(OWNER, where, path)[0] == 200
+        assert request(STRANGER, where, path)[0] == 404
+    assert request(STRANGER, node.port, "/api/v1/captures") == (200, '{"captures":[]}\n')
+    assert JOB not in request(STRANGER, node.port, "/")[1]
+    assert JOB in request(OWNER, node.port, "/")[1]
+    shown = command(STRANGER, node.run_dir, "status", "--json")
+    assert json.loads(shown.stdout)["ranks"] == []
+
+
+def test_of_the_store_itself_other_users_read_nothing(node: LoopNode) -> None:
+    assert node.http.post("/api/v1/captures", json=STACKS).status_code == 202
+    stored_stacks(node)
+    store = node.folder / "captures"
+    poll(lambda: list(store.glob("*/*/*/*/rank0.stacks.json")), 10, "the file")
+    modes = {path: path.stat().st_mode & 0o777 for path in (store, *store.rglob("*"))}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+
+
+def test_with_a_token_configured_a_file_is_not_read_without_it(open_path: Path) -> None:
+    token = open_path / "token"
+    token.write_text(TOKEN)
+    with loop_node(open_path, http={"token_file": str(token)}) as node:
+        node.start_daemon()
+        start_training(node)
+        assert node.http.post("/api/v1/captures", json=STACKS).status_code == 202
+        path = stored_stacks(node)
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        for uid in (0, OWNER, STRANGER):
+            for asked in (path, "/api/v1/anomalies", "/api/v1/diagnoses", "/"):
+                assert request(uid, node.port, asked)[0] == 401
+        assert request(STRANGER, node.port, path, headers=bearer)[0] == 200
+        for open_to_all in ("/metrics", "/healthz", "/readyz"):
+            assert request(STRANGER, node.port, open_to_all)[0] == 200
+
+
+def test_a_name_that_was_rebound_to_loopback_reads_nothing(node: LoopNode) -> None:
+    for path in ("/", "/api/v1/ranks", "/api/v1/anomalies", "/api/v1/diagnoses"):
+        status, text = request(OWNER, node.port, path, headers={"Host": "evil.example"})
+        assert (status, json.loads(text)["error"]["reason"]) == (403, "foreign_host")
+    assert request(OWNER, node.port, "/metrics", headers={"Host": "gpu-17:9400"})[0] == 200
+
+
+def test_connections_that_never_read_keep_no_probe_from_its_answer(open_path: Path) -> None:
+    probes = free_port()
+    with loop_node(open_path, http={"probe_listen": f"127.0.0.1:{probes}"}) as node:
+        node.start_daemon()
+        with held_connections(0, node.port, 127), held_connections(STRANGER, node.port, 127):
+            assert request(OWNER, node.port, "/healthz")[0] == 200
+            for _ in range(10):
+                begun = time.monotonic()
+                answer = httpx.get(f"http://127.0.0.1:{probes}/healthz", timeout=5)
+                assert (answer.status_code, time.monotonic() - begun < 1) == (200, True)
+            assert request(OWNER, probes, "/readyz")[0] == 200
+            assert request(OWNER, probes, "/metrics")[0] == 404
+
+
+def test_a_socket_in_a_folder_of_someone_else_is_not_asked(open_path: Path) -> None:
+    folder = open_path / "run-api"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as trap:
+        trap.bind(str(folder / "api.sock"))
+        trap.listen()
+        os.chown(folder, STRANGER, STRANGER)
+        done = command(OWNER, open_path / "run", "status", "--url", "http://127.0.0.1:9")
+        assert "no daemon answers at http://127.0.0.1:9" in done.stderr
+        done = command(OWNER, open_path / "run", "status")
+        assert "no daemon answers at http://127.0.0.1:9400" in done.stderr
