@@ -9,7 +9,7 @@
                 ...
 
 attach.py is the process's one monitor, monitor.py its face, steps.py the clock of the training
-thread, link.py the helper thread, ring.py the file between shim and daemon.
+thread, helper_thread.py what runs beside it, ring.py the file between shim and daemon.
 """
 
 from __future__ import annotations

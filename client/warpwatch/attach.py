@@ -16,14 +16,14 @@ from warpwatch.monitor import Monitor
 from warpwatch.steps import StepClock, is_out_of_memory
 
 if TYPE_CHECKING:
-    from warpwatch.link import Link
+    from warpwatch.helper_thread import HelperThread
 
 # How long the exit of the process waits for a capture that is being compressed.
 EXIT_WAIT_S = 5.0
 
 _guard = threading.Lock()
 _monitor: Monitor | None = None
-_link: Link | None = None
+_helper: HelperThread | None = None
 _installed = False
 
 
@@ -49,18 +49,18 @@ def supported() -> bool:
 
 
 def _start(monitor: Monitor, job: str | None) -> None:
-    global _link
+    global _helper
     if os.environ.get("WARPWATCH") == "0" or not supported():
         monitor.clock.drop()
         return
-    # Not at the start of every Python program under ``run``: it brings much, and few are ranks.
-    from warpwatch.link import Link
+    # Not before a process trains: it imports much, and few of those under ``run`` are ranks.
+    from warpwatch.helper_thread import HelperThread
 
     # platform caches what it reads; reading belongs here and not into the helper's loop.
     platform.python_version()
-    _link = Link(monitor, job, os.environ)
+    _helper = HelperThread(monitor, job, os.environ)
     _install()
-    _link.start()
+    _helper.start()
 
 
 def _install() -> None:
@@ -79,13 +79,13 @@ def _install() -> None:
     def excepthook(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        _tell_exception(error)
+        _report_exception(error)
         previous(kind, error, trace)
 
     sys.excepthook = excepthook
 
 
-def _tell_exception(error: BaseException) -> None:
+def _report_exception(error: BaseException) -> None:
     if _monitor is None or _monitor.clock.ring is None:
         return
     clock, ring = _monitor.clock, _monitor.clock.ring
@@ -99,23 +99,23 @@ def _tell_exception(error: BaseException) -> None:
 
 
 def _at_exit() -> None:
-    global _link
-    link, _link = _link, None
+    global _helper
+    helper, _helper = _helper, None
     try:
-        if link is not None:
-            link.finish(EXIT_WAIT_S)
+        if helper is not None:
+            helper.finish(EXIT_WAIT_S)
     except Exception as error:
         faults.swallow(error)
 
 
 def _in_child() -> None:
-    global _guard, _monitor, _link
-    monitor, link = _monitor, _link
-    _guard, _monitor, _link = threading.Lock(), None, None
+    global _guard, _monitor, _helper
+    monitor, helper = _monitor, _helper
+    _guard, _monitor, _helper = threading.Lock(), None, None
     try:
         if monitor is not None:
             monitor.clock.drop()
-        if link is not None:
-            link.drop()
+        if helper is not None:
+            helper.drop()
     except Exception as error:
         faults.swallow(error)

@@ -14,12 +14,12 @@ logger.addHandler(logging.NullHandler())
 
 _MAX_KINDS = 100
 _seen: set[str] = set()
-_untold: deque[tuple[str, str]] = deque(maxlen=_MAX_KINDS)
+_pending: deque[tuple[str, str]] = deque(maxlen=_MAX_KINDS)
 _count = 0
 
 
 def swallow(error: Exception) -> None:
-    """Count the error, and keep each kind of it once for ``tell``. Never raises, never logs."""
+    """Count the error; keep each kind of it once for ``log_pending``. Never raises or logs."""
     global _count
     _count += 1
     try:
@@ -27,7 +27,7 @@ def swallow(error: Exception) -> None:
         if kind not in _seen and len(_seen) < _MAX_KINDS:
             _seen.add(kind)
             # As text: a traceback would keep the program's own objects alive.
-            _untold.append((kind, "".join(traceback.format_tb(error.__traceback__))))
+            _pending.append((kind, "".join(traceback.format_tb(error.__traceback__))))
     except Exception:
         return
 
@@ -45,13 +45,13 @@ def guarded(function: Callable[..., object]) -> Callable[..., None]:
     return call
 
 
-def tell() -> None:
+def log_pending() -> None:
     """Log what was swallowed, for the helper thread: the user's handlers may block or raise.
 
     At DEBUG, so that it prints nothing by itself.
     """
-    while _untold:
-        kind, where = _untold.popleft()
+    while _pending:
+        kind, where = _pending.popleft()
         logger.debug("internal error: %s\n%s", kind, where)
 
 

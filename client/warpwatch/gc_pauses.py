@@ -1,6 +1,6 @@
 """Pauses of Python's garbage collector: every thread stands still while it holds the GIL.
 
-``gc.callbacks`` tells begin and end of each collection; the helper thread writes the totals, at
+``gc.callbacks`` hears of begin and end of each collection; the helper thread writes the totals, at
 most once a second, and an event for the longest pause where it was long.
 """
 
@@ -44,7 +44,7 @@ class GcPauses:
         # it collects once more, they may be gone.
         self._monotonic_ns = monotonic_ns
 
-    def keep(self, ring: RingWriter, now_s: float) -> None:
+    def report(self, ring: RingWriter, now_s: float) -> None:
         """Be among ``gc.callbacks``, also when the program cleared them, and report to the ring.
 
         Helper thread only. ``now_s`` is monotonic.

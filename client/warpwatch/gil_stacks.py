@@ -41,12 +41,12 @@ _BLOCKABLE = 0x7FFFFFFF & ~(1 << 8) & ~(1 << 18)
 _guard = threading.RLock()
 _installed = False
 _users_own = False
-_armed: HeldStacks | None = None
+_armed: GilStacks | None = None
 # faulthandler's own functions: those that the program finds there step in for it.
 _functions: dict[str, Callable[..., Any]] = {}
 
 
-class HeldStacks:
+class GilStacks:
     """One ring's pipe, a named one in the inbox. ``end`` may be called from any thread.
 
     Its first line is JSON: rank, job, the main thread's ident, the threads' names by ident; empty
@@ -83,7 +83,7 @@ class HeldStacks:
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
             pipe = Descriptor(os.open(self._path, flags))
             if not stat.S_ISFIFO(os.fstat(pipe.fd).st_mode):
-                # Somebody put a file of their own in its place.
+                # It is another file that was put in its place.
                 pipe.close()
                 return
             self._pipe = pipe
@@ -92,7 +92,7 @@ class HeldStacks:
         except Exception as error:
             faults.swallow(error)
 
-    def keep(self, now: float) -> None:
+    def rearm(self, now: float) -> None:
         """Put the timer off. ``now`` is monotonic, in seconds."""
         pipe = self._pipe
         if pipe is None or now < self._next_arm:
@@ -104,7 +104,7 @@ class HeldStacks:
             _step_back()
             self.close()
         else:
-            # Or it would be swept up as a file that nobody wants.
+            # Or it would be swept up as a file that no one wants.
             os.utime(pipe.fd)
             self._arm(pipe.fd)
 
@@ -153,7 +153,7 @@ class HeldStacks:
         read, buffer = ctypes.PyDLL(None).read, ctypes.create_string_buffer(PIPE_BYTES)
         number, size = ctypes.c_int(pipe.fd), ctypes.c_size_t(PIPE_BYTES)
         self._head = b""
-        # A turn of the GIL of its own: nobody asks for it back before 5 ms.
+        # A turn of the GIL of its own: no other thread asks for it back before 5 ms.
         time.sleep(0.0001)
         read(number, buffer, size)
         cancel()
@@ -180,7 +180,7 @@ class HeldStacks:
         self._watchdog = f"/proc/self/task/{new.pop()}" if len(new) == 1 else None
 
     def _fill(self, fd: int) -> None:
-        """To the brim, and anew when the threads have changed or the pipe was read."""
+        """To the brim, and again when the threads have changed or the pipe was read."""
         main = threading.main_thread().ident
         head = {**self._about, "main": main, "threads": stacks.thread_names()}
         data = json.dumps(head).encode()[: PIPE_BYTES // 2] + b"\n"
@@ -205,7 +205,7 @@ class HeldStacks:
         return time.monotonic() - self._armed_at >= self.timeout_s
 
     def _is_replaced(self) -> bool:
-        """The timer's thread went before its time: somebody else uses the timer.
+        """The timer's thread went before its time: the program uses the timer.
 
         For programs that took faulthandler's functions by name before they were wrapped.
         """
@@ -232,7 +232,7 @@ def _install() -> bool:
 
     for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
         _functions[name] = getattr(faulthandler, name)
-    if known and _somebody_armed():
+    if known and _is_armed_already():
         _step_back()
         return False
     for name in _functions:
@@ -283,7 +283,7 @@ def _after_in_child() -> None:
     _guard = threading.RLock()
 
 
-def _somebody_armed() -> bool:
+def _is_armed_already() -> bool:
     """Whether faulthandler's thread runs: it blocks every signal and is named as its maker."""
     with open("/proc/self/comm", encoding="utf-8", errors="replace") as file:
         own = file.read().strip()

@@ -6,7 +6,7 @@ import gzip
 import os
 from collections.abc import Callable
 
-# What a capture is expected to take, until captures of this process tell more.
+# What a capture is expected to take, until a capture of this process was larger.
 ESTIMATE_BYTES = 100 << 20
 MIN_FREE_SHARE = 0.2
 _CHUNK_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from warpwatch import rendezvous
-from warpwatch.link import find_daemon
+from warpwatch.daemon_folder import find_daemon
 
 PROGRAM = "python -m warpwatch run"
 HELP = """usage: {program} [--job NAME] [--backend NAME] -- COMMAND [ARGUMENT ...]
@@ -37,12 +37,12 @@ KINETO_CONFIG = Path(__file__).resolve().parent / "kineto.conf"
 BACKENDS = ("shim", "kineto")
 
 
-class UsageError(ValueError):
+class BadArguments(ValueError):
     """Arguments that cannot be run; the text says what to do."""
 
 
 class NoDaemon(Exception):
-    """There is nobody whom PyTorch could ask; the text says who is missing."""
+    """There is no daemon that PyTorch could ask; the text says what is missing."""
 
 
 class Launch(NamedTuple):
@@ -54,7 +54,7 @@ class Launch(NamedTuple):
 
 
 def parse(arguments: Sequence[str]) -> Launch:
-    """Raises UsageError."""
+    """Raises BadArguments."""
     values: dict[str, str] = {}
     rest = list(arguments)
     while rest and rest[0].startswith("-"):
@@ -62,19 +62,19 @@ def parse(arguments: Sequence[str]) -> Launch:
         if option == "--":
             break
         if option not in ("--job", "--backend"):
-            raise UsageError(
+            raise BadArguments(
                 f"unknown option {option}, there are only --job NAME and --backend NAME"
             )
         if not value and rest:
             value = rest.pop(0)
         if not value or value == "--":
-            raise UsageError(f"{option} needs a name")
+            raise BadArguments(f"{option} needs a name")
         values[option] = value
     backend = values.get("--backend", "shim")
     if backend not in BACKENDS:
-        raise UsageError(f"unknown back end {backend}, there are {' and '.join(BACKENDS)}")
+        raise BadArguments(f"unknown back end {backend}, there are {' and '.join(BACKENDS)}")
     if not rest:
-        raise UsageError("no command to run, give it after --: -- python train.py")
+        raise BadArguments("no command to run, give it after --: -- python train.py")
     job = values.get("--job")
     return Launch(rest, {"WARPWATCH_JOB": job} if job else {}, backend)
 
@@ -110,15 +110,15 @@ def kineto_environment(
 
 def _daemon(environ: Mapping[str, str], uid: int) -> tuple[str, str]:
     """(folder of its socket for Kineto, its inbox). Raises NoDaemon."""
-    meeting = find_daemon(environ, uid)
-    if meeting is None:
+    found = find_daemon(environ, uid)
+    if found is None:
         raise NoDaemon("no daemon is running here")
     try:
-        inbox = _inbox(meeting.fd) or rendezvous.inbox(meeting.folder, environ, uid)
+        inbox = _inbox(found.fd) or rendezvous.inbox(found.candidate, environ, uid)
     finally:
-        os.close(meeting.fd)
-    folder = os.path.join(os.path.abspath(meeting.folder.path), rendezvous.KINETO)
-    problem = _problem(os.path.join(folder, rendezvous.KINETO_SOCKET), meeting.owner_uid)
+        found.close()
+    folder = os.path.join(os.path.abspath(found.candidate.path), rendezvous.KINETO)
+    problem = _problem(os.path.join(folder, rendezvous.KINETO_SOCKET), found.owner_uid)
     if problem:
         raise NoDaemon(
             f"the daemon has no socket for Kineto in {folder} ({problem}); "
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str], prog: str = PROGRAM) -> int:
         return 0
     try:
         launch = parse(arguments)
-    except UsageError as error:
+    except BadArguments as error:
         sys.stderr.write(f"{prog}: {error}\n")
         return 2
     try:

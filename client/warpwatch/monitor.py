@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from warpwatch import faults
 from warpwatch.phase_times import LEAVE, OTHER
-from warpwatch.steps import COUNT_BITS, StepClock, whole
+from warpwatch.steps import COUNT_BITS, StepClock, bounded_count
 
 Item = TypeVar("Item")
 # Who may set the step clock, the strongest first; every other name is a framework's callback.
@@ -151,9 +151,9 @@ class Monitor:
         """
         clock = self.clock
         if type(samples) is not int or samples >> COUNT_BITS:
-            samples = whole(samples)
+            samples = bounded_count(samples)
         if type(tokens) is not int or tokens >> COUNT_BITS:
-            tokens = whole(tokens)
+            tokens = bounded_count(tokens)
         if self.step_clock != "step()":
             self.lead("step()")
         if not clock.open:
@@ -174,7 +174,7 @@ class Monitor:
 
         The user's own steps win over a framework, that over the optimizer, and it over the
         DataLoader. The step that a weaker one has begun is not counted; one that training has
-        begun before anybody set the clock is, unless the steps are the user's own.
+        begun before anything set the clock is, unless the steps are the user's own.
         """
         if source == self.step_clock:
             return True

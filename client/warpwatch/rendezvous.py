@@ -63,10 +63,10 @@ def inbox(folder: Folder, environ: Mapping[str, str], uid: int) -> str:
 
 
 def lock_holder(fd: int) -> int | None:
-    """Pid of the process that holds byte 0 of the open file, None if nobody does.
+    """Pid of the process that holds byte 0 of the open file, None if no one does.
 
     Works on read-only descriptors; a holder in another PID namespace has pid 0. Asked as a reader
-    would: anybody may take a reader's lock on a readable file, and that shall mean nothing.
+    would: any process may take a reader's lock on a readable file, and that shall mean nothing.
     """
     asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
     answer = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))

@@ -43,12 +43,12 @@ class StepRow(NamedTuple):
 
 
 def ring_name(job: str, rank: int) -> str:
-    """A name that nobody can guess beforehand: 64 random bits."""
+    """A name that cannot be guessed beforehand: 64 random bits."""
     return f"{re.sub(r'[^0-9A-Za-z_.-]', '_', job)[:40].lstrip('.')}-r{rank}-{os.urandom(8).hex()}"
 
 
-# Maps whose file somebody closed: a map holds a descriptor of its own, which may be somebody
-# else's by now and would be closed with the map.
+# Maps whose file the program closed: a map holds a descriptor of its own, which may be another
+# file by now and would be closed with the map.
 _kept_maps: list[mmap.mmap] = []
 
 
@@ -117,7 +117,7 @@ class RingWriter:
         self.append(protocol.RECORD_EVENT, protocol.encode_event(event, fields), wait_s=wait_s)
 
     def flush(self, wait_s: float = 0.0) -> None:
-        """Write what was deferred, if nobody else writes just now."""
+        """Write what was deferred, if no other thread writes just now."""
         lock = self._lock
         if lock.acquire(timeout=wait_s) if wait_s else lock.acquire(False):
             try:

@@ -44,7 +44,7 @@ LOOK_INTERVAL_NS = 20_000_000
 # Steps shorter than this are settled together; of a process that is killed, those of so long are
 # lost.
 SETTLE_INTERVAL_NS = 50_000_000
-# Of what a step has processed: so large a count is somebody's mistake.
+# Of what a step has processed: so large a count is a mistake.
 COUNT_BITS = 48
 
 
@@ -54,7 +54,7 @@ class StepClock(PhaseTimes):
     __slots__ = (
         "_dead", "_follow_ns", "_look_ns", "_nested", "_settle_ns", "_started", "begun_ns",
         "captures", "capturing", "cuda", "device", "flags", "open", "samples", "steps", "tokens",
-        "woken",
+        "wake_helper",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class StepClock(PhaseTimes):
         self.samples = 0
         self.tokens = 0
         self.steps = 0
-        self.woken: SimpleQueue[None] = SimpleQueue()
+        self.wake_helper: SimpleQueue[None] = SimpleQueue()
         self.open = self._dead = self._started = False
         self._nested = 0
         self._look_ns = self._follow_ns = self._settle_ns = 0
@@ -119,7 +119,7 @@ class StepClock(PhaseTimes):
 
     __enter__ = begin
 
-    def turn(self, now: int) -> None:
+    def next_step(self, now: int) -> None:
         """The open step ends ``now`` and the next one begins. In the training thread."""
         self.steps += 1
         self.push((END, now, (self.flags, self.samples, self.tokens)))
@@ -146,7 +146,7 @@ class StepClock(PhaseTimes):
         if get_ident() == self.thread:
             self.push((SWITCH, monotonic_ns(), index))
 
-    def become(self, index: int) -> None:
+    def replace_innermost(self, index: int) -> None:
         """The innermost phase is another one from now on, up to the same end.
 
         For whoever runs while the training thread waits for them.
@@ -174,8 +174,8 @@ class StepClock(PhaseTimes):
 
     def count(self, samples: int = 0, tokens: int = 0) -> None:
         """Add to what this step has processed, where it is not known at its begin."""
-        self.samples += whole(samples)
-        self.tokens += whole(tokens)
+        self.samples += bounded_count(samples)
+        self.tokens += bounded_count(tokens)
 
     def phase_index(self, name: str) -> int:
         """Where the phase's time is summed; OTHER when there are MAX_PHASES before it."""
@@ -210,7 +210,7 @@ class StepClock(PhaseTimes):
     def _start(self, now: int) -> None:
         self._started = True
         self.push((START, now, None))
-        self.woken.put(None)
+        self.wake_helper.put(None)
 
     def _ended(self, now: int) -> None:
         """What is not due at the end of each short step: settle the log, see to a capture."""
@@ -262,8 +262,8 @@ class StepClock(PhaseTimes):
         except Exception as error:
             faults.swallow(error)
 
-    def tell_begun(self, ring: RingWriter) -> None:
-        """For the helper thread: whatever begins meanwhile, the newest step is reported last."""
+    def report_begun(self, ring: RingWriter) -> None:
+        """For the helper thread: whatever begins meanwhile, the newest step is written last."""
         reported = 0
         while reported != self.begun:
             reported = self.begun
@@ -285,7 +285,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def whole(value: Any) -> int:
+def bounded_count(value: Any) -> int:
     """A count that the ring can hold. A tensor counts 0: to read one could wait for the GPU."""
     if not isinstance(value, Real):
         return 0

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import warpwatch
 from tests.client.loop_base import SLEEP_S, backward, data, loop, model, state
 
-# --- the DataLoader as clock, and what it tells ---------------------------------------------------
+# --- the DataLoader as clock, and its batches -----------------------------------------------------
 
 
 def without_an_optimizer(net: torch.nn.Linear, batches: int) -> None:

@@ -25,6 +25,6 @@ def run_loops(folder: Path, *names: str, **environ: str) -> dict[str, dict[str, 
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [told["loop"] for told in found] == list(names)
-    assert all(told["faults"] == 0 for told in found), found
-    return {told["loop"]: told for told in found}
+    assert [reported["loop"] for reported in found] == list(names)
+    assert all(reported["faults"] == 0 for reported in found), found
+    return {reported["loop"]: reported for reported in found}

@@ -35,7 +35,7 @@ def backward(net: torch.nn.Module, factor: float = 1.0) -> None:
     (net(torch.ones(4, 8)).sum() * factor).backward()
 
 
-def told(result: Any) -> dict[str, Any]:
+def reported(result: Any) -> dict[str, Any]:
     monitor = state.monitor
     if monitor is None:
         return {"result": result, "faults": faults.count()}

@@ -13,12 +13,12 @@ import sys
 
 import torch
 
-from tests.client.loop_base import LOOPS, told
+from tests.client.loop_base import LOOPS, reported
 
 
 def run(name: str) -> None:
     """In a forked child."""
-    print(json.dumps({"loop": name, **told(LOOPS[name]())}), flush=True)
+    print(json.dumps({"loop": name, **reported(LOOPS[name]())}), flush=True)
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for torch.cuda: one stream of kernels and events, which runs when it is told to."""
+"""A stand-in for torch.cuda: one stream of kernels and events, which runs on request."""
 
 from __future__ import annotations
 

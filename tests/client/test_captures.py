@@ -63,11 +63,11 @@ def test_a_capture_brings_the_steps_that_were_asked_for(training: Folder) -> Non
     capture(training, ring, start, steps=3)
     token = event(training, "capture_finished")["token"]
     name = f"c-1.{ring.name}.{token}.pt.trace.json.gz"
-    told = {"token": token, "first_step": start, "last_step": start + 2}
+    reported = {"token": token, "first_step": start, "last_step": start + 2}
     assert events(training, "c-1") == [
         {"event": "capture_armed", "id": "c-1", "step": start},
         {"event": "capture_started", "id": "c-1", "step": start},
-        {"event": "capture_finished", "id": "c-1", **told},
+        {"event": "capture_finished", "id": "c-1", **reported},
     ]
     assert files(training) == [name]
     path = training.path / "inbox" / name
@@ -136,8 +136,8 @@ def test_a_program_that_ends_right_after_still_hands_over(folder: Folder) -> Non
         start = (ring.header.step_begun or 0) + 60
         capture(folder, ring, start, steps=150 - start)
         assert process.communicate(timeout=60)[0] == ""
-    told = [name for name in folder.ring().event_names() if name != "gc_pause"]
-    assert told == ["capture_armed", "capture_started", "capture_finished", "exit"]
+    reported = [name for name in folder.ring().event_names() if name != "gc_pause"]
+    assert reported == ["capture_armed", "capture_started", "capture_finished", "exit"]
     assert len(files(folder)) == 1
 
 

@@ -122,9 +122,9 @@ def test_the_allocators_history_becomes_a_snapshot_and_a_summary(folder: Folder)
         snapshot = f"c-1.{ring.name}.{finished['token']}.memory.pickle"
         summary = f"c-1.{ring.name}.{finished['more']}.memory.json"
         assert pickle.loads((folder.path / "inbox" / snapshot).read_bytes()) == SNAPSHOT
-        told = json.loads((folder.path / "inbox" / summary).read_text())
-        assert (told["rank"], told["job"], told["snapshot_s"]) == (0, "demo", 0.0)
-        assert told["lines"][0]["line"] == "/job/model.py:7 forward"
+        reported = json.loads((folder.path / "inbox" / summary).read_text())
+        assert (reported["rank"], reported["job"], reported["snapshot_s"]) == (0, "demo", 0.0)
+        assert reported["lines"][0]["line"] == "/job/model.py:7 forward"
         assert files(folder) == sorted([summary, snapshot])
 
 
@@ -138,7 +138,7 @@ def test_history_that_the_program_records_itself_is_left_alone(folder: Folder) -
 
 
 @pytest.mark.torch
-def test_nsight_is_told_the_steps(folder: Folder, tmp_path: Path) -> None:
+def test_nsight_is_reported_the_steps(folder: Folder, tmp_path: Path) -> None:
     said = tmp_path / "said"
     under = {"NSYS_PROFILING_SESSION_ID": "1", "WARPWATCH_CUDA_EVENTS": "0"}
     with program(folder, training(NSYS), str(said), **under):

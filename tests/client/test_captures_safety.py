@@ -100,7 +100,7 @@ def test_stacks_are_refused_where_they_crash(monkeypatch: pytest.MonkeyPatch) ->
 def test_every_reason_is_in_the_document_and_the_other_way_round() -> None:
     document = (ROOT / "docs" / "protocol.md").read_text()
     section = document.split("## Refusals and interruptions")[1].split("One that records")[0]
-    told = {
+    reported = {
         word
         for row in re.findall(r"^\| (`.*?) \|", section, re.M)
         for word in re.findall(r"`(\w+)", row)
@@ -109,7 +109,7 @@ def test_every_reason_is_in_the_document_and_the_other_way_round() -> None:
     returned = re.findall(r"^ +(?:return|reason =) (.*)$", source, re.M)
     reason = re.compile(r'(?:^|else )f?"(\w+)[:"]')
     found = {word for line in returned for word in reason.findall(line)}
-    assert told - {"detail"} == found
+    assert reported - {"detail"} == found
 
 
 def test_options_of_a_command_are_those_that_are_known() -> None:

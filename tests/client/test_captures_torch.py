@@ -186,12 +186,12 @@ def test_a_process_group_is_described_by_torch_itself(trained: Training) -> None
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
     )
     capture(trained.folder, begun(trained.folder) + 20, id="group")
-    told = captured(trained.folder, "group")["distributedInfo"]
+    reported = captured(trained.folder, "group")["distributedInfo"]
     trained.run("dist.destroy_process_group()")
-    assert (told["backend"], told["rank"], told["world_size"]) == ("gloo", 0, 1)
+    assert (reported["backend"], reported["rank"], reported["world_size"]) == ("gloo", 0, 1)
 
 
-def test_a_rank_without_a_process_group_is_told_apart(folder: Folder) -> None:
+def test_a_rank_without_a_process_group_is_reported_apart(folder: Folder) -> None:
     with program(folder, training(), RANK="3", WORLD_SIZE="8"):
         running(folder)
         capture(folder, begun(folder) + 20)
@@ -228,8 +228,8 @@ def test_a_child_that_is_forked_while_it_records_disturbs_nothing(trained: Train
         "os.waitpid(child, 0)\n"
     )
     assert event(folder, "capture_finished", "forked")["last_step"] == start + 19
-    told = [found["event"] for found in events(folder, "forked")]
-    assert told == ["capture_armed", "capture_started", "capture_finished"]
+    reported = [found["event"] for found in events(folder, "forked")]
+    assert reported == ["capture_armed", "capture_started", "capture_finished"]
 
 
 def test_the_longest_answer_fits(trained: Training) -> None:

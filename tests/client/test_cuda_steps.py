@@ -274,7 +274,7 @@ def read_memory(cuda: SimulatedCuda, clock: FinishedSteps, monitor: Monitor) -> 
 
 
 class WatchedLock:
-    """Notes that somebody tried to take it."""
+    """Notes that something tried to take it."""
 
     def __init__(self) -> None:
         self.tries = 0
@@ -312,15 +312,15 @@ def test_a_gpu_is_not_used_before_the_helper_has_settled_what_ran_without() -> N
     assert clock.totals[0] == 2
 
 
-def test_an_oom_that_the_program_catches_is_told_once(ring: RingWriter) -> None:
+def test_an_oom_that_the_program_catches_is_reported_once(ring: RingWriter) -> None:
     cuda, clock, monitor = simulated()
     clock.ring = ring
     for ooms in (0, 1, 1, 3):
         cuda.statistics = {**cuda.statistics, "num_ooms": ooms, "num_alloc_retries": 2 * ooms}
         read_memory(cuda, clock, monitor)
-    told = [json.loads(payload) for payload in records(ring, protocol.RECORD_EVENT)]
-    assert [event["event"] for event in told] == ["oom", "oom"]
-    assert told[1]["detail"] == "2 failed allocations on the device"
+    reported = [json.loads(payload) for payload in records(ring, protocol.RECORD_EVENT)]
+    assert [event["event"] for event in reported] == ["oom", "oom"]
+    assert reported[1]["detail"] == "2 failed allocations on the device"
     memory = protocol.MEMORY.unpack(records(ring, protocol.RECORD_MEMORY)[-1])
     # This allocator knows nothing of what it reserved or of pieces.
     assert memory == (7 << 30, ABSENT, 8 << 30, 6, 3, ABSENT)

@@ -1,4 +1,4 @@
-"""Pauses of the garbage collector: counted, told, and gone when nobody wants them."""
+"""Pauses of the garbage collector: counted, reported, and gone when no one wants them."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def collect(pauses: GcPauses, pause_ns: int, generation: int = 2) -> None:
 
 
 def test_real_collections_are_counted(pauses: GcPauses, written: RingWriter) -> None:
-    pauses.keep(written, now_s=1)
+    pauses.report(written, now_s=1)
     for _ in range(3):
         gc.collect()
-    pauses.keep(written, now_s=2)
+    pauses.report(written, now_s=2)
     assert pauses.collections == 3
     record = records(written)[0]
     total_ns, collections, longest_ns = protocol.GC.unpack(record.payload)
@@ -71,7 +71,7 @@ def test_a_long_pause_is_an_event_with_its_generation_and_step(
     pauses._clock.steps = 42
     collect(pauses, 12_000_000, generation=2)
     collect(pauses, 2_000_000, generation=0)
-    pauses.keep(written, now_s=1)
+    pauses.report(written, now_s=1)
     record, event = records(written)
     assert protocol.GC.unpack(record.payload) == (14_000_000, 2, 12_000_000)
     assert json.loads(event.payload) == {
@@ -86,12 +86,12 @@ def test_it_reports_once_a_second_and_only_what_changed(
     pauses: GcPauses, written: RingWriter
 ) -> None:
     collect(pauses, 3_000_000)
-    pauses.keep(written, now_s=1)
+    pauses.report(written, now_s=1)
     collect(pauses, 5_000_000)
     collect(pauses, 4_000_000)
-    pauses.keep(written, now_s=1.9)
-    pauses.keep(written, now_s=2)
-    pauses.keep(written, now_s=3.5)
+    pauses.report(written, now_s=1.9)
+    pauses.report(written, now_s=2)
+    pauses.report(written, now_s=3.5)
     found = [protocol.GC.unpack(record.payload) for record in records(written)]
     assert found == [(3_000_000, 1, 3_000_000), (12_000_000, 3, 5_000_000)]
 
@@ -99,19 +99,19 @@ def test_it_reports_once_a_second_and_only_what_changed(
 def test_it_comes_back_when_the_program_clears_the_callbacks(
     pauses: GcPauses, written: RingWriter
 ) -> None:
-    pauses.keep(written, now_s=1)
-    pauses.keep(written, now_s=1)
+    pauses.report(written, now_s=1)
+    pauses.report(written, now_s=1)
     assert gc.callbacks.count(pauses._collected) == 1
     others = gc.callbacks[:]
     gc.callbacks.clear()
-    pauses.keep(written, now_s=1)
+    pauses.report(written, now_s=1)
     assert gc.callbacks == [pauses._collected]
     gc.callbacks[:] = others
 
 
 def test_it_can_be_switched_off(written: RingWriter) -> None:
     pauses = GcPauses(StepClock(), {"WARPWATCH_GC": "0"})
-    pauses.keep(written, now_s=1)
+    pauses.report(written, now_s=1)
     assert pauses._collected not in gc.callbacks
     pauses.drop()
 
@@ -141,7 +141,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_process_tells_its_pauses_from_its_first_step_on_and_a_child_does_not(
+def test_a_process_reports_its_pauses_from_its_first_step_on_and_a_child_does_not(
     folder: Folder,
 ) -> None:
     with program(folder, PROGRAM) as process:

@@ -45,11 +45,11 @@ def test_compiled_training_is_counted_and_left_as_it_is(
 def test_a_zero_grad_that_the_program_put_in_place_is_called_as_without_us(
     both: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    calls = [told["a_zero_grad_of_the_programs_own"]["result"][0][0] for told in both]
+    calls = [reported["a_zero_grad_of_the_programs_own"]["result"][0][0] for reported in both]
     assert calls == [10, 10]
 
 
 def test_no_frame_of_ours_is_compiled(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     name = "a_compiled_function_that_loads_and_saves"
-    frames = [told[name]["result"][1][2]["total"] for told in both]
+    frames = [reported[name]["result"][1][2]["total"] for reported in both]
     assert frames[0] <= frames[1]

@@ -1,4 +1,4 @@
-"""What the DataLoader tells: samples, tokens, and steps where nobody else can."""
+"""What the DataLoader says: samples, tokens, and steps where no one else can."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ LOOPS = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return run_loops(tmp_path_factory.mktemp("loops"), *LOOPS)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "expected"), LOOPS.items())
 def test_steps_samples_and_tokens(
-    told: dict[str, dict[str, Any]], name: str, expected: tuple[str, int, int, int]
+    reported: dict[str, dict[str, Any]], name: str, expected: tuple[str, int, int, int]
 ) -> None:
-    found = told[name]
+    found = reported[name]
     assert (found["clock"], found["steps"], found["samples"], found["tokens"]) == expected
 
 
 @pytest.mark.torch
-def test_training_data_that_is_evaluated_is_no_forward(told: dict[str, dict[str, Any]]) -> None:
-    phases_s = told["training_data_that_is_evaluated"]["phases_s"]
+def test_training_data_that_is_evaluated_is_no_forward(reported: dict[str, dict[str, Any]]) -> None:
+    phases_s = reported["training_data_that_is_evaluated"]["phases_s"]
     assert phases_s["eval"] >= 2 * 0.02 > phases_s["forward"]
 
 

@@ -41,12 +41,12 @@ def two_ranks(folder: Path, hooks: str) -> list[Ranks]:
         for rank in range(2)
     ]
     try:
-        told = [rank.communicate(timeout=120) for rank in ranks]
+        reported = [rank.communicate(timeout=120) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], told[0][1] + told[1][1]
-    return list(zip(*(json.loads(output) for output, _ in told), strict=True))
+    assert [rank.returncode for rank in ranks] == [0, 0], reported[0][1] + reported[1][1]
+    return list(zip(*(json.loads(output) for output, _ in reported), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_ddp_learns_again_when_the_last_gradient_does_not_come(plain: Ranks, hoo
     assert plain[0]["last_gradients"] == [[], []]
 
 
-def test_a_backward_without_communication_waits_for_nobody(hooked: Ranks) -> None:
+def test_a_backward_without_communication_waits_for_no_one(hooked: Ranks) -> None:
     assert [rank["no_sync"] for rank in hooked] == [0, 0]
 
 

@@ -41,39 +41,39 @@ GPU = "a_gpu_that_comes_into_use"
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     others = ("only_evaluating", "interrupted_at_any_line", "two_trainings_of_a_framework", GPU)
     return run_loops(tmp_path_factory.mktemp("loops"), *STEPS, *others)
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
 def test_each_step_of_the_training_counts_once(
-    told: dict[str, dict[str, Any]], name: str, steps: int
+    reported: dict[str, dict[str, Any]], name: str, steps: int
 ) -> None:
-    assert (told[name]["clock"], told[name]["steps"]) == ("optimizer", steps)
+    assert (reported[name]["clock"], reported[name]["steps"]) == ("optimizer", steps)
 
 
 def test_an_optimizers_step_is_a_phase_unless_all_runs_inside_of_it(
-    told: dict[str, dict[str, Any]],
+    reported: dict[str, dict[str, Any]],
 ) -> None:
-    with_phase = {name for name in STEPS if "optimizer" in told[name]["phases_s"]}
+    with_phase = {name for name in STEPS if "optimizer" in reported[name]["phases_s"]}
     assert with_phase == STEPS.keys() - {"closures", "closures_called_often"}
 
 
-def test_the_scaler_did_skip_two_of_the_six_steps(told: dict[str, dict[str, Any]]) -> None:
-    assert told["skipped_by_the_scaler"]["result"] == 4
+def test_the_scaler_did_skip_two_of_the_six_steps(reported: dict[str, dict[str, Any]]) -> None:
+    assert reported["skipped_by_the_scaler"]["result"] == 4
 
 
 def test_an_interrupt_at_any_line_of_a_hook_costs_no_later_step(
-    told: dict[str, dict[str, Any]],
+    reported: dict[str, dict[str, Any]],
 ) -> None:
-    counted = told["interrupted_at_any_line"]["result"]
+    counted = reported["interrupted_at_any_line"]["result"]
     assert len(counted) > 20
     assert set(counted) == {2}
 
 
-def test_steps_are_timed_on_a_gpu_once_it_is_in_use(told: dict[str, dict[str, Any]]) -> None:
-    found = told[GPU]
+def test_steps_are_timed_on_a_gpu_once_it_is_in_use(reported: dict[str, dict[str, Any]]) -> None:
+    found = reported[GPU]
     assert (found["steps"], found["samples"]) == (10, 40)
     # The fifth step is the first one on it, and has no end before it there.
     assert 5 * 0.03 <= found["phases_s"]["forward"] < 6 * 0.03
@@ -81,17 +81,17 @@ def test_steps_are_timed_on_a_gpu_once_it_is_in_use(told: dict[str, dict[str, An
 
 
 def test_the_pause_between_two_trainings_belongs_to_no_step(
-    told: dict[str, dict[str, Any]],
+    reported: dict[str, dict[str, Any]],
 ) -> None:
-    found = told["two_trainings_of_a_framework"]
+    found = reported["two_trainings_of_a_framework"]
     assert (found["steps"], found["phases_s"]["pause"]) == (6, 0)
 
 
 def test_a_process_that_only_loads_and_evaluates_is_no_rank(
-    told: dict[str, dict[str, Any]],
+    reported: dict[str, dict[str, Any]],
 ) -> None:
-    assert told["only_evaluating"]["result"] is True
-    assert "clock" not in told["only_evaluating"]
+    assert reported["only_evaluating"]["result"] is True
+    assert "clock" not in reported["only_evaluating"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_process_that_only_loads_and_evaluates_is_no_rank(
 def test_parts_can_be_switched_off(
     tmp_path: Path, chosen: str, steps: int | None, samples: int | None, phases: list[str]
 ) -> None:
-    told = run_loops(tmp_path, "plain", WARPWATCH_HOOKS=chosen)["plain"]
+    reported = run_loops(tmp_path, "plain", WARPWATCH_HOOKS=chosen)["plain"]
     # Loading data alone makes no rank.
-    assert (told.get("steps"), told.get("samples")) == (steps, samples)
-    assert sorted(told.get("phases_s", ())) == phases
+    assert (reported.get("steps"), reported.get("samples")) == (steps, samples)
+    assert sorted(reported.get("phases_s", ())) == phases

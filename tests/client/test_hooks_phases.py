@@ -1,4 +1,4 @@
-"""The phases of a loop that tells nothing of them."""
+"""The phases of a loop that knows nothing of them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ LOOPS = (
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return run_loops(tmp_path_factory.mktemp("loops"), *LOOPS)
 
 
-def test_waiting_forward_backward_and_optimizer_are_told_apart(told: dict[str, Any]) -> None:
-    phases_s = told["phases"]["phases_s"]
+def test_waiting_forward_backward_and_optimizer_are_distinguished(reported: dict[str, Any]) -> None:
+    phases_s = reported["phases"]["phases_s"]
     assert sorted(phases_s) == ["backward", "data_wait", "forward", "optimizer"]
     # Four batches in two steps. What runs between backward and the next batch is none of them.
     for name, times in (("data_wait", 4), ("forward", 4), ("backward", 4), ("optimizer", 2)):
         assert phases_s[name] >= times * SLEEP_S
-    assert told["phases"]["other_s"] >= 4 * SLEEP_S
+    assert reported["phases"]["other_s"] >= 4 * SLEEP_S
 
 
-def test_an_evaluation_is_one_phase_until_it_ends_or_training_goes_on(told: dict[str, Any]) -> None:
-    found = told["evaluation"]
+def test_an_evaluation_is_one_phase_until_it_ends_or_training_goes_on(
+    reported: dict[str, Any],
+) -> None:
+    found = reported["evaluation"]
     assert found["steps"] == 2
     # Two batches of four slow items, a sleep after each; then half of it, and a sleep.
     assert found["phases_s"]["eval"] >= (4 + 2 + 2 + 1) * SLEEP_S
@@ -46,19 +48,19 @@ def test_an_evaluation_is_one_phase_until_it_ends_or_training_goes_on(told: dict
     assert found["samples"] == 0
 
 
-def test_batches_that_train_nothing_are_an_evaluation_too(told: dict[str, Any]) -> None:
-    found = told["evaluation_without_gradients_inside_only"]
+def test_batches_that_train_nothing_are_an_evaluation_too(reported: dict[str, Any]) -> None:
+    found = reported["evaluation_without_gradients_inside_only"]
     assert (found["steps"], found["samples"]) == (6, 24)
     # Of ten batches the first two could have been for training.
     assert found["phases_s"]["eval"] >= 8 * 0.005
 
 
-def test_saving_is_the_phase_checkpoint(told: dict[str, Any]) -> None:
-    assert told["checkpoint"]["phases_s"]["checkpoint"] > 0
+def test_saving_is_the_phase_checkpoint(reported: dict[str, Any]) -> None:
+    assert reported["checkpoint"]["phases_s"]["checkpoint"] > 0
 
 
-def test_the_users_own_phases_stay_innermost(told: dict[str, Any]) -> None:
-    phases_s = told["the_users_phases_are_innermost"]["phases_s"]
+def test_the_users_own_phases_stay_innermost(reported: dict[str, Any]) -> None:
+    phases_s = reported["the_users_phases_are_innermost"]["phases_s"]
     assert phases_s["augment"] >= 2 * SLEEP_S
     assert phases_s["forward"] < phases_s["augment"]
     assert phases_s["update"] > 0

@@ -186,7 +186,7 @@ def test_without_a_daemon_the_kineto_back_end_sets_nothing_and_says_so(
 def test_a_daemon_without_the_socket_counts_as_none(short_folder: Folder) -> None:
     with kineto_socket(short_folder):
         pass
-    # What a killed daemon left behind is there and nobody listens.
+    # What a killed daemon left behind is there and no one listens.
     with short_folder.held():
         done = run(short_folder, *KINETO_RUN)
     assert json.loads(done.stdout) == {"WARPWATCH_JOB": "stock"}

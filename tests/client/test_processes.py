@@ -86,8 +86,8 @@ def test_two_ranks_are_two_rings(folder: Folder) -> None:
     with first as one, second as two:
         one.wait(20)
         two.wait(20)
-    told = [(ring.metadata["rank"], ring.metadata["world_size"]) for ring in folder.rings()]
-    assert sorted(told) == [(0, 2), (1, 2)]
+    reported = [(ring.metadata["rank"], ring.metadata["world_size"]) for ring in folder.rings()]
+    assert sorted(reported) == [(0, 2), (1, 2)]
     assert all(ring.name.startswith(f"demo-r{ring.metadata['rank']}-") for ring in folder.rings())
 
 
@@ -129,7 +129,7 @@ def test_an_uncaught_exception_is_an_event_before_the_exit(folder: Folder) -> No
     assert end == {"event": "exit"}
 
 
-def test_running_out_of_memory_is_told_though_it_is_caught(folder: Folder) -> None:
+def test_running_out_of_memory_is_reported_though_it_is_caught(folder: Folder) -> None:
     code = ATTACHED + (
         "class OutOfMemoryError(RuntimeError): pass\n"
         "try:\n"
@@ -228,7 +228,7 @@ def test_a_folder_that_is_not_as_it_should_be_gets_no_ring(
     assert not ranks.exists() or list(ranks.iterdir()) == []
 
 
-def test_only_a_named_folder_may_be_somebody_elses(tmp_path: Path) -> None:
+def test_only_a_named_folder_may_be_another_users(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to give a folder away")
     folder = Folder(tmp_path / "runtime" / "warpwatch")

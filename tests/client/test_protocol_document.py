@@ -83,10 +83,10 @@ def test_offsets_are_those_of_the_document(offset: int, size: int) -> None:
 
 def test_every_event_of_the_document_is_one_that_the_shim_writes() -> None:
     section = DOCUMENT.split("## Events")[1].split("\n## ")[0]
-    told = set(re.findall(r"^\| `(\w+)` \| .*\| .*\|$", section, re.M))
+    reported = set(re.findall(r"^\| `(\w+)` \| .*\| .*\|$", section, re.M))
     source = "".join(path.read_text() for path in (ROOT / "client/warpwatch").rglob("*.py"))
-    assert told - {"event"} == {
+    assert reported - {"event"} == {
         *("capture_armed", "capture_late", "capture_started", "capture_finished"),
         *("capture_failed", "capture_disarmed", "gc_pause", "oom", "exception", "exit"),
     }
-    assert all(f'"{name}"' in source for name in told - {"event"})
+    assert all(f'"{name}"' in source for name in reported - {"event"})

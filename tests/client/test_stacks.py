@@ -84,7 +84,7 @@ def test_the_innermost_frame_says_what_it_calls(folder: Folder) -> None:
 
 
 @pytest.mark.torch
-def test_the_flight_recorder_tells_the_unfinished_collective(folder: Folder) -> None:
+def test_the_flight_recorder_reports_the_unfinished_collective(folder: Folder) -> None:
     store = str(folder.path / "store")
     environ = {"GLOO_SOCKET_IFNAME": "lo", "RANK": "0"}
     with (
@@ -99,6 +99,6 @@ def test_the_flight_recorder_tells_the_unfinished_collective(folder: Folder) -> 
 
 
 def unfinished(stacks: dict[str, Any]) -> list[dict[str, Any]]:
-    """The broadcast, once it was entered: nobody will ever take part in it."""
+    """The broadcast, once it was entered: no one will ever take part in it."""
     entries = [e for e in stacks.get("collectives", []) if e["state"] != "completed"]
     return [entry for entry in entries if entry["name"] == "gloo:broadcast"]

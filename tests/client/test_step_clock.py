@@ -111,7 +111,7 @@ def test_a_clock_that_starts_again_forgets_what_ran_since_the_last_step() -> Non
 
 
 @pytest.mark.parametrize(("source", "steps"), [("optimizer", 1), ("lightning", 1), ("step()", 0)])
-def test_a_step_that_nobody_led_is_the_first_one_that_is_led(source: str, steps: int) -> None:
+def test_a_step_that_no_one_led_is_the_first_one_that_is_led(source: str, steps: int) -> None:
     monitor = Monitor(StepClock())
     monitor.clock.begin()
     assert monitor.lead(source)
@@ -188,7 +188,7 @@ def test_a_descriptor_that_the_program_closed_is_no_error_of_its_steps(tmp_path:
     clock.captures = Captures()
     before = faults.count()
     clock.begin()
-    clock.turn(time.monotonic_ns() + 20_000_000)
+    clock.next_step(time.monotonic_ns() + 20_000_000)
     clock.end()
     assert (clock.steps, faults.count() - before) == (2, 2)
     clock.ring.command_fd = -1

@@ -51,11 +51,11 @@ def events(folder: Folder, identifier: str) -> list[dict[str, Any]]:
 
 
 def event(folder: Folder, name: str, identifier: str = "c-1") -> dict[str, Any]:
-    """The event ``name`` of the capture, once it was told."""
+    """The event ``name`` of the capture, once it was reported."""
 
     def find() -> dict[str, Any] | None:
-        told = events(folder, identifier)
-        return next((found for found in told if found["event"] == name), None)
+        reported = events(folder, identifier)
+        return next((found for found in reported if found["event"] == name), None)
 
     return eventually(find, timeout_s=30)
 

@@ -200,12 +200,12 @@ def broken() -> None:
         dist.barrier()
         return y + 1
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         found["broken"] = torch.compile(broadcast, backend="aot_eager")(
             torch.full((2,), 1.0 + RANK)
         ).tolist()
-    found["warnings"] = sorted(str(warning.message)[:200] for warning in told)
+    found["warnings"] = sorted(str(warning.message)[:200] for warning in reported)
 
 
 def both() -> None:
@@ -223,13 +223,13 @@ if __name__ == "__main__":
     compiled_data_parallel()
     sharded()
     broken()
-    told = [found]
+    reported = [found]
     if HOOKS == "late":
         from warpwatch import hooks
 
         FLOW, found = hooks.install(os.environ), {}
         both()
-        told.append(found)
+        reported.append(found)
     dist.barrier()
     dist.destroy_process_group()
-    print(json.dumps(told))
+    print(json.dumps(reported))

@@ -19,7 +19,7 @@ from warpwatch.captures import program_profiler, safety
 from warpwatch.captures.event_budget import EventBudget
 from warpwatch.captures.memory import MemoryRecorder
 from warpwatch.captures.nsys import NsysRecorder
-from warpwatch.captures.session import Recorder, Session
+from warpwatch.captures.recording import Recorder, RecordingSession
 from warpwatch.captures.torch_profiler import TorchRecorder
 from warpwatch.commands import Command
 from warpwatch.protocol import FLAG_PROFILED
@@ -36,7 +36,7 @@ GIVE_WAY_S = 30.0
 HELPERS_KINDS = ("stacks",)
 
 
-class Clock(Protocol):
+class CaptureClock(Protocol):
     """The step clock as captures see it: flags of the records, and whether it calls here."""
 
     flags: int
@@ -52,8 +52,8 @@ class Captures:
     """
 
     def __init__(self) -> None:
-        self.session: Session | None = None
-        self.exported: SimpleQueue[Session] = SimpleQueue()
+        self.session: RecordingSession | None = None
+        self.exported: SimpleQueue[RecordingSession] = SimpleQueue()
         self.inbox = ""
         self.inbox_problem: str | None = "no_inbox"
         self.metadata: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class Captures:
 
     # --- in the training thread -----------------------------------------------------------------
 
-    def follow(self, clock: Clock, ring: RingWriter, number: int) -> None:
+    def follow(self, clock: CaptureClock, ring: RingWriter, number: int) -> None:
         """Step ``number`` begins, and it is time for a look."""
         self.budget.look(number)
         fd = ring.command_fd
@@ -82,7 +82,7 @@ class Captures:
         if clock.capturing:
             self._step_begins(clock, number)
 
-    def step_ended(self, clock: Clock, number: int) -> None:
+    def step_ended(self, clock: CaptureClock, number: int) -> None:
         session = self.session
         if session is None or not session.prepared:
             # The step that paid for stop and export, if there was one, is over now.
@@ -121,7 +121,7 @@ class Captures:
         while self.session is session and session.lives and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def exit(self, clock: Clock) -> None:
+    def exit(self, clock: CaptureClock) -> None:
         """The process exits: a profiler that still runs then can crash the interpreter's end."""
         self._closed = True
         session = self.session
@@ -130,7 +130,7 @@ class Captures:
             if get_ident() == clock.thread:
                 self._drop(session)
 
-    def _read_command(self, clock: Clock, ring: RingWriter, number: int) -> None:
+    def _read_command(self, clock: CaptureClock, ring: RingWriter, number: int) -> None:
         found = commands.read(ring.command_fd)
         if found is None:
             self._torn_reads += 1
@@ -143,7 +143,7 @@ class Captures:
         if command is not None and command.kind not in HELPERS_KINDS:
             self._obey(clock, ring, command, number)
 
-    def _obey(self, clock: Clock, ring: RingWriter, command: Command, number: int) -> None:
+    def _obey(self, clock: CaptureClock, ring: RingWriter, command: Command, number: int) -> None:
         session = self.session
         same = session is not None and session.command.id == command.id
         if command.op == "cancel":
@@ -156,14 +156,16 @@ class Captures:
                 self._drop(session)
             self._arm(clock, ring, command, number)
 
-    def _arm(self, clock: Clock, ring: RingWriter, command: Command, number: int) -> None:
+    def _arm(self, clock: CaptureClock, ring: RingWriter, command: Command, number: int) -> None:
         refusal = self._refusal(command)
         if refusal:
             ring.event("capture_failed", id=command.id, detail=refusal)
         elif number > command.start_step - 1:
             ring.event("capture_late", id=command.id, step=number)
         else:
-            self.session = Session(command, ring, self.inbox, self._recorder(command), number)
+            self.session = RecordingSession(
+                command, ring, self.inbox, self._recorder(command), number
+            )
             clock.capturing = True
             ring.event("capture_armed", id=command.id, step=command.start_step)
 
@@ -183,7 +185,7 @@ class Captures:
             return NsysRecorder(torch.cuda)
         return TorchRecorder(command.options)
 
-    def _step_begins(self, clock: Clock, number: int) -> None:
+    def _step_begins(self, clock: CaptureClock, number: int) -> None:
         session = self.session
         if session is None:
             return
@@ -198,7 +200,7 @@ class Captures:
             session.disarm("the step before the first was not seen")
             self._drop(session)
 
-    def _prepare(self, clock: Clock, session: Session) -> None:
+    def _prepare(self, clock: CaptureClock, session: RecordingSession) -> None:
         # In this order: whoever begins a profiler in another thread now looks in the other one.
         session.enter()
         refusal = self._refusal(session.command)
@@ -215,7 +217,7 @@ class Captures:
             return
         session.ring.event("capture_started", id=session.command.id, step=session.first_step)
 
-    def _advance(self, session: Session, number: int) -> None:
+    def _advance(self, session: RecordingSession, number: int) -> None:
         """Step ``number`` is the next to begin."""
         try:
             if session.recording:
@@ -225,7 +227,7 @@ class Captures:
         except Exception as error:
             self._fail(session, error)
 
-    def _finish(self, session: Session) -> None:
+    def _finish(self, session: RecordingSession) -> None:
         """Stop and export; the next step pays for it and is marked like the profiled ones."""
         try:
             session.finish(self.metadata)
@@ -236,7 +238,7 @@ class Captures:
         self._exports += 1
         self.exported.put(session)
 
-    def _drop(self, session: Session) -> None:
+    def _drop(self, session: RecordingSession) -> None:
         """Stop what runs. The flags of the step and ``capturing`` fall at its end."""
         session.dropped = True
         if session.prepared:
@@ -250,7 +252,7 @@ class Captures:
                 session.fail("the training thread ended")
         self.session = None
 
-    def _fail(self, session: Session, error: Exception) -> None:
+    def _fail(self, session: RecordingSession, error: Exception) -> None:
         faults.swallow(error)
         session.fail(f"{type(error).__name__}: {error}"[:100])
         self._drop(session)
@@ -276,7 +278,7 @@ class Captures:
             session.disarm("the ring was removed")
 
     def deliver(self, beat: Callable[[], None]) -> None:
-        """Make what was exported appear in the inbox; delete at once what nobody will fetch."""
+        """Make what was exported appear in the inbox; delete at once what no one will fetch."""
         while not self.exported.empty():
             session = self.exported.get()
             try:
@@ -292,7 +294,7 @@ class Captures:
                 session.recorder.discard(session.base)
                 self._delivered += 1
 
-    def _learn(self, session: Session) -> None:
+    def _learn(self, session: RecordingSession) -> None:
         recorder = session.recorder
         self.estimate_bytes = max(self.estimate_bytes, recorder.size_bytes)
         # What is recorded besides, with options, is no measure of the capture without.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-# Events of a trace for each number of autograd's counter, before a capture told. Measured on the
+# Events of a trace for each number of autograd's counter, before the first capture. Measured on the
 # CPU with torch 2.13: 25 for a perceptron with SGD. On a GPU launches, kernels and their arrows
 # come to them.
 FACTOR_CPU = 25.0
 FACTOR_CUDA = 40.0
-# The counter is read at every so manieth look for a command, more often at the first ones.
+# The counter is read at every so many looks for a command, more often at the first ones.
 SAMPLE_LOOKS = 16
 
 
@@ -64,7 +64,7 @@ class EventBudget:
 
 
 def operators() -> int | None:
-    """Autograd's counter of this thread; None where torch does not tell it."""
+    """Autograd's counter of this thread; None where torch has none."""
     autograd: Any = getattr(sys.modules.get("torch"), "autograd", None)
     counter = getattr(autograd, "_get_sequence_nr", None)
     return None if counter is None else int(counter())

@@ -2,7 +2,7 @@
 
 Two sessions in a process end in a crash (measured with torch 2.13: one that is prepared between
 ``prepare_trace`` and ``stop_trace`` of another, in whichever thread, is a segmentation fault), and
-nothing in torch tells that a schedule is warming up. Therefore begin and end of torch's own
+nothing in torch says that a schedule is warming up. Therefore begin and end of torch's own
 profiler classes are watched; everything in Python goes through ``torch.autograd.profiler``.
 """
 

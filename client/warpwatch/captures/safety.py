@@ -99,7 +99,7 @@ def unsafe_stacks(situation: Situation) -> str | None:
 def cuda_graphs(situation: Situation) -> str | None:
     """CUDA graphs live beside a CUDA that cannot bear it.
 
-    Told by inductor's graph trees and by memory pools of the allocator's: each graph that torch
+    Known by inductor's graph trees and by memory pools of the allocator's: each graph that torch
     captures has one. Misses graphs without memory of their own and those made without torch;
     takes a ``torch.cuda.MemPool`` for one.
     """
@@ -115,7 +115,7 @@ def cuda_graphs(situation: Situation) -> str | None:
 
 
 def cupti_busy(situation: Situation) -> str | None:
-    """Somebody else has CUPTI, which has one subscriber. A process without CUDA needs none."""
+    """CUPTI has one subscriber, and it is another. A process without CUDA needs none."""
     if situation.cuda is None:
         return None
     for name in _INJECTIONS:
@@ -132,7 +132,7 @@ def not_under_nsys(situation: Situation) -> str | None:
 
 
 def memory_busy(situation: Situation) -> str | None:
-    """The program records the allocator's history itself, or nobody can tell whether it does."""
+    """The program records the allocator's history itself, or this torch cannot say."""
     enabled = getattr(situation.torch._C, "_cuda_isHistoryEnabled", None)
     if enabled is None:
         return "memory_unsupported"

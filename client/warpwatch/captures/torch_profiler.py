@@ -64,7 +64,7 @@ class TorchRecorder:
         own = about | {"gc_pauses_us": self._pauses.found_us}
         self._profiler.add_metadata_json("warpwatch", json.dumps(own))
         if not _has_process_group():
-            # Where there is one, torch adds it itself. Readers tell ranks apart by it.
+            # Where there is one, torch adds it itself. Readers know ranks by it.
             known = {name: about[name] for name in ("rank", "world_size") if name in about}
             self._profiler.add_metadata_json("distributedInfo", json.dumps(known))
         with ours():
@@ -73,7 +73,7 @@ class TorchRecorder:
 
     def export(self, base: str) -> None:
         folder = f"{base}.{inbox.token()}.tmp"
-        # Kineto creates files by name with the user's umask: nobody else may enter there.
+        # Kineto creates files by name with the user's umask: no one else may enter there.
         os.mkdir(folder, 0o700)
         self._folder = folder
         self._profiler.export_chrome_trace(os.path.join(folder, "trace.json"))
@@ -164,7 +164,7 @@ def _new_profiler(options: tuple[str, ...]) -> Any:
     if torch.cuda.is_initialized():
         activities.append(ProfilerActivity.CUDA)
     stacks = "stacks" in options
-    # Without trace_only torch builds an object of each event, which nobody will look at; with
+    # Without trace_only torch builds an object of each event, which no one will look at; with
     # stacks it has to. The collector's pauses are seen by the tracer of stacks only.
     config = {"record_python_gc_info": True} if stacks else {"trace_only": True}
     return _KinetoProfile(

@@ -1,6 +1,6 @@
 """Steps and phases without a change to the code: hooks, once the program imports what they hook.
 
-- watcher: tells when a module has been imported
+- watcher: calls back when a module has been imported
 - hook_state: what the hooks know together: who sets the step clock, the phase between calls
 - optimizer, dataloader, …: one file a hook; each names its module and has ``install``
 """
@@ -76,8 +76,8 @@ def install(environ: Mapping[str, str] = os.environ) -> HookState:
         state.off = True
         return state
     watcher = Watcher()
-    watcher.want("torch", state.meet)
-    watcher.want(dynamo.MODULE, state.meet_dynamo)
+    watcher.want("torch", state.torch_imported)
+    watcher.want(dynamo.MODULE, state.dynamo_imported)
     names = environ.get("WARPWATCH_HOOKS", ",".join(hook.name for hook in HOOKS)).split(",")
     for hook in HOOKS:
         if hook.name in names:

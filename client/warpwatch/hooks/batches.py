@@ -16,7 +16,7 @@ TOKENS = "input_ids"
 def measure(batch: Any) -> tuple[int, int]:
     """(samples, tokens): the length of the first tensor, and the size of ``input_ids``.
 
-    0 where it cannot be told. Never raises.
+    0 where that is not known. Never raises.
     """
     try:
         # What most batches are, in few words.

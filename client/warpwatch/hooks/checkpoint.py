@@ -21,7 +21,7 @@ def install(module: ModuleType, state: HookState) -> None:
 
 
 def install_distributed(module: ModuleType, state: HookState) -> None:
-    """``async_save`` is the call only: what its threads write holds nobody up."""
+    """``async_save`` is the call only: what its threads write delays no one."""
     package = sys.modules.get(DISTRIBUTED_PACKAGE)
     for name in ("save", "async_save"):
         _replace(name, state, module, package)
@@ -51,7 +51,7 @@ def _saving(original: Callable[..., Any], state: HookState) -> Callable[..., Any
 
 
 def _in_the_trace() -> AbstractContextManager[Any]:
-    """While a profiler records: an annotation, as no event of torch tells of a save."""
+    """While a profiler records: an annotation, as torch has no event for a save."""
     profiler: Any = sys.modules.get("torch.autograd.profiler")
     enabled: Any = getattr(sys.modules.get("torch.autograd"), "_profiler_enabled", None)
     if profiler is None or enabled is None or not enabled():

@@ -20,7 +20,7 @@ def is_compiling_of(torch: Any) -> Callable[[], bool]:
 
 
 def has_compiled(eval_frame: Any) -> bool:
-    """Whether the program used torch.compile before; also where that cannot be told."""
+    """Whether the program used torch.compile before; also where that is not known."""
     patch = getattr(getattr(eval_frame, "TorchPatcher", None), "patch", None)
     cache_info = getattr(patch, "cache_info", None)
     return cache_info is None or cache_info().currsize > 0

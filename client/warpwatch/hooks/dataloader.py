@@ -128,7 +128,7 @@ class LoaderHook:
         return unused and state.backwards > 0
 
     def _used(self, monitor: Monitor) -> None:
-        """A backward ran since the last batch for training: where no one else can tell, a step."""
+        """A backward ran since the last batch for training: a step, where nothing else ends one."""
         state = self._state
         self._backwards = state.backwards
         if state.updates != self._updates:

@@ -107,7 +107,7 @@ class LastGradient:
             self._missed = 0
             monitor = self._state.monitor
             if monitor is not None and self._synchronized and self._state.in_backward:
-                monitor.clock.become(self._comm)
+                monitor.clock.replace_innermost(self._comm)
         except Exception as error:
             faults.swallow(error)
 

@@ -33,7 +33,7 @@ def install_transformers(module: ModuleType, state: HookState) -> None:
             handler.callbacks.append(_callback_class("transformers")())
 
     _before(module.CallbackHandler, "on_train_begin", add)
-    # No event tells that a training failed or was interrupted.
+    # No event says that a training failed or was interrupted.
     _after(module.Trainer, "train", lambda *_: state.end_training("transformers"))
     _evaluation(module.Trainer, "evaluate", state)
     _phase(module.Trainer, "_save_checkpoint", "checkpoint", state)

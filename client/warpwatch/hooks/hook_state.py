@@ -53,7 +53,7 @@ class HookState:
 
     # --- the process ------------------------------------------------------------------------------
 
-    def meet(self, torch: ModuleType) -> None:
+    def torch_imported(self, torch: ModuleType) -> None:
         """What the hooks ask of torch itself, once the program has imported it."""
         self._compiling = is_compiling_of(torch)
         if self.compiles:
@@ -61,7 +61,7 @@ class HookState:
         self.is_grad_enabled = torch.is_grad_enabled
         self.graph_task = getattr(torch._C, "_current_graph_task_id", _unknown)
 
-    def meet_dynamo(self, eval_frame: ModuleType) -> None:
+    def dynamo_imported(self, eval_frame: ModuleType) -> None:
         """Nothing is compiled before the first torch.compile calls TorchPatcher.patch."""
         if has_compiled(eval_frame):
             self.compile()
@@ -106,7 +106,7 @@ class HookState:
             self.off = True
             self.monitor = None
 
-    def here(self) -> bool:
+    def in_training_thread(self) -> bool:
         """Whether this is the training thread. There is none before the first step began."""
         monitor = self.monitor
         return monitor is not None and get_ident() == monitor.clock.thread
@@ -161,7 +161,7 @@ class HookState:
             if not self.backwards:
                 self.count_batches()
             if clock.open:
-                clock.turn(now or monotonic_ns())
+                clock.next_step(now or monotonic_ns())
             else:
                 clock.begin()
 

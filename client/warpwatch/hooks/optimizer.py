@@ -2,7 +2,7 @@
 
 A step of the training is one however often the optimizer is called for it: in sub-groups, inside of
 a gradient scaler that skips it, or one optimizer for each parameter inside of backward. Where it
-runs compiled, no hook sees it, and ``zero_grad``, which dynamo never traces, tells instead.
+runs compiled, no hook sees it, and ``zero_grad``, which dynamo never traces, ends the step instead.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class OptimizerHooks:
         try:
             monitor = state.monitor
             if monitor is None or get_ident() != monitor.clock.thread:
-                self._end_elsewhere(optimizer)
+                self._end_in_another_thread(optimizer)
                 return
             if self._is_clock(optimizer):
                 self._ends = True
@@ -119,9 +119,9 @@ class OptimizerHooks:
             faults.swallow(error)
 
     def zero_grad(self, optimizer: Any) -> None:
-        """A step that nobody saw has ended when the gradients that backward made are dropped.
+        """A step that no hook saw has ended when the gradients that backward made are dropped.
 
-        Only the first optimizer that drops any tells, and only while no step is seen.
+        Only the first optimizer that drops any counts, and only while no step is seen.
         """
         state = self._state
         try:
@@ -129,7 +129,7 @@ class OptimizerHooks:
                 self._zeroed = weakref.ref(optimizer)
             if self._zeroed() is not optimizer or self._used_when_zeroed == state.backwards:
                 return
-            if self._running or state.in_backward or not state.here():
+            if self._running or state.in_backward or not state.in_training_thread():
                 return
             self._used_when_zeroed = state.backwards
             if state.updates != self._updates_when_zeroed:
@@ -152,7 +152,7 @@ class OptimizerHooks:
         used = self._state.backwards + self._state.batches
         return not self._closure and used != self._used_when_begun
 
-    def _end_elsewhere(self, optimizer: Any) -> None:
+    def _end_in_another_thread(self, optimizer: Any) -> None:
         """Backward on a GPU runs in a thread of its own, which has no phases."""
         state = self._state
         if state.in_backward:
@@ -221,7 +221,7 @@ _hooks: weakref.WeakKeyDictionary[HookState, OptimizerHooks] = weakref.WeakKeyDi
 
 
 def hooks_of(state: HookState) -> OptimizerHooks:
-    """The same for all that tells of optimizers."""
+    """One a process, for all hooks about optimizers."""
     found = _hooks.get(state)
     if found is None:
         found = _hooks[state] = OptimizerHooks(state)

@@ -1,4 +1,4 @@
-"""Tells when a module has been imported: nothing is imported that the program does not import."""
+"""Calls back when the program has imported a module, and imports none itself."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.client.daemon_side import ROOT, Folder, Ring, eventually
 
 RUN = ("-m", "warpwatch", "run", "--", sys.executable)
-# The program stays until its standard input is closed, so that the helper thread can tell all.
+# The program stays until its standard input is closed, so that the helper thread write all.
 # It runs once for each argument.
 STAY = """
 import runpy, sys
@@ -24,9 +24,9 @@ sys.stdin.read()
 
 
 def report(
-    folder: Folder, script: Path, *arguments: str, run: bool, told: Callable[[Ring], bool]
+    folder: Folder, script: Path, *arguments: str, run: bool, reported: Callable[[Ring], bool]
 ) -> Ring:
-    """The ring of ``script`` when it has trained with each of the arguments and ``told`` holds.
+    """The ring of ``script`` when it has trained with each of the arguments and ``reported`` holds.
 
     ``run``: under our launcher.
     """
@@ -48,6 +48,6 @@ def report(
             lines = iter(process.stdout.readline, "")
             if "trained\n" not in lines:
                 raise AssertionError(process.communicate(timeout=60)[1])
-            return eventually(lambda: next(filter(told, folder.rings()), None), 30)
+            return eventually(lambda: next(filter(reported, folder.rings()), None), 30)
         finally:
             process.kill()

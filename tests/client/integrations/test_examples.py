@@ -41,12 +41,12 @@ def check(folder: Folder, example: Expected, *arguments: str, run: bool) -> None
     trainings = len(arguments)
     steps = trainings * example.steps
 
-    def told(ring: Ring) -> bool:
+    def reported(ring: Ring) -> bool:
         known = example.phases <= set(ring.metadata["phases"]) and ring.metadata["step_clock"]
         # The helper thread settles the last steps.
         return bool(known) and ring.header.totals.steps >= steps
 
-    ring = report(folder, script, *arguments, run=run, told=told)
+    ring = report(folder, script, *arguments, run=run, reported=reported)
     totals = ring.header.totals
     expected = (steps, trainings * example.samples, trainings * example.tokens)
     assert (totals.steps, totals.samples, totals.tokens) == expected

@@ -21,7 +21,7 @@ def counted():
     clock = hooks.install().monitor.clock
     return clock.steps, *clock.totals[2:4], sorted(clock.phase_names), faults.count()
 
-told = []
+reported = []
 """
 
 LIGHTNING = """
@@ -54,14 +54,14 @@ def fit(model, callback):
 
 callback = pickle.loads(pickle.dumps(copy.deepcopy(WarpwatchCallback())))
 fit(TwoOptimizers(), callback)
-told.append(counted())
+reported.append(counted())
 try:
     fit(TwoOptimizers(fails_at=2), callback)
 except ValueError:
-    told.append(counted()[:2])
+    reported.append(counted()[:2])
 fit(TwoOptimizers(), WarpwatchCallback())
-told.append(counted()[:2])
-told.append(callback.state_dict())
+reported.append(counted()[:2])
+reported.append(callback.state_dict())
 """
 
 TRANSFORMERS = """
@@ -94,15 +94,15 @@ def train(*callbacks, epochs=1, **more):
 callback = pickle.loads(pickle.dumps(copy.deepcopy(WarpwatchCallback())))
 # 10 batches an epoch: 4 + 4 + 2.
 train(callback, gradient_accumulation_steps=4, epochs=2)
-told.append(counted())
+reported.append(counted())
 train(callback, include_num_input_tokens_seen="non_padding", max_steps=3)
-told.append(counted()[:3])
+reported.append(counted()[:3])
 try:
     train(callback, Fails())
 except ValueError:
-    told.append((*counted()[:3], hooks.install().monitor.step_clock))
+    reported.append((*counted()[:3], hooks.install().monitor.step_clock))
 train(WarpwatchCallback(), max_steps=3)
-told.append(counted()[:3])
+reported.append(counted()[:3])
 """
 
 ACCELERATE = """
@@ -119,7 +119,7 @@ scaler = torch.amp.GradScaler("cpu")
 scaled = AcceleratedOptimizer(torch.optim.SGD(parts[0].parameters(), lr=0.01), scaler=scaler)
 scaler.scale(parts[1](parts[0](torch.full((4, 4), float("inf")))).sum()).backward()
 scaled.step()
-told.append((scaled.step_was_skipped, counted()[0]))
+reported.append((scaled.step_was_skipped, counted()[0]))
 del scaled
 gc.collect()
 
@@ -131,7 +131,7 @@ for (batch,) in loader:
         optimizer.zero_grad()
         accelerator.backward(parts[1](parts[0](batch)).sum())
         optimizer.step()
-told.append(counted())
+reported.append(counted())
 """
 
 DEEPSPEED = """
@@ -153,8 +153,8 @@ engine, *_ = deepspeed.initialize(
 for batch in DataLoader(torch.randn(24, 4).bfloat16(), batch_size=4):
     engine.backward(engine(batch).sum())
     engine.step()
-told.append(counted())
-told.append(hooks.install().monitor.step_clock)
+reported.append(counted())
+reported.append(hooks.install().monitor.step_clock)
 """
 
 DISTRIBUTED = {
@@ -168,13 +168,15 @@ DISTRIBUTED = {
 }
 
 
-def told(folder: Folder, package: str, code: str, timeout_s: float = 120, **more: str) -> list[Any]:
-    """What the program put into ``told``."""
+def reported(
+    folder: Folder, package: str, code: str, timeout_s: float = 120, **more: str
+) -> list[Any]:
+    """What the program put into ``reported``."""
     if find_spec(package) is None:
         pytest.skip(f"needs the package {package}")
     environ = folder.environment(PYTHONPATH=str(ROOT / "client"), OMP_NUM_THREADS="1", **more)
     done = subprocess.run(
-        [sys.executable, "-c", f"{PREAMBLE}{code}\nprint(json.dumps(told))"],
+        [sys.executable, "-c", f"{PREAMBLE}{code}\nprint(json.dumps(reported))"],
         env={**environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
@@ -190,7 +192,7 @@ def test_lightning_counts_several_optimizers_as_one_and_survives_errors_and_copi
     folder: Folder,
 ) -> None:
     phases = ["backward", "data_wait", "forward", "h2d", "optimizer"]
-    assert told(folder, "lightning", LIGHTNING) == [
+    assert reported(folder, "lightning", LIGHTNING) == [
         [6, 24, 0, phases, 0],
         # Two steps more; the third failed.
         [8, 32],
@@ -205,12 +207,12 @@ def test_the_hugging_face_trainer_counts_short_steps_tokens_and_a_training_after
     folder: Folder,
 ) -> None:
     phases = ["backward", "data_wait", "eval", "forward", "h2d", "optimizer"]
-    assert told(folder, "transformers", TRANSFORMERS) == [
+    assert reported(folder, "transformers", TRANSFORMERS) == [
         # Without evaluations: 2 epochs of 20 rows of 16 tokens.
         [6, 40, 640, phases, 0],
         # Steps of 2 rows, 10 tokens of each no padding; 2 rows were fetched ahead for no step.
         [9, 48, 700],
-        # The end of the second step was told to us before the callback that fails.
+        # The end of the second step was reported to us before the callback that fails.
         [11, 54, 796, ""],
         [14, 62, 924],
     ]
@@ -219,7 +221,7 @@ def test_the_hugging_face_trainer_counts_short_steps_tokens_and_a_training_after
 @pytest.mark.torch
 def test_accelerate_counts_two_optimizers_as_one_and_a_skipped_step(folder: Folder) -> None:
     phases = ["backward", "data_wait", "forward", "h2d", "optimizer"]
-    assert told(folder, "accelerate", ACCELERATE) == [[True, 1], [7, 24, 0, phases, 0]]
+    assert reported(folder, "accelerate", ACCELERATE) == [[True, 1], [7, 24, 0, phases, 0]]
 
 
 @pytest.mark.torch
@@ -227,5 +229,5 @@ def test_accelerate_counts_two_optimizers_as_one_and_a_skipped_step(folder: Fold
 def test_deepspeed_counts_sub_groups_as_one(folder: Folder) -> None:
     """Not among the development dependencies: pip has to build it, and it builds an operator."""
     phases = ["backward", "comm", "data_wait", "forward", "optimizer"]
-    found = told(folder, "deepspeed", DEEPSPEED, timeout_s=300, **DISTRIBUTED)
+    found = reported(folder, "deepspeed", DEEPSPEED, timeout_s=300, **DISTRIBUTED)
     assert found == [[3, 24, 0, phases, 0], "deepspeed"]

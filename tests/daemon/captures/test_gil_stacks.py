@@ -19,7 +19,7 @@ import pytest
 from tests.client.daemon_side import Folder, eventually, program
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
-from warpwatch_daemon.captures.stacks import faulthandler_text, held, outside, py_spy
+from warpwatch_daemon.captures.stacks import faulthandler_text, gil_stacks, outside, py_spy
 from warpwatch_daemon.captures.stacks.outside import NoStacks, Silent
 from warpwatch_daemon.ranks import silence
 from warpwatch_daemon.ranks.directory import Directory
@@ -104,7 +104,7 @@ def test_what_is_no_traceback_is_no_thread(text: str) -> None:
 def test_the_pipe_is_read_to_the_end_of_the_dump(pipe: Path) -> None:
     fd = written(pipe, HEAD + b"\n" * 1000 + DUMP)
     began = time.monotonic()
-    threads = held.read(Directory(pipe.parent), NAME, os.getuid(), began + 60)
+    threads = gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), began + 60)
     assert [thread["name"] for thread in threads] == ["worker", "MainThread"]
     assert time.monotonic() - began < 30
     os.close(fd)
@@ -112,9 +112,9 @@ def test_the_pipe_is_read_to_the_end_of_the_dump(pipe: Path) -> None:
 
 def test_nothing_is_waited_for_beyond_the_deadline_or_the_end_of_the_process(pipe: Path) -> None:
     fd = written(pipe, HEAD + b"\n" * 1000)
-    assert held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 0.1) == []
+    assert gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 0.1) == []
     os.close(fd)
-    assert held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60) == []
+    assert gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60) == []
 
 
 def test_a_daemon_may_have_more_files_open_than_select_knows(pipe: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_daemon_may_have_more_files_open_than_select_knows(pipe: Path) -> None
         for _ in range(1024):
             stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
         stack.callback(os.close, written(pipe, HEAD + b"\n" + DUMP))
-        threads = held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60)
+        threads = gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 60)
     assert [thread["name"] for thread in threads] == ["worker", "MainThread"]
 
 
@@ -135,14 +135,16 @@ def test_a_pipe_that_never_ends_is_left_at_the_deadline(pipe: Path) -> None:
         "os.write(fd, b'Timeout (')\nwhile True: os.write(fd, b'x'); import time; time.sleep(.05)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(pipe)]) as process:
-        assert held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 1.5) == []
+        assert (
+            gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 1.5) == []
+        )
         process.kill()
 
 
 @pytest.mark.parametrize("head", [b"{", b"[]", b'{"threads": 5, "main": "x"}', b"\xff\xfe"])
 def test_a_head_that_is_nonsense_costs_only_the_names(pipe: Path, head: bytes) -> None:
     fd = written(pipe, head + b"\n" + DUMP)
-    threads = held.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 20)
+    threads = gil_stacks.read(Directory(pipe.parent), NAME, os.getuid(), time.monotonic() + 20)
     assert [(thread["name"], thread["main"]) for thread in threads] == [
         ("worker", False),
         ("", False),
@@ -153,13 +155,13 @@ def test_a_head_that_is_nonsense_costs_only_the_names(pipe: Path, head: bytes) -
 def test_only_a_named_pipe_of_the_rings_owner_is_read(tmp_path: Path, pipe: Path) -> None:
     fd = written(pipe, HEAD + b"\n" + DUMP)
     soon = time.monotonic() + 20
-    assert held.read(Directory(tmp_path), NAME, os.getuid() + 1, soon) == []
+    assert gil_stacks.read(Directory(tmp_path), NAME, os.getuid() + 1, soon) == []
     (tmp_path / "link").symlink_to(pipe)
-    assert held.read(Directory(tmp_path), "link", os.getuid(), soon) == []
+    assert gil_stacks.read(Directory(tmp_path), "link", os.getuid(), soon) == []
     (tmp_path / "regular").write_bytes(HEAD + b"\n" + DUMP)
-    assert held.read(Directory(tmp_path), "regular", os.getuid(), soon) == []
+    assert gil_stacks.read(Directory(tmp_path), "regular", os.getuid(), soon) == []
     os.link(pipe, tmp_path / "second")
-    assert held.read(Directory(tmp_path), NAME, os.getuid(), soon) == []
+    assert gil_stacks.read(Directory(tmp_path), NAME, os.getuid(), soon) == []
     os.close(fd)
 
 
@@ -215,7 +217,7 @@ def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> 
         program(folder, HOLDING, WARPWATCH_HELD_STACKS="1", WARPWATCH_HELD_STACKS_S="1"),
     ):
         ring = eventually(folder.rings)[0]
-        name = held.file_name(ring.name + ".ring")
+        name = gil_stacks.file_name(ring.name + ".ring")
         eventually(lambda: time.monotonic_ns() - folder.ring().header.heartbeat_ns > 2e9)
         assert folder.ring().metadata["held_stacks"] == name
         rank = silent(held_file=name)
@@ -253,7 +255,7 @@ def test_the_pipe_of_threads_that_may_run_again_is_left_full(
 def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
     file = RingFile(tmp_path, job="steps")
     (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
-    expected = held.file_name(ring.name)
+    expected = gil_stacks.file_name(ring.name)
     rank = Rank("steps", ring, 0.0, set())
     rank.claims = replace(rank.claims, held_stacks=expected)
     files = []

@@ -23,7 +23,7 @@ STATIC = "8fae0c9d3d1f4a5b6c7d8e9f0a1b2c3d"
 
 _FIND = """
 import os, sys
-from warpwatch.link import find_daemon
+from warpwatch.daemon_folder import find_daemon
 print(find_daemon({"WARPWATCH_DIR": sys.argv[1]}, os.getuid()) is not None)
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from warpwatch import protocol
 from warpwatch_daemon import files
-from warpwatch_daemon.captures.stacks import held, py_spy
+from warpwatch_daemon.captures.stacks import gil_stacks, py_spy
 from warpwatch_daemon.ranks import silence
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.rank import Rank
@@ -58,7 +58,7 @@ def look(rank: Rank, ring_name: str) -> Silent:
         header, holder_pid = ring.reader.header(), ring.reader.holder_pid()
     except (OSError, protocol.ProtocolError) as error:
         raise NoStacks("its ring cannot be read") from error
-    said, expected = rank.claims.held_stacks, held.file_name(ring_name)
+    said, expected = rank.claims.held_stacks, gil_stacks.file_name(ring_name)
     # Only of threads that stand still: one that steps on without a heartbeat has a helper thread
     # that is stuck, and is not looked at while it runs.
     trains = header.step_begun_ns - header.heartbeat_ns > TRAINS_NS
@@ -93,7 +93,7 @@ def take(
     # A stopped process's timer would end when its threads run again.
     if not threads and silent.held_file is not None and silent.reason == silence.HOLDS_GIL:
         via = "faulthandler"
-        threads = held.read(inbox, silent.held_file, silent.owner_uid, deadline)
+        threads = gil_stacks.read(inbox, silent.held_file, silent.owner_uid, deadline)
         trouble = f"{trouble}; faulthandler wrote none"
     if not threads:
         raise NoStacks(f"{_SAID[silent.reason]}: no stacks ({trouble})")

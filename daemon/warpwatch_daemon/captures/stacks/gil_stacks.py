@@ -1,4 +1,4 @@
-"""The pipe that a process holds ready, for faulthandler to write into when nobody else can.
+"""The pipe that a process holds ready, for faulthandler to write into when nothing else can.
 
 It is full, so that nothing is written before it is read here. It is the process's: never removed,
 and believed as little as all that it says.
@@ -26,7 +26,7 @@ QUIET_S = 0.5
 
 
 def file_name(ring_name: str) -> str:
-    """The only name that a process may give its pipe: the inbox is everybody's."""
+    """The only name that a process may give its pipe: the inbox is shared."""
     return f"held.{ring_name.removesuffix('.ring')}{SUFFIX}"
 
 
@@ -79,7 +79,7 @@ def _drain(fd: int, deadline: float) -> bytes:
                 break
             continue
         if not part:
-            # Nobody has it open for writing: the process is gone.
+            # No process has it open for writing: the process is gone.
             break
         data += part
         begun = begun or faulthandler_text.DUMP_BEGINS in data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 import threading
 import time
@@ -15,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from warpwatch import commands, faults, identity, inbox, protocol, rendezvous, ring, stacks
 from warpwatch._version import __version__
 from warpwatch.captures import Captures, program_profiler
-from warpwatch.descriptors import Descriptor
+from warpwatch.daemon_folder import DaemonFolder, find_daemon
 from warpwatch.gc_pauses import GcPauses
-from warpwatch.gil_stacks import HeldStacks
-from warpwatch.rendezvous import Folder
+from warpwatch.gil_stacks import GilStacks
 
 if TYPE_CHECKING:
     from warpwatch.monitor import Monitor
@@ -32,68 +30,20 @@ RETIRE_AFTER_S = 10.0
 INBOX_CHECK_INTERVAL_S = 5.0
 
 
-class Meeting:
-    """An open rendezvous folder with a daemon to be trusted. ``fd`` is the folder's."""
-
-    def __init__(self, folder: Folder, fd: int) -> None:
-        self.folder = folder
-        self.fd = fd
-        self._file = Descriptor(fd)
-        self.owner_uid = os.fstat(fd).st_uid
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def find_daemon(environ: Mapping[str, str], uid: int) -> Meeting | None:
-    """The first candidate folder whose lock is held by a daemon of root, of this user, or named."""
-    for folder in rendezvous.candidates(environ, uid):
-        link = 0 if folder.explicit else os.O_NOFOLLOW
-        try:
-            fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | link)
-        except OSError:
-            continue
-        trusted = (0, uid)
-        if folder.explicit or os.fstat(fd).st_uid in trusted:
-            holds = _daemon_holds(fd, None if folder.explicit else trusted)
-            if holds:
-                return Meeting(folder, fd)
-        os.close(fd)
-    return None
-
-
-def _daemon_holds(folder_fd: int, trusted: tuple[int, int] | None) -> bool:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(rendezvous.LOCK_FILE, flags, dir_fd=folder_fd)
-    except OSError:
-        return False
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or (trusted and status.st_uid not in trusted):
-            return False
-        return rendezvous.lock_holder(fd) is not None
-    except OSError:
-        # A file system without locks is no place to meet.
-        return False
-    finally:
-        os.close(fd)
-
-
-class Link:
-    """The helper thread of a monitor. It gives the clock its ring and its captures."""
+class HelperThread:
+    """One of a monitor. It gives the clock its ring and its captures."""
 
     def __init__(self, monitor: Monitor, job: str | None, environ: Mapping[str, str]) -> None:
         self.monitor = monitor
         self.clock = monitor.clock
         self.captures = Captures()
-        self._held = HeldStacks(environ)
+        self._gil_stacks = GilStacks(environ)
         self._gc_pauses = GcPauses(self.clock, environ)
         self._job = job
         self._environ = environ
         self._interval_s = _positive(environ.get("WARPWATCH_ATTACH_INTERVAL_S"), ATTACH_INTERVAL_S)
         self._ring: ring.RingWriter | None = None
-        self._meeting: Meeting | None = None
+        self._folder: DaemonFolder | None = None
         self._identity: dict[str, Any] = {}
         self._metadata: dict[str, Any] = {}
         self._seen = bytes(8)
@@ -113,7 +63,7 @@ class Link:
             except Exception as error:
                 faults.swallow(error)
             with suppress(Exception):
-                faults.tell()
+                faults.log_pending()
             self._sleep()
 
     def _sleep(self) -> None:
@@ -125,7 +75,7 @@ class Link:
         else:
             interval = self._interval_s if self.clock.begun else ATTACH_INTERVAL_S
         try:
-            self.clock.woken.get(timeout=interval)
+            self.clock.wake_helper.get(timeout=interval)
         except Empty:
             return
 
@@ -146,28 +96,28 @@ class Link:
         if not current.links():
             self._detach(current, now)
             return
-        self._keep(current, now)
+        self._serve(current, now)
 
     # --- attached -------------------------------------------------------------------------------
 
-    def _keep(self, current: ring.RingWriter, now: float) -> None:
+    def _serve(self, current: ring.RingWriter, now: float) -> None:
         self._sign_of_life()
-        self.clock.tell_begun(current)
+        self.clock.report_begun(current)
         current.flush(wait_s=0.05)
         self._follow_commands(current, now)
         self._check_inbox(now)
-        self._see_cuda()
-        self._gc_pauses.keep(current, now)
-        self._tell(current)
+        self._notice_cuda()
+        self._gc_pauses.report(current, now)
+        self._write_metadata(current)
         self.captures.keep_deadline()
 
     def _sign_of_life(self) -> None:
         """Also between the parts of long work of this thread."""
         if self._ring is not None:
             self._ring.beat()
-            self._held.keep(time.monotonic())
+            self._gil_stacks.rearm(time.monotonic())
 
-    def _tell(self, current: ring.RingWriter) -> None:
+    def _write_metadata(self, current: ring.RingWriter) -> None:
         metadata = self._describe()
         if metadata != self._metadata:
             current.write_metadata(metadata)
@@ -177,9 +127,9 @@ class Link:
         lost = current.lost_commands()
         if lost is not None:
             self._retired.append((now + RETIRE_AFTER_S, lost.close))
-        if current.command_fd < 0 and self._meeting is not None:
-            meeting = self._meeting
-            fd = commands.open_file(meeting.fd, current.name, meeting.owner_uid)
+        if current.command_fd < 0 and self._folder is not None:
+            folder = self._folder
+            fd = commands.open_file(folder.fd, current.name, folder.owner_uid)
             if fd >= 0:
                 current.open_commands(fd)
         if current.command_fd < 0 or os.pread(current.command_fd, 8, 8) == self._seen:
@@ -220,8 +170,8 @@ class Link:
         if module is not None:
             program_profiler.watch(module)
 
-    def _see_cuda(self) -> None:
-        """Tell the training thread, which alone may talk to CUDA, that there is a GPU in use."""
+    def _notice_cuda(self) -> None:
+        """A GPU is in use: the clock hands it to the training thread, which alone may use CUDA."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         if (
@@ -239,60 +189,62 @@ class Link:
             **self._identity,
             "device": identity.bounded(device, 64, 64) if device else None,
             "phases": list(self.clock.phase_names),
-            # Between two trainings nobody sets it: told is who did.
+            # Between two trainings no one sets it: the last one who did.
             "step_clock": self.monitor.step_clock or self._metadata.get("step_clock", ""),
             "client": __version__,
             "inbox_ok": self.captures.inbox_problem is None,
             **({"events_per_step": events} if events else {}),
-            **({"held_stacks": self._held.name} if self._held.name else {}),
+            **({"held_stacks": self._gil_stacks.name} if self._gil_stacks.name else {}),
             "faults": faults.count(),
         }
 
     # --- attach and detach ----------------------------------------------------------------------
 
     def _attach(self) -> None:
-        meeting = find_daemon(self._environ, os.geteuid())
-        if meeting is None:
+        folder = find_daemon(self._environ, os.geteuid())
+        if folder is None:
             return
         try:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            ranks_fd = os.open(rendezvous.RANKS, flags, dir_fd=meeting.fd)
+            ranks_fd = os.open(rendezvous.RANKS, flags, dir_fd=folder.fd)
             try:
-                self._create_ring(meeting, ranks_fd)
+                self._create_ring(folder, ranks_fd)
             finally:
                 os.close(ranks_fd)
         except BaseException:
-            os.close(meeting.fd)
+            os.close(folder.fd)
             raise
 
-    def _create_ring(self, meeting: Meeting, ranks_fd: int) -> None:
-        self.captures.inbox = rendezvous.inbox(meeting.folder, self._environ, os.geteuid())
+    def _create_ring(self, folder: DaemonFolder, ranks_fd: int) -> None:
+        self.captures.inbox = rendezvous.inbox(folder.candidate, self._environ, os.geteuid())
         self.captures.inbox_problem = inbox.problem(self.captures.inbox)
         self._identity = identity.describe(self._job, self._environ)
         about = ("rank", "job", "world_size")
         self.captures.metadata = {name: self._identity[name] for name in about}
         name = ring.ring_name(self._identity["job"], self._identity["rank"])
-        self._held.open(self.captures.inbox, name, {k: self._identity[k] for k in ("job", "rank")})
+        self._gil_stacks.open(
+            self.captures.inbox, name, {k: self._identity[k] for k in ("job", "rank")}
+        )
         self._metadata = self._describe()
         self._ring = created = ring.create(ranks_fd, name, self._metadata)
-        self._meeting = meeting
+        self._folder = folder
         self._attached = time.monotonic()
         self._seen = bytes(8)
         clock = self.clock
         clock.captures = self.captures
         clock.ring = created
-        clock.tell_begun(created)
+        clock.report_begun(created)
 
     def _detach(self, current: ring.RingWriter, now: float) -> None:
         """The ring was removed, or closed: go without one until a daemon is found again."""
         self.clock.ring = None
         self._ring = None
         self.captures.lose(current)
-        meeting, self._meeting = self._meeting, None
-        if meeting is not None:
-            meeting.close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
         self._retired.append((now + RETIRE_AFTER_S, current.close))
-        self._held.close()
+        self._gil_stacks.close()
         self._next_look = now
 
     def _close_retired(self, now: float) -> None:
@@ -306,10 +258,10 @@ class Link:
         captures = self.captures
         deadline = time.monotonic() + wait_s
         while captures.exporting and time.monotonic() < deadline:
-            self.clock.woken.put(None)
+            self.clock.wake_helper.put(None)
             time.sleep(0.02)
         self.stopping = True
-        self._held.end()
+        self._gil_stacks.end()
         self._gc_pauses.drop()
         captures.exit(self.clock)
         current = self._ring
@@ -317,8 +269,8 @@ class Link:
             return
         try:
             self.clock.finish()
-            self.clock.tell_begun(current)
-            self._tell(current)
+            self.clock.report_begun(current)
+            self._write_metadata(current)
         except Exception as error:
             faults.swallow(error)
         current.event("exit", wait_s=0.2)
@@ -327,15 +279,15 @@ class Link:
     def drop(self) -> None:
         """In a forked child: no ring, no thread. Closing leaves the parent's lock alone."""
         self.stopping = True
-        self._held.drop()
+        self._gil_stacks.drop()
         self._gc_pauses.drop()
         program_profiler.drop()
         current, self._ring = self._ring, None
         if current is not None:
             current.close()
-        if self._meeting is not None:
-            self._meeting.close()
-            self._meeting = None
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
 
 def _positive(text: str | None, default: float) -> float:

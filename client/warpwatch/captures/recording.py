@@ -27,7 +27,7 @@ class Recorder(Protocol):
     """What records a kind of capture. All but ``deliver`` is called in the training thread.
 
     Any of them may raise; ``drop`` and ``discard`` follow then. ``base`` is the path of the
-    capture's files without what tells the kind. After ``deliver``: ``events``, how many the trace
+    capture's files without what names the kind. After ``deliver``: ``events``, how many the trace
     has, and ``size_bytes``, what the disk had to hold; 0 where there is no trace.
     """
 
@@ -63,7 +63,7 @@ class Recorder(Protocol):
         """Remove what ``export`` and ``deliver`` left unfinished."""
 
 
-class Session:
+class RecordingSession:
     """The states are: armed, prepared (in the lead-in step), recording; ``dropped`` ends each.
 
     Whoever takes the claim gives the final answer: there is exactly one.
@@ -101,7 +101,7 @@ class Session:
         try:
             self.ring.event(event, id=self.command.id, **fields)
         except ValueError as error:
-            # The ring was removed and is closed by now: nobody reads answers there.
+            # The ring was removed and is closed by now: no one reads answers there.
             faults.swallow(error)
         return True
 
@@ -111,7 +111,7 @@ class Session:
         self.answer("capture_failed", detail=detail)
 
     def disarm(self, detail: str) -> None:
-        """As ``fail``, for a capture that nobody wants any more or whose step did not come."""
+        """As ``fail``, for a capture that no one wants any more or whose step did not come."""
         self.dropped = True
         self.answer("capture_disarmed", detail=detail)
 

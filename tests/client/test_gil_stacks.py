@@ -105,7 +105,7 @@ while True:
             time.sleep(1.3)
             before = folder.ring().header.heartbeat_ns
             process.send_signal(signal.SIGCONT)
-            # Two beats: the timer was armed anew in between.
+            # Two beats: the timer was armed again in between.
             wait_for_beat(folder, before + 10**9)
         assert process.poll() is None
         assert "held_stacks" in folder.ring().metadata
