@@ -78,7 +78,6 @@ class Daemon:
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
-        self._bind_locally()
         rejected = metrics.counter("rendezvous_rejected_total")
         store = Store(config.store)
         saved.move(self.folder.path, store.path)
@@ -147,6 +146,7 @@ class Daemon:
         signal.signal(signal.SIGHUP, lambda *_: self.reloading.ask())
         host, port = self.server.address
         logger.info("listening on %s:%d, rendezvous %s", host, port, self.folder.path)
+        self._bind_locally()
         try:
             self.server.run()
         finally:

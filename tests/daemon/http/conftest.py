@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.connection import HEAD_TIMEOUT_S
+from warpwatch_daemon.http.connection import HEAD_TIMEOUT_S, WRITE_TIMEOUT_S
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_detection.anomalies.register_state import Suppressed
@@ -303,9 +303,14 @@ def local_client(server: Server) -> httpx.Client:
 def servers(agent: MemoryAgent) -> Iterator[Serve]:
     running: list[tuple[Server, threading.Thread]] = []
 
-    def start(*, head_timeout_s: float = HEAD_TIMEOUT_S, **section: Any) -> Server:
+    def start(
+        *,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
+        **section: Any,
+    ) -> Server:
         config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
-        server = Server(agent, config, head_timeout_s)
+        server = Server(agent, config, head_timeout_s, write_timeout_s)
         server.bind()
         server.bind_locally(socket_of(server))
         thread = threading.Thread(target=server.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from warpwatch_daemon.cli import main
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.addresses import is_loopback
 from warpwatch_daemon.http.server import Server
+from warpwatch_daemon.http.socket_owner import owner
 from warpwatch_telemetry.errors import UsageError
 
 ASK = {"job": "llama-7b"}
@@ -177,3 +179,15 @@ def test_beyond_loopback_without_a_token_no_one_may(serve, report):
 )
 def test_loopback_is_known_by_names_and_addresses(host, expected):
     assert is_loopback(host) is expected
+
+
+def test_a_connection_that_its_client_has_closed_is_nobodys():
+    """The kernel says UID 0 of it in /proc/net/tcp, whoever opened it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = socket.create_connection(listener.getsockname())
+        server, _ = listener.accept()
+        with client, server:
+            addresses = client.getsockname(), server.getsockname()
+            assert owner(*addresses) == os.getuid()
+            client.close()
+            assert owner(*addresses) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 
@@ -90,3 +91,33 @@ def test_a_peer_that_sends_no_request_is_cut_off(serve):
             time.sleep(0.05)
         assert connection.recv(100) == b""
         assert time.monotonic() - begun < 3
+
+
+def test_a_peer_that_does_not_read_is_cut_off(serve):
+    """What it asked for is more than the buffers of both ends."""
+    server = serve(write_timeout_s=0.3)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(server.address)
+        connection.settimeout(5)
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)
+        time.sleep(2)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65536):
+                received += part
+    assert 0 < received.count(b"HTTP/1.1 ") < 400
+
+
+def test_a_ninth_connection_of_a_peer_takes_the_place_of_an_idle_one(serve):
+    server = serve()
+    held = [socket.create_connection(server.address, timeout=5) for _ in range(8)]
+    try:
+        assert httpx.get(server.url + "healthz").status_code == 200
+        assert held[0].recv(100) == b""
+        for connection in held[1:]:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    finally:
+        for connection in held:
+            connection.close()
