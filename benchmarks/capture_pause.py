@@ -18,8 +18,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.node import NO_DEVICES, running_daemon
 from benchmarks.processes import CannotMeasure, wait_until
-from benchmarks.training import daemon
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli.capture import wait
 from warpwatch_telemetry.errors import WarpwatchError
@@ -68,14 +68,14 @@ def measure() -> dict[str, Any]:
 
 def run(way: Way, folder: Path, operators: int) -> dict[str, float]:
     stop, result = folder / "stop", folder / "result.json"
-    with daemon(folder) as (environment, api):
+    with running_daemon(sources=NO_DEVICES, rendezvous={"kineto": True}) as daemon:
         launcher = ["-m", "warpwatch", "run", "--job", JOB, "--backend", way.backend, "--"]
         loop = [str(LOOP), str(operators), str(stop), str(result), *way.arguments]
         with subprocess.Popen(
-            [sys.executable, *launcher, sys.executable, *loop], env=environment
+            [sys.executable, *launcher, sys.executable, *loop], env=daemon.training_environment
         ) as process:
             try:
-                asked_s, capture = _captured(api, way)
+                asked_s, capture = _captured(daemon.api, way)
             finally:
                 stop.touch()
                 process.wait(TIMEOUT_S)

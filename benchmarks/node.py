@@ -20,7 +20,10 @@ from benchmarks.processes import (
     wait_until,
 )
 from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.demo.processes import free_port
+
+NO_DEVICES = {"nvml": {"enabled": False}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,10 @@ class LocalDaemon:
 
 def daemon_arguments(folder: Path, port: int, **sections: Any) -> list[str]:
     """What Python runs the daemon with; ``sections`` are added to its configuration."""
+    rendezvous = sections.pop("rendezvous", {})
     config = {
         "http": {"listen": f"127.0.0.1:{port}"},
-        "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")},
+        "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")} | rendezvous,
         "store": {"url": (folder / "captures").as_uri()},
         **sections,
     }
@@ -62,7 +66,9 @@ def running_daemon(**sections: Any) -> Iterator[LocalDaemon]:
     """One that answers, until the end of the block. Raises CannotMeasure, TimeoutError."""
     with tempfile.TemporaryDirectory(prefix="warpwatch-bench-") as name:
         folder, port = Path(name), free_port()
-        log, api = folder / "daemon.log", ApiClient(f"http://127.0.0.1:{port}")
+        log = folder / "daemon.log"
+        # Through the socket, which needs no token.
+        api = ApiClient(socket_path=socket_path(folder / "run"))
         process = start(daemon_arguments(folder, port, **sections), clean_environment(), log)
         try:
             wait_until(lambda: process.poll() is not None or api.get("/healthz"))

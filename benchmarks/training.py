@@ -16,16 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import sub
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from benchmarks.processes import CannotMeasure, clean_environment, start, stop, wait_until
+from benchmarks.node import NO_DEVICES, running_daemon
+from benchmarks.processes import CannotMeasure, stop
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.demo.processes import free_port
 
@@ -170,11 +169,11 @@ def measure() -> dict[str, Any]:
 def run(folder: Path, turns: int) -> dict[str, Round]:
     """One round: of each variant, the answers of its turns and the steps that its observer saw."""
     rounds = {variant.name: Round() for variant in VARIANTS}
-    with daemon(folder) as (environment, api):
+    with running_daemon(sources=NO_DEVICES) as daemon:
         workers: dict[Variant, Worker] = {}
         for variant in VARIANTS:
             try:
-                workers[variant] = _worker(variant, folder, environment)
+                workers[variant] = _worker(variant, folder, daemon.training_environment)
             except CannotMeasure as reason:
                 rounds[variant.name].failure = str(reason)
         for turn in range(turns):
@@ -183,7 +182,7 @@ def run(folder: Path, turns: int) -> dict[str, Round]:
                 rounds[variant.name].turns.append(workers[variant].run(TURN_STEPS))
         for variant, worker in workers.items():
             worker.finish()
-            rounds[variant.name].seen = _steps_seen(variant, folder, api)
+            rounds[variant.name].seen = _steps_seen(variant, folder, daemon.api)
     return rounds
 
 
@@ -200,30 +199,6 @@ def _steps_seen(variant: Variant, folder: Path, api: ApiClient) -> int | None:
         return int(summary["step_time"]["metadata"]["training_total_steps"] or 0)
     ranks = api.get("/api/v1/ranks")["ranks"]
     return next((int(rank["steps_total"]) for rank in ranks if rank["job"] == variant.name), None)
-
-
-@contextmanager
-def daemon(folder: Path) -> Iterator[tuple[dict[str, str], ApiClient]]:
-    """A daemon without devices, and the environment of a training beside it."""
-    port = free_port()
-    config = folder / "warpwatch.yaml"
-    tree = {
-        "http": {"listen": f"127.0.0.1:{port}"},
-        "rendezvous": {"dir": str(folder / "rendezvous"), "inbox": str(folder / "inbox")},
-        "sources": {"nvml": {"enabled": False}},
-        "store": {"url": (folder / "captures").as_uri()},
-    }
-    config.write_text(yaml.safe_dump(tree), encoding="utf-8")
-    arguments = ["-m", "warpwatch_daemon", "daemon", "--config", str(config)]
-    process = start(arguments, clean_environment(), folder / "daemon.log")
-    api = ApiClient(f"http://127.0.0.1:{port}")
-    try:
-        wait_until(lambda: api.get("/api/v1/ranks"))
-        names = {"WARPWATCH_DIR": "rendezvous", "WARPWATCH_INBOX": "inbox"}
-        places = {key: str(folder / value) for key, value in names.items()}
-        yield {**clean_environment(), **places}, api
-    finally:
-        stop(process)
 
 
 def summary(variant: Variant, rounds: list[dict[str, Round]]) -> dict[str, Any]:
