@@ -25,7 +25,7 @@ def socket_path(folder: Path) -> Path:
 def find_socket(environ: Mapping[str, str], uid: int) -> Path | None:
     """The socket of the daemon that trainings of this user find, where there is one.
 
-    Only in a folder of root or of this user: nobody else is to answer in the daemon's place.
+    Only in a folder of root or of this user: no one else is to answer in the daemon's place.
     """
     paths = (socket_path(Path(folder.path)) for folder in rendezvous.candidates(environ, uid))
     return next((path for path in paths if _is_served(path, uid)), None)

@@ -70,7 +70,7 @@ class MemoryRecorder:
         try:
             token = inbox.hand_over(base, ".memory.pickle", write)
         except BaseException:
-            # Without an answer nobody takes it.
+            # Without an answer no one takes it.
             with suppress(OSError):
                 os.unlink(f"{base}.{more}.memory.json")
             raise

@@ -46,7 +46,7 @@ class Scrape:
 
 def read(text: str, hostname: str) -> Scrape:
     """The devices of ``hostname``; where it names one host or none, all."""
-    gathering = _Gathering()
+    gathering = _DeviceParts()
     for sample in parse(text, ROWS):
         if sample is None or not gathering.add(sample):
             gathering.rejected += 1
@@ -84,7 +84,7 @@ def _sample(line: str, name: str) -> Sample | None:
         return None
 
 
-class _Gathering:
+class _DeviceParts:
     """What was read so far, by host and by the UUID and instance of the device."""
 
     def __init__(self) -> None:
