@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from tests.fuzz import engines
-from tests.fuzz.watch import Findings, Progress, Target, Watch
+from tests.fuzz.watch import Findings, Target, Watch
 
-RESULT, PROGRESS = "result.json", "progress"
+RESULT = "result.json"
 
 
 def load(name: str, work: Path) -> Target:
@@ -28,8 +28,7 @@ def main(name: str, work: Path, folder: Path, limits: list[str]) -> None:
     inputs, seconds, seeds = int(limits[0]), float(limits[1]), [int(one) for one in limits[2:]]
     is_guided = not seeds and engines.has_atheris()
     target = engines.instrumented(lambda: load(name, work)) if is_guided else load(name, work)
-    progress = Progress(work / PROGRESS, target.max_bytes)
-    watch = Watch(target, progress, Findings(folder / "findings", name), inputs, seconds)
+    watch = Watch(target, work, Findings(folder / "findings", name), inputs, seconds)
 
     def run(data: bytes) -> None:
         watch(data)

@@ -63,19 +63,18 @@ def mutated(target: Target, run: Run, seed: int) -> NoReturn:
 
 
 def _mutation(chance: random.Random, data: bytes, target: Target) -> bytes:
+    """One piece removed, replaced or put in."""
     at = chance.randint(0, len(data))
-    size = chance.choice((1, 1, 2, 4, 8, 64))
-    kind = chance.randint(0, 5)
-    if kind == 0:
-        return data[:at] + data[at + size :]
-    if kind == 1:
-        put = chance.randbytes(size)
-    elif kind == 2:
-        put = chance.choice(NUMBERS).to_bytes(8, "little")[:size]
-    elif kind == 3:
-        other = chance.choice(target.seeds)
-        begin = chance.randint(0, len(other))
-        put = other[begin : begin + chance.choice((8, 64, 512))]
-    else:
-        put = chance.choice(target.tokens or (data[at : at + size],))
-    return data[:at] + put + data[at + chance.choice((0, len(put))) :]
+    other = chance.choice(target.seeds)
+    begin = chance.randint(0, len(other))
+    size = chance.choice((1, 2, 4, 8))
+    put = chance.choice(
+        (
+            b"",
+            chance.randbytes(size),
+            chance.choice(NUMBERS).to_bytes(8, "little")[:size],
+            other[begin : begin + 64],
+            *chance.choices(target.tokens or (b"",), k=2),
+        )
+    )
+    return data[:at] + put + data[at + chance.choice((0, len(put), size)) :]

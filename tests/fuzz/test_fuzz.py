@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from tests.fuzz import watch
-from tests.fuzz.__main__ import ROOT
+from tests.fuzz.__main__ import BROKEN, ROOT, TARGETS
 from tests.fuzz.targets import broken
-from tests.fuzz.targets.names import BROKEN, TARGETS
-from tests.fuzz.watch import Findings, Progress, Watch
+from tests.fuzz.watch import Findings, Watch
 
 
 def campaign(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -35,9 +34,8 @@ def test_what_raises_spins_or_grows_is_found_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "MIN_INPUTS", 4)
-    target = broken.target(tmp_path)
-    progress = Progress(tmp_path / "progress", target.max_bytes)
-    watched = Watch(target, progress, Findings(tmp_path, BROKEN), inputs=4, seconds=60)
+    findings = Findings(tmp_path, BROKEN)
+    watched = Watch(broken.target(tmp_path), tmp_path, findings, inputs=4, seconds=60)
     for data in (b"raises", b"raises", b"spins", b"grows"):
         watched(data)
     found = [Path(path) for path in watched.end()["findings"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import mmap
+import os
 import struct
 import sys
 import time
@@ -22,6 +22,10 @@ MAX_INPUT_S = 1.0
 # atheris takes some for its corpus. Few inputs say nothing: caches fill.
 MAX_BLOCKS_RATIO, MAX_BLOCKS, MAX_RSS_BYTES, MIN_INPUTS = 1.05, 5_000, 96 << 20, 2_000
 MAX_FINDINGS = 20
+# The newest input in a file that outlives the process, whatever it dies of: its number, when it
+# began (monotonic ns), its size; then its bytes.
+NEWEST = "newest"
+_HEAD = struct.Struct("<QQQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +35,26 @@ class Target:
     seeds: inputs that are valid, or nearly; tokens: what the reader of the format looks for.
     """
 
-    run: Callable[[bytes], None]
+    run: Callable[[bytes], Any]
     seeds: list[bytes]
     tokens: tuple[bytes, ...] = ()
     max_bytes: int = 4096
 
 
-class Progress:
-    """The newest input, in a file that outlives the process whatever it dies of."""
+def of_bytes(test: Any) -> Target:
+    """A test of hypothesis, whose examples are made of an input's bytes."""
+    seeds = [bytes(range(first, first + 120)) for first in range(0, 130, 10)]
+    return Target(test.hypothesis.fuzz_one_input, seeds, max_bytes=600)
 
-    # inputs so far, when the newest began (monotonic ns), its size
-    _HEAD = struct.Struct("<QQQ")
 
-    def __init__(self, path: Path, max_bytes: int = 0) -> None:
-        """``max_bytes``: 0 for who only looks. Raises OSError or ValueError where there is none."""
-        if max_bytes:
-            path.write_bytes(bytes(self._HEAD.size + max_bytes))
-        with path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self.inputs = 0
-
-    def begin(self, data: bytes) -> None:
-        self.inputs += 1
-        size = self._HEAD.size
-        data = data[: len(self._map) - size]
-        self._map[size : size + len(data)] = data
-        self._HEAD.pack_into(self._map, 0, self.inputs, time.monotonic_ns(), len(data))
-
-    def look(self) -> tuple[int, float, bytes]:
-        """Inputs so far, how long the newest has run in seconds, its bytes."""
-        inputs, begun_ns, length = self._HEAD.unpack_from(self._map)
-        begin = self._HEAD.size
-        seconds = (time.monotonic_ns() - begun_ns) / 1e9 if inputs else 0.0
-        return inputs, seconds, self._map[begin : begin + length]
+def newest(work: Path) -> tuple[int, float, bytes]:
+    """The newest input's number, how long it has run in seconds, its bytes."""
+    try:
+        data = (work / NEWEST).read_bytes()
+        number, begun_ns, size = _HEAD.unpack_from(data)
+    except (OSError, struct.error):
+        return 0, 0.0, b""
+    return number, (time.monotonic_ns() - begun_ns) / 1e9, data[_HEAD.size : _HEAD.size + size]
 
 
 class Findings:
@@ -89,20 +80,23 @@ class Watch:
     """Called with each input, until its ``share`` is 1."""
 
     def __init__(
-        self, target: Target, progress: Progress, findings: Findings, inputs: int, seconds: float
+        self, target: Target, work: Path, findings: Findings, inputs: int, seconds: float
     ) -> None:
         self._run = target.run
-        self._progress = progress
+        self._newest_fd = os.open(work / NEWEST, os.O_WRONLY | os.O_CREAT)
         self._findings = findings
         self._inputs = inputs
         self._seconds = seconds
         self._begun = time.monotonic()
+        self._count = 0
         self._slowest_s = 0.0
         # Blocks and resident bytes at the middle.
         self._middle: tuple[int, int] | None = None
 
     def __call__(self, data: bytes) -> None:
-        self._progress.begin(data)
+        self._count += 1
+        head = _HEAD.pack(self._count, time.monotonic_ns(), len(data))
+        os.pwrite(self._newest_fd, head + data, 0)
         begun = time.process_time()
         try:
             self._run(data)
@@ -118,7 +112,7 @@ class Watch:
     def share(self) -> float:
         """Of the campaign, that is over."""
         elapsed_s = time.monotonic() - self._begun
-        return max(elapsed_s / self._seconds, self._progress.inputs / self._inputs)
+        return max(elapsed_s / self._seconds, self._count / self._inputs)
 
     def end(self) -> dict[str, Any]:
         """What the campaign found; growth is judged now."""
@@ -127,10 +121,10 @@ class Watch:
         grown_bytes = resident - resident_before
         text = f"blocks {blocks_before} -> {blocks}, resident bytes {grown_bytes:+}"
         grows = blocks > blocks_before * MAX_BLOCKS_RATIO + MAX_BLOCKS
-        if self._progress.inputs >= MIN_INPUTS and (grows or grown_bytes > MAX_RSS_BYTES):
+        if self._count >= MIN_INPUTS and (grows or grown_bytes > MAX_RSS_BYTES):
             self._findings.add("growth", b"", text)
         return {
-            "inputs": self._progress.inputs,
+            "inputs": self._count,
             "seconds": round(time.monotonic() - self._begun, 1),
             "slowest_s": round(self._slowest_s, 3),
             "memory": text,

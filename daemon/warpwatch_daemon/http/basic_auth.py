@@ -15,6 +15,8 @@ from warpwatch_telemetry.errors import UsageError
 # bcrypt itself looks at no more.
 MAX_PASSWORD_BYTES = 72
 MAX_REMEMBERED = 100
+# Half a second of a core for each check of a password; 31, the highest, takes days.
+MAX_COST = 13
 # Compared with when the user is unknown, so that the time does not show which users exist.
 _UNKNOWN_USER = "$2b$10$Xex9uoxw6CcXmL7CYl12geqnwljLC65zEQ5R3tga0X84FERdsX9Y6"
 
@@ -66,6 +68,12 @@ class BasicAuth:
 
     def _refuse_bad_hash(self, name: str, hashed: str) -> None:
         try:
+            cost = int("".join(hashed.split("$")[2:3]))
+            if cost > MAX_COST:
+                raise UsageError(
+                    f"http.web_config: the hash of user {name!r} has cost {cost}, at most "
+                    f"{MAX_COST} is allowed: each step doubles the time of a check"
+                )
             self._compare(b"", hashed)
         except ValueError as error:
             raise UsageError(

@@ -153,6 +153,7 @@ def test_basic_auth_guards_every_route_but_the_one_of_probes(serve, tmp_path):
         ("tls_server_config: {cert_file: a, key_file: b, cipher_suites: []}", "not supported"),
         ("http_server_config: {http2: true}", "http_server_config: not supported"),
         ("basic_auth_users: {ali: plain}", "'ali' is no bcrypt hash"),
+        ("basic_auth_users: {ali: $2b$031$Xex9}", "'ali' has cost 31, at most 13"),
         ("[1", "not YAML"),
         ("a: !!bool maybe", "not YAML"),
         ("[" * 3000, "not YAML"),

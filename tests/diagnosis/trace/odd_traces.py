@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.diagnosis.traces import LOADER
+from hypothesis import strategies as st
+
+from tests.diagnosis.traces import LOADER, ORIGIN_US
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.report.html import render_html
 from warpwatch_diagnosis.report.text import render_text
@@ -28,6 +30,37 @@ ARGUMENTS = [
     "Input Dims", "Input type", "Call stack", "grid", "block", "blocks per SM", "Seq",
     "Collective name", "In msg nelems", "Group size", "dtype", "graph id",
 ]  # fmt: skip
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        None, True, False, -1, 0, 1, 10**30, 2**63, 10**400, -(10**400), -1e300, 1e300, 1.7e308,
+        float("nan"), float("inf"), 1e-320,
+        "", "x", "12", "NaN", [], [[]], [None], [1, "2", {}], {}, {"a": {"b": []}}, [[2**62] * 2],
+        [[0, 2**49], [2**49, 0]], [[0, *[2**49] * 40]] * 3, [[10**400]],
+    ]
+)  # fmt: skip
+ANY_JSON = st.recursive(
+    ODD | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+ARGUMENT_VALUES = st.dictionaries(
+    st.sampled_from(ARGUMENTS),
+    ODD | st.integers(0, 3) | st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4),
+    max_size=4,
+)
+# Far from 0, where a time means a lost clock, and mostly close together.
+TIMES = st.integers(0, 200).map(lambda us: ORIGIN_US + us) | st.sampled_from([1, 0.5, 1e17]) | ODD
+ELEMENTS = st.fixed_dictionaries(
+    {"ph": st.sampled_from(["X", "X", "X", "i", "B"]), "ts": TIMES},
+    optional={
+        "cat": st.sampled_from(CATEGORIES) | ODD,
+        "name": st.sampled_from(NAMES) | ODD,
+        "dur": st.integers(0, 100) | ODD,
+        "pid": st.integers(0, 2) | ODD,
+        "tid": st.integers(0, 2) | ODD,
+        "args": ARGUMENT_VALUES | ODD,
+    },
+)
 
 
 def verdict(path: Path) -> str | None:

@@ -11,44 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.diagnosis.trace.odd_traces import ARGUMENTS, CATEGORIES, NAMES, verdict
-from tests.diagnosis.traces import ORIGIN_US, TraceFile
+from tests.diagnosis.trace.odd_traces import ANY_JSON, ELEMENTS, verdict
+from tests.diagnosis.traces import TraceFile
 from warpwatch_diagnosis.trace import json_stream, reader
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.reader import EVENTS, members, read_trace
 
 BOUNDED = settings(deadline=None, suppress_health_check=list(HealthCheck))
-ODD: st.SearchStrategy[Any] = st.sampled_from(
-    [
-        None, True, False, -1, 0, 1, 10**30, 2**63, 10**400, -(10**400), -1e300, 1e300, 1.7e308,
-        float("nan"), float("inf"), 1e-320,
-        "", "x", "12", "NaN", [], [[]], [None], [1, "2", {}], {}, {"a": {"b": []}}, [[2**62] * 2],
-        [[0, 2**49], [2**49, 0]], [[0, *[2**49] * 40]] * 3, [[10**400]],
-    ]
-)  # fmt: skip
-ANY_JSON = st.recursive(
-    ODD | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=6,
-)
-ARGUMENT_VALUES = st.dictionaries(
-    st.sampled_from(ARGUMENTS),
-    ODD | st.integers(0, 3) | st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4),
-    max_size=4,
-)
-# Far from 0, where a time means a lost clock, and mostly close together.
-TIMES = st.integers(0, 200).map(lambda us: ORIGIN_US + us) | st.sampled_from([1, 0.5, 1e17]) | ODD
-ELEMENTS = st.fixed_dictionaries(
-    {"ph": st.sampled_from(["X", "X", "X", "i", "B"]), "ts": TIMES},
-    optional={
-        "cat": st.sampled_from(CATEGORIES) | ODD,
-        "name": st.sampled_from(NAMES) | ODD,
-        "dur": st.integers(0, 100) | ODD,
-        "pid": st.integers(0, 2) | ODD,
-        "tid": st.integers(0, 2) | ODD,
-        "args": ARGUMENT_VALUES | ODD,
-    },
-)
 
 
 @pytest.fixture(scope="module")

@@ -8,67 +8,83 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.fuzz.choices import Choices
-from tests.fuzz.watch import Target
+from tests.diagnosis.trace.odd_traces import ODD
+from tests.fuzz.watch import Target, of_bytes
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
 from warpwatch_telemetry.errors import UsageError
 
 TREE, FILE = b"\0", b"\1"
-VALUES = ("5GiB", "14d", "9" * 400 + "d", "-1", "file:///x", "127.0.0.1:1", "h100", "Mon-Fri 1-2")
+TEXTS = ["5GiB", "14d", "9" * 400 + "d", "-1", "file:///x", "127.0.0.1:1", "h100", "Mon-Fri 1-2"]
 # What YAML has beside JSON; its tags make PyYAML's constructors raise whatever they like.
-WORDS = (
+TOKENS = (
     b"!!int", b"!!float", b"!!bool", b"!!timestamp", b"!!binary", b"!!omap", b"!!set", b"!!python",
     b"&a", b"*a", b"<<:", b"? ", b"|\n", b"---\n", b"2026-01-01", b"0x", b"1:60", b".inf", b"\t",
 )  # fmt: skip
 
 
-class Configuration:
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "fuzz.yaml"
-        self._keys = [*dict.fromkeys(keys(loading.as_tree(Config()))), *VALUES]
+def keys(tree: Any) -> Iterator[str]:
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        yield key
+        yield from keys(value)
 
-    def run(self, data: bytes) -> None:
-        try:
-            if data[:1] == FILE:
-                self._path.write_bytes(data[1:])
-                config = loading.load(self._path, {})
-            else:
-                config = self._of_tree(Choices(data[1:]))
-        except UsageError as error:
-            check_line(error)
-            return
-        tree = loading.as_tree(config)
-        assert loading.parse(json.loads(json.dumps(tree)), "again") == config
 
-    def _of_tree(self, choices: Choices) -> Config:
-        tree = {choices.of(self._keys): choices.value(self._keys) for _ in range(choices.number(5))}
-        path = [choices.of(self._keys) for _ in range(choices.number(5))]
-        loading.overlay(tree, {"WARPWATCH_" + "__".join(path).upper(): choices.text()})
-        return loading.parse(tree, "fuzz")
+KEYS = st.sampled_from(list(dict.fromkeys(keys(loading.as_tree(Config())))))
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    ODD | st.sampled_from(TEXTS),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=4) | st.lists(inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(database=None)
+@given(
+    tree=st.dictionaries(KEYS, VALUES, max_size=5),
+    path=st.lists(KEYS, max_size=4),
+    text=st.text(max_size=12),
+)
+def read_tree(tree: dict[str, Any], path: list[str], text: str) -> None:
+    try:
+        loading.overlay(tree, {"WARPWATCH_" + "__".join(path).upper(): text})
+        config = loading.parse(tree, "fuzz")
+    except UsageError as error:
+        check_line(error)
+    else:
+        check_again(config)
 
 
 def check_line(error: UsageError) -> None:
     """One line that somebody can read."""
-    text = str(error)
-    assert text and "\n" not in text, text
-    assert len(text) < 20_000, "an endless line"
+    assert 0 < len(str(error)) < 20_000 and "\n" not in str(error), str(error)
 
 
-def keys(tree: Any) -> Iterator[str]:
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield key
-            yield from keys(value)
+def check_again(config: Config) -> None:
+    """What is shown can be read."""
+    tree = json.loads(json.dumps(loading.as_tree(config)))
+    assert loading.parse(tree, "again") == config
 
 
 def target(folder: Path) -> Target:
-    whole = loading.as_tree(Config())
-    files = [yaml.safe_dump({name: section}).encode() for name, section in whole.items()]
-    files += [
-        b"a: &a [1]\nb: &b [*a, *a]\nc: [*b, *b]\n",
-        b"triggers: {recipes: {hang: {steps: 2}}}",
-    ]
-    seeds = [TREE + bytes(range(1, 99)), *(FILE + text[:1500] for text in files)]
-    return Target(Configuration(folder).run, seeds, WORDS, 2048)
+    path = folder / "fuzz.yaml"
+    trees = of_bytes(read_tree)
+
+    def run(data: bytes) -> None:
+        if data[:1] == TREE:
+            trees.run(data[1:])
+            return
+        path.write_bytes(data[1:])
+        try:
+            config = loading.load(path, {})
+        except UsageError as error:
+            check_line(error)
+        else:
+            check_again(config)
+
+    sections = loading.as_tree(Config()).items()
+    files = [yaml.safe_dump({name: section}).encode()[:1500] for name, section in sections]
+    files.append(b"a: &a [1]\nb: &b [*a, *a]\ntriggers: {recipes: {hang: {steps: 2}}}")
+    seeds = [TREE + seed for seed in trees.seeds] + [FILE + text for text in files]
+    return Target(run, seeds, TOKENS, 2048)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fuzz.targets.config import WORDS, check_line
+from tests.fuzz.targets.config import TOKENS, check_line
 from tests.fuzz.watch import Target
 from warpwatch_daemon.http import web_config
 from warpwatch_daemon.http.basic_auth import BasicAuth
@@ -36,4 +36,4 @@ def target(folder: Path) -> Target:
     more = b"  client_ca_file: c.pem\n  client_auth_type: RequireAndVerifyClientCert\n"
     seeds = [tls, tls + more, b"basic_auth_users:\n  a: " + HASH + b"\n", b"{}", b"[1]"]
     tokens = (HASH, b"min_version: TLS13", b'"\\0"', b"../../", b"$2a$31$")
-    return Target(WebConfigFile(folder).run, seeds, WORDS + tokens, 1024)
+    return Target(WebConfigFile(folder).run, seeds, TOKENS + tokens, 1024)
