@@ -18,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.node import NO_DEVICES, running_daemon
+from benchmarks.node import running_daemon
 from benchmarks.processes import CannotMeasure, wait_until
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli.capture import wait
@@ -68,7 +68,8 @@ def measure() -> dict[str, Any]:
 
 def run(way: Way, folder: Path, operators: int) -> dict[str, float]:
     stop, result = folder / "stop", folder / "result.json"
-    with running_daemon(sources=NO_DEVICES, rendezvous={"kineto": True}) as daemon:
+    sections = {"sources": {"nvml": {"enabled": False}}, "rendezvous": {"kineto": True}}
+    with running_daemon(**sections) as daemon:
         launcher = ["-m", "warpwatch", "run", "--job", JOB, "--backend", way.backend, "--"]
         loop = [str(LOOP), str(operators), str(stop), str(result), *way.arguments]
         with subprocess.Popen(

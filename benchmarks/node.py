@@ -23,8 +23,6 @@ from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.api_socket import socket_path
 from warpwatch_daemon.demo.processes import free_port
 
-NO_DEVICES = {"nvml": {"enabled": False}}
-
 
 @dataclass(frozen=True, slots=True)
 class LocalDaemon:
@@ -49,13 +47,13 @@ class LocalDaemon:
 
 def daemon_arguments(folder: Path, port: int, **sections: Any) -> list[str]:
     """What Python runs the daemon with; ``sections`` are added to its configuration."""
-    rendezvous = sections.pop("rendezvous", {})
-    config = {
+    config: dict[str, dict[str, Any]] = {
         "http": {"listen": f"127.0.0.1:{port}"},
-        "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")} | rendezvous,
+        "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")},
         "store": {"url": (folder / "captures").as_uri()},
-        **sections,
     }
+    for name, section in sections.items():
+        config.setdefault(name, {}).update(section)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     return ["-m", "warpwatch_daemon", "daemon", "--config", str(path)]
@@ -67,8 +65,7 @@ def running_daemon(**sections: Any) -> Iterator[LocalDaemon]:
     with tempfile.TemporaryDirectory(prefix="warpwatch-bench-") as name:
         folder, port = Path(name), free_port()
         log = folder / "daemon.log"
-        # Through the socket, which needs no token.
-        api = ApiClient(socket_path=socket_path(folder / "run"))
+        api = ApiClient(f"http://127.0.0.1:{port}", socket_path=socket_path(folder / "run"))
         process = start(daemon_arguments(folder, port, **sections), clean_environment(), log)
         try:
             wait_until(lambda: process.poll() is not None or api.get("/healthz"))

@@ -1,8 +1,9 @@
 """What the shim costs a real training on the CPU, beside the same loop alone and beside TraceML.
 
 Every variant is a process of its own. In each round all of them live, and take turns of a tenth of
-a second, so that all see the same machine; what a variant adds is taken within a turn, of which all
-but the first steps count. In another round they lie elsewhere in memory, which shifts their times.
+a second, so that all see the same machine; of a turn all but the first steps count, of a round the
+turns that were disturbed least. In another round they lie elsewhere in memory, which shifts their
+times.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import sub
 from pathlib import Path
 from typing import Any
 
-from benchmarks.node import NO_DEVICES, running_daemon
-from benchmarks.processes import CannotMeasure, stop
-from warpwatch_daemon.api_client import ApiClient
+from benchmarks.limits import at_most
+from benchmarks.node import LocalDaemon, running_daemon
+from benchmarks.processes import CannotMeasure, last_line, stop
 from warpwatch_daemon.demo.processes import free_port
 
 LOOP = Path(__file__).with_name("training_loop.py")
@@ -94,8 +94,9 @@ class Round:
     turns: list[dict[str, float]] = field(default_factory=list)
     seen: int | None = None
 
-    def of(self, figure: str) -> list[float]:
-        return [turn[figure] for turn in self.turns]
+    def undisturbed(self, figure: str) -> float:
+        """The lower quartile of the turns: neighbours only ever make one longer."""
+        return statistics.quantiles((turn[figure] for turn in self.turns), n=4)[0]
 
 
 class Worker:
@@ -149,8 +150,8 @@ class Worker:
         return answer
 
     def _failure(self) -> CannotMeasure:
-        said = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        return CannotMeasure(f"{self._variant.name} ended: {said[-1]}")
+        said = last_line(self._log.read_text(errors="replace"))
+        return CannotMeasure(f"{self._variant.name} ended: {said}")
 
 
 def measure() -> dict[str, Any]:
@@ -169,7 +170,7 @@ def measure() -> dict[str, Any]:
 def run(folder: Path, turns: int) -> dict[str, Round]:
     """One round: of each variant, the answers of its turns and the steps that its observer saw."""
     rounds = {variant.name: Round() for variant in VARIANTS}
-    with running_daemon(sources=NO_DEVICES) as daemon:
+    with running_daemon(sources={"nvml": {"enabled": False}}) as daemon:
         workers: dict[Variant, Worker] = {}
         for variant in VARIANTS:
             try:
@@ -182,7 +183,7 @@ def run(folder: Path, turns: int) -> dict[str, Round]:
                 rounds[variant.name].turns.append(workers[variant].run(TURN_STEPS))
         for variant, worker in workers.items():
             worker.finish()
-            rounds[variant.name].seen = _steps_seen(variant, folder, daemon.api)
+            rounds[variant.name].seen = _steps_seen(variant, folder, daemon)
     return rounds
 
 
@@ -192,13 +193,12 @@ def _worker(variant: Variant, folder: Path, environment: dict[str, str]) -> Work
     return Worker(variant, own, {**environment, "WARPWATCH_JOB": variant.name})
 
 
-def _steps_seen(variant: Variant, folder: Path, api: ApiClient) -> int | None:
+def _steps_seen(variant: Variant, folder: Path, daemon: LocalDaemon) -> int | None:
     if variant in PEERS:
         path = folder / variant.name / "run" / "final_summary.json"
         summary = json.loads(path.read_text(encoding="utf-8"))
         return int(summary["step_time"]["metadata"]["training_total_steps"] or 0)
-    ranks = api.get("/api/v1/ranks")["ranks"]
-    return next((int(rank["steps_total"]) for rank in ranks if rank["job"] == variant.name), None)
+    return next((int(rank["steps_total"]) for rank in daemon.ranks(variant.name)), None)
 
 
 def summary(variant: Variant, rounds: list[dict[str, Round]]) -> dict[str, Any]:
@@ -210,20 +210,16 @@ def summary(variant: Variant, rounds: list[dict[str, Round]]) -> dict[str, Any]:
         return {"not_measured": failure}
     row: dict[str, Any] = {}
     for figure in ("step_us", "cpu_us", "rss_kib"):
-        row[figure] = round(_middle(_middle(one.of(figure)) for one in own), 1)
+        row[figure] = round(statistics.median(one.undisturbed(figure) for one in own), 1)
         if variant.beside:
             pairs = zip(own, alone, strict=True)
-            added = [_middle(map(sub, one.of(figure), by.of(figure))) for one, by in pairs]
+            added = [one.undisturbed(figure) - by.undisturbed(figure) for one, by in pairs]
             low, high = bounds(added)
             row[f"added_{figure}"] = round(statistics.median(added), 1)
             row[f"added_{figure}_95"] = [round(low, 1), round(high, 1)]
     if variant.beside:
         row["steps_seen"] = own[-1].seen
     return row
-
-
-def _middle(values: Iterable[float]) -> float:
-    return float(statistics.median(values))
 
 
 def bounds(values: list[float]) -> tuple[float, float]:
@@ -244,15 +240,11 @@ def judge(report: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         limit_us = MAX_CALLS_US if variant is CALLS else MAX_RUN_US
         added_us, name = figures["added_step_us"], variant.name
         rows += [
-            _at_most(f"{name}: µs added to a step", added_us, limit_us),
-            _at_most(f"{name}: share of a 100 ms step", added_us / STEP_US, MAX_SHARE),
-            _at_most(f"{name}: KiB a rank", figures["added_rss_kib"], MAX_MEMORY_KIB),
+            at_most(f"{name}: µs added to a step", added_us, limit_us),
+            at_most(f"{name}: share of a 100 ms step", added_us / STEP_US, MAX_SHARE),
+            at_most(f"{name}: KiB a rank", figures["added_rss_kib"], MAX_MEMORY_KIB),
         ]
     return rows
-
-
-def _at_most(what: str, value: float, limit: float) -> dict[str, Any]:
-    return {"what": what, "value": round(value, 6), "at_most": limit, "met": value <= limit}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ own.
                   itself takes when the daemon asks. It sets KINETO_USE_DAEMON,
                   KINETO_IPC_SOCKET_DIR, KINETO_ONDEMAND_TRACE_DIR and, unless it is set already,
                   KINETO_CONFIG; nothing while no daemon runs. PyTorch then initialises CUDA at
-                  import: choose the GPUs before (docs/shim.md)
+                  import: choose the GPUs before (docs/kineto.md)
 
 example: {program} --job llama-7b -- torchrun --nproc-per-node 8 train.py
 """
