@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.node import loop_node, poll
+from tests.loop.node import loop_node, open_to_all, poll
 from tests.loop.programs import STEPPING_AS
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples/systemd"
@@ -57,8 +57,7 @@ def test_the_rendezvous_folder_has_a_size_of_its_own(tmp_path: Path) -> None:
 def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(
     tmp_path: Path,
 ) -> None:
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
+    open_to_all(tmp_path)
     before = os.umask(int(setting("warpwatch.service", "UMask"), 8))
     try:
         with loop_node(tmp_path) as node:

@@ -52,7 +52,7 @@ while number != steps:
 STEPPING_AS = """
 import os, sys, time
 import warpwatch
-from warpwatch import link
+from warpwatch import helper_thread
 import encodings.ascii, encodings.idna
 
 os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
@@ -67,7 +67,7 @@ while True:
 SHORT_JOBS = """
 import itertools, os, signal, sys, time
 import warpwatch
-from warpwatch import link
+from warpwatch import helper_thread
 import encodings.ascii, encodings.idna
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

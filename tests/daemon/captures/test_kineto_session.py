@@ -224,7 +224,8 @@ def test_of_a_process_of_unknown_origin_no_rank_is_expected(bench: Bench) -> Non
 
 
 def test_jobs_are_reported_with_their_ranks(bench: Bench) -> None:
-    assert bench.backend.states() == (JobState("job", 2, ("0", "1"), backend="kineto"),)
+    job = JobState("job", 2, ("0", "1"), backend="kineto", owner_uid=UID)
+    assert bench.backend.states() == (job,)
 
 
 def test_a_rank_that_has_just_ended_refuses_the_capture(bench: Bench) -> None:
