@@ -78,18 +78,9 @@ class Daemon:
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
-        rejected = metrics.counter("rendezvous_rejected_total")
         store = Store(config.store)
         saved.move(self.folder.path, store.path)
-        self._positions = saved.Positions(
-            store.path, lambda: rejected.labels("not_saved").inc(), self._wake_positions
-        )
-        self.ranks = RanksSource(
-            self.folder,
-            self._positions,
-            config.detection.hang.stopped_after_s,
-            lambda reason: rejected.labels(reason).inc(),
-        )
+        self._positions, self.ranks = self._rank_source(store.path)
         node = environ.get("NODE_NAME") or socket.gethostname()
         self.captures = Capturing(
             config, store, self.folder, self.ranks, self.hub, node, self._hurry
@@ -119,6 +110,18 @@ class Daemon:
         )
         self.sources = enabled_sources(config, self._surroundings())
         self._pipeline_loop: Loop | None = None
+
+    def _rank_source(self, state_folder: Path) -> tuple[saved.Positions, RanksSource]:
+        rejected = self.hub.metrics.counter("rendezvous_rejected_total")
+        positions = saved.Positions(
+            state_folder, lambda: rejected.labels("not_saved").inc(), self._wake_positions
+        )
+        return positions, RanksSource(
+            self.folder,
+            positions,
+            self._config.detection.hang.stopped_after_s,
+            lambda reason: rejected.labels(reason).inc(),
+        )
 
     def _surroundings(self) -> Surroundings:
         return Surroundings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,16 +45,17 @@ class Finding:
         }
 
 
-class Rule:
+class Rule(ABC):
     """``supersedes``: kinds that see the same time less exactly; they are dropped for that rank."""
 
     kind: str
     supersedes: tuple[str, ...] = ()
 
+    @abstractmethod
     def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
         """Findings in the traces of one capture, which all hold enough to be judged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def usual_shares(
         self, baseline: Sequence[Measures], alignment: Alignment | None
     ) -> list[float]:
@@ -61,7 +63,6 @@ class Rule:
 
         ``alignment``: of the capture that is compared with it.
         """
-        raise NotImplementedError
 
     def finding(
         self,
@@ -89,15 +90,15 @@ class RankRule(Rule):
     high_share: float
     needs_gpu = False
 
+    @abstractmethod
     def lost(self, measures: Measures) -> Intervals:
         """What the fault costs; nothing where there is none."""
-        raise NotImplementedError
 
-    def evidence(self, measures: Measures, lost: Intervals) -> Iterable[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def evidence(self, measures: Measures, lost: Intervals) -> Iterable[str]: ...
 
-    def advice(self, measures: Measures) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def advice(self, measures: Measures) -> str: ...
 
     def share(self, measures: Measures, lost: Intervals) -> float:
         """What is reported, and compared with a baseline."""
