@@ -14,9 +14,9 @@ from typing import Any
 # Characters, and bytes of JSON: the whole has to fit into a metadata slot.
 MAX_JOB = 128
 _MAX_JOB_BYTES = 384
+MAX_RUN = 128
 _MAX_TEXT = 64
 MAX_PHASE = 32
-
 
 _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -38,19 +38,42 @@ def phase_name(text: str) -> str:
 def job_name(asked: str | None, environ: Mapping[str, str], argv: Sequence[str]) -> str:
     """attach(job=), WARPWATCH_JOB, Slurm, torchrun's run id, the pod's owner, the script's name."""
     slurm = "-".join(filter(None, (environ.get("SLURM_JOB_NAME"), environ.get("SLURM_JOB_ID"))))
-    run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
+    torchrun = environ.get("TORCHELASTIC_RUN_ID", "none")
     script = os.path.basename(argv[0]) if argv else ""
     names = (
         asked,
         environ.get("WARPWATCH_JOB"),
         slurm,
         # What torchrun makes up itself names nothing, and another run differently.
-        "" if run_id == "none" or _MADE_UP.fullmatch(run_id) else run_id,
+        "" if torchrun == "none" or _MADE_UP.fullmatch(torchrun) else torchrun,
         environ.get("WARPWATCH_POD_OWNER"),
         script if script not in ("-c", "-m") else "",
         "python",
     )
     return bounded(next(name for name in names if name), MAX_JOB, _MAX_JOB_BYTES)
+
+
+def run_id(environ: Mapping[str, str]) -> str | None:
+    """What tells this start of the job from its others and is the same on all of its nodes.
+
+    WARPWATCH_RUN, Slurm's job id with its restart count, torchrun's run id. None: there is none.
+    """
+    slurm = environ.get("SLURM_JOB_ID")
+    restarts = environ.get("SLURM_RESTART_COUNT")
+    torchrun = environ.get("TORCHELASTIC_RUN_ID", "none")
+    ids = (
+        environ.get("WARPWATCH_RUN"),
+        f"{slurm}-{restarts}" if slurm and restarts else slurm,
+        torchrun if torchrun != "none" else None,
+    )
+    found = next(filter(None, ids), None)
+    return bounded(found, MAX_RUN, MAX_RUN) if found else None
+
+
+def _master(environ: Mapping[str, str]) -> str | None:
+    """Where the ranks of all nodes meet: nodes without a run's id are joined by it."""
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    return bounded(f"{address}:{port}", _MAX_TEXT, _MAX_TEXT) if address and port else None
 
 
 def _number(text: str | None) -> int | None:
@@ -98,11 +121,14 @@ def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
         _number(environ.get("SLURM_NTASKS")),
         default=1,
     )
+    where = {"run": run_id(environ), "master": _master(environ)}
     return {
         "job": job_name(job, environ, sys.argv),
+        **{name: text for name, text in where.items() if text},
         "rank": rank,
         "local_rank": local,
-        "world_size": size,
+        # Not every launcher says it; there are at least the ranks up to this one.
+        "world_size": max(size, rank + 1),
         "hostname": bounded(socket.gethostname(), _MAX_TEXT, _MAX_TEXT),
         "pod_uid": bounded(pod_uid, _MAX_TEXT, _MAX_TEXT) if pod_uid else None,
         "python": platform.python_version(),

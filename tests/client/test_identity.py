@@ -7,7 +7,7 @@ import json
 import pytest
 
 from warpwatch import identity, protocol
-from warpwatch.identity import describe, job_name, phase_name
+from warpwatch.identity import describe, job_name, phase_name, run_id
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,49 @@ def test_ranks_come_from_torchrun_then_slurm() -> None:
     assert (found["rank"], found["local_rank"], found["world_size"]) == (0, 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("environ", "run"),
+    [
+        ({"WARPWATCH_RUN": "mine", "SLURM_JOB_ID": "7"}, "mine"),
+        ({"SLURM_JOB_ID": "7", "TORCHELASTIC_RUN_ID": "run-1"}, "7"),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, "7-2"),
+        ({"SLURM_RESTART_COUNT": "2"}, None),
+        ({"TORCHELASTIC_RUN_ID": "run-1"}, "run-1"),
+        # no name for a job, but another one for each start
+        (
+            {"TORCHELASTIC_RUN_ID": "d732d928-444d-4c1f-8f0e-0123456789ab"},
+            "d732d928-444d-4c1f-8f0e-0123456789ab",
+        ),
+        ({"TORCHELASTIC_RUN_ID": "none"}, None),
+        ({}, None),
+    ],
+)
+def test_a_run_is_the_first_id_that_is_there(environ: dict[str, str], run: str | None) -> None:
+    assert run_id(environ) == run
+
+
+def test_what_is_not_known_of_the_run_is_missing() -> None:
+    assert not {"run", "master"} & set(describe("a", {"MASTER_ADDR": "node-1"}))
+    found = describe("a", {"WARPWATCH_RUN": "r1", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500"})
+    assert (found["run"], found["master"]) == ("r1", "node-1:29500")
+
+
+def test_a_rank_without_a_world_size_is_the_last_of_its_world() -> None:
+    assert describe("a", {"RANK": "5"})["world_size"] == 6
+    assert describe("a", {"RANK": "5", "WORLD_SIZE": "4"})["world_size"] == 6
+
+
 def test_the_longest_metadata_fits_into_its_slot() -> None:
-    found = describe("訓" * 500, {"WARPWATCH_POD_UID": "\U0001f600" * 500})
+    environ = {"WARPWATCH_POD_UID": "\U0001f600" * 500, "WARPWATCH_RUN": "r" * 500}
+    environ |= {"MASTER_ADDR": "m" * 500, "MASTER_PORT": "29500", "RANK": str(2**31 - 1)}
+    found = describe("訓" * 500, environ)
     found["hostname"] = identity.bounded("é" * 500, 64, 64)
     found["torch"] = "9" * 32
     phases = [phase_name(f"{number}" + "p" * 90) for number in range(16)]
     found |= {"device": "G" * 64, "phases": phases, "step_clock": "optimizer"}
-    found |= {"client": "10.10.10", "inbox_ok": False, "faults": 10**6}
+    found |= {"client": "10.10.10", "inbox_ok": False, "faults": 10**6, "events_per_step": 10**7}
+    found |= {"held_stacks": f"held.{'j' * 40}-r{2**31 - 1}-{'0' * 16}.stacks.fifo"}
+    assert (len(found["run"]), len(found["master"])) == (128, 64)
     assert len(protocol.encode_metadata(1, found)) <= protocol.META_SLOT_SIZE
     assert len(found["job"]) == 64
     assert len(json.dumps(found["job"])) <= 386
