@@ -85,12 +85,14 @@ class SourcesConfig(Section):
 
 
 class AttributionConfig(Section):
-    """Whose work runs on the devices.
+    """Whose work runs on the devices, and whose the pods are.
 
-    ``kubelet_socket``: auto (where it exists), off, or a path. ``slurm``: auto (the processes'
-    control groups), off, or a folder with a file for each device UUID that holds its job ids.
+    ``kubelet_socket``: auto (where it exists), off, or a path; so is ``pod_logs``, the kubelet's
+    folder of logs. ``slurm``: auto (the processes' control groups), off, or a folder with a file
+    for each device UUID that holds its job ids.
     """
 
     kubelet_socket: str = "auto"
+    pod_logs: str = "auto"
     slurm: str = "auto"
     interval_s: Interval = 10.0

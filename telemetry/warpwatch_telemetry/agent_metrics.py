@@ -110,7 +110,8 @@ _INPUT = (
     _row(
         "attribution_timestamp_seconds",
         "gauge",
-        "When it was last read with success whose work runs where (kubelet, slurm, cgroup).",
+        "When it was last read with success whose work runs where "
+        "(kubelet, slurm, cgroup, pod_logs).",
         "origin",
         unit="seconds",
     ),

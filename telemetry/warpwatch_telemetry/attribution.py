@@ -1,4 +1,4 @@
-"""Whose work runs on the devices: containers, batch jobs, and the processes themselves."""
+"""Whose work runs: pods, containers on devices, batch jobs, and the processes themselves."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Pod:
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessOwner:
     """What a process's control groups say of it; empty where they say nothing."""
 
@@ -27,10 +33,11 @@ class ProcessOwner:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """What one origin (kubelet, slurm, cgroup) knew when it was last read with success.
+    """What one origin (kubelet, slurm, cgroup, pod_logs) knew when it was last read with success.
 
     ``time`` is that moment (wall clock, seconds): an origin that is away leaves its last word,
-    which grows old. ``workloads`` and ``slurm_jobs`` are by device UUID, ``processes`` by host PID.
+    which grows old. ``workloads`` and ``slurm_jobs`` are by device UUID, ``processes`` by host PID,
+    ``pods`` by the pod's UID.
     """
 
     origin: str
@@ -38,3 +45,4 @@ class Attribution:
     workloads: Mapping[str, tuple[Workload, ...]] = field(default_factory=dict)
     slurm_jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     processes: Mapping[int, ProcessOwner] = field(default_factory=dict)
+    pods: Mapping[str, Pod] = field(default_factory=dict)

@@ -70,9 +70,11 @@ def test_by_default_root_sees_three_folders_of_the_host(helm4: Path) -> None:
     spec, container = daemon_of(helm4)
     assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (0, 0)
     paths = {each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each}
-    assert paths == {"/run/warpwatch", "/var/lib/warpwatch", "/var/lib/kubelet/pod-resources"}
+    kubelets = {"/var/lib/kubelet/pod-resources", "/var/log/pods"}
+    assert paths == {"/run/warpwatch", "/var/lib/warpwatch"} | kubelets
     mounts = {each["name"]: each for each in container["volumeMounts"]}
     assert mounts["pod-resources"]["readOnly"] is True
+    assert mounts["pod-logs"]["readOnly"] is True
     assert mounts["config"]["readOnly"] is True
 
 

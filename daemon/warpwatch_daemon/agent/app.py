@@ -35,6 +35,7 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
+from warpwatch_devices.attribution.pod_folders import folder_of
 from warpwatch_devices.call_guard import run_all
 from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_devices.source import Surroundings
@@ -121,6 +122,7 @@ class Daemon:
             positions,
             self._config.detection.hang.stopped_after_s,
             lambda reason: rejected.labels(reason).inc(),
+            known_pods=self.hub.pods if folder_of(self._config.attribution.pod_logs) else None,
         )
 
     def _surroundings(self) -> Surroundings:

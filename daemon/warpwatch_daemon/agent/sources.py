@@ -59,7 +59,8 @@ def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
         from warpwatch_devices.processes import ProcessesSource
 
         yield ProcessesSource(sources.processes, surroundings)
-    if config.attribution.kubelet_socket != "off" or config.attribution.slurm != "off":
+    attribution = config.attribution
+    if {attribution.kubelet_socket, attribution.slurm, attribution.pod_logs} != {"off"}:
         from warpwatch_devices.attribution.source import AttributionSource
 
-        yield AttributionSource(config.attribution, surroundings)
+        yield AttributionSource(attribution, surroundings)

@@ -20,6 +20,7 @@ from warpwatch_daemon.ranks.directory import PRIVATE, Directory, make
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.ring_folder import PodFolder
 from warpwatch_daemon.ranks.table import Limits, OpenRing, RingCount, RingTable
+from warpwatch_telemetry.attribution import Pod
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,11 @@ IDLE_S = 24 * 3600.0
 UNSERVED_IDLE_S = 3600.0
 # A folder that is in use is kept young by the daemon.
 TOUCH_AFTER_S = 3600.0
+# How long the rings of a pod that the kubelet does not know yet are not looked at.
+UNKNOWN_S = 15.0
+
+# The node's pods by UID, as the kubelet has them; None while that is not known.
+KnownPods = Callable[[], Mapping[str, Pod] | None]
 
 # As the API server makes them, and as the kubelet does for static pods.
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
@@ -63,7 +69,7 @@ class Complaints:
 
 
 class Pods:
-    """For the thread that polls."""
+    """For the thread that polls. ``known``: None where no one is asked which pods there are."""
 
     def __init__(
         self,
@@ -72,8 +78,10 @@ class Pods:
         reject: Callable[[str], None],
         scan_interval_s: float,
         limits: Limits,
+        known: KnownPods | None = None,
     ) -> None:
         self._folder = folder
+        self._known = known
         self._limits = limits
         self._pods = Directory(folder.path) / PODS
         self._count = count
@@ -81,8 +89,11 @@ class Pods:
         self._interval_s = scan_interval_s
         self._folders: dict[str, PodFolder] = {}
         self._complaints = Complaints(reject)
-        # To be scanned in this round.
+        # To be scanned in this round, and whether one of it waits for the kubelet.
         self._due: list[str] = []
+        self._awaits = False
+        # When each pod whose namespace was not known was met.
+        self._met: dict[str, float] = {}
         self._look_due = self._round_due = 0.0
         self._seen_mtime_ns = -1
         # Whether every folder was looked at since the start.
@@ -109,19 +120,38 @@ class Pods:
             self._look_due = at + self._interval_s
             self._look(now, at)
             self._due = list(self._folders)
+            self._awaits = False
         until = time.monotonic() + self._limits.scan_s
         rings: list[OpenRing] = []
         while self._due and time.monotonic() < until:
             uid = self._due.pop()
             if uid in self._folders:
-                rings += self._scan_one(uid)
-        self.settled = self.settled or not self._due
+                rings += self._scan_one(uid, at)
+        self.settled = self.settled or not (self._due or self._awaits)
         return rings
 
-    def _scan_one(self, uid: str) -> list[OpenRing]:
+    def _scan_one(self, uid: str, at: float) -> list[OpenRing]:
         with self._apart(uid):
-            return self._folders[uid].table.scan()
+            table = self._folders[uid].table
+            if self._waits_for_namespace(uid, table, at):
+                self._awaits = True
+                return []
+            rings = table.scan()
+            if rings and self._known is not None and table.namespace is None:
+                why = "the kubelet does not know it; its jobs belong to the users of its files"
+                self._complaints.make("unknown_pod", uid, why)
+            return rings
         return []
+
+    def _waits_for_namespace(self, uid: str, table: RingTable, at: float) -> bool:
+        """Whether the kubelet may yet say whose the pod is; if it has, the table knows."""
+        if self._known is None or table.namespace is not None:
+            return False
+        pod = (self._known() or {}).get(uid)
+        if pod is not None:
+            table.namespace = pod.namespace
+            return False
+        return at - self._met.setdefault(uid, at) < UNKNOWN_S
 
     # --- folders ---
 
@@ -165,6 +195,7 @@ class Pods:
                 folder.release()
             if here is None and not folder.table.has_rings:
                 del self._folders[uid]
+        self._met = {uid: met for uid, met in self._met.items() if uid in self._folders}
         self._complaints.keep(found)
 
     def _drop_broken(self) -> None:

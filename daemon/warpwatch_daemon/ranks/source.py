@@ -14,7 +14,7 @@ from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks import process, ring_folder
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.pods import Pods
+from warpwatch_daemon.ranks.pods import KnownPods, Pods
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.rank_processes import RankProcesses
 from warpwatch_daemon.ranks.record_budget import RecordBudget
@@ -60,6 +60,7 @@ class RanksSource:
         reject: Callable[[str], None],
         scan_interval_s: float = SCAN_INTERVAL_S,
         limits: Limits = LIMITS,
+        known_pods: KnownPods | None = None,
     ) -> None:
         self._folder = folder
         self._stopped_after_s = stopped_after_s
@@ -67,7 +68,7 @@ class RanksSource:
         count = RingCount(limits.rings)
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, count)
         self._shared = ring_folder.shared(folder.path, folder.inbox, table)
-        self._pods = Pods(folder, count, reject, scan_interval_s, limits)
+        self._pods = Pods(folder, count, reject, scan_interval_s, limits, known_pods)
         self._positions = positions
         self._saved = positions.load()
         # Whether all rings that were there at the start have their saved counts.

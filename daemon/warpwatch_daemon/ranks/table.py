@@ -45,12 +45,14 @@ class OpenRing:
     """An accepted ring, equal to itself alone.
 
     ``owner_uid`` is the file's owner and ``pod_uid`` the pod whose own folder it lies in, None in
-    the folder of all: facts, where the claims are not.
+    the folder of all; ``owner`` is whose a job of it is, ``ns/<namespace>`` where the kubelet says
+    it and else ``uid/<owner_uid>``: facts, where the claims are not.
     """
 
     name: str
     reader: RingReader
     owner_uid: int
+    owner: str
     created_time: float
     claims: claims.Claims
     pod_uid: str | None = None
@@ -98,6 +100,7 @@ class RingTable:
     """The rings of one folder, of the pod ``pod_uid`` if it is a pod's own.
 
     ``reject`` gets the reason of every refusal, once a file. ``count`` is of all folders.
+    ``namespace`` is that of the pod, None where it is not known; rings keep what they came with.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class RingTable:
         self._interval_s = scan_interval_s
         self._count = count or RingCount()
         self._pod_uid = pod_uid
+        self.namespace: str | None = None
         of_pod = Bounds(MAX_RINGS_PER_POD, MAX_FILES_PER_POD)
         self._bounds = Bounds(self._count.limit, MAX_FILES) if pod_uid is None else of_pod
         self._refused: dict[str, tuple[int, int, int]] = {}
@@ -242,7 +246,9 @@ class RingTable:
             os.close(fd)
             raise
         created_time = header.identity.created_wall_ns / 1e9
-        return OpenRing(name, reader, opened.st_uid, created_time, said, self._pod_uid)
+        uid = opened.st_uid
+        owner = f"uid/{uid}" if self.namespace is None else f"ns/{self.namespace}"
+        return OpenRing(name, reader, uid, owner, created_time, said, self._pod_uid)
 
     def _check_room(self, owner_uid: int) -> None:
         """Raises ProtocolError where one ring more would be too many."""

@@ -13,11 +13,14 @@ from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.device_table import DeviceTable
 from warpwatch_daemon.state.job_energy import JobEnergy
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.records import DeviceReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankKey, RankState, State
+
+# Which pods there are is read each second; what is older than this may have changed.
+PODS_BELIEVED_S = 15.0
 
 
 class Hub:
@@ -43,6 +46,7 @@ class Hub:
         self._devices = DeviceTable(stale_after_s, by_source)
         self._host: dict[str, tuple[float, HostSample]] = {}
         self._attributions: dict[str, Attribution] = {}
+        self._pods: tuple[float, Mapping[str, Pod]] | None = None
         self._health: dict[str, SourceHealth] = {}
         self._rank_states: Callable[[], tuple[RankState, ...]] = tuple
         self._ranks_known = False
@@ -80,6 +84,8 @@ class Hub:
     def publish_attribution(self, attribution: Attribution) -> None:
         with self._lock:
             self._attributions[attribution.origin] = attribution
+            if attribution.pods:
+                self._pods = (self._monotonic(), attribution.pods)
 
     def publish_health(self, health: SourceHealth) -> None:
         with self._lock:
@@ -147,6 +153,14 @@ class Hub:
     def devices(self) -> tuple[DeviceSample, ...]:
         with self._lock:
             return self._devices.merged(self._monotonic())
+
+    def pods(self) -> Mapping[str, Pod] | None:
+        """The pods of the node by UID, None where no one has said for a while which there are."""
+        with self._lock:
+            known = self._pods
+        if known is None or self._monotonic() - known[0] > PODS_BELIEVED_S:
+            return None
+        return known[1]
 
     def captures(self) -> tuple[Capture, ...]:
         with self._lock:

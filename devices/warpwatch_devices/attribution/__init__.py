@@ -5,5 +5,6 @@
   podresources_pb2 is generated from podresources.proto
 - device_ids: what an id of a device plugin or a claim says; known_devices: which device that is
 - control_groups: pod, container and Slurm job of a process
+- pod_folders: the node's pods, by the folders that the kubelet keeps for their logs
 - slurm_folder: job ids that a prolog writes to files
 """

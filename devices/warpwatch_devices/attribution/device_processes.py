@@ -18,6 +18,7 @@ class DeviceProcessesOrigin:
     """``slurm``: whether the jobs are wanted as well."""
 
     name = "cgroup"
+    needs_devices = True
 
     def __init__(
         self,

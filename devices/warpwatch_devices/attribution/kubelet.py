@@ -30,6 +30,7 @@ class KubeletOrigin:
     """``optional``: a node without the socket has no kubelet, which is no failure."""
 
     name = "kubelet"
+    needs_devices = True
 
     def __init__(
         self,

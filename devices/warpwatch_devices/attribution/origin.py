@@ -23,9 +23,14 @@ class OriginAnswer:
 
 
 class AttributionOrigin(Protocol):
-    """``name`` is the value of the label ``origin`` under which its failures are counted."""
+    """``name`` is the value of the label ``origin`` under which its failures are counted.
+
+    needs_devices: whether there is nothing to ask before a device is known. Who needs none is asked
+    each second: rings of pods wait for its answer.
+    """
 
     name: str
+    needs_devices: bool
 
     def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
         """``now``: wall clock in seconds. Raises OriginError when there was no answer."""

@@ -32,6 +32,7 @@ class FileRefused(Exception):
 
 class SlurmFolderOrigin:
     name = "slurm"
+    needs_devices = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -11,6 +11,7 @@ from pathlib import Path
 from warpwatch_devices.attribution.device_processes import DeviceProcessesOrigin
 from warpwatch_devices.attribution.kubelet import KubeletOrigin
 from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
+from warpwatch_devices.attribution.pod_folders import PodFoldersOrigin, folder_of
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.loops import Supervisor
@@ -19,7 +20,8 @@ from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 
-# How soon after the first device is known an origin is asked for the first time.
+# How soon after the first device is known an origin is asked for the first time, and how often one
+# is that needs no device.
 TICK_S = 1.0
 
 
@@ -37,10 +39,11 @@ class AttributionSource:
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         """A loop for each origin: one that does not answer keeps no other waiting."""
         sink.publish_health(SourceHealth(self.name, up=True))
-        interval_s = self._config.interval_s
+        tick_s = min(TICK_S, self._config.interval_s)
         for origin in self._origins:
+            interval_s = self._config.interval_s if origin.needs_devices else 0.0
             asker = Asker(origin, interval_s, self._devices, sink, self._report(sink))
-            supervisor.every(f"attribution-{origin.name}", min(TICK_S, interval_s), asker.step)
+            supervisor.every(f"attribution-{origin.name}", tick_s, asker.step)
 
     def close(self) -> None:
         for origin in self._origins:
@@ -66,6 +69,9 @@ def origins_of(config: AttributionConfig) -> list[AttributionOrigin]:
         origins.append(KubeletOrigin())
     elif config.kubelet_socket != "off":
         origins.append(KubeletOrigin(Path(config.kubelet_socket), optional=False))
+    pod_logs = folder_of(config.pod_logs)
+    if pod_logs is not None:
+        origins.append(PodFoldersOrigin(pod_logs))
     if config.slurm not in ("auto", "off"):
         origins.append(SlurmFolderOrigin(Path(config.slurm)))
     return origins
@@ -100,7 +106,7 @@ class Asker:
         if begun < self._due:
             return
         samples = self._devices()
-        if not samples:
+        if not samples and self._origin.needs_devices:
             return
         self._due = begun + self._interval_s
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.daemon.ranks.sources import ranks_source
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import Inboxes
+from warpwatch_daemon.ranks.pods import KnownPods
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.ranks.table import LIMITS, Limits
 from warpwatch_telemetry.records import Record
@@ -37,8 +38,11 @@ def finds_daemon(folder: Path) -> bool:
 class PodNode:
     """``rejects`` counts what the daemon refused."""
 
-    def __init__(self, path: Path, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, path: Path, limits: Limits = LIMITS, known_pods: KnownPods | None = None
+    ) -> None:
         self.limits = limits
+        self.known_pods = known_pods
         self.folder = RendezvousFolder(path / "run", path / "inbox", "0.0.0")
         self.rejects: Counter[str] = Counter()
         self.source = self.start()
@@ -48,7 +52,9 @@ class PodNode:
 
     def start(self) -> RanksSource:
         """The ranks source of a daemon that has just started."""
-        return ranks_source(self.folder, lambda reason: self.rejects.update([reason]), self.limits)
+        return ranks_source(
+            self.folder, lambda reason: self.rejects.update([reason]), self.limits, self.known_pods
+        )
 
     def pod(self, uid: str) -> Path:
         return self.folder.path / "pods" / uid

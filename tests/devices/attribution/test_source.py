@@ -42,6 +42,7 @@ class Scripted:
     """An origin that answers, or fails, as the test says."""
 
     name = "kubelet"
+    needs_devices = True
 
     def __init__(self) -> None:
         self.outcome: OriginAnswer | OriginError = OriginAnswer()
