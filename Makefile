@@ -78,9 +78,9 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --editable '.[demo]' --constraint constraints.txt >&2
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	@$(BIN)/pip install --quiet --editable '.[demo,dev]' --constraint constraints.txt >&2
-	@touch $@
+	@touch $(VENV)/.demo $@
 
 # Where atheris has no wheel, mutations of the seeds do.
 $(VENV)/.fuzz: $(VENV)/.dev

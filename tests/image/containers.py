@@ -58,6 +58,14 @@ except urllib.error.HTTPError as error:
 print(answer.status)
 sys.stdout.write(answer.read().decode())
 """
+# In the container: only there the daemon sees who asks on its socket.
+_GET = """
+import json, os, sys
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.api_socket import find_socket
+client = ApiClient(socket_path=find_socket(os.environ, os.getuid()))
+print(json.dumps(client.get(sys.argv[1])))
+"""
 
 
 def call(*command: str, timeout_s: float = 60.0, check: bool = True) -> str:
@@ -135,9 +143,8 @@ class Container:
         return int(status), text
 
     def get(self, path: str) -> Any:
-        status, text = self.fetch(path)
-        assert status == 200, text
-        return json.loads(text)
+        """The JSON answer on the Unix socket, to the daemon's own user: it needs no token."""
+        return json.loads(self.execute("python3", "-c", _GET, path))
 
     def answers(self) -> bool:
         """Raises AssertionError with its log when it has ended."""

@@ -113,7 +113,7 @@ def test_helm_test_is_content_with_it(start: Start, helm4: Path) -> None:
 
 
 def test_a_capture_is_stored_and_its_diagnosis_lacks_memory(start: Start, folder: Path) -> None:
-    """A daemon that nobody gave more than 96 MiB says so, and lives on."""
+    """A daemon that has no more than 96 MiB says so, and lives on."""
     (folder / "token").write_text("secret\n")
     environment = {"WARPWATCH_DIR": f"{folder}/run", "WARPWATCH_INBOX": f"{folder}/inbox"}
     options = [f"--env={name}={value}" for name, value in environment.items()]
@@ -163,10 +163,8 @@ def test_root_without_capabilities_serves_two_tenants_that_see_only_themselves(
     run, data = folder / "run", folder / "data"
     for path in (run, data):
         path.mkdir(mode=0o755)
-    # On loopback captures need no token; nobody else is on this network anyway.
-    options = ["--user", "0:0", "--env", "WARPWATCH_HTTP__LISTEN=127.0.0.1:9400"]
-    options += [f"--volume={run}:/run/warpwatch", f"--volume={data}:/var/lib/warpwatch"]
-    daemon = start(*LIMIT, *SIMULATED, *options)
+    options = [f"--volume={run}:/run/warpwatch", f"--volume={data}:/var/lib/warpwatch"]
+    daemon = start(*LIMIT, *SIMULATED, *options, "--user", "0:0")
     wait_for(daemon)
     tenants = {"first": (str(uuid.uuid4()), "10001"), "second": (str(uuid.uuid4()), "10002")}
     pods = {job: start_tenant(start, run, data, job, *who) for job, who in tenants.items()}

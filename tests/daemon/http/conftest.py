@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import statistics
 import tempfile
 import threading
@@ -301,7 +302,7 @@ def local_client(server: Server) -> httpx.Client:
 
 @contextmanager
 def servers(agent: MemoryAgent) -> Iterator[Serve]:
-    running: list[tuple[Server, threading.Thread]] = []
+    running: list[tuple[Server, threading.Thread, Path]] = []
 
     def start(
         *,
@@ -315,17 +316,18 @@ def servers(agent: MemoryAgent) -> Iterator[Serve]:
         server.bind_locally(socket_of(server))
         thread = threading.Thread(target=server.run)
         thread.start()
-        running.append((server, thread))
+        running.append((server, thread, socket_of(server).parent))
         return server
 
     try:
         yield start
     finally:
-        for server, _ in running:
+        for server, _, _ in running:
             server.stop()
-        for _, thread in running:
+        for _, thread, folder in running:
             thread.join(5)
             assert not thread.is_alive()
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
