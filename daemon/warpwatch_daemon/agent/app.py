@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.ranks import saved
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
+from warpwatch_daemon.ranks.gone_pods import GonePods
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
@@ -58,6 +60,7 @@ SELF_INTERVAL_S = 1.0
 # How long the end waits for a disk that may hang.
 LAST_WRITES_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
+GONE_PODS_INTERVAL_S = 60.0
 
 
 class Daemon:
@@ -79,6 +82,8 @@ class Daemon:
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
+        asked = folder_of(config.attribution.pod_logs) is not None
+        self._known_pods = self.hub.pods if asked else None
         store = Store(config.store)
         saved.move(self.folder.path, store.path)
         self._positions, self.ranks = self._rank_source(store.path)
@@ -122,7 +127,7 @@ class Daemon:
             positions,
             self._config.detection.hang.stopped_after_s,
             lambda reason: rejected.labels(reason).inc(),
-            known_pods=self.hub.pods if folder_of(self._config.attribution.pod_logs) else None,
+            known_pods=self._known_pods,
         )
 
     def _surroundings(self) -> Surroundings:
@@ -172,6 +177,9 @@ class Daemon:
             every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
         every("self", SELF_INTERVAL_S, self._observe_self)
         self.captures.start(self.supervisor)
+        if self._known_pods is not None:
+            gone = GonePods(self.folder, self._known_pods)
+            every("gone-pods", GONE_PODS_INTERVAL_S, lambda: gone.sweep(time.monotonic()))
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))

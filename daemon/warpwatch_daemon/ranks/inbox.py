@@ -31,6 +31,9 @@ MIN_FREE_BYTES = 200 << 20
 # A sweep spends no more time on folders; there is no reason to make one.
 SWEEP_FOLDERS_S = 2.0
 
+# How the name of a folder begins that is on its way out.
+SWEPT = "swept."
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -120,7 +123,7 @@ def sweep(
     with inbox.opened() as inbox_fd:
         removed = 0
         folders: list[str] = []
-        for name in _old(inbox_fd, now - older_than_s, until):
+        for name in _old(inbox_fd, older_than_s, now, until):
             if not keep(name):
                 with contextlib.suppress(OSError):
                     if _is_unlinked(inbox_fd, name):
@@ -131,14 +134,19 @@ def sweep(
         return removed + _remove_folders(inbox_fd, folders, until)
 
 
-def _old(inbox_fd: int, before: float, until: float | None) -> Iterator[str]:
-    """``before`` is wall clock, ``until`` monotonic: also a folder of new files has an end."""
+def _old(inbox_fd: int, older_than_s: float, now: float, until: float | None) -> Iterator[str]:
+    """What was not touched for so long, or lies as far ahead by a clock that was set since.
+
+    ``now`` is wall clock, ``until`` monotonic: also a folder of new files has an end.
+    """
     with os.scandir(inbox_fd) as entries:
         for entry in entries:
             if until is not None and time.monotonic() >= until:
                 return
             with contextlib.suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_mtime <= before:
+                # Not by the time of its content, which everyone sets as they like.
+                age_s = now - entry.stat(follow_symlinks=False).st_ctime
+                if abs(age_s) >= older_than_s:
                     yield entry.name
 
 
@@ -149,6 +157,14 @@ def _is_unlinked(folder_fd: int, name: str) -> bool:
     except IsADirectoryError:
         return False
     return True
+
+
+def remove_swept(base: Directory, until: float) -> None:
+    """Remove the folders that are on their way out, as far as the time reaches (monotonic)."""
+    with base.opened() as base_fd:
+        with os.scandir(base_fd) as entries:
+            folders = [entry.name for entry in entries if entry.name.startswith(SWEPT)]
+        _remove_folders(base_fd, folders, until)
 
 
 def _remove_folders(inbox_fd: int, folders: list[str], until: float) -> int:
@@ -174,7 +190,7 @@ def _emptied(inbox_fd: int, name: str, until: float) -> list[str]:
             for entry in itertools.takewhile(lambda _: time.monotonic() < until, entries):
                 with contextlib.suppress(OSError):
                     if not _is_unlinked(folder_fd, entry.name):
-                        new = f"swept.{secrets.token_hex(8)}"
+                        new = f"{SWEPT}{secrets.token_hex(8)}"
                         os.rename(entry.name, new, src_dir_fd=folder_fd, dst_dir_fd=inbox_fd)
                         lifted.append(new)
     finally:

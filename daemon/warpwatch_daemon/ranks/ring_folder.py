@@ -150,12 +150,12 @@ def _is_cleared(folder: Directory, suffixes: tuple[str, ...]) -> bool:
         for name in _names(fd, MAX_FILES_PER_POD):
             if name.endswith(suffixes):
                 with contextlib.suppress(OSError):
-                    if not _is_locked(fd, name):
+                    if not is_locked(fd, name):
                         os.unlink(name, dir_fd=fd)
         return not _names(fd, 1)
 
 
-def _is_locked(folder_fd: int, name: str) -> bool:
+def is_locked(folder_fd: int, name: str) -> bool:
     """Raises OSError for what is no regular file."""
     fd = open_checked(folder_fd, name, os.O_RDONLY, check_regular)
     try:
