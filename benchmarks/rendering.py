@@ -57,7 +57,7 @@ def _state(devices: int, ranks: int) -> State:
         "node",
         devices=tuple(device.advance(now, 1.0, 0.9) for device in simulated),
         ranks=tuple(
-            RankState("job", number, str(number), 0, 1, "node", durations=steps, phases_s=phases_s)
+            RankState("job", number, str(number), 1, "node", durations=steps, phases_s=phases_s)
             for number in range(ranks)
         ),
         jobs=(JobState("job", ranks, tuple(str(number) for number in range(ranks))),),

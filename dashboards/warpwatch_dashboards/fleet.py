@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warpwatch_dashboards import links, marks, variables
-from warpwatch_dashboards.job_queries import lateness
+from warpwatch_dashboards.job_queries import BY_JOB, lateness
 from warpwatch_dashboards.page import Page, Row
 from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, bars, graph, number
 from warpwatch_dashboards.queries import (
@@ -83,7 +83,7 @@ _NOW_ROW = Row(
             "Training jobs",
             "Jobs that the agents see. 0: no training runs, or the shim is not in the job.",
             "none",
-            Query(f"count(group by (cluster, training_job) ({series('job_ranks')})) or vector(0)"),
+            Query(f"count(group by ({BY_JOB}) ({series('job_ranks')})) or vector(0)"),
         ),
         number(
             "Idle though allocated",
@@ -241,7 +241,7 @@ _WASTE_ROW = Row(
 
 
 _JOULES = series("device_energy_joules_total", AGENT, WHOLE)
-_BY_JOB = total("cluster, training_job", f"increase({series('job_energy_joules_total')}[$__range])")
+_BY_JOB = total(BY_JOB, f"increase({series('job_energy_joules_total')}[$__range])")
 _ENERGY_ROW = Row(
     "Energy",
     [

@@ -7,7 +7,7 @@ from warpwatch_dashboards.queries import JOB, PLACE, RANK_KEY, rate, series, tot
 # The usual targets of a training.
 GPU_BUSY, MEMORY, COMMUNICATION, DATA_LOADING = 0.8, 0.9, 0.2, 0.1
 
-BY_JOB = "cluster, training_job"
+BY_JOB = "cluster, owner, training_job"
 JOB_LEGEND = "{{training_job}} {{cluster}}"
 # What a rank does not work itself: the wait for others, and pauses that one makes for all.
 _NOT_OWN = 'phase=~"comm|checkpoint|eval"'

@@ -16,7 +16,7 @@ JOB = f'{AGENT},training_job=~"$job"'
 
 PLACE = "cluster, node, instance"
 DEVICE_KEY = f"{PLACE}, gpu, uuid, gpu_instance, profile"
-RANK_KEY = f"{PLACE}, training_job, rank"
+RANK_KEY = f"{PLACE}, owner, training_job, rank"
 _ALLOCATED = f"{PLACE}, uuid, gpu_instance"
 
 # What panels.py makes of the first two: the node, or the address where there is no such label.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from warpwatch_telemetry.captures import CAPTURE_TIMEOUT_S
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
 BEGIN_EVENTS = frozenset({"capture_armed", "capture_started"})
@@ -20,20 +21,20 @@ class CaptureWindows:
     A capture whose end is never reported ends after CAPTURE_TIMEOUT_S.
     """
 
-    since: dict[str, dict[int, float]] = field(default_factory=dict)
+    since: dict[JobId, dict[int, float]] = field(default_factory=dict)
 
     def observe(self, event: RankEvent) -> bool:
         """Whether this event ended a capture of its rank."""
-        ranks = self.since.get(event.job)
+        ranks = self.since.get(event.job_id)
         if event.event in BEGIN_EVENTS:
-            self.since.setdefault(event.job, {})[event.rank] = event.time
+            self.since.setdefault(event.job_id, {})[event.rank] = event.time
         elif event.event in END_EVENTS and ranks and ranks.pop(event.rank, None) is not None:
             if not ranks:
-                del self.since[event.job]
+                del self.since[event.job_id]
             return True
         return False
 
-    def runs_until(self, job: str, now: float) -> float | None:
+    def runs_until(self, job: JobId, now: float) -> float | None:
         """When the job's running captures are given up at the latest; None if none runs."""
         ranks = self.since.get(job)
         if not ranks:
@@ -44,5 +45,5 @@ class CaptureWindows:
         self.forget(job)
         return None
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self.since.pop(job, None)

@@ -105,11 +105,9 @@ class MemoryLeakConfig(DetectorConfig):
     """Memory that grows and never settles.
 
     min_growth_bytes: within 600 steps; two segments of 20 MB of PyTorch's allocator and some.
-    critical_s: out of memory within two hours calls a person.
     """
 
     min_growth_bytes: NotNegative = 64e6
-    critical_s: NotNegative = 7200.0
 
 
 class MemoryPressureConfig(DetectorConfig):

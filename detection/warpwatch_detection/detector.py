@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Record
 
 # The deadline of a detector that waits for nothing.
@@ -29,7 +30,7 @@ class JobStep(msgspec.Struct, frozen=True):
     """
 
     time: float
-    job: str
+    job_id: JobId
     step: int
     index: int
     duration_s: float
@@ -53,7 +54,7 @@ class Fine:
     """
 
     time: float
-    job: str | None = None
+    job_id: JobId | None = None
     device: str | None = None
     for_good: bool = False
 
@@ -82,6 +83,12 @@ class DetectorStatus:
     limit: float | None = None
     nearest: float | None = None
     nearest_step: int | None = None
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId | None:
+        return None if self.job is None else JobId(self.owner, self.job, self.run)
 
 
 class Detector(ABC):
@@ -104,7 +111,7 @@ class Detector(ABC):
         """Called with ``now`` equal to the deadline; a later one must follow."""
         return ()
 
-    def forget(self, job: str) -> None:  # noqa: B027
+    def forget(self, job: JobId) -> None:  # noqa: B027
         """The job is over: what is known of it can go."""
 
     @abstractmethod
@@ -143,16 +150,16 @@ class JobDetector(Detector, Generic[J]):
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
         """Of a JobStep; a detector that reads more handles the rest."""
-        jobs: dict[str, J] = self.state.jobs
-        job, index = jobs.get(seen.job), seen.index
+        jobs: dict[JobId, J] = self.state.jobs
+        job, index = jobs.get(seen.job_id), seen.index
         if job is not None and index > job.index:
             job.index = index
             return self.judge(job, seen)
         # The job was restarted: maybe on other machines, with other work.
-        restarted = jobs[seen.job] = self.begin()
+        restarted = jobs[seen.job_id] = self.begin()
         restarted.index = seen.index
         verdicts = self.judge(restarted, seen)
-        return (Fine(seen.time, seen.job), *verdicts) if job is not None and job.on else verdicts
+        return (Fine(seen.time, seen.job_id), *verdicts) if job is not None and job.on else verdicts
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)

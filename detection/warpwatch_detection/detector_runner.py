@@ -13,6 +13,7 @@ from typing import Any
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.detector import NEVER, Detector, Observation, Verdict, is_waiting
+from warpwatch_telemetry.jobs import JobId
 
 # A kind, what shows its detector an observation, and its place in the dues (-1 without deadlines).
 Reader = tuple[str, Callable[[Observation], Iterable[Verdict]], int]
@@ -56,7 +57,7 @@ class DetectorRunner:
                 self.due_time = -NEVER
         return changes
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         for detector in self.detectors:
             try:
                 detector.forget(job)

@@ -20,6 +20,7 @@ from warpwatch_detection.detector_runner import DetectorRunner
 from warpwatch_detection.detectors import build
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
 MAX_JOBS = 256
@@ -54,7 +55,7 @@ class Detection:
         self._resumption: Resumption | None = None
         self._jobs_forgotten = 0
         # Jobs that there was no room for, and until when there is none.
-        self._jobs_refused: set[str] = set()
+        self._jobs_refused: set[JobId] = set()
         self._full_until = -NEVER
 
     # --- what it knows ---
@@ -123,7 +124,7 @@ class Detection:
         changes: list[Change] = []
         if isinstance(record, RankSeen):
             changes += self._join(record)
-            rank = self._ranks.find(record.job, record.rank)
+            rank = self._ranks.find(record.job_id, record.rank)
             if rank is None:
                 return changes
             rank.device = record.device or rank.device
@@ -137,10 +138,10 @@ class Detection:
     def _step(self, record: Step) -> list[Change]:
         """One that lasted finitely long."""
         changes: list[Change] = []
-        rank = self._ranks.find(record.job, record.rank)
+        rank = self._ranks.find(record.job_id, record.rank)
         if rank is None:
             changes += self._join(record)
-            rank = self._ranks.find(record.job, record.rank)
+            rank = self._ranks.find(record.job_id, record.rank)
             if rank is None:
                 return changes
         rank.step_time = record.time
@@ -155,10 +156,10 @@ class Detection:
     def _join(self, record: Step | RankSeen) -> list[Change]:
         """The rank is known from here on, unless there is no room for another job."""
         jobs, changes = self._ranks.jobs, []
-        if record.job not in jobs and len(jobs) >= MAX_JOBS:
+        if record.job_id not in jobs and len(jobs) >= MAX_JOBS:
             changes = self._make_room(record)
-        if record.job in jobs or len(jobs) < MAX_JOBS:
-            jobs.setdefault(record.job, {}).setdefault(record.rank, LiveRank())
+        if record.job_id in jobs or len(jobs) < MAX_JOBS:
+            jobs.setdefault(record.job_id, {}).setdefault(record.rank, LiveRank())
         return changes
 
     def _make_room(self, record: Step | RankSeen) -> list[Change]:
@@ -167,26 +168,26 @@ class Detection:
             job, heard = self._ranks.longest_silent()
             if record.time >= heard + SILENT_S:
                 self._jobs_forgotten += 1
-                self._jobs_refused.discard(record.job)
+                self._jobs_refused.discard(record.job_id)
                 return self._forget(job, record.time)
             self._full_until = heard + SILENT_S
-        if record.job not in self._jobs_refused and len(self._jobs_refused) < MAX_JOBS:
-            self._jobs_refused.add(record.job)
+        if record.job_id not in self._jobs_refused and len(self._jobs_refused) < MAX_JOBS:
+            self._jobs_refused.add(record.job_id)
             self._jobs_forgotten += 1
         return []
 
     def _leave(self, record: End | RankEvent) -> list[Change]:
         """Ranks that ended or died; the last one takes the job and its states with it."""
-        ranks = self._ranks.jobs.get(record.job)
+        ranks = self._ranks.jobs.get(record.job_id)
         if ranks is None:
             return []
         if record.rank is not None:
-            self._ranks.leave(record.job, record.rank, record.time)
+            self._ranks.leave(record.job_id, record.rank, record.time)
             if ranks:
                 return []
-        return self._forget(record.job, record.time)
+        return self._forget(record.job_id, record.time)
 
-    def _forget(self, job: str, time: float) -> list[Change]:
+    def _forget(self, job: JobId, time: float) -> list[Change]:
         changes = self._register.end_job(job, time)
         self._ranks.jobs.pop(job, None)
         self._job_steps.forget(job)
@@ -241,7 +242,7 @@ class Detection:
         """Ranks that have not shown up since the restart ended while the daemon was away."""
         changes: list[Change] = []
         for job, rank in resumption.take_gone(time):
-            changes += self._process(End(time, job, rank))
+            changes += self._process(End(time, rank=rank, **job.fields()))
         if time > resumption.over_time:
             self._resumption = None
             self._runner.due_time = -NEVER

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.signals.medians import median
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 # Steps that may wait for a rank; after that they are judged without it.
@@ -64,7 +65,7 @@ class JoinedJob:
 
 @dataclass(slots=True)
 class JobStepsState:
-    jobs: dict[str, JoinedJob] = field(default_factory=dict)
+    jobs: dict[JobId, JoinedJob] = field(default_factory=dict)
     captures: CaptureWindows = field(default_factory=CaptureWindows)
 
 
@@ -81,30 +82,30 @@ class JobSteps:
         if isinstance(record, RankEvent):
             self._event(record)
         elif isinstance(record, End) and record.rank is not None:
-            self._gone(record.job, record.rank)
+            self._gone(record.job_id, record.rank)
         return None
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
         self.state.captures.forget(job)
 
     def _event(self, record: RankEvent) -> None:
-        job = self.state.jobs.get(record.job)
+        job = self.state.jobs.get(record.job_id)
         if self.state.captures.observe(record) and job is not None:
             job.masked_until = max(job.newest.values(), default=-1) + STEPS_AFTER_CAPTURE
         if record.event == "died":
-            self._gone(record.job, record.rank)
+            self._gone(record.job_id, record.rank)
 
-    def _gone(self, name: str, rank: int) -> None:
+    def _gone(self, name: JobId, rank: int) -> None:
         job = self.state.jobs.get(name)
         if job is not None and job.newest.pop(rank, None) is not None:
             job.left_at = job.emitted
 
     def _step(self, record: Step) -> JobStep | None:
         """Of one that lasted finitely long."""
-        job, rank, number = self.state.jobs.get(record.job), record.rank, record.step
+        job, rank, number = self.state.jobs.get(record.job_id), record.rank, record.step
         if job is None or job.is_restart(record):
-            job = self.state.jobs[record.job] = JoinedJob()
+            job = self.state.jobs[record.job_id] = JoinedJob()
         if number <= job.newest.get(rank, -1):
             return None
         job.newest[rank] = number
@@ -121,7 +122,7 @@ class JobSteps:
 
     def _is_captured(self, ranks: dict[int, Step]) -> bool:
         some = next(iter(ranks.values()))
-        return self.state.captures.runs_until(some.job, some.time) is not None
+        return self.state.captures.runs_until(some.job_id, some.time) is not None
 
 
 def join(ranks: dict[int, Step], index: int) -> JobStep | None:
@@ -153,7 +154,7 @@ def join(ranks: dict[int, Step], index: int) -> JobStep | None:
     middle = (len(durations) - 1) // 2
     return JobStep(
         time=max([step.time for step in ranks.values()]),
-        job=step.job,
+        job_id=step.job_id,
         step=step.step,
         index=index,
         duration_s=sorted(durations)[middle],

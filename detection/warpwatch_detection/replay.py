@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.register_state import EndedKey, Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 # A number below is a step, one from here on a wall clock (September 2001).
@@ -32,8 +33,8 @@ class Replay:
         self.anomalies: dict[str, Anomaly] = {}
         self._explain = explain
         self._engine = Detection(kinds, anomalies)
-        self._statuses: dict[tuple[str, str | None, int | None, str | None], DetectorStatus] = {}
-        self._suppressed: dict[tuple[str, str | None, str], Suppressed] = {}
+        self._statuses: dict[EndedKey, DetectorStatus] = {}
+        self._suppressed: dict[tuple[str, JobId | None, str], Suppressed] = {}
 
     def run(self, records: Iterable[Record], until: float | None = None) -> Iterator[Anomaly]:
         """Every anomaly as it is raised.
@@ -76,11 +77,11 @@ class Replay:
     def _keep_statuses(self) -> None:
         for kind, some in self._engine.statuses().items():
             for status in some:
-                self._statuses[kind, status.job, status.rank, status.device] = status
+                self._statuses[kind, status.job_id, status.device, status.rank] = status
 
     def _keep_suppressed(self) -> None:
         for one in self._engine.suppressed:
-            self._suppressed[one.kind, one.found.job, one.cause_id] = one
+            self._suppressed[one.kind, one.found.job_id, one.cause_id] = one
 
 
 def _is_reached(record: Record, until: float) -> bool:

@@ -61,7 +61,7 @@ def _sample(name: str, labels: Mapping[str, str], value: float) -> Sample:
 
 def _histogram(rank: RankState) -> Iterator[Sample]:
     row = CATALOGUE["step_duration_seconds"]
-    labels = labels_of(SeriesGroup((rank.job, rank.name), {}), (row.name, ())) or {}
+    labels = labels_of(SeriesGroup(rank.key, {}), (row.name, ())) or {}
     counts = list(accumulate(rank.durations.counts))
     for bound, count in zip(BUCKETS, counts, strict=True):
         yield _sample(f"{row.full_name}_bucket", {**labels, "le": bound}, count)

@@ -63,9 +63,7 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
     for group in series_of(state, inline_workloads=options.inline_workloads):
         needed[group.identity, group.workload] += len(group.values)
         _add(lines, group)
-    ranks: dict[Identity, RankState] = {
-        (rank.job, rank.name): rank for rank in exported_ranks(state)
-    }
+    ranks: dict[Identity, RankState] = {rank.key: rank for rank in exported_ranks(state)}
     for identity, rank in ranks.items():
         lines[_STEP_DURATION.name].extend(_histogram(identity, rank))
     _forget_others(needed, ranks)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from warpwatch_telemetry.anomalies import KINDS
+from warpwatch_telemetry.anomalies import KINDS, scope_of
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
@@ -50,11 +50,11 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Serie
     for sample in state.devices:
         yield from _device(sample, state.attributions, inline_workloads)
     for rank in exported_ranks(state):
-        yield SeriesGroup((rank.job, rank.name), _rank(rank))
+        yield SeriesGroup(rank.key, _rank(rank))
     shares = _diagnosis_shares(state)
-    jobs = {job.name: _job(job) for job in state.jobs}
-    for name in jobs | shares:
-        yield SeriesGroup((name,), jobs.get(name, {}) | shares.get(name, {}))
+    jobs: dict[Identity, Values] = {(job.name, job.owner): _job(job) for job in state.jobs}
+    for key in jobs | shares:
+        yield SeriesGroup(key, {**jobs.get(key, {}), **shares.get(key, {})})
     host = state.host.values if state.host is not None else {}
     yield SeriesGroup((), {**host, **_attributed(state.attributions), **_agent(state)})
 
@@ -84,16 +84,15 @@ def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Worklo
 
 
 def exported_ranks(state: State) -> Iterable[RankState]:
-    """The ranks whose series are exported: at most MAX_RANKS, and one of each name.
+    """The ranks whose series are exported: at most MAX_RANKS, and one of each identity.
 
-    Ranks of different owners may claim the same job and rank; the same series twice would make
-    Prometheus refuse the whole scrape.
+    The same series twice would make Prometheus refuse the whole scrape.
     """
-    by_name: dict[Identity, RankState] = {}
+    by_key: dict[Identity, RankState] = {}
     for rank in state.ranks:
-        if len(by_name) < MAX_RANKS:
-            by_name.setdefault((rank.job, rank.name), rank)
-    return by_name.values()
+        if len(by_key) < MAX_RANKS:
+            by_key.setdefault(rank.key, rank)
+    return by_key.values()
 
 
 def _device(
@@ -153,7 +152,7 @@ def _attributed(attributions: Iterable[Attribution]) -> Values:
 
 def _rank(rank: RankState) -> Values:
     pid, local_rank, world_size = str(rank.pid), str(rank.local_rank), str(rank.world_size)
-    place = (rank.host, str(rank.owner_uid), pid, local_rank, world_size)
+    place = (rank.host, rank.run, pid, local_rank, world_size)
     device, pod_uid = rank.device or "", rank.pod_uid or ""
     values: dict[SeriesKey, float | None] = {
         ("rank_info", (*place, device, pod_uid, rank.framework, rank.step_clock)): 1,
@@ -204,11 +203,11 @@ def _job(job: JobState) -> dict[SeriesKey, float]:
     return values
 
 
-def _diagnosis_shares(state: State) -> dict[str, dict[SeriesKey, float]]:
+def _diagnosis_shares(state: State) -> dict[Identity, dict[SeriesKey, float]]:
     """By job, the share of each finding in the newest diagnosis; ranks give their largest."""
-    newest: dict[str, tuple[float, Mapping[str, Any]]] = {}
+    newest: dict[Identity, tuple[float, Mapping[str, Any]]] = {}
     for capture in state.captures:
-        job = capture.request.job
+        job = (capture.request.job, capture.request.owner)
         if capture.diagnosis is not None and capture.time >= newest.get(job, (0.0, {}))[0]:
             newest[job] = (capture.time, capture.diagnosis)
     return {job: _findings(diagnosis) for job, (_, diagnosis) in newest.items()}
@@ -244,6 +243,10 @@ def _anomalies(state: State) -> Values:
     for anomaly in active[-MAX_ANOMALIES:]:
         rank = "" if anomaly.rank is None else str(anomaly.rank)
         device = anomaly.device or ""
-        about = (anomaly.job or "", rank, indices.get(device, ""), device)
-        values["anomaly_info", (anomaly.kind, anomaly.severity, *about)] = 1
+        # Whom an alert goes to: a namespace, or a user of the node.
+        place, _, name = anomaly.owner.partition("/")
+        whose = (name, "") if place == "ns" else ("", name)
+        what = (anomaly.kind, anomaly.severity, scope_of(anomaly.kind))
+        about = (anomaly.job or "", rank, *whose, indices.get(device, ""), device)
+        values["anomaly_info", (*what, *about)] = 1
     return values

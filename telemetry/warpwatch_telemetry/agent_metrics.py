@@ -43,7 +43,7 @@ _FINDINGS = (
         "anomaly_info",
         "gauge",
         "What an active anomaly is about, and how bad it is; always 1. Of the newest 200.",
-        *("kind", "severity", "training_job", "rank", "gpu", "uuid"),
+        *("kind", "severity", "scope", "training_job", "rank", "namespace", "user", "gpu", "uuid"),
     ),
     _row(
         "captures_total",
@@ -70,7 +70,7 @@ _FINDINGS = (
         "capture_residual_ratio",
         "gauge",
         "Median step after a job's newest capture by the median before it; 1: nothing stayed.",
-        "training_job",
+        *("training_job", "owner"),
         unit="ratio",
     ),
     _row(

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from warpwatch_telemetry.jobs import JobId
+
 Severity = Literal["info", "warning", "critical"]
+# What an anomaly is about: somebody's program, a device or the node, the agent itself.
+Scope = Literal["job", "hardware", "agent"]
 
 JOB_KINDS = (
     "step_regression",
@@ -43,13 +47,17 @@ WHOLE_JOB_KINDS = frozenset({"step_regression", "step_drift", "step_spikes", "co
 EVENT_KINDS = frozenset({"crash", "oom", "xid", "ecc_uncorrectable", "row_remap"})
 
 
+def scope_of(kind: str) -> Scope:
+    return "job" if kind in JOB_KINDS else "hardware"
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Something is wrong with a device, a rank or a job, in a detector's words.
 
     time: wall clock, seconds. step: the newest one then; begin_step: where it began.
     value, baseline: the quantity judged and what it is compared with, in the kind's own unit.
-    summary: one sentence with numbers.
+    summary: one sentence with numbers. owner, job, run: of which job, as JobId has them.
     """
 
     time: float
@@ -62,6 +70,12 @@ class Found:
     begin_step: int | None = None
     value: float | None = None
     baseline: float | None = None
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId | None:
+        return None if self.job is None else JobId(self.owner, self.job, self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from warpwatch_telemetry.jobs import JobId
+
 CaptureKind = Literal["torch", "memory", "stacks", "nsys"]
 CAPTURE_KINDS: tuple[CaptureKind, ...] = ("torch", "memory", "stacks", "nsys")
 # Captures of some steps, the same on all ranks; stacks are taken at once.
@@ -55,7 +57,7 @@ class CaptureRequest:
 
     ``reason`` is for people; an automatic request also carries the anomaly that asked.
     options: of CAPTURE_OPTIONS. backend: of BACKENDS, None for whichever the job has.
-    owner_uid: whose the job must be, None for anybody's.
+    owner, run: of which job of this name, as JobId has them; empty for the only one there is.
     alerts: which firings of Alertmanager's alerts asked, as ``fingerprint@startsAt``.
     """
 
@@ -70,7 +72,12 @@ class CaptureRequest:
     anomaly_id: str | None = None
     anomaly_kind: str | None = None
     alerts: tuple[str, ...] = ()
-    owner_uid: int | None = None
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.owner, self.job, self.run)
 
 
 # What a rank does with a capture, in order; the last four are ends. ``exported``: its file lies in
@@ -115,7 +122,6 @@ class Capture:
     """A capture from request to diagnosis. Times are wall clock in seconds.
 
     outcome: one of OUTCOMES, None while it runs. backend: of BACKENDS.
-    owner_uid: the user whose processes the ranks are, None where it is not known.
     steps: how many each rank is to record; fewer than asked for where the budget of events cut
     them.
     step_s: median step seconds of the job ``before``, ``during`` and ``after``. cost_s: what the
@@ -144,7 +150,6 @@ class Capture:
     diagnosis: Mapping[str, Any] | None = None
     diagnosis_outcome: str | None = None
     baseline_id: str | None = None
-    owner_uid: int | None = None
 
 
 # What became of an anomaly's trigger, besides the refusals of OUTCOMES: a capture was begun, may

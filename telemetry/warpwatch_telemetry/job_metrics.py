@@ -40,9 +40,9 @@ _RANKS = (
     _rank(
         "rank_info",
         "gauge",
-        "What a rank says of itself, and its owner; always 1. step_clock is what ends a step: "
+        "What a rank says of itself; always 1. step_clock is what ends a step: "
         "step(), lightning, transformers, accelerate, deepspeed, optimizer, dataloader or other.",
-        *("host", "owner", "pid", "local_rank", "world_size", "device", "pod_uid", "framework"),
+        *("host", "run", "pid", "local_rank", "world_size", "device", "pod_uid", "framework"),
         "step_clock",
     ),
     _rank("rank_up", "gauge", "1 while the rank runs; 0 when it is stopped, exited or died."),

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import (
     MAX_INTEGER,
@@ -40,10 +41,13 @@ _TYPES: dict[str, type[Record]] = {
 }
 _NAMES = {record_type: name for name, record_type in _TYPES.items()}
 # Values that are the rule and not worth a word.
-_SILENT = {"samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False}
+_SILENT = {
+    "samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False,
+    "owner": "", "run": "",
+}  # fmt: skip
 _DEVICE = "device_"
 # An event's own fields. What its detail calls by the same name is written with a prefix.
-_EVENT_FIELDS = ("type", "time", "job", "rank", "event")
+_EVENT_FIELDS = ("type", "time", "job", "rank", "event", "owner", "run")
 _EVENT = "event_"
 _SERIES = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?", re.DOTALL)
 T = TypeVar("T")
@@ -135,8 +139,7 @@ class Decoder:
     """
 
     def __init__(self) -> None:
-        # By job and rank.
-        self._previous: dict[str, dict[int, Step | RankSeen]] = {}
+        self._previous: dict[JobId, dict[int, Step | RankSeen]] = {}
 
     def decode_lines(self, lines: bytes) -> list[Record]:
         """Of steps and devices in the usual form, one a line. Raises ValueError for all else."""
@@ -145,18 +148,19 @@ class Decoder:
         ends = len(lines) - len(lines.replace(b"\n", b""))
         if len(records) != ends + (lines[-1:] != b"\n"):
             raise ValueError("not one record a line")
-        job, ranks = "", self._ranks("")
+        job, owner, run, ranks = "", "", "", self._ranks(JobId("", "", ""))
         mixed = False
         for record in records:
             if type(record) is not Step:
                 mixed = True
                 continue
-            if record.job != job:
-                job, ranks = record.job, self._ranks(record.job)
+            if record.job != job or record.run != run or record.owner != owner:
+                job, owner, run = record.job, record.owner, record.run
+                ranks = self._ranks(record.job_id)
             ranks[record.rank] = record
         return [_record(one) for one in records] if mixed else records
 
-    def _ranks(self, job: str) -> dict[int, Step | RankSeen]:
+    def _ranks(self, job: JobId) -> dict[int, Step | RankSeen]:
         return self._previous.setdefault(job, {})
 
     def decode_line(self, line: bytes) -> Record:
@@ -184,7 +188,7 @@ class Decoder:
         return build(encoded)
 
     def _step(self, encoded: Mapping[str, Any]) -> Record:
-        time, job, rank = _number(encoded, "time"), _text(encoded, "job"), _integer(encoded, "rank")
+        time, rank, job = _number(encoded, "time"), _integer(encoded, "rank"), _job(encoded)
         number = _optional(_integer, encoded, "step")
         duration_s = _optional(_number, encoded, "duration_s")
         ranks = self._ranks(job)
@@ -194,11 +198,14 @@ class Decoder:
         if duration_s is None and previous is not None:
             duration_s = max(0.0, time - previous.time)
         if duration_s is None:
-            ranks[rank] = seen = RankSeen(time, job, rank)
+            ranks[rank] = seen = RankSeen(time, rank=rank, **job.fields())
             return seen
         if duration_s < 0:
             raise ValueError(f"duration_s: {duration_s!r} is negative")
-        step = Step(time, job, rank, number, duration_s, **_measured(encoded))
+        step = Step(
+            time, rank=rank, step=number, duration_s=duration_s,
+            **job.fields(), **_measured(encoded),
+        )  # fmt: skip
         ranks[rank] = step
         return step
 
@@ -226,10 +233,10 @@ def _measured(encoded: Mapping[str, Any]) -> dict[str, Any]:
 def _rank_seen(encoded: Mapping[str, Any]) -> Record:
     return RankSeen(
         _number(encoded, "time"),
-        _text(encoded, "job"),
-        _integer(encoded, "rank"),
-        _integer(encoded, "world_size", 1),
-        _optional(_text, encoded, "device"),
+        rank=_integer(encoded, "rank"),
+        world_size=_integer(encoded, "world_size", 1),
+        device=_optional(_text, encoded, "device"),
+        **_job(encoded).fields(),
     )
 
 
@@ -246,14 +253,14 @@ def _event(encoded: Mapping[str, Any]) -> Record:
     renamed = {_EVENT + key: key for key in _EVENT_FIELDS}
     return RankEvent(
         _number(encoded, "time"),
-        _text(encoded, "job"),
-        _integer(encoded, "rank"),
-        _text(encoded, "event"),
-        {
+        rank=_integer(encoded, "rank"),
+        event=_text(encoded, "event"),
+        detail={
             renamed.get(k, k): value
             for k, value in encoded.items()
             if k not in _EVENT_FIELDS and not _is_boundless(value)
         },
+        **_job(encoded).fields(),
     )
 
 
@@ -269,9 +276,8 @@ def _clock(encoded: Mapping[str, Any]) -> Record:
 
 
 def _end(encoded: Mapping[str, Any]) -> Record:
-    return End(
-        _number(encoded, "time"), _text(encoded, "job"), _optional(_integer, encoded, "rank")
-    )
+    rank = _optional(_integer, encoded, "rank")
+    return End(_number(encoded, "time"), rank=rank, **_job(encoded).fields())
 
 
 _BUILDERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
@@ -304,6 +310,10 @@ def _text(encoded: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name}: a text is needed, not {value!r}")
     return value
+
+
+def _job(encoded: Mapping[str, Any]) -> JobId:
+    return JobId(_text(encoded, "owner"), _text(encoded, "job"), _text(encoded, "run"))
 
 
 def _optional(

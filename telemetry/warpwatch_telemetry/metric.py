@@ -12,8 +12,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 # The identity labels that come before a metric's own, by what it describes.
 IDENTITY_LABELS: dict[str, tuple[str, ...]] = {
     "device": ("gpu", "uuid", "gpu_instance", "profile"),
-    "rank": ("training_job", "rank"),
-    "job": ("training_job",),
+    "rank": ("training_job", "rank", "owner"),
+    "job": ("training_job", "owner"),
     "host": (),
     "agent": (),
 }

@@ -1,6 +1,7 @@
 """What happens, in order of time. The telemetry log is the JSON form of these records.
 
-Times are wall clock in seconds, durations in seconds, memory in bytes.
+Times are wall clock in seconds, durations in seconds, memory in bytes. ``owner``, ``job`` and
+``run`` say together of which job a record is, as ``JobId`` has them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from warpwatch_telemetry.jobs import JobId, make_job_id
 from warpwatch_telemetry.metric import SeriesKey
 
 # What a signed word of 64 bits holds; no count of a rank is larger.
@@ -29,6 +31,12 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     rank: int
     world_size: int = 1
     device: str | None = None
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId:
+        return make_job_id(self.owner, self.job, self.run)
 
 
 class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
@@ -48,6 +56,12 @@ class Step(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="step"):
     samples: Count = 0
     tokens: Count = 0
     profiled: bool = False
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId:
+        return make_job_id(self.owner, self.job, self.run)
 
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +82,12 @@ class RankEvent(msgspec.Struct, frozen=True, gc=False):
     rank: int
     event: str
     detail: Mapping[str, Any] = {}
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId:
+        return make_job_id(self.owner, self.job, self.run)
 
 
 class Clock(msgspec.Struct, frozen=True, gc=False):
@@ -82,6 +102,12 @@ class End(msgspec.Struct, frozen=True, gc=False):
     time: float
     job: str
     rank: int | None = None
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId:
+        return make_job_id(self.owner, self.job, self.run)
 
 
 Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End

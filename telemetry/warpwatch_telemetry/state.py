@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.attribution import Attribution
 from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 # Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
@@ -16,8 +17,8 @@ STEP_DURATION_BOUNDS_S = (
 )  # fmt: skip
 
 
-# A rank's job and name, as its series have them.
-RankKey = tuple[str, str]
+# A rank's job, name and owner, as its series have them.
+RankKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """One rank, from its ring. What a process says of itself is a claim; ``owner_uid`` is a fact.
+    """One rank, from its ring. What a process says of itself is a claim; ``owner`` is a fact.
 
-    name: the rank's label value. job: a second live process of a rank is of job ``name#2``.
+    name: the rank's label value. owner, job, run: of which job it is, as JobId has them.
     status: running, stopped (no heartbeat), exited (in order) or died.
     step: the newest finished step; step_begun: the one now begun on the CPU.
     silent_reason: why it is stopped, as far as it can be seen: "stopped" (from outside), "holds
@@ -48,7 +49,6 @@ class RankState:
     job: str
     rank: int
     name: str
-    owner_uid: int
     pid: int
     host: str
     local_rank: int = 0
@@ -82,6 +82,16 @@ class RankState:
     allocation_retries_total: int | None = None
     out_of_memory_errors_total: int | None = None
     energy_j: float | None = None
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.owner, self.job, self.run)
+
+    @property
+    def key(self) -> RankKey:
+        return self.job, self.name, self.owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,6 @@ class JobState:
     """A training run: the ranks of it that this daemon sees, of ``world_size``.
 
     backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
-    owner_uid: the user whose it is; of a kineto job only, the others' ranks have it.
     """
 
     name: str
@@ -97,7 +106,12 @@ class JobState:
     ranks: tuple[str, ...]
     energy_j: float | None = None
     backend: str = "shim"
-    owner_uid: int | None = None
+    owner: str = ""
+    run: str = ""
+
+    @property
+    def job_id(self) -> JobId:
+        return JobId(self.owner, self.name, self.run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from tests.detection.streams import EPOCH_S
 from warpwatch_detection.detector import Detector, Fine, JobStep
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Record
 
 Extra = Callable[[int], float]
@@ -38,7 +39,7 @@ class Steps:
             self.time += compute_s + comm_s
             yield JobStep(
                 time=self.time,
-                job="llama",
+                job_id=JobId("", "llama", ""),
                 step=self.step,
                 index=self.step,
                 duration_s=compute_s + comm_s,

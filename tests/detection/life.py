@@ -10,6 +10,9 @@ from warpwatch_detection.anomalies.register import AnomalyRegister
 from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import Fine
 from warpwatch_telemetry.anomalies import Anomaly, Found
+from warpwatch_telemetry.jobs import JobId
+
+LLAMA = JobId("", "llama", "")
 
 
 class Life:
@@ -17,7 +20,7 @@ class Life:
 
     def __init__(self, **config: Any) -> None:
         self.rank_devices = RankDevices(
-            {"llama": {rank: LiveRank(device=f"GPU-{rank}") for rank in range(8)}}
+            {LLAMA: {rank: LiveRank(device=f"GPU-{rank}") for rank in range(8)}}
         )
         self.register = AnomalyRegister(AnomaliesConfig(**config), self.rank_devices)
         self.changes: list[Anomaly] = []
@@ -29,7 +32,7 @@ class Life:
         return self.take(kind, Found(EPOCH_S + at, **whole))
 
     def fine(self, kind: str, at: float, **about: Any) -> list[Anomaly]:
-        return self.take(kind, Fine(EPOCH_S + at, **about or {"job": "llama"}))
+        return self.take(kind, Fine(EPOCH_S + at, **about or {"job_id": LLAMA}))
 
     def take(self, kind: str, verdict: Found | Fine) -> list[Anomaly]:
         changes = self.register.take(kind, [verdict])

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.detection.life import Life
+from tests.detection.life import LLAMA, Life
 from tests.detection.streams import EPOCH_S
 from warpwatch_detection.anomalies import register as register_module
 from warpwatch_detection.anomalies import suppressed as suppressed_module
+from warpwatch_telemetry.jobs import JobId
 
 
 def test_what_comes_back_within_the_grace_is_the_same_anomaly():
@@ -158,7 +159,7 @@ def test_a_devices_anomaly_gets_its_job_and_rank():
 
 def test_two_ranks_on_one_device_share_its_anomaly():
     life = Life()
-    life.rank_devices.jobs["llama"][4].device = "GPU-3"
+    life.rank_devices.jobs[LLAMA][4].device = "GPU-3"
     (throttled,) = life.found("thermal_throttle", 0, device="GPU-3")
     assert (throttled.job, throttled.rank) == ("llama", None)
 
@@ -213,7 +214,7 @@ def test_a_slow_job_is_explained_by_its_devices_if_half_of_them_are_slow():
 
 def test_one_lost_device_explains_why_the_whole_job_hangs():
     life = Life()
-    life.found("device_lost", 0, device="GPU-3")
+    life.found("device_lost", 0, severity="critical", device="GPU-3")
     life.found("hang", 140)
     assert life.active == [("device_lost", 3)]
 
@@ -233,7 +234,7 @@ def test_the_end_of_a_job_leaves_nothing_of_its_states():
     life.found("straggler", 0, rank=3)
     life.found("step_regression", 5)
     life.found("crash", 6, rank=3)
-    (closed,) = life.register.end_job("llama", EPOCH_S + 9)
+    (closed,) = life.register.end_job(LLAMA, EPOCH_S + 9)
     assert (closed.anomaly.kind, closed.anomaly.end_time) == ("straggler", EPOCH_S + 9)
     assert life.active == [("crash", 3)]
     assert (life.register.state.suppressed, life.register.state.ended) == ({}, {})
@@ -246,9 +247,19 @@ def test_more_anomalies_than_the_bound_are_refused_and_counted(monkeypatch):
         life.found("hang", number, job=f"job-{number}")
     assert len(life.active) == 3
     assert life.register.refused == 2
-    life.fine("hang", 10, job="job-0")
+    life.fine("hang", 10, job_id=JobId("", "job-0", ""))
     life.found("hang", 11, job="job-4")
     assert len(life.active) == 3
+
+
+def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatch):
+    monkeypatch.setattr(register_module, "MAX_ACTIVE_OF_OWNER", 3)
+    life = Life()
+    for number in range(5):
+        life.found("hang", number, job=f"job-{number}", owner="uid/7")
+    life.found("hang", 6, job="job-0", owner="ns/team")
+    assert [one.owner for one in life.register.active] == ["uid/7", "uid/7", "uid/7", "ns/team"]
+    assert life.register.refused == 2
 
 
 def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
@@ -260,7 +271,7 @@ def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
         life.found("step_regression", number, job=f"job-{number}")
     assert len(life.register.state.suppressed) == 10
     for number in range(50):
-        life.fine("hang", number, job=f"job-{number}")
+        life.fine("hang", number, job_id=JobId("", f"job-{number}", ""))
     assert len(life.register.state.ended) == 10
     assert len(life.register.history) == 50
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.detection import jobs
+from tests.detection.life import LLAMA
 from tests.detection.streams import EPOCH_S, Job, detection, fed, opened
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY
@@ -125,12 +126,12 @@ def test_a_killed_ranks_crash_names_the_gpu_that_it_ran_on():
 def test_the_places_of_the_departed_are_bounded():
     rank_devices = RankDevices()
     for number in range(MAX_DEPARTED + 100):
-        rank_devices.jobs["llama"] = {number: LiveRank(device="GPU-0")}
-        rank_devices.leave("llama", number, EPOCH_S)
+        rank_devices.jobs[LLAMA] = {number: LiveRank(device="GPU-0")}
+        rank_devices.leave(LLAMA, number, EPOCH_S)
     assert len(rank_devices.departed) == MAX_DEPARTED
-    rank_devices.jobs["llama"] = {0: LiveRank(device="GPU-0")}
-    rank_devices.leave("llama", 0, EPOCH_S + DEPARTED_S + 1)
-    assert list(rank_devices.departed) == [("llama", 0)]
+    rank_devices.jobs[LLAMA] = {0: LiveRank(device="GPU-0")}
+    rank_devices.leave(LLAMA, 0, EPOCH_S + DEPARTED_S + 1)
+    assert list(rank_devices.departed) == [(LLAMA, 0)]
 
 
 def test_a_forgotten_job_takes_its_anomalies_with_it():

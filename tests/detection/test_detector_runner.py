@@ -15,6 +15,7 @@ from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import Detector, DetectorStatus, Verdict, is_waiting
 from warpwatch_detection.detector_runner import DetectorRunner
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock
 
 
@@ -44,7 +45,7 @@ class Watching(Detector):
         self.state.deadline = float("inf")
         return (Found(now, "warning", "expired", job="llama"),)
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self._fail("forget")
 
     def statuses(self) -> Iterable[DetectorStatus]:
@@ -75,7 +76,7 @@ def test_a_detector_that_fails_blinds_no_other(method: str) -> None:
     assert "crash" in shown
     expired = [change.anomaly.summary for change in both.expire(EPOCH_S + 20, float)]
     assert "expired" in expired
-    both.forget("llama")
+    both.forget(JobId("", "llama", ""))
     assert both.failures == {"hang": 1}
     assert isinstance(both.take_failure(), ZeroDivisionError)
     assert both.take_failure() is None

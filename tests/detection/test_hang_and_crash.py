@@ -28,9 +28,7 @@ def event(job: Job, rank: int, name: str, after_s: float = 0.0, **detail: object
 def test_silence_is_a_hang_of_the_job_at_the_deadline_itself():
     job, engine = running()
     found = opened(engine, [Clock(job.time + 60)])
-    assert [(a.kind, a.severity, a.rank, a.step) for a in found] == [
-        ("hang", "critical", None, 199)
-    ]
+    assert [(a.kind, a.severity, a.rank, a.step) for a in found] == [("hang", "warning", None, 199)]
     assert found[0].time == job.time + 8
     assert found[0].value == pytest.approx(8.0)
     assert "for 8 s" in found[0].summary
@@ -148,7 +146,7 @@ def test_after_a_capture_the_silence_counts_again():
 def test_an_exception_is_a_crash_at_once_with_its_text_on_one_line():
     job, engine = running()
     found = opened(engine, [event(job, 1, "exception", exception="ValueError", message="a\nb\x1b")])
-    assert [(a.kind, a.severity, a.rank) for a in found] == [("crash", "critical", 1)]
+    assert [(a.kind, a.severity, a.rank) for a in found] == [("crash", "warning", 1)]
     assert found[0].summary == "rank 1 raised ValueError: a b"
 
 
@@ -156,7 +154,7 @@ def test_a_death_is_a_crash_when_a_peer_lives_on_and_no_hang_beside_it():
     job, engine = running()
     found = opened(engine, [event(job, 1, "died", 1.0), Clock(job.time + 590)])
     assert [(a.kind, a.severity, a.rank, a.time) for a in found] == [
-        ("crash", "critical", 1, job.time + 6)
+        ("crash", "warning", 1, job.time + 6)
     ]
     assert found[0].summary == (
         "rank 1 died without an exit record after step 199, 1 of its peers lived on"
@@ -212,7 +210,7 @@ def test_peers_that_lost_a_killed_rank_raise_first_and_yet_it_is_named():
         ],
     )
     assert [(a.kind, a.severity, a.rank, a.time) for a in found] == [
-        ("crash", "critical", 1, job.time + 5.1)
+        ("crash", "warning", 1, job.time + 5.1)
     ]
     assert found[0].summary == (
         "rank 1 died without an exit record after step 199, 3 of its peers lived on; "

@@ -35,7 +35,7 @@ def test_a_rank_without_device_memory_is_one_anomaly_whatever_follows():
         ],
     )
     assert [(a.kind, a.severity, a.rank, a.device) for a in found] == [
-        ("oom", "critical", 2, "GPU-2")
+        ("oom", "warning", 2, "GPU-2")
     ]
     assert engine.active[0].summary == f"rank 2 ran out of memory: {OUT}; 2 more followed"
 

@@ -33,7 +33,8 @@ def rank(number: int, **changes: object) -> RankState:
         job="llama",
         rank=number,
         name=str(number),
-        owner_uid=1000,
+        owner="uid/1000",
+        run="r1",
         pid=4000 + number,
         host="node-1",
         local_rank=number,
@@ -80,7 +81,8 @@ def full_state() -> State:
         Attribution("cgroup", TIME - 2, processes={77: ProcessOwner("python", "p-1", "c-1")}),
     )
     diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}
-    capture = Capture("c1", CaptureRequest("llama", "torch", "anomaly"), TIME, diagnosis=diagnosis)
+    request = CaptureRequest("llama", "torch", "anomaly", owner="uid/1000")
+    capture = Capture("c1", request, TIME, diagnosis=diagnosis)
     older = replace(capture, id="c0", time=TIME - 60, diagnosis={"findings": []})
     return State(
         time=TIME,
@@ -94,7 +96,7 @@ def full_state() -> State:
         host=HostSample(TIME, {("host_memory_total_bytes", ()): 2**40}),
         sources=(SourceHealth("nvml", False, "no driver", 0.0, 3), SourceHealth("host", True)),
         ranks=(rank(0, energy_j=617.25), rank(1, status="died", memory_reserved_bytes=None)),
-        jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5),),
+        jobs=(JobState("llama", 2, ("0", "1"), energy_j=1234.5, owner="uid/1000"),),
         anomalies=(
             Anomaly(
                 id="a1", kind="straggler", time=TIME, severity="warning", summary="rank 1 is slow"

@@ -30,7 +30,7 @@ def odd_state() -> State:
         ("device_made_up", ()): 1.0,
     }
     device = DeviceSample(Device("GPU-1", 0, "a name that is not UTF-8: \udce9"), TIME, values)
-    ranks = (rank(0, job='a"b\\c\nd'), rank(0, job='a"b\\c\nd', owner_uid=7))
+    ranks = (rank(0, job='a"b\\c\nd'), rank(0, job='a"b\\c\nd', owner="uid/7"))
     return replace(full_state(), devices=(device,), ranks=ranks)
 
 

@@ -128,7 +128,7 @@ def test_a_device_that_containers_share_is_inlined_to_none() -> None:
 
 def test_steps_are_a_cumulative_histogram() -> None:
     page = render(full_state())
-    labels = {"training_job": "llama", "rank": "0"}
+    labels = {"training_job": "llama", "rank": "0", "owner": "uid/1000"}
     assert value_of(page, "step_duration_seconds_bucket", **labels, le="0.25") == 90
     assert value_of(page, "step_duration_seconds_bucket", **labels, le="1.0") == 99
     assert value_of(page, "step_duration_seconds_bucket", **labels, le="+Inf") == 100
@@ -138,7 +138,7 @@ def test_steps_are_a_cumulative_histogram() -> None:
 
 def test_a_rank_that_died_is_still_exported_without_what_is_unknown() -> None:
     page = render(full_state())
-    labels = {"training_job": "llama", "rank": "1"}
+    labels = {"training_job": "llama", "rank": "1", "owner": "uid/1000"}
     assert value_of(page, "rank_up", **labels) == 0
     assert value_of(page, "steps_total", **labels) == 100
     assert value_of(page, "phase_seconds_total", **labels, phase="comm") == 2.25
@@ -180,7 +180,8 @@ def test_what_the_shim_does_not_say_of_memory_and_collector_is_absent() -> None:
 
 def test_findings_come_from_the_newest_diagnosis_and_only_active_anomalies_count() -> None:
     page = render(full_state())
-    share = value_of(page, "diagnosis_share_ratio", training_job="llama", finding="data_loading")
+    job = {"training_job": "llama", "owner": "uid/1000"}
+    share = value_of(page, "diagnosis_share_ratio", **job, finding="data_loading")
     assert share == 0.39
     assert value_of(page, "anomaly_active", kind="straggler") == 1
     assert value_of(page, "source_up", source="nvml") == 0
@@ -190,12 +191,12 @@ def test_findings_come_from_the_newest_diagnosis_and_only_active_anomalies_count
 
 def test_an_active_anomaly_says_what_it_is_about() -> None:
     about = {"kind": "straggler", "severity": "warning", "training_job": "llama", "rank": "1"}
-    on_device = {**about, "gpu": "2", "uuid": "GPU-lost"}
+    on_device = {**about, "scope": "job", "namespace": "team", "gpu": "2", "uuid": "GPU-lost"}
     state = full_state()
     (anomaly,) = (found for found in state.anomalies if found.end_time is None)
-    found = replace(anomaly, job="llama", rank=1, device="GPU-lost", severity="warning")
+    found = replace(anomaly, job="llama", owner="ns/team", rank=1, device="GPU-lost")
     page = render(replace(state, anomalies=(found,)))
-    assert value_of(page, "anomaly_info", **on_device) == 1
+    assert value_of(page, "anomaly_info", **on_device, user="") == 1
     assert value_of(page, "anomaly_active", kind="hang") == 0
 
 
@@ -215,10 +216,12 @@ def test_label_values_are_escaped() -> None:
     assert 'a"b\\c\nd?' in jobs
 
 
-def test_two_ranks_that_claim_one_name_give_one_series_and_are_counted() -> None:
-    state = State(TIME, "1", "h", ranks=(rank(0), rank(0, owner_uid=1001, steps_total=7)))
-    page = render(state)
-    assert value_of(page, "steps_total", training_job="llama", rank="0") == 100
+def test_a_rank_of_another_owner_who_claims_the_same_name_has_series_of_its_own() -> None:
+    ranks = (rank(0), rank(0, owner="uid/1001", steps_total=7), rank(0, run="r2", steps_total=8))
+    page = render(State(TIME, "1", "h", ranks=ranks))
+    labels = {"training_job": "llama", "rank": "0"}
+    assert value_of(page, "steps_total", **labels, owner="uid/1000") == 100
+    assert value_of(page, "steps_total", **labels, owner="uid/1001") == 7
     assert value_of(page, "ranks_unexported") == 1
 
 

@@ -165,7 +165,7 @@ def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(tmp_path: Path)
         node.start_daemon()
         node.start_rank(0, STEPPING_AS, "1234", world_size=1)
         (rank,) = poll(lambda: node.get("ranks"), 20, "the rank reports")
-        assert (rank["job"], rank["owner_uid"]) == ("other-user", 1234)
+        assert (rank["job"], rank["owner"]) == ("other-user", "uid/1234")
         answer = node.http.post("/api/v1/captures", json={"job": "other-user", "kind": "stacks"})
         assert answer.status_code == 202, answer.text
 

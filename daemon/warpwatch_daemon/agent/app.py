@@ -257,8 +257,8 @@ class Daemon:
     def count_alerts(self, outcome: str, count: int) -> None:
         self.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
-    def capture_file(self, capture_id: str, name: str, owner_uid: int | None) -> Path | None:
-        return self.captures.coordinator.register.file(capture_id, name, owner_uid)
+    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
+        return self.captures.coordinator.register.file(capture_id, name, owner)
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)

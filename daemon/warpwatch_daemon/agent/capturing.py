@@ -54,7 +54,7 @@ class Capturing:
         self.policy = Policy(config.triggers, self.disk)
         pollers = Pollers(lambda sender: read_facts(sender.pid, sender.uid))
         self._kineto = _kineto_server(folder, pollers, hub) if config.rendezvous.kineto else None
-        self._backend = KinetoBackend(self.policy, Disk(folder.inbox), pollers, ranks.targets)
+        self._backend = KinetoBackend(self.policy, Disk(folder.inbox), pollers, ranks.live)
         self.coordinator = Coordinator(
             self.policy, store, ranks, hub, hurry, self._wake, backends=(self._backend,)
         )

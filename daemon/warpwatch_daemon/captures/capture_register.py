@@ -13,6 +13,7 @@ from typing import Any
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import INTERRUPTED, Capture, CaptureRequest
+from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +21,6 @@ logger = logging.getLogger(__name__)
 SHOWN = 200
 # Of them, those that the store had no room for.
 SHOWN_REFUSED = 10
-# What was taken of a job so long before its ranks were started is of the same run: they were
-# restarted.
-SAME_RUN_S = 86400.0
 
 
 class CaptureRegister:
@@ -34,7 +32,7 @@ class CaptureRegister:
         self._lock = threading.RLock()
         self._saving = threading.Lock()
         # Jobs whose residual is shown.
-        self._with_residual: Set[str] = frozenset()
+        self._with_residual: Set[tuple[str, str]] = frozenset()
         self._captures = {capture.id: capture for capture in store.load(SHOWN)}
         self._end_interrupted()
         self._publish()
@@ -67,13 +65,13 @@ class CaptureRegister:
                 del self._captures[capture_id]
             self.keep(capture)
 
-    def file(self, capture_id: str, name: str, owner_uid: int | None = None) -> Path | None:
+    def file(self, capture_id: str, name: str, owner: str | None = None) -> Path | None:
         """A file that the capture brought; whether it is still there is not looked at.
 
-        ``owner_uid``: whose capture it must be, None for anybody's.
+        ``owner``: whose capture it must be, None for anybody's.
         """
         capture = self.get(capture_id)
-        if capture is not None and owner_uid not in (None, capture.owner_uid):
+        if capture is not None and owner not in (None, capture.request.owner):
             return None
         if capture is None or capture.folder is None or name not in capture.files:
             return None
@@ -112,27 +110,27 @@ class CaptureRegister:
         """What a step brought in the newest verified capture of the same job and options."""
         for capture in reversed(self.all()):
             asked = capture.request
-            same = (asked.job, asked.kind, asked.options)
-            if same != (request.job, request.kind, request.options) or not capture.steps:
+            same = (asked.owner, asked.job, asked.kind, asked.options)
+            wanted = (request.owner, request.job, request.kind, request.options)
+            if same != wanted or not capture.steps:
                 continue
             events = [rank.events for rank in capture.ranks if rank.verified and rank.events]
             if events:
                 return -(-max(events) // capture.steps)
         return None
 
-    def baselines(self, job: str, now: float) -> list[Capture]:
+    def baselines(self, job: JobId, now: float) -> list[Capture]:
         """What was taken of the job while it was well, in this run of it, oldest first."""
-        since = self._began().get(job, now) - SAME_RUN_S
         return [
             capture
             for capture in self.all()
             if capture.request.trigger == "baseline"
-            and capture.request.job == job
+            and capture.request.job_id == job
             and capture.outcome != "refused_disk"
-            and since <= capture.time <= now
+            and capture.time <= now
         ]
 
-    def baseline(self, job: str, now: float) -> Capture | None:
+    def baseline(self, job: JobId, now: float) -> Capture | None:
         """The newest of these that can be compared with."""
         complete = [c for c in self.baselines(job, now) if c.outcome == "complete"]
         return complete[-1] if complete else None
@@ -157,25 +155,26 @@ class CaptureRegister:
         """The newest residual of every job that still runs, of this run of it."""
         began = self._began()
         ratios = {
-            capture.request.job: capture.residual.ratio
+            (capture.request.job, capture.request.owner): capture.residual.ratio
             for capture in self.all()
             if capture.residual is not None
-            and capture.time >= began.get(capture.request.job, math.inf)
+            and capture.time >= began.get(capture.request.job_id, math.inf)
         }
         residuals = self._hub.metrics.gauge("capture_residual_ratio")
         with self._lock:
             for job in self._with_residual - ratios.keys():
-                residuals.remove(job)
+                residuals.remove(*job)
             for job, ratio in ratios.items():
-                residuals.labels(job).set(ratio)
+                residuals.labels(*job).set(ratio)
             self._with_residual = ratios.keys()
 
-    def _began(self) -> dict[str, float]:
+    def _began(self) -> dict[JobId, float]:
         """When the ranks of the jobs that run now began."""
-        began: dict[str, float] = {}
+        began: dict[JobId, float] = {}
         for rank in self._hub.ranks():
             if rank.status == "running":
-                began[rank.job] = min(rank.first_time, began.get(rank.job, rank.first_time))
+                before = began.get(rank.job_id, rank.first_time)
+                began[rank.job_id] = min(rank.first_time, before)
         return began
 
     def _publish(self) -> None:

@@ -22,6 +22,7 @@ from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Coordinator:
         at = self._monotonic()
         with self._lock:
             try:
-                backend, numbers, world_size = choose(self._backends, request)
+                backend, request, numbers, world_size = choose(self._backends, request)
                 self.policy.check(request, self._busy(request), at)
                 session = self._begin(request, backend, numbers, world_size, at)
             except Refused as error:
@@ -95,16 +96,16 @@ class Coordinator:
         )
         return capture
 
-    def is_busy(self, job: str) -> bool:
+    def is_busy(self, job: JobId) -> bool:
         with self._lock:
-            return any(s.capture.request.job == job for s in self._sessions.values())
+            return any(s.capture.request.job_id == job for s in self._sessions.values())
 
     def _busy(self, request: CaptureRequest) -> Collection[int]:
         """Ranks of the job in captures that this request does not supersede."""
         return {
             number
             for session in self._sessions.values()
-            if session.capture.request.job == request.job and not _supersedes(request, session)
+            if _is_of_job(session, request) and not _supersedes(request, session)
             for number in session.ranks
         }
 
@@ -123,7 +124,7 @@ class Coordinator:
         folder = str(self._store.folder(name, now))
         capture = Capture(
             name, request, now, world_size=world_size, backend=backend.name, steps=steps,
-            folder=folder, owner_uid=backend.owner(request.job),
+            folder=folder,
         )  # fmt: skip
         try:
             self._end_superseded(request, numbers)
@@ -170,7 +171,7 @@ class Coordinator:
 
     def _steps(self, request: CaptureRequest, backend: CaptureBackend) -> int:
         """The steps asked for, fewer where they would bring more events than the budget has."""
-        events = self.register.events_per_step(request) or backend.events_per_step(request.job)
+        events = self.register.events_per_step(request) or backend.events_per_step(request.job_id)
         if not events:
             return request.steps
         return max(1, min(request.steps, self.policy.config.max_events // events))
@@ -193,7 +194,7 @@ class Coordinator:
                 self._costs.observe(record)
                 return
             if isinstance(record, End) or record.event == "died":
-                self._costs.forget_rank(record.job, record.rank)
+                self._costs.forget_rank(record.job_id, record.rank)
             at = self._monotonic()
             for session in self._sessions.values():
                 session.observe(record, at)
@@ -256,4 +257,9 @@ def _shown(session: CaptureSession) -> Capture:
 def _supersedes(request: CaptureRequest, session: CaptureSession) -> bool:
     """Whether the session gives way: stacks do not wait for steps that may not come."""
     running = session.capture.request
-    return request.kind == "stacks" and running.kind != "stacks" and running.job == request.job
+    gives_way = request.kind == "stacks" and running.kind != "stacks"
+    return gives_way and _is_of_job(session, request)
+
+
+def _is_of_job(session: CaptureSession, request: CaptureRequest) -> bool:
+    return session.capture.request.job_id == request.job_id

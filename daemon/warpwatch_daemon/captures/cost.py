@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from warpwatch_daemon.captures.session import CaptureSession
 from warpwatch_telemetry.captures import STEP_KINDS, Capture, Residual
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
 
 BASELINE_STEPS = 30
@@ -28,19 +29,19 @@ class Baselines:
     """The newest steps of every rank that no capture disturbed, in seconds."""
 
     def __init__(self) -> None:
-        self._steps_s: dict[tuple[str, int], deque[float]] = {}
+        self._steps_s: dict[tuple[JobId, int], deque[float]] = {}
 
     def add(self, step: Step) -> None:
         if not step.profiled:
             new: deque[float] = deque(maxlen=BASELINE_STEPS)
-            self._steps_s.setdefault((step.job, step.rank), new).append(step.duration_s)
+            self._steps_s.setdefault((step.job_id, step.rank), new).append(step.duration_s)
 
-    def forget(self, job: str, rank: int | None) -> None:
+    def forget(self, job: JobId, rank: int | None) -> None:
         """``rank`` None: all of the job's."""
         for key in [key for key in self._steps_s if key[0] == job and rank in (None, key[1])]:
             del self._steps_s[key]
 
-    def of_rank(self, job: str, rank: int) -> tuple[float, ...]:
+    def of_rank(self, job: JobId, rank: int) -> tuple[float, ...]:
         return tuple(self._steps_s.get((job, rank), ()))
 
 
@@ -117,7 +118,7 @@ class CostWatch:
         capture = session.capture
         if capture.request.kind not in STEP_KINDS:
             return
-        before_s = self._baselines.of_rank(capture.request.job, rank)
+        before_s = self._baselines.of_rank(capture.request.job_id, rank)
         # Twice what the steps after it should take.
         wait_s = 2 * AFTER_STEPS * max(before_s, default=0.0)
         timeout_s = min(max(MIN_COST_TIMEOUT_S, wait_s), MAX_COST_TIMEOUT_S)
@@ -127,11 +128,11 @@ class CostWatch:
         self._baselines.add(step)
         for watched in self._watched.values():
             capture, ranks = watched.session.capture, watched.session.ranks
-            if (step.job, step.rank) == (capture.request.job, min(ranks)):
+            if (step.job_id, step.rank) == (capture.request.job_id, min(ranks)):
                 first = capture.start_step or 0
                 watched.cost.add(step, first, first + (capture.steps or 0) - 1)
 
-    def forget_rank(self, job: str, rank: int | None) -> None:
+    def forget_rank(self, job: JobId, rank: int | None) -> None:
         """It has ended. ``rank`` None: all of the job's."""
         self._baselines.forget(job, rank)
 

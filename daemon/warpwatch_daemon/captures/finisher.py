@@ -41,7 +41,7 @@ class Finisher:
         self._register = register
         self._hub = hub
         self._wake = wake
-        # By job: one job's slow traces hold up no other's.
+        # One owner's slow traces hold up no other's.
         self._urgent, self._work = FairQueue(MAX_WAITING), FairQueue(MAX_WAITING)
         # By the id of a capture that has no folder yet: who is to know when there can be none.
         self._uncreated: dict[str, Callable[[OSError], None]] = {}
@@ -50,14 +50,14 @@ class Finisher:
         """The capture was begun: make its folder, or say from a loop's thread why there is none."""
         self._uncreated[capture.id] = refuse
         # Finishing it makes the folder too, where there is no room for this.
-        self._urgent.put(capture.request.job, partial(self._create, capture.id))
+        self._urgent.put(capture.request.owner, partial(self._create, capture.id))
         self._wake()
 
     def put(self, session: CaptureSession) -> None:
         """The session is over: finish its capture."""
         capture = session.capture
         work = self._urgent if capture.request.kind == "stacks" else self._work
-        if not work.put(capture.request.job, partial(self._finish, session)):
+        if not work.put(capture.request.owner, partial(self._finish, session)):
             detail = f"{MAX_WAITING} captures of {capture.request.job} wait to be read"
             self._register.update(capture.id, outcome="failed", detail=detail)
             self._count(capture, "failed")
@@ -65,7 +65,7 @@ class Finisher:
 
     def put_cost(self, capture: Capture, cost: StepCost) -> None:
         """The steps after the capture are known: write down what it cost."""
-        self._work.put(capture.request.job, partial(self._note_cost, capture, cost))
+        self._work.put(capture.request.owner, partial(self._note_cost, capture, cost))
         self._wake()
 
     def finish(self) -> None:
@@ -200,7 +200,7 @@ class Finisher:
         request = capture.request
         if request.kind != "torch" or request.trigger == "baseline":
             return None
-        return self._register.baseline(request.job, capture.time)
+        return self._register.baseline(request.job_id, capture.time)
 
     def _note_cost(self, capture: Capture, cost: StepCost) -> None:
         residual, cost_s = cost.residual(), cost.cost_s()

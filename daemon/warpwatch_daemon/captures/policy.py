@@ -39,7 +39,7 @@ class Policy:
         self._automatic: deque[float] = deque()
         self._baselines: deque[float] = deque()
         # Per job and kind: when, and for which anomaly.
-        self._last: dict[tuple[str, str], tuple[float, str | None]] = {}
+        self._last: dict[tuple[str, str, str], tuple[float, str | None]] = {}
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """Raises Refused. ``busy``: ranks of the job that are being captured."""
@@ -130,5 +130,6 @@ def _check_budget(
         )
 
 
-def _key(request: CaptureRequest) -> tuple[str, str]:
-    return (request.job, request.anomaly_kind or request.kind)
+def _key(request: CaptureRequest) -> tuple[str, str, str]:
+    """The same for every run of a job: one that is restarted in a loop is one job."""
+    return (request.owner, request.job, request.anomaly_kind or request.kind)

@@ -17,7 +17,8 @@ A session's life, all of it under the coordinator's lock but ``collect``:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,7 @@ from warpwatch_telemetry.captures import (
     RankCapture,
 )
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent
 
 # A wrong name is answered with so many right ones.
@@ -77,19 +79,15 @@ class CaptureBackend(Protocol):
     name: str
     kinds: frozenset[CaptureKind]
 
-    def jobs(self) -> Collection[str]:
-        """The names of the jobs that have a live rank."""
+    def jobs(self) -> Collection[JobId]:
+        """The jobs that have a live rank."""
         ...
 
-    def ranks(self, job: str) -> Mapping[int, int]:
+    def ranks(self, job: JobId) -> Mapping[int, int]:
         """The job's live ranks that this backend reaches, each with its world size."""
         ...
 
-    def owner(self, job: str) -> int | None:
-        """The UID of the job's live ranks; None: it has none, or they are of several users."""
-        ...
-
-    def events_per_step(self, job: str) -> int | None:
+    def events_per_step(self, job: JobId) -> int | None:
         """The most that a rank says a recorded step of its brings; None: not known."""
         ...
 
@@ -105,29 +103,18 @@ def is_over(rank: RankCapture) -> bool:
 
 def choose(
     backends: Sequence[CaptureBackend], request: CaptureRequest
-) -> tuple[CaptureBackend, list[int], int]:
-    """(who captures, which ranks, of how many). Raises Refused."""
+) -> tuple[CaptureBackend, CaptureRequest, list[int], int]:
+    """(who captures, the request with its job's owner and run, which ranks, of how many).
+
+    Raises Refused.
+    """
     named = [backend for backend in backends if request.backend in (None, backend.name)]
     able = [backend for backend in named if request.kind in backend.kinds]
     if not able:
         how = f" by the back end {request.backend}" if request.backend else ""
         raise Refused("refused_disabled", f"nothing here captures {request.kind}{how}")
-    live = next(
-        (
-            (b, ranks)
-            for b in able
-            if (ranks := b.ranks(request.job)) and _is_of(b, request.job, request.owner_uid)
-        ),
-        None,
-    )
-    if live is None:
-        found = {job for b in able for job in b.jobs() if _is_of(b, job, request.owner_uid)}
-        names = ", ".join(sorted(found)[:MAX_NAMED]) or "none"
-        raise Refused(
-            "refused_no_rank",
-            f"no running rank of job {request.job!r} is known; running jobs: {names}",
-        )
-    backend, ranks = live
+    backend, job = _find(able, request)
+    ranks = backend.ranks(job)
     unknown = sorted(set(request.ranks or ()) - set(ranks))
     if unknown:
         names, known = ", ".join(map(str, unknown)), ", ".join(map(str, sorted(ranks)))
@@ -135,15 +122,32 @@ def choose(
             "refused_no_rank", f"{request.job} has no running rank {names} here, only {known}"
         )
     numbers = sorted(ranks if request.ranks is None else set(request.ranks))
-    return backend, numbers, max(ranks[number] for number in numbers)
+    world_size = max(ranks[number] for number in numbers)
+    return backend, replace(request, **job.fields()), numbers, world_size
 
 
-def _is_of(backend: CaptureBackend, job: str, owner_uid: int | None) -> bool:
-    """Whether the job is this user's; None: anybody's will do."""
-    return owner_uid is None or backend.owner(job) == owner_uid
+def _find(
+    backends: Sequence[CaptureBackend], request: CaptureRequest
+) -> tuple[CaptureBackend, JobId]:
+    """The one job that is meant, and the first who reaches it. Raises Refused."""
+    for backend in backends:
+        jobs = sorted(job for job in backend.jobs() if _is_meant(job, request))
+        if len(jobs) > 1:
+            owners = ", ".join(job.owner for job in jobs)
+            raise Refused(
+                "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
+            )
+        if jobs and backend.ranks(jobs[0]):
+            return backend, jobs[0]
+    found = {job.name for b in backends for job in b.jobs() if request.owner in ("", job.owner)}
+    names = ", ".join(sorted(found)[:MAX_NAMED]) or "none"
+    raise Refused(
+        "refused_no_rank",
+        f"no running rank of job {request.job!r} is known; running jobs: {names}",
+    )
 
 
-def only_owner(uids: Iterable[int]) -> int | None:
-    """The UID that all of them are, None where they are of several users or none."""
-    found = set(uids)
-    return found.pop() if len(found) == 1 else None
+def _is_meant(job: JobId, request: CaptureRequest) -> bool:
+    """What the request leaves open may be anything."""
+    asked = request.job_id
+    return all(said in ("", known) for said, known in zip(asked, job, strict=True))

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 # A rank must read its command before the start step: this long, and at least two steps.
 MARGIN_S = 0.15
 MARGIN_STEPS = 2
+# No rank is further ahead of its peers than this, whatever it says.
+MAX_AHEAD_STEPS = 1000
 # Not all armed in time: another start step, this often at most in all.
 ATTEMPTS = 3
 # The start step is two steps off, and as much again for a rank that is behind.
@@ -140,7 +142,10 @@ class ShimSession:
         return choose([statistics.median(steps_s) for steps_s in recent if steps_s] or [0.0])
 
     def _fastest(self) -> int:
-        return max((self._begun(target.rank) or 0) for target in self.targets.values())
+        """Ranks step together: one far from the median is no measure for the others."""
+        begun = sorted(self._begun(target.rank) or 0 for target in self.targets.values())
+        middle = begun[(len(begun) - 1) // 2]
+        return max(step for step in begun if step <= middle + MAX_AHEAD_STEPS)
 
     def cancel(self, detail: str = "") -> None:
         for number, rank in self.ranks.items():
@@ -154,7 +159,7 @@ class ShimSession:
     def observe(self, event: RankEvent | End, at: float) -> None:
         number = event.rank
         rank = None if number is None else self.ranks.get(number)
-        if rank is None or event.job != self.capture.request.job or rank.state in RANK_ENDS:
+        if rank is None or event.job_id != self.capture.request.job_id or rank.state in RANK_ENDS:
             return
         if isinstance(event, End) or event.event == "died":
             if rank.state != "exported":

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.session import only_owner
 from warpwatch_daemon.captures.shim import AskedRank, ShimSession
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_telemetry.captures import CAPTURE_KINDS, Capture, CaptureKind
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
@@ -26,22 +26,19 @@ class ShimBackend:
         self._policy = policy
         self._ranks = ranks
 
-    def jobs(self) -> Collection[str]:
+    def jobs(self) -> Collection[JobId]:
         return self._ranks.jobs()
 
-    def ranks(self, job: str) -> Mapping[int, int]:
+    def ranks(self, job: JobId) -> Mapping[int, int]:
         live = self._ranks.targets(job)
         return {number: rank.claims.world_size for number, rank in live.items() if rank.ring}
 
-    def owner(self, job: str) -> int | None:
-        return only_owner(rank.owner_uid for rank in self._ranks.targets(job).values())
-
-    def events_per_step(self, job: str) -> int | None:
+    def events_per_step(self, job: JobId) -> int | None:
         said = (rank.claims.events_per_step for rank in self._ranks.targets(job).values())
         return max((events for events in said if events), default=None)
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> ShimSession:
-        live = self._ranks.targets(capture.request.job)
+        live = self._ranks.targets(capture.request.job_id)
         targets: dict[int, AskedRank] = {}
         for number in sorted(live.keys() & set(numbers)):
             found = self._ranks.open_ring(live[number])

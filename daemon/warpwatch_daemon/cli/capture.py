@@ -23,6 +23,9 @@ def main(argv: Sequence[str]) -> int:
         "warpwatch capture --job llama-7b --steps 5 --wait",
     )
     command.add_argument("--job", help="the job; not needed when there is only one")
+    command.add_argument(
+        "--owner", default="", help="whose, as ns/team or uid/1000, where several have such a job"
+    )
     command.add_argument("--rank", type=int, action="append", help="only this rank (repeatable)")
     command.add_argument("--kind", default="torch", choices=CAPTURE_KINDS)
     command.add_argument(
@@ -50,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
     api = parsing.api(arguments)
     body = {
         "job": arguments.job or _only_job(api),
+        "owner": arguments.owner,
         "ranks": arguments.rank,
         "kind": arguments.kind,
         "steps": arguments.steps,

@@ -37,8 +37,10 @@ def main(argv: Sequence[str]) -> int:
 def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
     up = sum(1 for device in status["devices"] if device["up"])
     yield f"{up} of {len(status['devices'])} devices up, {len(status['ranks'])} ranks"
+    several = len({rank["owner"] for rank in status["ranks"]}) > 1
     for rank in status["ranks"]:
-        yield f"  {rank['job']} rank {rank['rank']}: {', '.join(_rank(rank))}"
+        whose = f" of {rank['owner']}" if several else ""
+        yield f"  {rank['job']} rank {rank['rank']}{whose}: {', '.join(_rank(rank))}"
     for job in status["jobs"]:
         if job["backend"] == "kineto":
             yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"

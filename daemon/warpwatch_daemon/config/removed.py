@@ -31,8 +31,8 @@ _CONSTANTS_OF_KINDS = {
     "window_s window_steps",
     "hang": "gap_factor median_steps rest_cpu_ratio rest_device_ratio rest_io_bytes_per_s rest_s "
     "spin_power_ratio warmup_steps",
-    "memory_leak": "block_steps hold_blocks min_growth_ratio min_late min_part min_s min_steps "
-    "noise_factor window_blocks",
+    "memory_leak": "block_steps critical_s hold_blocks min_growth_ratio min_late min_part min_s "
+    "min_steps noise_factor window_blocks",
     "memory_pressure": "calm_s hold_s idle_reserve release",
     "oom": "grace_s",
     "crash": "grace_s",

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from warpwatch_daemon.history.rollups import INTERVAL_S, DeviceTrack, StepTrack
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, Record, Step
 
 BEFORE_S = 600.0
@@ -17,15 +18,15 @@ MAX_RANKS = 1024
 MAX_DEVICES = 512
 MAX_JOBS = 256
 
-Name = TypeVar("Name", str, tuple[str, int])
+Name = TypeVar("Name", str, JobId, tuple[JobId, int])
 
 
 class Context:
     """Records in; ``around`` an anomaly, the series of its job, its rank and its device."""
 
     def __init__(self) -> None:
-        self._ranks: dict[tuple[str, int], StepTrack] = {}
-        self._jobs: dict[str, StepTrack] = {}
+        self._ranks: dict[tuple[JobId, int], StepTrack] = {}
+        self._jobs: dict[JobId, StepTrack] = {}
         self._devices: dict[str, DeviceTrack] = {}
 
     def observe(self, record: Record) -> None:
@@ -39,15 +40,15 @@ class Context:
             track.add(record.time, record.metrics)
 
     def _step(self, record: Step) -> None:
-        name = (record.job, record.rank)
+        name = (record.job_id, record.rank)
         track = self._ranks.get(name)
         if track is None:
             _make_room(self._ranks, MAX_RANKS)
             track = self._ranks[name] = StepTrack()
         newcomer = track.add(record)
-        self._job(record.job).add(record, newcomer)
+        self._job(record.job_id).add(record, newcomer)
 
-    def _job(self, name: str) -> StepTrack:
+    def _job(self, name: JobId) -> StepTrack:
         track = self._jobs.get(name)
         if track is None:
             _make_room(self._jobs, MAX_JOBS)
@@ -58,11 +59,11 @@ class Context:
         begin = anomaly.time - BEFORE_S - INTERVAL_S
         end = anomaly.time + AFTER_S
         series = []
-        job, rank, device = anomaly.job, anomaly.rank, anomaly.device
-        if job in self._jobs:
-            series.append(self._jobs[job].series(begin, end, job=job))
+        job, rank, device = anomaly.job_id, anomaly.rank, anomaly.device
+        if job is not None and job in self._jobs:
+            series.append(self._jobs[job].series(begin, end, job=job.name))
         if job is not None and rank is not None and (job, rank) in self._ranks:
-            series.append(self._ranks[job, rank].series(begin, end, job=job, rank=rank))
+            series.append(self._ranks[job, rank].series(begin, end, job=job.name, rank=rank))
         if device in self._devices:
             series.append(self._devices[device].series(begin, end, device=device))
         return AnomalyContext(INTERVAL_S, tuple(one for one in series if one.times))

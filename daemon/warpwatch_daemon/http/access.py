@@ -26,8 +26,8 @@ PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 # Open to everybody: a probe has no password.
 PROBES = ("/healthz", "/readyz")
 METRICS = "/metrics"
-# No user has this UID.
-NOBODY = -1
+# The owner of no job.
+NOBODY = "nobody"
 
 _UNKNOWN_ON_SOCKET = (
     "this process is in another user namespace, or root's in a container: ask with the token"
@@ -83,11 +83,11 @@ class Caller:
     changes: bool = False
 
     @property
-    def owner(self) -> int | None:
+    def owner(self) -> str | None:
         """Whose jobs alone are seen, NOBODY without a user, None for everybody's."""
         if self.all_jobs:
             return None
-        return NOBODY if self.uid is None else self.uid
+        return NOBODY if self.uid is None else f"uid/{self.uid}"
 
 
 class Access:

@@ -35,10 +35,10 @@ class Agent(Protocol):
     def request_capture(self, request: CaptureRequest) -> Capture:
         """Begin a capture. Raises Refused with a reason from captures.OUTCOMES."""
 
-    def capture_file(self, capture_id: str, name: str, owner_uid: int | None) -> Path | None:
+    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         """Where a file of a capture lies, None if it has none of this name; no disk is asked.
 
-        ``owner_uid``: whose capture it must be, None for anybody's.
+        ``owner``: whose capture it must be, None for anybody's.
         """
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:

@@ -14,8 +14,9 @@ from warpwatch_daemon.http.access import Access, caller_of
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.request_data import filters, json_body
-from warpwatch_daemon.http.visibility import may_see, seen_since, visible
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_daemon.http.visibility import may_see, visible
+from warpwatch_detection.detector import DetectorStatus
+from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.state import State
@@ -52,14 +53,22 @@ class Api:
     async def ranks(self, request: Request) -> Response:
         """Ranks with their newest steps."""
         wanted = filters(request, models.JobFilters)
-        ranks = [rank for rank in self._state(request).ranks if wanted.admits(job=rank.job)]
+        ranks = [
+            rank
+            for rank in self._state(request).ranks
+            if wanted.admits(job=rank.job, owner=rank.owner)
+        ]
         return json_answer(models.RankList(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
         """Jobs, also those that only Kineto sees."""
         wanted = filters(request, models.JobFilters)
         state = self._state(request)
-        jobs = [job for job in state.jobs + state.kineto_jobs if wanted.admits(job=job.name)]
+        jobs = [
+            job
+            for job in state.jobs + state.kineto_jobs
+            if wanted.admits(job=job.name, owner=job.owner)
+        ]
         return json_answer(models.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:
@@ -68,9 +77,12 @@ class Api:
         state = self._state(request)
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
-            models.AnomalyReport(**asdict(anomaly), decision=decided.get(anomaly.id))
+            models.AnomalyReport(
+                **asdict(anomaly), scope=scope_of(anomaly.kind), decision=decided.get(anomaly.id)
+            )
             for anomaly in state.anomalies
-            if wanted.admits(job=anomaly.job, kind=anomaly.kind, active=anomaly.end_time is None)
+            if wanted.admits(job=anomaly.job, owner=anomaly.owner, kind=anomaly.kind)
+            and wanted.admits(active=anomaly.end_time is None)
         ]
         return json_answer(models.AnomalyList(anomalies=anomalies))
 
@@ -87,7 +99,9 @@ class Api:
         if found is None:
             raise ApiError(404, "not_found", "there is no such anomaly")
         decision = next((one for one in state.decisions if one.anomaly_id == ident), None)
-        report = models.AnomalyInContext(**asdict(found), decision=decision, context=context)
+        report = models.AnomalyInContext(
+            **asdict(found), scope=scope_of(found.kind), decision=decision, context=context
+        )
         return json_answer(models.OneAnomaly(report))
 
     async def detectors(self, request: Request) -> Response:
@@ -95,15 +109,15 @@ class Api:
         wanted = filters(request, models.DetectorFilters)
         statuses, suppressed = await run_in_threadpool(self._agent.detector_statuses)
         caller = caller_of(request)
-        own = {job.name for job in self._state(request).jobs}
 
-        def seen(job: str | None) -> bool:
-            return caller.all_jobs or job is None or job in own
+        def seen(one: DetectorStatus | Found) -> bool:
+            mine = caller.owner is None or one.job is None or one.owner == caller.owner
+            return mine and wanted.admits(job=one.job, owner=one.owner)
 
         detectors = [
             models.DetectorReport(
                 kind=kind,
-                readings=[one for one in readings if wanted.admits(job=one.job) and seen(one.job)],
+                readings=[one for one in readings if seen(one)],
             )
             for kind, readings in statuses.items()
             if wanted.admits(kind=kind)
@@ -118,7 +132,7 @@ class Api:
                 again=one.again,
             )
             for one in suppressed
-            if wanted.admits(job=one.found.job, kind=one.kind) and seen(one.found.job)
+            if wanted.admits(kind=one.kind) and seen(one.found)
         ]
         return json_answer(models.DetectorList(detectors=detectors, suppressed=admitted))
 
@@ -138,6 +152,7 @@ class Api:
             models.DiagnosisReport(
                 capture=capture.id,
                 job=capture.request.job,
+                owner=capture.request.owner,
                 time=capture.time,
                 outcome=capture.diagnosis_outcome,
                 diagnosis=capture.diagnosis,
@@ -173,12 +188,14 @@ class Api:
 
     def _may_see(self, request: Request, anomaly: Anomaly) -> bool:
         owner = caller_of(request).owner
-        return owner is None or may_see(anomaly, seen_since(self._agent.state().ranks, owner))
+        return owner is None or may_see(anomaly, owner)
 
     def _captures(self, request: Request, wanted: models.DiagnosisFilters) -> Iterable[Capture]:
         """Of the job and kind that are asked for."""
         return (
             capture
             for capture in self._state(request).captures
-            if wanted.admits(job=capture.request.job, kind=capture.request.kind)
+            if wanted.admits(
+                job=capture.request.job, owner=capture.request.owner, kind=capture.request.kind
+            )
         )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
-from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Found
+from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Found, Scope
 from warpwatch_telemetry.captures import (
     CAPTURE_KINDS,
     Capture,
@@ -38,6 +38,9 @@ class CaptureBody(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     job: Annotated[str, Field(min_length=1, max_length=512)]
+    owner: Annotated[
+        str, Field(max_length=128, description="whose job; empty: there is one of this name")
+    ] = ""
     kind: CaptureKind = "torch"
     ranks: Annotated[
         Annotated[list[Rank], Field(min_length=1, max_length=1024)] | None,
@@ -59,10 +62,11 @@ class CaptureBody(BaseModel):
             raise ValueError(f"options: kind torch has them, {self.kind} has none")
         return self
 
-    def request(self, owner_uid: int | None) -> CaptureRequest:
-        """``owner_uid``: of the request, None for who may capture everybody's jobs."""
+    def request(self, owner: str | None) -> CaptureRequest:
+        """``owner``: whose jobs alone may be captured, None for everybody's."""
         return CaptureRequest(
             job=self.job,
+            owner=self.owner if owner is None else owner,
             kind=self.kind,
             trigger="manual",
             ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),
@@ -70,7 +74,6 @@ class CaptureBody(BaseModel):
             options=tuple(sorted(set(self.options))),
             backend=self.backend,
             reason=self.reason,
-            owner_uid=owner_uid,
         )
 
 
@@ -89,6 +92,7 @@ class Filters(BaseModel):
 
 class JobFilters(Filters):
     job: str | None = None
+    owner: str | None = None
 
 
 class DetectorFilters(JobFilters):
@@ -174,6 +178,7 @@ class RankList(BaseModel):
 class AnomalyReport(Anomaly):
     """``decision``: what became of its trigger, null where none was taken yet."""
 
+    scope: Scope
     decision: Decision | None
 
 
@@ -230,6 +235,7 @@ class DiagnosisReport(BaseModel):
 
     capture: str
     job: str
+    owner: str
     time: float
     outcome: str | None
     diagnosis: Mapping[str, Any]

@@ -37,6 +37,7 @@ _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
 class Claims:
     """The metadata of a ring after validation.
 
+    run: which start of the job; master: where its ranks meet, host:port. Empty where not said.
     step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
     events_per_step: what a recorded step is expected to hold, None when it is not known.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
@@ -51,6 +52,8 @@ class Claims:
     pod_uid: str | None
     framework: str
     phases: tuple[str, ...]
+    run: str = ""
+    master: str = ""
     step_clock: str = ""
     events_per_step: int | None = None
     held_stacks: str | None = None
@@ -68,9 +71,12 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
     if not isinstance(raw, dict):
         raise ProtocolError("bad_metadata", "the metadata is no object")
     world_size = max(1, _integer(raw, "world_size", 1, MAX_WORLD_SIZE))
+    rank = _integer(raw, "rank", 0, MAX_WORLD_SIZE)
+    if rank >= world_size:
+        raise ProtocolError("bad_metadata", f"there is no rank {rank} in a world of {world_size}")
     return Claims(
         job=_text(raw, "job") or "unnamed",
-        rank=_integer(raw, "rank", 0, MAX_WORLD_SIZE),
+        rank=rank,
         local_rank=_integer(raw, "local_rank", 0, MAX_WORLD_SIZE),
         world_size=world_size,
         device=_text(raw, "device") or None,
@@ -78,6 +84,8 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
         pod_uid=pod_uid or _text(raw, "pod_uid") or None,
         framework=_text(raw, "torch"),
         phases=_phases(raw.get("phases", [])),
+        run=_text(raw, "run"),
+        master=_text(raw, "master"),
         step_clock=_step_clock(raw),
         events_per_step=_integer(raw, "events_per_step", 0, MAX_EVENTS_PER_STEP) or None,
         held_stacks=_text(raw, "held_stacks") or None,

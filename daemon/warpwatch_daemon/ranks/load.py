@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankKey, RankState
 
 # A rank that finished no step for this long does not load its device.
 IDLE_AFTER_S = 3.0
@@ -19,7 +19,7 @@ class RankLoad:
     ) -> None:
         self._ranks = ranks
         self._uuid_of = uuid_of
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._seen: dict[RankKey, tuple[float, float]] = {}
 
     def __call__(self, index: int) -> float | None:
         """Share of time in 0..1 that the device computes, None without a rank on it."""
@@ -32,7 +32,7 @@ class RankLoad:
         if rank.last_step_time is None or time.time() - rank.last_step_time > IDLE_AFTER_S:
             return 0.0
         waited_s = sum(rank.phases_s.get(name, 0.0) for name in ("data_wait", "comm"))
-        key = f"{rank.job}/{rank.rank}"
+        key = rank.key
         before_s, before_time = self._seen.get(key, (waited_s, 0.0))
         if rank.last_step_time <= before_time:
             return 0.9

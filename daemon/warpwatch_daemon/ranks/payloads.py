@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks.claims import MAX_DURATION_S
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import MAX_INTEGER, Step
 
 # Of processes whose shim knew one word less.
@@ -30,7 +31,7 @@ class AllocatorMemory(NamedTuple):
 
 
 def step(
-    record: protocol.RecordHead, time: float, job: str, rank: int, phases: Sequence[str]
+    record: protocol.RecordHead, time: float, job: JobId, rank: int, phases: Sequence[str]
 ) -> Step:
     """Raises ProtocolError("bad_record") for what is no step."""
     payload = record.payload
@@ -41,7 +42,7 @@ def step(
         raise protocol.ProtocolError("bad_record", f"step {number} of {ns} ns")
     return Step(
         time,
-        job,
+        job.name,
         rank,
         number,
         ns / 1e9,
@@ -51,6 +52,8 @@ def step(
         _known(samples) or 0,
         _known(tokens) or 0,
         bool(record.flags & protocol.FLAG_PROFILED),
+        job.owner,
+        job.run,
     )
 
 

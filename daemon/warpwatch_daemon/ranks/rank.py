@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from warpwatch import protocol
@@ -14,8 +14,9 @@ from warpwatch_daemon.ranks.process import OomKills
 from warpwatch_daemon.ranks.ring import RingNews
 from warpwatch_daemon.ranks.silence import Silence
 from warpwatch_daemon.ranks.table import OpenRing
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.state import RankState
+from warpwatch_telemetry.state import RankKey, RankState
 
 # Where locks cannot be seen (another kernel) a heartbeat that stands still this long is a death.
 FOREIGN_DEAD_AFTER_S = 30.0
@@ -28,15 +29,12 @@ RESERVED_EVENTS = frozenset({"died", "stopped", "resumed", "process", "memory"})
 
 
 class Rank:
-    """``job`` is the label: the claimed name, with ``#2`` where another job has it already.
+    """``job_phases``: the names of phases of all ranks of the job."""
 
-    ``job_phases``: the names of phases of all ranks of the job.
-    """
-
-    def __init__(self, job: str, ring: OpenRing, at: float, job_phases: set[str]) -> None:
+    def __init__(self, job: JobId, ring: OpenRing, at: float, job_phases: set[str]) -> None:
         self.job = job
         self.rank = ring.claims.rank
-        self.owner_uid = ring.owner_uid
+        self.claimed_job = ring.claims.job
         self.ring: OpenRing | None = None
         self.status = "running"
         # Monotonic.
@@ -61,6 +59,7 @@ class Rank:
         if self.ring is not None:
             self.counts.begin_process(self.phases)
         self.ring = ring
+        self.owner_uid = ring.owner_uid
         self.claims = ring.claims
         self.phases = self.phase_names.admit(ring.claims.phases)
         self.memory = payloads.AllocatorMemory()
@@ -79,10 +78,9 @@ class Rank:
         self.status = "running"
         self.ended_at = None
 
-    def is_of_job(self, ring: OpenRing) -> bool:
-        """Whether a ring that claims the same name may be of this rank's job."""
-        is_of_owner = self.owner_uid == ring.owner_uid
-        return is_of_owner and self.claims.world_size == ring.claims.world_size
+    @property
+    def key(self) -> RankKey:
+        return self.job.name, str(self.rank), self.job.owner
 
     @property
     def live(self) -> bool:
@@ -146,7 +144,7 @@ class Rank:
                 self.counts.take(counts)
                 if not counted:
                     detail = payloads.memory_detail(self.memory, counts)
-                    yield RankEvent(time, self.job, self.rank, "memory", detail)
+                    yield self.event(time, "memory", detail)
 
     def _take_step(self, record: protocol.RecordHead, time: float, counted: bool) -> Step:
         step = payloads.step(record, time, self.job, self.rank, self.phases)
@@ -172,7 +170,10 @@ class Rank:
         if name in RESERVED_EVENTS or (name == "gc_pause" and not claims.is_gc_pause(fields)):
             self._refused += 1
         elif name != "exit":
-            yield RankEvent(time, self.job, self.rank, name, fields)
+            yield self.event(time, name, fields)
+
+    def event(self, time: float, name: str, detail: Mapping[str, Any]) -> RankEvent:
+        return RankEvent(time, rank=self.rank, event=name, detail=detail, **self.job.fields())
 
     # --- life and death ---
 
@@ -195,7 +196,7 @@ class Rank:
         if silent_s < stopped_after_s or capturing:
             if self.silence.over():
                 self.status = "running"
-                yield RankEvent(now, self.job, self.rank, "resumed")
+                yield self.event(now, "resumed", {})
             return
         is_known = self.silence.reason is not None
         holder_pid = None if foreign else news.holder_pid
@@ -203,7 +204,7 @@ class Rank:
         if not is_known:
             self.status = "stopped"
             detail = {"silent_reason": self.silence.reason}
-            yield RankEvent(now, self.job, self.rank, "stopped", detail)
+            yield self.event(now, "stopped", detail)
 
     def _ended(self, in_order: bool, now: float, at: float) -> Record:
         self.ended_at = at if self._ended_before is None else min(at, self._ended_before)
@@ -214,9 +215,9 @@ class Rank:
             # It ended while no daemon looked: before its successor came, whenever that was.
             now = min(now, max(self.last_step_time or 0.0, self.ring.created_time))
         if in_order or self._end_reported:
-            return End(now, self.job, self.rank)
+            return End(now, rank=self.rank, **self.job.fields())
         detail = {"oom_kill": True} if self.oom_kills.risen() else {}
-        return RankEvent(now, self.job, self.rank, "died", detail)
+        return self.event(now, "died", detail)
 
     # --- what is known ---
 
@@ -226,10 +227,9 @@ class Rank:
         gc_ns = recorded.get("gc_ns")
         samples_per_s, tokens_per_s = self._throughput()
         return RankState(
-            job=self.job,
             rank=self.rank,
             name=str(self.rank),
-            owner_uid=self.owner_uid,
+            **self.job.fields(),
             pid=self.pid,
             host=self.claims.host,
             local_rank=self.claims.local_rank,
@@ -275,7 +275,7 @@ class Rank:
             "pod": self.ring.pod_uid,
             "ring": self.ring.name,
             "position": self.ring.reader.position,
-            "job": self.job,
+            **self.job.fields(),
             "ended": not self.live,
             "ended_at": self.ended_at,
             "first_time": self.first_time,

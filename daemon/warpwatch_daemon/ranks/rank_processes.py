@@ -32,4 +32,4 @@ class RankProcesses:
             if rank is not None:
                 rank.oom_kills.note(memory_groups(pid))
                 detail = process.reading(family[pid], family)
-                yield RankEvent(now, rank.job, rank.rank, "process", detail)
+                yield rank.event(now, "process", detail)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from warpwatch.protocol import ProtocolError
-from warpwatch_daemon.ranks import process, ring_folder
+from warpwatch_daemon.ranks import process, ring_folder, runs
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import KnownPods, Pods
@@ -28,6 +27,7 @@ from warpwatch_daemon.ranks.table import (
     RingCount,
     RingTable,
 )
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankSeen, Record
 from warpwatch_telemetry.state import RankKey, RankState
 
@@ -139,10 +139,7 @@ class RanksSource:
     def devices(self, at: float) -> dict[RankKey, str | None]:
         """The device that each of these ranks runs on; None for one that has ended."""
         with self._lock:
-            return {
-                (rank.job, str(rank.rank)): rank.claims.device if rank.live else None
-                for rank in self._shown(at)
-            }
+            return {rank.key: rank.claims.device if rank.live else None for rank in self._shown(at)}
 
     def served_pods(self) -> tuple[str, ...]:
         """The UIDs of the pods whose own folders are looked at for rings."""
@@ -151,12 +148,16 @@ class RanksSource:
 
     # --- the captures' side ---
 
-    def jobs(self) -> set[str]:
+    def jobs(self) -> set[JobId]:
         """The jobs that have a live rank."""
         with self._lock:
             return {rank.job for rank in self._ranks if rank.live}
 
-    def targets(self, job: str) -> dict[int, Rank]:
+    def live(self) -> list[Rank]:
+        with self._lock:
+            return [rank for rank in self._ranks if rank.live]
+
+    def targets(self, job: JobId) -> dict[int, Rank]:
         """The live ranks of a job by number."""
         with self._lock:
             return {rank.rank: rank for rank in self._ranks if rank.live and rank.job == job}
@@ -191,13 +192,21 @@ class RanksSource:
             try:
                 folder.commands.prepare(ring.name)
             except OSError as error:
-                folder.table.postpone(ring, error)
+                folder.table.postpone(ring, "no_command_file", error)
                 continue
-            rank = self._rank_of(ring, at)
+            try:
+                rank = self._rank_of(ring, at)
+            except ProtocolError as error:
+                folder.commands.remove(ring.name)
+                folder.table.postpone(ring, error.reason, error)
+                continue
             said = ring.claims
             # Before its first step, whenever this daemon came to see it.
             time = min(now, ring.created_time)
-            yield RankSeen(time, rank.job, rank.rank, said.world_size, said.device)
+            yield RankSeen(
+                time, rank=rank.rank, world_size=said.world_size, device=said.device,
+                **rank.job.fields(),
+            )  # fmt: skip
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
         self._claimed = self._pods.settled
 
@@ -215,8 +224,10 @@ class RanksSource:
 
     def _rank_of(self, ring: OpenRing, at: float) -> Rank:
         """The rank that this ring continues, or a new one."""
-        entry = self._saved.pop((ring.pod_uid, ring.name), None)
-        job, rank = self._find_rank(ring, entry)
+        entry = self._saved.get((ring.pod_uid, ring.name))
+        job, rank = runs.find(ring, self._ranks, entry)
+        self._saved.pop((ring.pod_uid, ring.name), None)
+        self._drop_ended(job, at)
         before = None if rank is None else rank.ring
         if rank is None:
             phases = (peer.phase_names.of_job for peer in self._ranks if peer.job == job)
@@ -243,18 +254,14 @@ class RanksSource:
         if before.pod_uid == ring.pod_uid:
             self._replaced.append((before, self._save()))
 
-    def _find_rank(self, ring: OpenRing, entry: dict[str, Any] | None) -> tuple[str, Rank | None]:
-        """(label of the job, dead rank to continue). What it was before a restart, it stays."""
-        said = ring.claims
-        labels = [said.job] + [f"{said.job}#{n}" for n in range(2, len(self._ranks) + 2)]
-        if entry is not None and entry.get("job") in labels:
-            labels.insert(0, entry["job"])
-        for job in labels:
-            members = [rank for rank in self._ranks if rank.job == job]
-            same = [rank for rank in members if rank.rank == said.rank]
-            if all(rank.is_of_job(ring) for rank in members) and not any(r.live for r in same):
-                return job, same[0] if same else None
-        raise AssertionError("one label more than there are ranks is always free")
+    def _drop_ended(self, job: JobId, at: float) -> None:
+        """The ended ranks of an earlier run give their series to the run that is shown as them."""
+        for rank in list(self._ranks):
+            same = (rank.job.owner, rank.job.name) == (job.owner, job.name)
+            if same and rank.job.run != job.run and not rank.live:
+                self._ranks.remove(rank)
+                if rank.ring is not None:
+                    self._left.append((rank.ring, at))
 
     def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:
         assert rank.ring is not None
@@ -262,7 +269,7 @@ class RanksSource:
             yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
         except ProtocolError as error:
             # What becomes of the process is unknown: nothing is expected of it any more.
-            yield End(now, rank.job, rank.rank)
+            yield End(now, rank=rank.rank, **rank.job.fields())
             folder = self._folder_of(rank.ring)
             folder.table.refuse(rank.ring, error)
             folder.commands.remove(rank.ring.name)

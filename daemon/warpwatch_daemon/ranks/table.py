@@ -200,14 +200,14 @@ class RingTable:
         self._note(ring.name, identity, error)
         self.forget(ring, remove=False)
 
-    def postpone(self, ring: OpenRing, error: OSError) -> None:
+    def postpone(self, ring: OpenRing, reason: str, error: Exception) -> None:
         """An accepted ring is of no use yet: it is looked at again in a while."""
         self.forget(ring, remove=False)
         self._freed_seen = self._count.freed
         until = time.monotonic() + POSTPONED_S
-        if self._is_new(ring.name, "no_command_file", until):
-            self._reject("no_command_file")
-            logger.warning("no command file for %s: %s", ring.name, error)
+        if self._is_new(ring.name, reason, until):
+            self._reject(reason)
+            logger.warning("%s waits: %s: %s", ring.name, reason, error)
 
     def _consider(self, folder_fd: int, entry: os.DirEntry[str]) -> OpenRing | None:
         try:

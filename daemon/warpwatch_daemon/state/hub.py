@@ -15,6 +15,7 @@ from warpwatch_daemon.state.job_energy import JobEnergy
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankKey, RankState, State
@@ -171,7 +172,7 @@ class Hub:
         ranks = self.ranks()
         with self._lock:
             jobs = self._jobs(ranks)
-            names = {job.name for job in jobs}
+            known = {(job.owner, job.name) for job in jobs}
             return State(
                 time=self._clock(),
                 version=__version__,
@@ -181,7 +182,7 @@ class Hub:
                 sources=tuple(self._health.values()),
                 ranks=tuple(self._energy.joined(rank) for rank in ranks),
                 jobs=jobs,
-                kineto_jobs=tuple(j for j in self._kineto_jobs if j.name not in names),
+                kineto_jobs=tuple(j for j in self._kineto_jobs if (j.owner, j.name) not in known),
                 anomalies=self._anomalies,
                 contexts=self._contexts,
                 captures=self._captures,
@@ -203,12 +204,14 @@ class Hub:
         return HostSample(max(sample.time for sample in fresh), values)
 
     def _jobs(self, ranks: Iterable[RankState]) -> tuple[JobState, ...]:
-        members: dict[str, list[RankState]] = {}
+        members: dict[JobId, list[RankState]] = {}
         for rank in ranks:
-            members.setdefault(rank.job, []).append(rank)
+            members.setdefault(rank.job_id, []).append(rank)
         return tuple(
             JobState(
-                name=job,
+                name=job.name,
+                owner=job.owner,
+                run=job.run,
                 world_size=max(rank.world_size for rank in of_job),
                 ranks=tuple(rank.name for rank in of_job),
                 energy_j=self._energy.joules(job),

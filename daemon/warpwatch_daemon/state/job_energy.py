@@ -11,12 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
 from warpwatch_telemetry.state import RankKey, RankState
 
 ENERGY: SeriesKey = ("device_energy_joules_total", ())
 MIG_MODE: SeriesKey = ("device_mig_mode", ())
+
+# A job's name and owner, as its series have them.
+JobKey = tuple[str, str]
 
 
 class JobEnergy:
@@ -25,7 +29,7 @@ class JobEnergy:
         # By device: the source of its counter, and the counter's newest value.
         self._last: dict[str, tuple[str, float]] = {}
         self._rank_joules: dict[RankKey, float] = {}
-        self._job_joules: dict[str, float] = {}
+        self._job_joules: dict[JobKey, float] = {}
 
     def follow(self, devices: Mapping[RankKey, str | None]) -> None:
         """The device that each rank runs on, None for one that has ended; others are forgotten."""
@@ -33,7 +37,7 @@ class JobEnergy:
         for key, device in devices.items():
             if device:
                 self._ranks_on.setdefault(device, []).append(key)
-        jobs = {job for job, _ in devices}
+        jobs = {(job, owner) for job, _, owner in devices}
         self._rank_joules = {key: j for key, j in self._rank_joules.items() if key in devices}
         self._job_joules = {job: j for job, j in self._job_joules.items() if job in jobs}
 
@@ -50,12 +54,13 @@ class JobEnergy:
         share = used / len(ranks)
         for key in ranks:
             self._rank_joules[key] = self._rank_joules.get(key, 0.0) + share
-            self._job_joules[key[0]] = self._job_joules.get(key[0], 0.0) + share
+            job = (key[0], key[2])
+            self._job_joules[job] = self._job_joules.get(job, 0.0) + share
 
     def joined(self, rank: RankState) -> RankState:
         """The rank with its energy, where that is known."""
-        joules = self._rank_joules.get((rank.job, rank.name))
+        joules = self._rank_joules.get(rank.key)
         return rank if joules is None else replace(rank, energy_j=joules)
 
-    def joules(self, job: str) -> float | None:
-        return self._job_joules.get(job)
+    def joules(self, job: JobId) -> float | None:
+        return self._job_joules.get((job.name, job.owner))

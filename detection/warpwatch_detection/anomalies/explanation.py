@@ -3,7 +3,7 @@
 A kind of a job is explained by another kind of the same job (``EXPLAINED_BY``), or by a fault of
 the device that its rank runs on (``DEVICE_CAUSES``). Of a finding about a job as a whole, any of
 its devices is the cause if it stopped the job; if the job is slow, half of them must be at fault:
-one slow device is one slow rank. What stops a job is explained only by a fault as severe, and by no
+one slow device is one slow rank. What stops a job is explained only by a critical fault, and by no
 XID that a program brings on itself. What is found about a device is explained by what its job does
 (``JOB_CAUSES``).
 """
@@ -16,7 +16,6 @@ from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY, JO
 from warpwatch_detection.anomalies.rank_devices import RankDevices
 from warpwatch_detection.anomalies.register_state import Key, TrackedAnomaly
 from warpwatch_telemetry.anomalies import Anomaly, Severity
-from warpwatch_telemetry.xid import SEVERITIES
 from warpwatch_telemetry.xids import explain
 
 # All ranks wait for the one whose device fails.
@@ -38,17 +37,22 @@ def cause_of(
         return own
     devices = ranks.devices(job) if rank is None else {ranks.device(job, rank)}
     if kind in _STOPPED:
-        able = {of: known for of, known in active.items() if _can_stop(known.anomaly, severity)}
+        # Ended on purpose, as far as anyone can tell: any fault is the better word.
+        faults = active if severity == "info" else _critical(active)
+        able = {of: known for of, known in faults.items() if not _is_own(known.anomaly)}
         return _device_cause(DEVICE_CAUSES[kind], devices, 1, able)
     return _device_cause(DEVICE_CAUSES[kind], devices, len(devices) / 2, active)
 
 
-def _can_stop(fault: Anomaly, severity: Severity) -> bool:
-    if SEVERITIES.index(fault.severity) < SEVERITIES.index(severity):
-        return False
+def _critical(active: Active) -> Active:
+    return {key: known for key, known in active.items() if known.anomaly.severity == "critical"}
+
+
+def _is_own(fault: Anomaly) -> bool:
+    """Whether the program brought the fault on itself."""
     if fault.kind != "xid" or fault.value is None:
-        return True
-    return explain(int(fault.value)).blame != "application"
+        return False
+    return explain(int(fault.value)).blame == "application"
 
 
 def _device_cause(

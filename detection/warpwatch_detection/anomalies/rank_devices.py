@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from warpwatch_telemetry.jobs import JobId
+
 # A death is judged seconds later; the rank's device must still be known then.
 DEPARTED_S = 600.0
 MAX_DEPARTED = 4096
+
+RankId = tuple[JobId, int]
 
 
 @dataclass(slots=True)
@@ -25,23 +29,23 @@ class RankDevices:
     departed: device and time of the end of ranks that are gone, in the order of their end.
     """
 
-    jobs: dict[str, dict[int, LiveRank]] = field(default_factory=dict)
-    departed: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
+    jobs: dict[JobId, dict[int, LiveRank]] = field(default_factory=dict)
+    departed: dict[RankId, tuple[str, float]] = field(default_factory=dict)
 
-    def find(self, job: str, rank: int) -> LiveRank | None:
+    def find(self, job: JobId, rank: int) -> LiveRank | None:
         try:
             return self.jobs[job][rank]
         except KeyError:
             return None
 
-    def live(self) -> dict[tuple[str, int], LiveRank]:
+    def live(self) -> dict[RankId, LiveRank]:
         return {
             (job, number): rank
             for job, ranks in self.jobs.items()
             for number, rank in ranks.items()
         }
 
-    def leave(self, job: str, rank: int, time: float) -> None:
+    def leave(self, job: JobId, rank: int, time: float) -> None:
         left = self.jobs.get(job, {}).pop(rank, None)
         if left is None or left.device is None:
             return
@@ -52,7 +56,7 @@ class RankDevices:
                 break
             del self.departed[name]
 
-    def longest_silent(self) -> tuple[str, float]:
+    def longest_silent(self) -> tuple[JobId, float]:
         """The job that has shown nothing for longest, and when it last did. There must be one."""
         heard = {
             job: max((max(rank.seen_time, rank.step_time) for rank in ranks.values()), default=0.0)
@@ -61,7 +65,7 @@ class RankDevices:
         job = min(heard, key=lambda name: heard[name])
         return job, heard[job]
 
-    def device(self, job: str, rank: int) -> str | None:
+    def device(self, job: JobId, rank: int) -> str | None:
         """Also of a rank that died a moment ago."""
         live = self.find(job, rank)
         if live is not None:
@@ -69,14 +73,14 @@ class RankDevices:
         device, _ = self.departed.get((job, rank), (None, 0.0))
         return device
 
-    def devices(self, job: str) -> set[str]:
+    def devices(self, job: JobId) -> set[str]:
         ranks = self.jobs.get(job, {})
         return {rank.device for rank in ranks.values() if rank.device is not None}
 
-    def jobs_on(self, device: str) -> set[str]:
+    def jobs_on(self, device: str) -> set[JobId]:
         return {job for job, _ in self._on(device)}
 
-    def occupant(self, device: str) -> tuple[str | None, int | None]:
+    def occupant(self, device: str) -> tuple[JobId | None, int | None]:
         """The job and rank on the device; what is not the only one there is None."""
         there = self._on(device)
         jobs = {job for job, _ in there}
@@ -85,5 +89,5 @@ class RankDevices:
             there[0][1] if len(there) == 1 else None,
         )
 
-    def _on(self, device: str) -> list[tuple[str, int]]:
+    def _on(self, device: str) -> list[RankId]:
         return [name for name, rank in self.live().items() if rank.device == device]

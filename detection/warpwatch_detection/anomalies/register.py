@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.explanation import cause_of
@@ -23,12 +23,17 @@ from warpwatch_detection.anomalies.suppressed import SuppressedFindings
 from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import NEVER, Fine, Verdict
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.xid import SEVERITIES
 
 MAX_ACTIVE = 1000
+# Of them, those of jobs of one owner.
+MAX_ACTIVE_OF_OWNER = 100
 MAX_ENDED = 1000
 MAX_HISTORY = 1000
 MAX_EFFECTS = 4
+
+F = TypeVar("F", bound=Found)
 
 
 class AnomalyRegister:
@@ -84,7 +89,7 @@ class AnomalyRegister:
                 self._close(key, tracked.held_until)
         return self._take_changes()
 
-    def end_job(self, job: str, time: float) -> list[Change]:
+    def end_job(self, job: JobId, time: float) -> list[Change]:
         """The states of the job are over with it; its events keep their time."""
         self.suppressed.forget_job(job)
         for key in [key for key in self.state.active if key[1] == job]:
@@ -114,7 +119,7 @@ class AnomalyRegister:
     # --- verdicts ---
 
     def _found(self, kind: str, found: Found) -> None:
-        key = (kind, found.job, found.device)
+        key = (kind, found.job_id, found.device)
         if cause := self._cause(key, found):
             self._explain(key, found, cause)
             return
@@ -131,7 +136,7 @@ class AnomalyRegister:
                 self._update("reopened", key, ended, found)
 
     def _fine(self, kind: str, fine: Fine) -> None:
-        key = (kind, fine.job, fine.device)
+        key = (kind, fine.job_id, fine.device)
         self.suppressed.forget(key)
         self._close(key, fine.time)
         if fine.for_good:
@@ -141,7 +146,7 @@ class AnomalyRegister:
     # --- opening and updating ---
 
     def _open(self, key: Key, found: Found) -> None:
-        if len(self.state.active) >= MAX_ACTIVE:
+        if not self._has_room(found.owner):
             self.refused += 1
             return
         self.state.count += 1
@@ -150,6 +155,12 @@ class AnomalyRegister:
         self._keep("opened", key, TrackedAnomaly(anomaly, found.summary), found)
         self._explain_by_newest(key)
 
+    def _has_room(self, owner: str) -> bool:
+        """Whether one more is kept; faults of devices have no owner."""
+        active = self.state.active.values()
+        of_owner = sum(tracked.anomaly.owner == owner for tracked in active) if owner else 0
+        return len(active) < MAX_ACTIVE and of_owner < MAX_ACTIVE_OF_OWNER
+
     def _update(
         self,
         what: Literal["reopened", "updated"],
@@ -157,7 +168,8 @@ class AnomalyRegister:
         tracked: TrackedAnomaly,
         found: Found,
     ) -> None:
-        before, located = tracked.anomaly, self._located(found)
+        located = self._located(found)
+        before = _with_job(tracked.anomaly, located.job_id)
         rank = located.rank
         if rank is None and key[0] in DEVICE_KINDS:
             # The one that ran on the device when it was raised.
@@ -166,7 +178,6 @@ class AnomalyRegister:
         tracked.anomaly = replace(
             before,
             severity=max(before.severity, found.severity, key=SEVERITIES.index),
-            job=located.job or before.job,
             rank=None if tracked.shared else rank,
             device=located.device or before.device,
             value=found.value,
@@ -192,12 +203,12 @@ class AnomalyRegister:
 
     def _located(self, found: Found) -> Found:
         """With the job and rank on the device, or the device of the rank."""
-        job, rank, device = found.job, found.rank, found.device
+        job, rank, device = found.job_id, found.rank, found.device
         if job is None and device is not None:
             job, rank = self.ranks.occupant(device)
         elif job is not None and rank is not None and device is None:
             device = self.ranks.device(job, rank)
-        return replace(found, job=job, rank=rank, device=device)
+        return _with_job(replace(found, rank=rank, device=device), job)
 
     # --- closing and continuing ---
 
@@ -273,8 +284,7 @@ class AnomalyRegister:
         cause.effects[name] = f"in {found.job} {found.summary}"
         before = cause.anomaly
         cause.anomaly = replace(
-            before,
-            job=before.job or found.job,
+            before if before.job else _with_job(before, found.job_id),
             rank=found.rank if before.rank is None and not before.job else before.rank,
             severity=max(before.severity, found.severity, key=SEVERITIES.index),
         )
@@ -290,3 +300,7 @@ class AnomalyRegister:
             time = self.state.active[opened].anomaly.time
             effect = replace(tracked.found(), time=time, device=key[2])
             self._explain(key, effect, cause)
+
+
+def _with_job(about: F, job: JobId | None) -> F:
+    return about if job is None else replace(about, **job.fields())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from warpwatch_telemetry.anomalies import Anomaly, Found
+from warpwatch_telemetry.jobs import JobId
 
 # What an anomaly is about: kind, job, device. Several ranks of one cause are one anomaly.
-Key = tuple[str, str | None, str | None]
+Key = tuple[str, JobId | None, str | None]
 # The same with the rank that it named when it ended.
-EndedKey = tuple[str, str | None, str | None, int | None]
+EndedKey = tuple[str, JobId | None, str | None, int | None]
 
 
 @dataclass(slots=True)

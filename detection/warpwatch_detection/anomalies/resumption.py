@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from warpwatch_detection.anomalies.rank_devices import LiveRank
+from warpwatch_detection.anomalies.rank_devices import LiveRank, RankId
 from warpwatch_telemetry.records import RankSeen, Record, Step
 
 # Rings are read at once and live ranks have a heartbeat every second: all have shown up by then.
@@ -20,9 +20,7 @@ CONFIRM_S = 10.0
 class Resumption:
     """``now``: of the restart; ``before``: of the newest record that was read before it."""
 
-    def __init__(
-        self, now: float, before: float, ranks: Mapping[tuple[str, int], LiveRank]
-    ) -> None:
+    def __init__(self, now: float, before: float, ranks: Mapping[RankId, LiveRank]) -> None:
         # As of the restart: the ranks themselves go on.
         self._known = {name: (rank.seen_time, rank.step_time) for name, rank in ranks.items()}
         self._unseen = set(ranks)
@@ -42,7 +40,7 @@ class Resumption:
             deadline += self._away_s
         return max(self._now + CONFIRM_S, deadline)
 
-    def take_gone(self, time: float) -> set[tuple[str, int]]:
+    def take_gone(self, time: float) -> set[RankId]:
         """The ranks that lived before and have not shown up in time, each once."""
         if time < self._now + CONFIRM_S:
             return set()
@@ -53,7 +51,7 @@ class Resumption:
         """Whether the record was read before the restart; its rank lives either way."""
         if not isinstance(record, Step | RankSeen):
             return False
-        name = (record.job, record.rank)
+        name = (record.job_id, record.rank)
         self._unseen.discard(name)
         known = self._known.get(name)
         if known is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from warpwatch_detection.anomalies.causes import FOUND_ONCE
 from warpwatch_detection.anomalies.register_state import Key, Suppressed
 from warpwatch_telemetry.anomalies import EVENT_KINDS, Anomaly, Found
+from warpwatch_telemetry.jobs import JobId
 
 MAX_SUPPRESSED = 1000
 # Detectors judge in blocks that end at different times, so an effect may be found once or twice
@@ -65,6 +66,6 @@ class SuppressedFindings:
     def forget(self, key: Key) -> None:
         self.known.pop(key, None)
 
-    def forget_job(self, job: str) -> None:
+    def forget_job(self, job: JobId) -> None:
         for key in [key for key in self.known if key[1] == job]:
             del self.known[key]

@@ -61,7 +61,7 @@ class CommSlow(ShiftDetector):
         return Found(
             time=seen.time,
             severity="warning",
-            job=seen.job,
+            **seen.job_id.fields(),
             step=seen.step,
             begin_step=rise.begin_step,
             value=value_s,

@@ -13,6 +13,7 @@ from warpwatch_detection.config import WARMUP_STEPS, DataStallConfig
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 
 # A block lasts so many steps and so long, but ends at MAX_BLOCK_STEPS whatever time it spans.
 BLOCK_STEPS = 10
@@ -120,7 +121,7 @@ class JobWaits:
 
 @dataclass(slots=True)
 class DataStallState:
-    jobs: dict[str, JobWaits] = field(default_factory=dict)
+    jobs: dict[JobId, JobWaits] = field(default_factory=dict)
 
 
 class DataStall(JobDetector[JobWaits]):
@@ -150,7 +151,7 @@ class DataStall(JobDetector[JobWaits]):
         stalled = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(stalled)
         if not stalled:
-            return (Fine(seen.time, seen.job),) if was_on else ()
+            return (Fine(seen.time, seen.job_id),) if was_on else ()
         stalled.update((n, r) for n, r in job.ranks.items() if r.excess >= JOINT_EXCESS)
         return (self._found(job, stalled, seen),)
 
@@ -217,7 +218,7 @@ class DataStall(JobDetector[JobWaits]):
         return Found(
             time=seen.time,
             severity="warning",
-            job=seen.job,
+            **seen.job_id.fields(),
             rank=worst if len(stalled) == 1 and len(job.ranks) > 1 else None,
             step=seen.step,
             begin_step=rank.begin_step,
@@ -232,18 +233,18 @@ class DataStall(JobDetector[JobWaits]):
             for number, rank in job.ranks.items():
                 yield self._status(name, job, number, rank)
 
-    def _status(self, name: str, job: JobWaits, number: int, rank: RankWaits) -> DetectorStatus:
+    def _status(self, name: JobId, job: JobWaits, number: int, rank: RankWaits) -> DetectorStatus:
         baseline, known = rank.baseline, len(rank.baseline.blocks)
         if known < READY_BLOCKS:
             text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known"
-            return DetectorStatus("learning", text, name, number)
+            return DetectorStatus("learning", text, **name.fields(), rank=number)
         value = job.share(rank, LONG_BLOCKS)
         limit = baseline.center + self._least_rise(rank)
         return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} waits for data {100 * value:.1f} % of the time, usually "
             f"{100 * baseline.center:.1f} %; found from {100 * limit:.1f} % on",
-            job=name,
+            **name.fields(),
             rank=number,
             value=value,
             baseline=baseline.center,

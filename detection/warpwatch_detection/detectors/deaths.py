@@ -14,6 +14,7 @@ from typing import Any
 
 from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation
 from warpwatch_telemetry.anomalies import Found, Severity
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
 # How long others must live on for a death to be that of one rank, and how long deaths are gathered
@@ -32,16 +33,19 @@ _PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+# Of who ended the program by hand, and of a launcher that was asked to stop it.
+_INTERRUPTED = re.compile(r"KeyboardInterrupt|SignalException.*(?:\b15\b|\b2\b|SIGTERM|SIGINT)")
+
 
 @dataclass(slots=True)
 class Cause:
-    """``kind``: crash or oom."""
+    """``kind``: crash or oom. severity: info where somebody ended it on purpose."""
 
     kind: str
     rank: int | None
     text: str
     step: int | None
-    critical: bool = True
+    severity: Severity = "warning"
 
 
 @dataclass(slots=True)
@@ -78,7 +82,7 @@ class JobDeaths:
 
 @dataclass(slots=True)
 class DeathState:
-    jobs: dict[str, JobDeaths] = field(default_factory=dict)
+    jobs: dict[JobId, JobDeaths] = field(default_factory=dict)
     deadline: float = NEVER
 
 
@@ -100,7 +104,7 @@ class DeathDetector(Detector):
         elif isinstance(seen, End) and seen.rank is not None:
             self._leave(seen)
         elif isinstance(seen, RankEvent) and seen.event in ("exception", "oom", "died"):
-            return self._event(seen, self._job(seen.job))
+            return self._event(seen, self._job(seen.job_id))
         return ()
 
     def expire(self, now: float) -> Iterable[Found]:
@@ -113,7 +117,7 @@ class DeathDetector(Detector):
         self._schedule()
         return found
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         """Deaths still to be judged stay until they are."""
         if job in self.state.jobs and not self.state.jobs[job].undecided:
             del self.state.jobs[job]
@@ -124,11 +128,13 @@ class DeathDetector(Detector):
             text = f"{len(job.alive)} ranks live, {len(job.gone)} are gone"
             if found and job.cause is not None:
                 text += f": {job.cause.text}"
-            yield DetectorStatus("found" if found else "fine", text, job=name, value=len(job.gone))
+            yield DetectorStatus(
+                "found" if found else "fine", text, **name.fields(), value=len(job.gone)
+            )
 
     # --- what happens ---
 
-    def _job(self, name: str) -> JobDeaths:
+    def _job(self, name: JobId) -> JobDeaths:
         """Also of a job that shows nothing but deaths; so many of them are remembered."""
         jobs = self.state.jobs
         job = jobs.get(name)
@@ -139,7 +145,7 @@ class DeathDetector(Detector):
         return job
 
     def _step(self, seen: Step) -> None:
-        job = self.state.jobs.get(seen.job) or self._job(seen.job)
+        job = self.state.jobs.get(seen.job_id) or self._job(seen.job_id)
         job.step = seen.step
         if seen.rank in job.gone:
             return
@@ -154,21 +160,21 @@ class DeathDetector(Detector):
 
     def _rank_seen(self, seen: RankSeen) -> Iterable[Found]:
         found: Iterable[Found] = ()
-        job = self.state.jobs.get(seen.job)
+        job = self.state.jobs.get(seen.job_id)
         if job is None or seen.rank in job.gone:
             left: set[int] = set()
             if job is not None:
                 # A successor of a rank that is gone: the job has been restarted.
-                found = self._judge(seen.job, job, seen.time) if job.undecided else ()
+                found = self._judge(seen.job_id, job, seen.time) if job.undecided else ()
                 left = job.alive | job.left
-            job = self.state.jobs[seen.job] = JobDeaths(left=left)
+            job = self.state.jobs[seen.job_id] = JobDeaths(left=left)
             self._schedule()
         job.alive.add(seen.rank)
         job.left.discard(seen.rank)
         return found
 
     def _leave(self, seen: End) -> None:
-        job = self.state.jobs.get(seen.job)
+        job = self.state.jobs.get(seen.job_id)
         if job is not None and seen.rank is not None:
             job.leave(seen.rank, seen.time)
 
@@ -187,13 +193,16 @@ class DeathDetector(Detector):
             job.died[rank] = seen.time
         elif seen.event == "oom" or _OUT_OF_MEMORY.search(text):
             more = f": {text}" if text else ""
-            return self._decide(seen.job, job, seen.time, "oom", rank, f"ran out of memory{more}")
+            return self._decide(
+                seen.job_id, job, seen.time, "oom", rank, f"ran out of memory{more}"
+            )
         elif _PEER_LOST.search(text) and job.alive | job.gone.keys() > {rank}:
             job.lost_peer.setdefault(rank, seen.time)
             job.said.setdefault(rank, text)
         else:
             said = f"raised {text or 'an exception'}"
-            return self._decide(seen.job, job, seen.time, "crash", rank, said)
+            severity: Severity = "info" if _INTERRUPTED.search(text) else "warning"
+            return self._decide(seen.job_id, job, seen.time, "crash", rank, said, severity)
         self._schedule()
         return ()
 
@@ -201,11 +210,11 @@ class DeathDetector(Detector):
         if job.cause is None or job.cause.rank == seen.rank or seen.rank in job.followers:
             return ()
         job.followers.add(seen.rank)
-        return self._found(seen.job, job, seen.time)
+        return self._found(seen.job_id, job, seen.time)
 
     # --- what it means ---
 
-    def _judge(self, name: str, job: JobDeaths, now: float) -> Iterable[Found]:
+    def _judge(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Found]:
         """The grace is over. Who died without a record comes before those who lost a peer."""
         silent = {rank: time for rank, time in job.died.items() if rank not in job.lost_peer}
         after = "" if job.step is None else f" after step {job.step}"
@@ -223,18 +232,25 @@ class DeathDetector(Detector):
         return self._ended(name, job, now, f"gone without an exit record{after}")
 
     def _decide(
-        self, name: str, job: JobDeaths, now: float, kind: str, rank: int, said: str
+        self,
+        name: JobId,
+        job: JobDeaths,
+        now: float,
+        kind: str,
+        rank: int,
+        said: str,
+        severity: Severity = "warning",
     ) -> Iterable[Found]:
-        job.cause = Cause(kind, rank, f"rank {rank} {said}", job.step)
+        job.cause = Cause(kind, rank, f"rank {rank} {said}", job.step, severity)
         job.followers |= (job.died.keys() | job.lost_peer.keys()) - {rank}
         self._decided(job)
         return self._found(name, job, now)
 
-    def _ended(self, name: str, job: JobDeaths, now: float, said: str) -> Iterable[Found]:
+    def _ended(self, name: JobId, job: JobDeaths, now: float, said: str) -> Iterable[Found]:
         count, rank = len(job.died), min(job.died)
         who = f"all {count} local ranks were" if count > 1 else f"rank {rank} was"
         text = f"{who} {said}: ended from outside"
-        job.cause = Cause("crash", rank if count == 1 else None, text, job.step, critical=False)
+        job.cause = Cause("crash", rank if count == 1 else None, text, job.step, "info")
         self._decided(job)
         return self._found(name, job, now)
 
@@ -245,13 +261,14 @@ class DeathDetector(Detector):
         job.oom_killed.clear()
         self._schedule()
 
-    def _found(self, name: str, job: JobDeaths, now: float) -> Iterable[Found]:
+    def _found(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Found]:
         cause = job.cause
         if cause is None or cause.kind != self.kind:
             return ()
         more = f"; {len(job.followers)} more followed" if job.followers else ""
-        severity: Severity = "critical" if cause.critical else "info"
-        return (Found(now, severity, cause.text + more, name, cause.rank, step=cause.step),)
+        text = cause.text + more
+        found = Found(now, cause.severity, text, **name.fields(), rank=cause.rank, step=cause.step)
+        return (found,)
 
     @staticmethod
     def _due(job: JobDeaths) -> float:

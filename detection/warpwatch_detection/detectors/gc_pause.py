@@ -18,6 +18,7 @@ from warpwatch_detection.signals.regular_pauses import MIN_PAUSES, RegularPauses
 from warpwatch_detection.signals.reported_pauses import WINDOW_S, WINDOW_STEPS, ReportedPauses
 from warpwatch_detection.signals.work_scaling import WorkScaling
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent
 
 # Weight of a new step in the job's usual step time.
@@ -86,7 +87,7 @@ class JobPauses:
 
 @dataclass(slots=True)
 class GcPauseState:
-    jobs: dict[str, JobPauses] = field(default_factory=dict)
+    jobs: dict[JobId, JobPauses] = field(default_factory=dict)
 
 
 class GcPause(JobDetector[JobPauses]):
@@ -115,10 +116,10 @@ class GcPause(JobDetector[JobPauses]):
             touched |= self._age(job, seen)
         if not (touched or job.on):
             return ()
-        return self._verdicts(job, seen.job, seen.time, seen.step, news)
+        return self._verdicts(job, seen.job_id, seen.time, seen.step, news)
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
-        job = self.state.jobs.get(seen.job)
+        job = self.state.jobs.get(seen.job_id)
         duration_s, step = detail_number(seen, "duration_s"), detail_number(seen, "step")
         if job is None or job.begin_time == 0.0 or duration_s is None or duration_s < 0:
             return ()
@@ -126,7 +127,7 @@ class GcPause(JobDetector[JobPauses]):
         began = -1 if step is None else int(step)
         rank.reported.add(seen.time, duration_s, began, job.window_s)
         self._judge_reported(job, rank, seen.time)
-        return self._verdicts(job, seen.job, seen.time, max(began, 0), news=rank.reported.on)
+        return self._verdicts(job, seen.job_id, seen.time, max(began, 0), news=rank.reported.on)
 
     def _judge_reported(self, job: JobPauses, rank: RankPauses, now: float) -> None:
         rank.reported.judge(now, now - job.begin_time, job.window_s, self._min_share)
@@ -160,7 +161,7 @@ class GcPause(JobDetector[JobPauses]):
         return bool(reported or gone)
 
     def _verdicts(
-        self, job: JobPauses, name: str, time: float, step: int, news: bool
+        self, job: JobPauses, name: JobId, time: float, step: int, news: bool
     ) -> Iterable[Verdict]:
         """``news``: a pause that belongs to what is found."""
         on = tuple(number for number, rank in job.ranks.items() if rank.on)
@@ -178,7 +179,7 @@ class GcPause(JobDetector[JobPauses]):
         return (self._found(job, name, time, step),)
 
     @staticmethod
-    def _found(job: JobPauses, name: str, time: float, step: int) -> Found:
+    def _found(job: JobPauses, name: JobId, time: float, step: int) -> Found:
         worst = max(job.on, key=lambda number: job.cost(job.ranks[number]))
         rank, alone = job.ranks[worst], len(job.on) == 1
         cost = job.cost(rank)
@@ -195,7 +196,7 @@ class GcPause(JobDetector[JobPauses]):
         return Found(
             time=time,
             severity="warning",
-            job=name,
+            **name.fields(),
             rank=worst if alone else None,
             step=step,
             begin_step=begin,
@@ -208,11 +209,11 @@ class GcPause(JobDetector[JobPauses]):
         for name, job in self.state.jobs.items():
             if not job.ranks:
                 text = "one rank has no peers, and no pause was reported"
-                yield DetectorStatus("learning", text, name)
+                yield DetectorStatus("learning", text, **name.fields())
             for number, rank in job.ranks.items():
                 yield self._status(name, number, rank)
 
-    def _status(self, name: str, number: int, rank: RankPauses) -> DetectorStatus:
+    def _status(self, name: JobId, number: int, rank: RankPauses) -> DetectorStatus:
         regular, reported = rank.regular, rank.reported
         chain = regular.longest_chain / MIN_PAUSES
         known = regular.known or reported.recent
@@ -221,7 +222,7 @@ class GcPause(JobDetector[JobPauses]):
             f"rank {number}: reported pauses take {100 * reported.share:.2f} % of the time; "
             f"the longest chain of slow steps at equal gaps has {regular.longest_chain} of "
             f"{MIN_PAUSES}",
-            job=name,
+            **name.fields(),
             rank=number,
             value=reported.share,
             baseline=0.0,

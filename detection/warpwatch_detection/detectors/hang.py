@@ -15,6 +15,7 @@ from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
 from warpwatch_detection.detectors.step_progress import JobProgress, RankProgress
 from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 # Of slow steps, nearly thirty may be missing.
@@ -32,7 +33,7 @@ HOLDS_GIL = "holds the GIL"
 
 @dataclass(slots=True)
 class HangState:
-    jobs: dict[str, JobProgress] = field(default_factory=dict)
+    jobs: dict[JobId, JobProgress] = field(default_factory=dict)
     devices: dict[str, DeviceActivity] = field(default_factory=dict)
     captures: CaptureWindows = field(default_factory=CaptureWindows)
     deadline: float = NEVER
@@ -72,7 +73,7 @@ class Hang(Detector):
         elif isinstance(seen, RankSeen):
             self._rank_seen(seen)
         elif isinstance(seen, End) and seen.rank is not None:
-            return self._gone(seen.job, seen.rank, seen.time)
+            return self._gone(seen.job_id, seen.rank, seen.time)
         return ()
 
     def expire(self, now: float) -> Iterable[Verdict]:
@@ -85,7 +86,7 @@ class Hang(Detector):
         self._schedule()
         return verdicts
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self._jobs.pop(job, None)
         self.state.captures.forget(job)
         used = {uuid for other in self._jobs.values() for uuid in other.activity.devices.values()}
@@ -102,7 +103,7 @@ class Hang(Detector):
                 "found" if job.hung else "fine",
                 f"{len(job.ranks)} ranks step every {step_s:.3g} s; without a step for "
                 f"{limit_s:.0f} s it hangs; the longest pause was {job.longest_gap_s:.3g} s",
-                job=name,
+                **name.fields(),
                 value=job.newest_time - job.last_time,
                 baseline=step_s,
                 limit=limit_s,
@@ -111,14 +112,14 @@ class Hang(Detector):
 
     # --- what is seen ---
 
-    def _job(self, name: str) -> JobProgress:
+    def _job(self, name: JobId) -> JobProgress:
         job = self._jobs.get(name)
         if job is None:
             job = self._jobs[name] = JobProgress()
         return job
 
     def _rank_seen(self, seen: RankSeen) -> None:
-        activity = self._job(seen.job).activity
+        activity = self._job(seen.job_id).activity
         activity.forget(seen.rank)
         activity.world_size = seen.world_size
         if seen.device is not None:
@@ -133,7 +134,7 @@ class Hang(Detector):
         self.state.devices[seen.device] = read_device(known, seen)
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
-        job, now = self._jobs.get(seen.job) or self._job(seen.job), seen.time
+        job, now = self._jobs.get(seen.job_id) or self._job(seen.job_id), seen.time
         rank = job.ranks.get(seen.rank)
         is_new = rank is None
         if rank is None:
@@ -141,22 +142,22 @@ class Hang(Detector):
         else:
             is_usual = seen.step == rank.step + 1 and 0 <= now - rank.time <= job.longest_gap_s
             if not is_usual or job.episode is not None:
-                job.take(seen, rank, self._is_excused(seen.job, job, rank.time, now))
+                job.take(seen, rank, self._is_excused(seen.job_id, job, rank.time, now))
             rank.time, rank.step = now, seen.step
         job.times.add(seen.duration_s)
         if is_new or job.limit_may_fall:
-            self._recheck(seen.job, job, now)
+            self._recheck(seen.job_id, job, now)
         if job.episode is None and rank.silent_since is None:
             return ()
-        return self._over(seen.job, job, now) if job.resume(seen.rank) else ()
+        return self._over(seen.job_id, job, now) if job.resume(seen.rank) else ()
 
-    def _is_excused(self, name: str, job: JobProgress, since: float, now: float) -> bool:
+    def _is_excused(self, name: JobId, job: JobProgress, since: float, now: float) -> bool:
         """Whether a pause since then is that of a crash or of a capture."""
         return since < job.quiet_until or self.state.captures.runs_until(name, now) is not None
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         ended = self.state.captures.observe(seen)
-        job = self._jobs.get(seen.job)
+        job = self._jobs.get(seen.job_id)
         if job is None:
             return ()
         rank = job.ranks.get(seen.rank)
@@ -164,21 +165,21 @@ class Hang(Detector):
             job.quiet_until = max(job.quiet_until, seen.time)
             if rank is not None:
                 rank.silent_since, rank.holds_gil = None, False
-            self._recheck(seen.job, job, seen.time)
+            self._recheck(seen.job_id, job, seen.time)
         if seen.event in ("died", "exception"):
             job.quiet_until = seen.time + CRASH_QUIET_S
         if seen.event == "died":
-            return self._gone(seen.job, seen.rank, seen.time)
+            return self._gone(seen.job_id, seen.rank, seen.time)
         if seen.event == "process":
             job.activity.process(seen)
-            return self._process(seen.job, job, seen.time)
+            return self._process(seen.job_id, job, seen.time)
         if seen.event == "stopped" and rank is not None:
             return self._stopped(seen, job, rank)
         if seen.event == "resumed" and rank is not None and rank.silent_since is not None:
             # All of its peers have waited for it; they get their time again.
             for peer in job.ranks.values():
                 peer.time = seen.time
-            return self._over(seen.job, job, seen.time) if job.resume(seen.rank) else ()
+            return self._over(seen.job_id, job, seen.time) if job.resume(seen.rank) else ()
         return ()
 
     def _stopped(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Iterable[Verdict]:
@@ -186,25 +187,25 @@ class Hang(Detector):
         rank.holds_gil = seen.detail.get("silent_reason") == HOLDS_GIL
         if job.hung:
             # Found by its silence alone; now it has a name.
-            return (self._hang(seen.job, job, seen.time),)
-        self._recheck(seen.job, job, seen.time)
+            return (self._hang(seen.job_id, job, seen.time),)
+        self._recheck(seen.job_id, job, seen.time)
         return ()
 
-    def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
+    def _gone(self, name: JobId, rank: int, now: float) -> Iterable[Verdict]:
         job = self._jobs.get(name)
         return self._over(name, job, now) if job is not None and job.forget(rank) else ()
 
-    def _over(self, name: str, job: JobProgress, now: float) -> Iterable[Verdict]:
+    def _over(self, name: JobId, job: JobProgress, now: float) -> Iterable[Verdict]:
         self._recheck(name, job, now)
         return (Fine(now, name),)
 
     # --- when it is due ---
 
-    def _recheck(self, name: str, job: JobProgress, now: float) -> None:
+    def _recheck(self, name: JobId, job: JobProgress, now: float) -> None:
         job.check_time = self._check_time(name, job, now)
         self._schedule()
 
-    def _check_time(self, name: str, job: JobProgress, now: float) -> float:
+    def _check_time(self, name: JobId, job: JobProgress, now: float) -> float:
         """Not before this is the job due; steps meanwhile only move that back.
 
         But a job that has been silent for longer than the least limit waits for one that may fall.
@@ -231,7 +232,7 @@ class Hang(Detector):
             limit_s = max(limit_s, TIMEOUT_STEPS * job.times.typical_s())
         return max(limit_s, self._config.warmup_timeout_s) if job.warms_up else limit_s
 
-    def _due(self, name: str, job: JobProgress, now: float) -> float:
+    def _due(self, name: JobId, job: JobProgress, now: float) -> float:
         """When the job counts as hung if nothing more comes."""
         if job.hung or not job.ranks:
             return NEVER
@@ -242,7 +243,7 @@ class Hang(Detector):
         capture_end = self.state.captures.runs_until(name, now)
         return due if capture_end is None else max(due, capture_end)
 
-    def _process(self, name: str, job: JobProgress, now: float) -> Iterable[Verdict]:
+    def _process(self, name: JobId, job: JobProgress, now: float) -> Iterable[Verdict]:
         """Processes and devices have been read: does nothing of the job move?"""
         if job.hung or not job.ranks or job.warms_up or now < job.quiet_until:
             return ()
@@ -270,7 +271,7 @@ class Hang(Detector):
 
     # --- what is said ---
 
-    def _hang(self, name: str, job: JobProgress, now: float) -> Found:
+    def _hang(self, name: JobId, job: JobProgress, now: float) -> Found:
         culprit = job.culprit()
         if culprit is None and not job.silent:
             culprit = job.activity.idle_rank(job.ranks.keys(), self.state.devices, now)
@@ -282,8 +283,8 @@ class Hang(Detector):
             who = f"rank {culprit} has finished no step"
         return Found(
             time=now,
-            severity="critical",
-            job=name,
+            severity="warning",
+            **name.fields(),
             rank=culprit,
             step=step,
             begin_step=step if culprit is None else job.ranks[culprit].step,

@@ -10,6 +10,7 @@ from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Observa
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth, Trend
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 _FREE = ("device_memory_free_bytes", ())
@@ -46,7 +47,7 @@ class LeakingJob:
 class MemoryLeakState:
     """device_left_bytes: free memory of each device, by its newest reading."""
 
-    jobs: dict[str, LeakingJob] = field(default_factory=dict)
+    jobs: dict[JobId, LeakingJob] = field(default_factory=dict)
     device_left_bytes: dict[str, float] = field(default_factory=dict)
 
 
@@ -69,14 +70,14 @@ class MemoryLeak(Detector):
             self._device(seen)
         elif isinstance(seen, RankSeen):
             if seen.device is not None:
-                self._job(seen.job).devices[seen.rank] = seen.device
+                self._job(seen.job_id).devices[seen.rank] = seen.device
         elif isinstance(seen, RankEvent):
             return self._event(seen)
         elif isinstance(seen, End) and seen.rank is not None:
-            return self._gone(seen.job, seen.rank, seen.time)
+            return self._gone(seen.job_id, seen.rank, seen.time)
         return ()
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
         if not self.state.jobs:
             self.state.device_left_bytes.clear()
@@ -91,14 +92,14 @@ class MemoryLeak(Detector):
 
     # --- what is seen ---
 
-    def _job(self, name: str) -> LeakingJob:
+    def _job(self, name: JobId) -> LeakingJob:
         job = self.state.jobs.get(name)
         if job is None:
             job = self.state.jobs[name] = LeakingJob()
         return job
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
-        job, number = self._job(seen.job), seen.step
+        job, number = self._job(seen.job_id), seen.step
         rank = job.ranks.get(seen.rank)
         if rank is None:
             rank = job.ranks[seen.rank] = LeakingRank(number)
@@ -111,7 +112,7 @@ class MemoryLeak(Detector):
         if rank.device_growth is None:
             rank.device_growth = MemoryGrowth(number)
         used = seen.memory_allocated_bytes
-        return self._add(seen.job, job, rank.device_growth, rank, seen.time, used)
+        return self._add(seen.job_id, job, rank.device_growth, rank, seen.time, used)
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)
@@ -120,8 +121,8 @@ class MemoryLeak(Detector):
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         if seen.event == "died":
-            return self._gone(seen.job, seen.rank, seen.time)
-        job = self.state.jobs.get(seen.job)
+            return self._gone(seen.job_id, seen.rank, seen.time)
+        job = self.state.jobs.get(seen.job_id)
         rank = None if job is None else job.ranks.get(seen.rank)
         if job is None or rank is None:
             return ()
@@ -136,12 +137,12 @@ class MemoryLeak(Detector):
             if used is not None:
                 if rank.host_growth is None:
                     rank.host_growth = MemoryGrowth(rank.step)
-                return self._add(seen.job, job, rank.host_growth, rank, seen.time, used)
+                return self._add(seen.job_id, job, rank.host_growth, rank, seen.time, used)
         return ()
 
     def _add(
         self,
-        name: str,
+        name: JobId,
         job: LeakingJob,
         growth: MemoryGrowth,
         rank: LeakingRank,
@@ -155,7 +156,7 @@ class MemoryLeak(Detector):
             return self._judge(name, job, now)
         return ()
 
-    def _gone(self, name: str, rank: int, now: float) -> Iterable[Verdict]:
+    def _gone(self, name: JobId, rank: int, now: float) -> Iterable[Verdict]:
         job = self.state.jobs.get(name)
         if job is None:
             return ()
@@ -166,7 +167,7 @@ class MemoryLeak(Detector):
 
     # --- what it means ---
 
-    def _judge(self, name: str, job: LeakingJob, now: float) -> Iterable[Verdict]:
+    def _judge(self, name: JobId, job: LeakingJob, now: float) -> Iterable[Verdict]:
         device = {r: m.device_growth for r, m in job.ranks.items() if m.device_growth is not None}
         host = {r: m.host_growth for r, m in job.ranks.items() if m.host_growth is not None}
         for growths, on_device in ((device, True), (host, False)):
@@ -182,7 +183,7 @@ class MemoryLeak(Detector):
 
     def _found(
         self,
-        name: str,
+        name: JobId,
         job: LeakingJob,
         leaking: dict[int, MemoryGrowth],
         on_device: bool,
@@ -196,11 +197,10 @@ class MemoryLeak(Detector):
         lasts_s = min((seconds for seconds in left if seconds is not None), default=None)
         begin = window.points[0].step if window.begin_step is None else window.begin_step
         end = "" if lasts_s is None else f": out of memory in about {duration(lasts_s)}"
-        urgent = lasts_s is not None and lasts_s < self._config.critical_s
         return Found(
             time=now,
-            severity="critical" if urgent else "warning",
-            job=name,
+            severity="warning",
+            **name.fields(),
             rank=worst if len(leaking) == 1 else None,
             step=job.ranks[worst].step,
             begin_step=begin,
@@ -219,7 +219,7 @@ class MemoryLeak(Detector):
         pace = trend.slope * trend.steps_per_s
         return None if left is None or pace <= 0 else left / pace
 
-    def _status(self, name: str, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
+    def _status(self, name: JobId, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
         window, known = growth.window, len(growth.window.points)
         trend = window.trend(self._config.min_growth_bytes)
         text = f"{of} of rank {rank}: {known} of {WINDOW_BLOCKS} blocks are there"
@@ -231,7 +231,7 @@ class MemoryLeak(Detector):
         return DetectorStatus(
             "found" if window.grows else "learning" if known < WINDOW_BLOCKS else "fine",
             text,
-            job=name,
+            **name.fields(),
             rank=rank,
             value=trend.slope,
             baseline=0.0,

@@ -9,6 +9,7 @@ from warpwatch_detection.config import WARMUP_STEPS, MemoryPressureConfig
 from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step
 
 # Peaks within a step are no state: memory must be full for so long.
@@ -69,7 +70,7 @@ class JobPressure:
 class MemoryPressureState:
     """Only devices that a rank is on are followed."""
 
-    jobs: dict[str, JobPressure] = field(default_factory=dict)
+    jobs: dict[JobId, JobPressure] = field(default_factory=dict)
     devices: dict[str, Fullness] = field(default_factory=dict)
     deadline: float = NEVER
 
@@ -96,17 +97,17 @@ class MemoryPressure(Detector):
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if isinstance(seen, Step):
-            rank = self._rank(seen.job, seen.rank)
+            rank = self._rank(seen.job_id, seen.rank)
             rank.steps += 1
             rank.step = seen.step
         elif isinstance(seen, DeviceReading):
             return self._device(seen)
         elif isinstance(seen, RankSeen):
-            self._rank(seen.job, seen.rank).device = seen.device
+            self._rank(seen.job_id, seen.rank).device = seen.device
         elif isinstance(seen, RankEvent):
             return self._event(seen)
         elif isinstance(seen, End) and seen.rank is not None:
-            return self._gone(seen.job, seen.rank, seen.time)
+            return self._gone(seen.job_id, seen.rank, seen.time)
         return ()
 
     def expire(self, now: float) -> Iterable[Verdict]:
@@ -119,7 +120,7 @@ class MemoryPressure(Detector):
         self._schedule()
         return verdicts
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
         used = {rank.device for other in self.state.jobs.values() for rank in other.ranks.values()}
         for device in self.state.devices.keys() - used:
@@ -137,7 +138,7 @@ class MemoryPressure(Detector):
                 yield DetectorStatus(
                     "found" if shortages else "fine" if said else "learning",
                     f"rank {rank_number}: {', '.join(said) or 'nothing is known of its memory'}",
-                    job=name,
+                    **name.fields(),
                     rank=rank_number,
                     value=full.share if full else rank.host.share or None,
                     limit=self._config.device_share if full else self._config.host_share,
@@ -145,7 +146,7 @@ class MemoryPressure(Detector):
 
     # --- what is seen ---
 
-    def _rank(self, name: str, number: int) -> RankPressure:
+    def _rank(self, name: JobId, number: int) -> RankPressure:
         try:
             return self.state.jobs[name].ranks[number]
         except KeyError:
@@ -168,10 +169,10 @@ class MemoryPressure(Detector):
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         if seen.event == "died":
-            return self._gone(seen.job, seen.rank, seen.time)
-        if seen.event not in ("memory", "process") or seen.job not in self.state.jobs:
+            return self._gone(seen.job_id, seen.rank, seen.time)
+        if seen.event not in ("memory", "process") or seen.job_id not in self.state.jobs:
             return ()
-        rank = self._rank(seen.job, seen.rank)
+        rank = self._rank(seen.job_id, seen.rank)
         if seen.event == "memory":
             self._allocator(rank, seen)
         else:
@@ -179,7 +180,7 @@ class MemoryPressure(Detector):
             if left is not None and limit:
                 share = 1.0 - left / limit
                 rank.host.update(share, self._config.host_share, seen.time)
-        return self._judge(seen.job, self.state.jobs[seen.job], seen.time)
+        return self._judge(seen.job_id, self.state.jobs[seen.job_id], seen.time)
 
     def _allocator(self, rank: RankPressure, seen: RankEvent) -> None:
         peak, reserved = (
@@ -196,7 +197,7 @@ class MemoryPressure(Detector):
             rank.retried_time = seen.time
             self._schedule()
 
-    def _gone(self, name: str, rank_number: int, now: float) -> Iterable[Verdict]:
+    def _gone(self, name: JobId, rank_number: int, now: float) -> Iterable[Verdict]:
         job = self.state.jobs.get(name)
         if job is None or job.ranks.pop(rank_number, None) is None:
             return ()
@@ -210,7 +211,7 @@ class MemoryPressure(Detector):
         times = (_past_at(rank) for job in jobs for rank in job.ranks.values())
         self.state.deadline = min(times, default=NEVER)
 
-    def _judge(self, name: str, job: JobPressure, now: float) -> Iterable[Verdict]:
+    def _judge(self, name: JobId, job: JobPressure, now: float) -> Iterable[Verdict]:
         shortages = [r for n, rank in job.ranks.items() for r in self._shortages(n, rank)]
         if not shortages:
             was, job.found = job.found, False
@@ -221,7 +222,7 @@ class MemoryPressure(Detector):
         found = Found(
             time=now,
             severity="warning",
-            job=name,
+            **name.fields(),
             rank=first.rank if len(ranks) == 1 else None,
             step=job.ranks[first.rank].step,
             value=first.value,

@@ -11,6 +11,7 @@ from warpwatch_detection.signals.level_shift import LevelShift, Shift
 from warpwatch_detection.signals.rise import CLOSING_SAMPLES, Rise
 from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 
 # The shortest span that is judged: less is a hiccup of the machine.
 LEAST_WINDOW_S = 1.0
@@ -44,7 +45,7 @@ class ShiftJob:
 
 @dataclass(slots=True)
 class ShiftState:
-    jobs: dict[str, ShiftJob] = field(default_factory=dict)
+    jobs: dict[JobId, ShiftJob] = field(default_factory=dict)
 
 
 class ShiftDetector(JobDetector[ShiftJob]):
@@ -99,7 +100,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         # From where the last rise has led to: a second one, not the first again.
         is_second = last is not None and shift.before >= last.baseline + last.size / 2
         if lasts or is_second:
-            return (Fine(seen.time, seen.job, for_good=is_second), found)
+            return (Fine(seen.time, seen.job_id, for_good=is_second), found)
         return (found,)
 
     def _go_on(self, job: ShiftJob, rise: Rise, seen: JobStep) -> Iterable[Verdict]:
@@ -109,18 +110,18 @@ class ShiftDetector(JobDetector[ShiftJob]):
         level = job.shifts.recent(CLOSING_SAMPLES)
         if rise.is_accepted(seen.time, self._accept_after_s) or rise.is_over(level):
             job.rise = None
-            return (Fine(seen.time, seen.job),)
+            return (Fine(seen.time, seen.job_id),)
         return (self.found(job, rise, level, seen),)
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             yield self._status(name, job)
 
-    def _status(self, name: str, job: ShiftJob) -> DetectorStatus:
+    def _status(self, name: JobId, job: ShiftJob) -> DetectorStatus:
         shifts = job.shifts
         if not shifts.ready:
             text = f"{len(shifts.samples.values)} samples seen, its noise is not known yet"
-            return DetectorStatus("learning", text, job=name)
+            return DetectorStatus("learning", text, **name.fields())
         limit = shifts.limit(self._min_effect)
         text = (
             f"level {100 * shifts.difference:+.1f} % against the steps before, "
@@ -129,7 +130,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         return DetectorStatus(
             answer="found" if job.on else "fine",
             text=text,
-            job=name,
+            **name.fields(),
             value=shifts.difference,
             baseline=0.0,
             limit=limit,

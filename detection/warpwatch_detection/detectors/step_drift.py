@@ -13,6 +13,7 @@ from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import level
 from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 
 # Samples of a block; all that follows is counted in blocks.
 BLOCK = 20
@@ -77,7 +78,7 @@ class DriftJob:
 
 @dataclass(slots=True)
 class DriftState:
-    jobs: dict[str, DriftJob] = field(default_factory=dict)
+    jobs: dict[JobId, DriftJob] = field(default_factory=dict)
 
 
 class StepDrift(JobDetector[DriftJob]):
@@ -113,7 +114,7 @@ class StepDrift(JobDetector[DriftJob]):
         job.block.clear()
         job.blocks.clear()
         job.first_steps.clear()
-        return (Fine(seen.time, seen.job),) if was_on else ()
+        return (Fine(seen.time, seen.job_id),) if was_on else ()
 
     def _end_block(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
         job.add_block()
@@ -157,7 +158,7 @@ class StepDrift(JobDetector[DriftJob]):
         return Found(
             time=seen.time,
             severity="warning",
-            job=seen.job,
+            **seen.job_id.fields(),
             step=seen.step,
             begin_step=rise.begin_step,
             value=value_s,
@@ -170,13 +171,13 @@ class StepDrift(JobDetector[DriftJob]):
         for name, job in self.state.jobs.items():
             if not math.isfinite(job.limit):
                 text = f"{len(job.blocks)} blocks of {BLOCK} samples, too few for a slow rise"
-                yield DetectorStatus("learning", text, job=name)
+                yield DetectorStatus("learning", text, **name.fields())
                 continue
             yield DetectorStatus(
                 answer="found" if job.on else "fine",
                 text=f"level {100 * job.difference:+.1f} % against long ago, "
                 f"limit {100 * job.limit:.1f} %",
-                job=name,
+                **name.fields(),
                 value=job.difference,
                 baseline=0.0,
                 limit=job.limit,

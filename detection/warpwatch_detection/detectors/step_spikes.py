@@ -15,6 +15,7 @@ from warpwatch_detection.config import WARMUP_STEPS, StepSpikesConfig
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.signals.step_work import StepWork
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 
 # A slow step is 20 ms longer than normal, beyond what scheduling of the operating system does, and
 # 3.5 deviations, 1 in 4,000 steps of normal noise, besides the configured ``min_spike``.
@@ -84,7 +85,7 @@ class SpikesJob:
 
 @dataclass(slots=True)
 class SpikesState:
-    jobs: dict[str, SpikesJob] = field(default_factory=dict)
+    jobs: dict[JobId, SpikesJob] = field(default_factory=dict)
 
 
 class StepSpikes(JobDetector[SpikesJob]):
@@ -112,14 +113,14 @@ class StepSpikes(JobDetector[SpikesJob]):
         for name, job in self.state.jobs.items():
             if job.deviation < 0 or not math.isfinite(job.limit):
                 yield DetectorStatus(
-                    "learning", "what a normal step takes is not known yet", job=name
+                    "learning", "what a normal step takes is not known yet", **name.fields()
                 )
                 continue
             yield DetectorStatus(
                 answer="found" if job.on else "fine",
                 text=f"{100 * job.recent:.1f} % of the last steps are above "
                 f"{math.exp(job.limit):.3g} s, {100 * job.rate:.1f} % are usual",
-                job=name,
+                **name.fields(),
                 value=job.evidence,
                 baseline=0.0,
                 limit=EVIDENCE,
@@ -189,7 +190,7 @@ class StepSpikes(JobDetector[SpikesJob]):
         if job.on:
             if job.recent < CLOSING_SHARE * self._config.alarm_share:
                 job.on, job.evidence = False, 0.0
-                return (Fine(seen.time, seen.job),)
+                return (Fine(seen.time, seen.job_id),)
             return (self._found(job, seen),) if job.count % UPDATE_STEPS == 0 else ()
         steps = job.count - job.since + 1
         if job.evidence < EVIDENCE or steps < MIN_STEPS:
@@ -206,7 +207,7 @@ class StepSpikes(JobDetector[SpikesJob]):
         return Found(
             time=seen.time,
             severity="warning",
-            job=seen.job,
+            **seen.job_id.fields(),
             step=seen.step,
             begin_step=job.began,
             value=job.recent,

@@ -24,6 +24,7 @@ from warpwatch_detection.signals.rank_levels import (
     error_of,
 )
 from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
 
 # Windows that the baseline is made of, and that suffice to begin.
 BASELINE_BLOCKS = 20
@@ -50,7 +51,7 @@ FORGET_BLOCKS = 5
 
 @dataclass(slots=True)
 class StragglerState:
-    jobs: dict[str, JobLevels] = field(default_factory=dict)
+    jobs: dict[JobId, JobLevels] = field(default_factory=dict)
 
 
 class Straggler(JobDetector[JobLevels]):
@@ -203,7 +204,7 @@ class Straggler(JobDetector[JobLevels]):
         slow = {number: rank for number, rank in job.ranks.items() if rank.on}
         was_on, job.on = job.on, bool(slow)
         if not slow:
-            return (Fine(seen.time, seen.job),) if was_on else ()
+            return (Fine(seen.time, seen.job_id),) if was_on else ()
         if was_on and not repeat:
             return ()
         # Others that are about to be found, and not just above the limit.
@@ -221,7 +222,7 @@ class Straggler(JobDetector[JobLevels]):
         return Found(
             time=seen.time,
             severity="warning",
-            job=seen.job,
+            **seen.job_id.fields(),
             rank=worst if len(slow) == 1 else None,
             step=seen.step,
             begin_step=0 if rank.from_start else rank.begin_step,
@@ -236,16 +237,16 @@ class Straggler(JobDetector[JobLevels]):
         for name, job in self.state.jobs.items():
             if len(job.ranks) < 2:
                 text = "one rank has no peers to be compared with"
-                yield DetectorStatus("learning", text, name)
+                yield DetectorStatus("learning", text, **name.fields())
                 continue
             for number, rank in job.ranks.items():
                 yield self._status(name, job, number, rank)
 
-    def _status(self, name: str, job: JobLevels, number: int, rank: RankLevel) -> DetectorStatus:
+    def _status(self, name: JobId, job: JobLevels, number: int, rank: RankLevel) -> DetectorStatus:
         if not _is_ready(rank) or not rank.window.full:
             known = f"{len(rank.baseline.blocks)} of {READY_BLOCKS}"
             text = f"rank {number}: {known} blocks of the baseline are known"
-            return DetectorStatus("learning", text, name, number)
+            return DetectorStatus("learning", text, **name.fields(), rank=number)
         usual, value = math.exp(rank.baseline.center), math.exp(rank.level)
         error = error_of(job.full.values())
         limit = usual * math.exp(self._limit(job, rank, error, self._min_rise))
@@ -253,7 +254,7 @@ class Straggler(JobDetector[JobLevels]):
             "found" if rank.on else "fine",
             f"rank {number} computes {value:.3f} times as long as its peers, usually "
             f"{usual:.3f}; found from {limit:.3f} on",
-            job=name,
+            **name.fields(),
             rank=number,
             value=value,
             baseline=usual,

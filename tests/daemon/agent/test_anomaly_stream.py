@@ -57,14 +57,14 @@ def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_firs
     raise_exception(node)
     first.step()
     (crash,) = told(hub, "crash")
-    assert counted(hub, "anomalies_total", "crash", "critical") == 1
+    assert counted(hub, "anomalies_total", "crash", "warning") == 1
     first.close()
     next_hub = Hub(10.0)
     second = pipeline(node, next_hub)
     assert told(next_hub, "crash") == [crash]
     second.step()
     assert told(next_hub, "crash") == [crash]
-    assert counted(next_hub, "anomalies_total", "crash", "critical") is None
+    assert counted(next_hub, "anomalies_total", "crash", "warning") is None
 
 
 def test_what_a_detector_cannot_take_costs_no_other_record(node, monkeypatch):
@@ -128,7 +128,7 @@ def test_a_stage_that_fails_costs_no_other_stage_of_the_round(node, monkeypatch,
     with pytest.raises(ZeroDivisionError):
         stream.step()
     assert len(told(hub, "crash")) == 1
-    assert counted(hub, "anomalies_total", "crash", "critical") == 1
+    assert counted(hub, "anomalies_total", "crash", "warning") == 1
     monkeypatch.undo()
     stream.step()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -25,10 +26,17 @@ from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.jobs import JobId
 
 MANUAL = CaptureRequest(job="train", kind="torch", trigger="manual", steps=3)
+# Of the ranks that a test plays.
+TRAIN = JobId(f"uid/{os.getuid()}", "train", "r1")
 AUTOMATIC = CaptureRequest(
-    job="train", kind="torch", trigger="anomaly", anomaly_id="a1", anomaly_kind="straggler"
+    kind="torch",
+    trigger="anomaly",
+    anomaly_id="a1",
+    anomaly_kind="straggler",
+    **TRAIN.fields(),
 )
 
 # What a rank chooses for the names of its file, and of what lies beside it.
@@ -81,7 +89,7 @@ class CaptureNode:
 
     def _ring(self, rank: int) -> RingFile:
         said = {"rank": rank, "world_size": self._world_size, "device": f"GPU-{rank}"}
-        return RingFile(self.folder.ranks, **said)
+        return RingFile(self.folder.ranks, run=TRAIN.run, **said)
 
     def join(self, index: int) -> None:
         """A successor of the process at this place of ``rings``, which has ended."""

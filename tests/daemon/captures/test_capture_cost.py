@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures.capture_register import CaptureRegister
@@ -19,6 +19,7 @@ from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture, Residual
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.state import RankState
 
@@ -102,9 +103,9 @@ def test_baselines_know_only_steps_that_no_capture_disturbed() -> None:
     baselines = Baselines()
     for number, profiled in enumerate([False, True, False]):
         baselines.add(step(number, 0.1 * (1 + number), profiled))
-    assert baselines.of_rank("train", 0) == pytest.approx((0.1, 0.3))
-    baselines.forget("train", 0)
-    assert baselines.of_rank("train", 0) == ()
+    assert baselines.of_rank(JobId("", "train", ""), 0) == pytest.approx((0.1, 0.3))
+    baselines.forget(JobId("", "train", ""), 0)
+    assert baselines.of_rank(JobId("", "train", ""), 0) == ()
 
 
 def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
@@ -131,7 +132,9 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     assert f"since capture {asked.id} the steps of train take 100 % longer" in caplog.text
     cost_s = counted(node.hub, "capture_cost_seconds_total", "torch")
     assert cost_s == pytest.approx(1.5, abs=0.01)
-    assert counted(node.hub, "capture_residual_ratio", "train") == capture.residual.ratio
+    assert (
+        counted(node.hub, "capture_residual_ratio", "train", TRAIN.owner) == capture.residual.ratio
+    )
 
 
 def test_the_price_stays_when_the_steps_after_it_come_before_the_files(node: CaptureNode) -> None:
@@ -163,12 +166,12 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
 
     def shown(*first_times: float) -> float | None:
         ranks = tuple(
-            RankState("train", number, "", 0, 1, "h", number, 2, first_time=first_time)
+            RankState("train", number, "", 1, "h", number, 2, first_time=first_time)
             for number, first_time in enumerate(first_times)
         )
         hub.watch_ranks(lambda: ranks)
         register.publish_residuals()
-        return counted(hub, "capture_residual_ratio", "train")
+        return counted(hub, "capture_residual_ratio", "train", "")
 
     assert shown(4000.0, 6000.0) == 1.4
     assert shown(6000.0, 7000.0) is None
@@ -177,7 +180,9 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
 def test_events_a_step_bound_the_steps_of_all_ranks(tmp_path: Path) -> None:
     with ExitStack() as stack:
         node = CaptureNode(tmp_path, stack, max_events=1000)
-        third = RingFile(node.folder.ranks, rank=2, events_per_step=450)
+        third = RingFile(
+            node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450
+        )
         stack.enter_context(third.held())
         third.step()
         node.poll()

@@ -21,6 +21,7 @@ from warpwatch_daemon.config.loading import parse
 from warpwatch_devices.dcgm.pause import ProfilingPause
 from warpwatch_telemetry.captures import Capture, CaptureKind, CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent
 
 STACKS = CaptureRequest("train", "stacks", "anomaly", anomaly_id="a1", anomaly_kind="hang")
@@ -252,6 +253,9 @@ class TwoRanks(BrokenSession):
         return replace(self.ranks[number], state="written"), ()
 
 
+TRAIN = JobId("uid/0", "train", "")
+
+
 class BrokenBackend:
     name = "kineto"
     kinds: frozenset[CaptureKind] = frozenset({"torch", "stacks"})
@@ -259,16 +263,13 @@ class BrokenBackend:
     def __init__(self, begin: Callable[[Capture], BrokenSession] = BrokenSession) -> None:
         self._begin = begin
 
-    def jobs(self) -> Collection[str]:
-        return ("train",)
+    def jobs(self) -> Collection[JobId]:
+        return (TRAIN,)
 
-    def ranks(self, job: str) -> Mapping[int, int]:
+    def ranks(self, job: JobId) -> Mapping[int, int]:
         return {0: 1}
 
-    def owner(self, job: str) -> int | None:
-        return None
-
-    def events_per_step(self, job: str) -> int | None:
+    def events_per_step(self, job: JobId) -> int | None:
         return None
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> BrokenSession:
@@ -310,4 +311,4 @@ def test_a_back_end_with_a_fault_ends_its_captures(tmp_path: Path) -> None:
         assert asked.backend == "kineto"
         capture = node.finished(asked)
         assert (capture.outcome, capture.detail) == ("failed", "rank 0: armed")
-        assert not node.coordinator.is_busy("train")
+        assert not node.coordinator.is_busy(TRAIN)

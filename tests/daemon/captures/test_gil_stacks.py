@@ -25,6 +25,7 @@ from warpwatch_daemon.ranks import silence
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.table import RingTable
+from warpwatch_telemetry.jobs import JobId
 
 HEAD = json.dumps({"rank": 3, "job": "j", "main": 16, "threads": {"16": "MainThread"}}).encode()
 DUMP = b"""Timeout (0:00:15)!
@@ -256,7 +257,7 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
     file = RingFile(tmp_path, job="steps")
     (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
     expected = gil_stacks.file_name(ring.name)
-    rank = Rank("steps", ring, 0.0, set())
+    rank = Rank(JobId("uid/0", "steps", "1"), ring, 0.0, set())
     rank.claims = replace(rank.claims, held_stacks=expected)
     files = []
     for begun_after_s in (0.4, 5.0):
@@ -271,7 +272,7 @@ def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> 
     file = RingFile(tmp_path, job="claims")
     with file.held() as holder:
         (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
-        rank = Rank("claims", ring, 0.0, set())
+        rank = Rank(JobId("uid/0", "claims", "1"), ring, 0.0, set())
         reasons = []
         # Its own, and then that of a process which holds no lock of this ring.
         for pid in (holder.pid, os.getpid()):

@@ -14,6 +14,7 @@ from warpwatch_daemon.captures.kineto import process_facts
 from warpwatch_daemon.captures.kineto.pollers import Pollers, Sender
 from warpwatch_daemon.captures.kineto.process_facts import UNKNOWN, ProcessFacts, describe
 from warpwatch_daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
+from warpwatch_telemetry.jobs import JobId
 
 CONFIG = TraceConfig("/inbox/a.json", start_time=1000.0, window_s=1.0)
 
@@ -43,8 +44,9 @@ class Node:
     def names(self) -> dict[str, dict[int, str]]:
         jobs = self.processes.jobs()
         return {
-            job: {number: process.sender.name for number, process in members.items()}
+            job.name: {number: process.sender.name for number, process in members.items()}
             for job, members in jobs.items()
+            if job.owner == "uid/1000"
         }
 
 
@@ -101,7 +103,9 @@ def test_ranks_of_a_job_are_together_and_a_second_job_of_the_name_is_numbered(no
     node.poll("b", ranked(0), [11])
     node.poll("c", ranked(0), [12])
     node.poll("d", ranked(0), [13], uid=2000)
-    assert node.names() == {"llama": {1: "a", 0: "b"}, "llama#2": {0: "c"}, "llama#3": {0: "d"}}
+    assert node.names() == {"llama": {1: "a", 0: "b"}, "llama#2": {0: "c"}}
+    theirs = node.processes.jobs()[JobId("uid/2000", "llama", "")]
+    assert [process.sender.name for process in theirs.values()] == ["d"]
 
 
 def test_a_launcher_is_no_rank(node: Node) -> None:
@@ -155,7 +159,7 @@ def test_no_one_waits_while_the_origin_of_a_process_is_looked_up() -> None:
     for at in (0.0, 2.0):
         processes.poll(Poll(True, 0, (10,)), Sender("a", 10, 1000), 990.0, at)
     assert free == [True]
-    assert processes.jobs()["kineto"][0].poll_interval_s == 2.0
+    assert processes.jobs()[JobId("uid/1000", "kineto", "")][0].poll_interval_s == 2.0
 
 
 def test_a_name_belongs_to_the_user_who_had_it_first(node: Node) -> None:
@@ -204,7 +208,7 @@ def test_a_process_that_stays_ready_has_refused(node: Node) -> None:
 
 def test_what_is_withdrawn_is_not_ordered(node: Node) -> None:
     node.poll("a", ranked(0), [10])
-    process = node.processes.jobs()["llama"][0]
+    process = node.processes.jobs()[JobId("uid/1000", "llama", "")][0]
     (order,) = node.processes.give({"a": CONFIG}).values()
     node.processes.withdraw(process, order)
     assert node.poll("a", pids=[10], at=1.0) == ""

@@ -41,10 +41,10 @@ class Bench:
         self.processes = Pollers(
             lambda sender: ProcessFacts("job", int(sender.name), 2, sender.name, known=True)
         )
-        self.rings: dict[int, Any] = {}
+        self.rings: list[Any] = []
         policy = Policy(TriggersConfig(), Disk(self.store))
         disk = Disk(self.inbox)
-        self.backend = KinetoBackend(policy, disk, self.processes, lambda job: self.rings)
+        self.backend = KinetoBackend(policy, disk, self.processes, lambda: self.rings)
         # Captures are asked for at 1.
         self.epoch = time.time() - 1.0
 
@@ -55,7 +55,7 @@ class Bench:
         return dict(line.split("=", 1) for line in text.splitlines())
 
     def begin(self, *ranks: int, at: float = 1.0, **request: Any) -> KinetoSession:
-        asked = CaptureRequest("job", "torch", "manual", **request)
+        asked = CaptureRequest("job", "torch", "manual", owner=f"uid/{UID}", **request)
         return self.backend.begin(Capture("c1", asked, self.epoch), ranks, at)
 
     def write(self, asked: dict[str, str], rank: int, content: bytes = TRACE) -> Path:
@@ -194,10 +194,10 @@ def test_what_is_cancelled_is_never_ordered(bench: Bench) -> None:
 
 def test_steps_are_a_window_where_the_same_process_reports_their_time(bench: Bench) -> None:
     recent = deque([0.05, 0.06, 0.07])
-    bench.rings = {0: SimpleNamespace(owner_uid=UID, pid=100, recent=recent)}
+    bench.rings = [SimpleNamespace(owner_uid=UID, pid=100, recent=recent)]
     bench.begin(0, steps=10)
     assert bench.poll(0, 2.0)["ACTIVITIES_DURATION_MSECS"] == "600"
-    bench.rings = {0: SimpleNamespace(owner_uid=UID + 1, pid=100, recent=recent)}
+    bench.rings = [SimpleNamespace(owner_uid=UID + 1, pid=100, recent=recent)]
     bench.begin(0, steps=10)
     assert bench.poll(0, 3.0)["ACTIVITIES_DURATION_MSECS"] == "1000"
 
@@ -215,16 +215,18 @@ def test_a_gpu_gets_its_second_to_attach(bench: Bench) -> None:
 def test_of_a_process_of_unknown_origin_no_rank_is_expected(bench: Bench) -> None:
     bench.processes = Pollers(lambda sender: UNKNOWN)
     policy = Policy(TriggersConfig(), Disk(bench.store))
-    backend = KinetoBackend(policy, Disk(bench.inbox), bench.processes, lambda job: {})
+    backend = KinetoBackend(policy, Disk(bench.inbox), bench.processes, list)
     bench.poll(5, 0.0)
-    capture = Capture("c1", CaptureRequest("kineto", "torch", "manual"), bench.epoch)
+    capture = Capture(
+        "c1", CaptureRequest("kineto", "torch", "manual", owner=f"uid/{UID}"), bench.epoch
+    )
     expected = backend.begin(capture, [0], 1.0).expectation(0)
     assert expected is not None
     assert expected.rank is None
 
 
 def test_jobs_are_reported_with_their_ranks(bench: Bench) -> None:
-    job = JobState("job", 2, ("0", "1"), backend="kineto", owner_uid=UID)
+    job = JobState("job", 2, ("0", "1"), backend="kineto", owner=f"uid/{UID}")
     assert bench.backend.states() == (job,)
 
 

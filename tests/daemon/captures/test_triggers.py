@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.captures.triggers.recipes import healthy_peer
 from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
@@ -26,7 +26,7 @@ STRAGGLER = Anomaly(
     time=0.0,
     severity="warning",
     summary="rank 1 is slow",
-    job="train",
+    **TRAIN.fields(),
     rank=1,
     device="GPU-1",
 )
@@ -36,7 +36,7 @@ REGRESSION = Anomaly(
     time=0.0,
     severity="warning",
     summary="steps got slower",
-    job="train",
+    **TRAIN.fields(),
 )
 
 
@@ -107,7 +107,7 @@ def test_a_slow_rank_is_captured_beside_its_nearest_peer(tmp_path: Path, stack: 
 
 def test_a_peer_is_well_itself_and_so_is_its_device(tmp_path: Path, stack: ExitStack) -> None:
     node = four(tmp_path, stack)
-    local = node.source.targets("train")
+    local = {rank.rank: rank for rank in node.source.live()}
     slow = replace(STRAGGLER, rank=2, device="GPU-2")
     stall = replace(STRAGGLER, id="a2", kind="data_stall", rank=1, device=None)
     hot = Anomaly(

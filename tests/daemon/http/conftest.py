@@ -70,7 +70,8 @@ def training_rank(number: int, slow_from: int = 10**9) -> RankState:
         job="llama-7b",
         rank=number,
         name=str(number),
-        owner_uid=1000,
+        owner="uid/1000",
+        run="r1",
         pid=4100 + number,
         host="node-17",
         world_size=2,
@@ -263,7 +264,7 @@ class MemoryAgent:
         self.asked.append(request)
         return Capture(id="20260921T150000-aaaaaa", request=request, time=NOW)
 
-    def capture_file(self, capture_id: str, name: str, owner_uid: int | None) -> Path | None:
+    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         path = self.folder / name
         return path if capture_id == CAPTURE.id and path.is_file() else None
 

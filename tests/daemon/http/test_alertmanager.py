@@ -203,6 +203,8 @@ ANOMALY = Anomaly(
 )
 def test_an_anomaly_that_was_captured_is_not_captured_for_its_alert(site, anomaly, outcome):
     node, client = site()
+    (job,) = node.node.source.jobs()
+    anomaly = replace(anomaly, owner=job.owner, run=job.run)
     node.node.hub.publish_anomalies((anomaly,), {})
     node.node.hub.publish_decisions((Decision(1.0, "a7", "captured", "", "20261121T200001-aa"),))
     (answer,) = send(client, alert(training_job="train", kind="straggler", rank="1"))

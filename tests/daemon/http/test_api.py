@@ -198,7 +198,10 @@ def test_metrics_come_as_text(client):
     answer = client.get("/metrics", headers={"Accept-Encoding": "identity"})
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "content-encoding" not in answer.headers
-    assert 'warpwatch_steps_total{training_job="llama-7b",rank="1"} 480' in answer.text
+    assert (
+        'warpwatch_steps_total{training_job="llama-7b",rank="1",owner="uid/1000"} 480'
+        in answer.text
+    )
 
 
 def test_metrics_come_as_openmetrics_and_compressed_when_asked_for(client):

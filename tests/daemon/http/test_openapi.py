@@ -140,7 +140,7 @@ def test_a_refusal_is_an_error_as_described(
 
 def test_the_filters_of_a_list_are_described(document: Any) -> None:
     anomalies = document["paths"]["/api/v1/anomalies"]["get"]
-    assert [one["name"] for one in anomalies["parameters"]] == ["job", "kind", "active"]
+    assert [one["name"] for one in anomalies["parameters"]] == ["job", "owner", "kind", "active"]
     assert {one["in"] for one in anomalies["parameters"]} == {"query"}
     file = document["paths"]["/api/v1/captures/{id}/{file}"]["get"]
     assert [(one["name"], one["in"]) for one in file["parameters"]] == [

@@ -138,12 +138,14 @@ def test_ranks_of_one_job_in_several_pods_and_the_shared_folder_are_one_job(node
         ]
 
 
-def test_the_same_rank_of_the_same_job_in_another_pod_is_another_job(node: PodNode) -> None:
+def test_the_same_rank_of_the_same_job_in_another_pod_is_another_run(node: PodNode) -> None:
     node.mount(A, B)
     first, second = RingFile(node.pod(A) / "ranks"), RingFile(node.pod(B) / "ranks")
     with first.held(), second.held():
         node.poll()
-        assert [(s.job, s.pod_uid) for s in node.states()] == [("train", A), ("train#2", B)]
+        found = [(state.job.partition("#")[0], state.pod_uid) for state in node.states()]
+        assert found == [("train", A), ("train", B)]
+        assert len({state.job for state in node.states()}) == 2
 
 
 def test_what_another_pod_continues_stays_as_long_as_if_it_did_not(node: PodNode) -> None:
@@ -266,7 +268,7 @@ def test_a_pod_without_an_inbox_hears_what_to_mount(node: PodNode) -> None:
     node.mount(A)
     with RingFile(node.pod(A) / "ranks").held():
         node.poll()
-        (rank,) = node.source.targets("train").values()
+        (rank,) = node.source.live()
         found = node.source.open_ring(rank)
         assert found is not None
         assert found[1].inbox_remedy == (

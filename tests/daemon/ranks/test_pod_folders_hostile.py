@@ -261,7 +261,7 @@ def test_a_sequence_number_at_its_end_goes_on_from_one(node: PodNode) -> None:
         command = node.pod(A) / "commands" / f"{ring.path.stem}.cmd"
         with command.open("r+b") as file:
             os.pwrite(file.fileno(), b"\xff" * 8, 8)
-        (rank,) = node.source.targets("end").values()
+        (rank,) = (one for one in node.source.live() if one.job.name == "end")
         found = node.source.open_ring(rank)
         assert found is not None
         opened, folder = found

@@ -45,7 +45,7 @@ def owners(node: PodNode) -> dict[str, str]:
     for job in node.source.jobs():
         (rank,) = node.source.targets(job).values()
         assert rank.ring is not None
-        found[job] = rank.ring.owner
+        found[job.name] = rank.ring.owner
     return found
 
 

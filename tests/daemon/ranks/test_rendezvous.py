@@ -172,29 +172,6 @@ def test_a_successor_that_came_while_the_daemon_was_down_continues_too(
         assert state.steps_total == 3
 
 
-def test_a_second_live_process_of_a_rank_is_another_job(
-    folder: RendezvousFolder, source: RanksSource
-) -> None:
-    first, second = RingFile(folder.ranks), RingFile(folder.ranks)
-    with first.held(), second.held():
-        source.poll(time.time(), time.monotonic())
-        assert sorted(state.job for state in source.states(time.monotonic())) == [
-            "train",
-            "train#2",
-        ]
-
-
-def test_another_world_size_is_another_job(folder: RendezvousFolder, source: RanksSource) -> None:
-    first = RingFile(folder.ranks, rank=0, world_size=2)
-    second = RingFile(folder.ranks, rank=1, world_size=4)
-    with first.held(), second.held():
-        source.poll(time.time(), time.monotonic())
-        assert sorted(state.job for state in source.states(time.monotonic())) == [
-            "train",
-            "train#2",
-        ]
-
-
 def test_a_killed_process_died_and_one_that_said_so_ended(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:

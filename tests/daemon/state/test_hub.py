@@ -20,15 +20,13 @@ def sample(time: float, energy_j: float) -> DeviceSample:
 
 
 def rank(job: str) -> RankState:
-    return RankState(job=job, rank=0, name="0", owner_uid=0, pid=1, host="h", device="GPU-1")
+    return RankState(job=job, rank=0, name="0", pid=1, host="h", device="GPU-1")
 
 
 def show(hub: Hub, *ranks: RankState) -> None:
     """As the pipeline does it."""
     hub.watch_ranks(lambda: ranks)
-    running = {
-        (rank.job, rank.name): rank.device if rank.status == "running" else None for rank in ranks
-    }
+    running = {rank.key: rank.device if rank.status == "running" else None for rank in ranks}
     hub.follow_ranks(running)
 
 
@@ -121,7 +119,7 @@ def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them() -> None:
 
     hub.watch_ranks(states)
     for _ in range(10):
-        hub.follow_ranks({("train", "0"): "GPU-1"})
+        hub.follow_ranks({("train", "0", ""): "GPU-1"})
     assert built == []
     assert [job.ranks for job in hub.state().jobs] == [("0",)]
     assert built == [1]

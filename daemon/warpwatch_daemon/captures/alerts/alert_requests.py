@@ -214,7 +214,7 @@ def _is_of(anomaly: Anomaly, target: AlertTarget) -> bool:
     if target.device is not None:
         return anomaly.device == target.device
     any_rank = target.ranks is None or anomaly.rank is None
-    return anomaly.job == target.job and (any_rank or anomaly.rank in (target.ranks or ()))
+    return anomaly.job_id == target.job and (any_rank or anomaly.rank in (target.ranks or ()))
 
 
 def _settled(alert: Alert, settled: Settled) -> Answer:

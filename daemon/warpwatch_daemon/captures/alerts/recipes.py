@@ -34,7 +34,7 @@ def request_for(
     first = targets[0]
     recipe = _recipe(first, recipes)
     return CaptureRequest(
-        job=first.job,
+        **first.job.fields(),
         kind=first.capture or recipe.kind,
         trigger="alert",
         ranks=_ranks(targets, recipe, local, active),
@@ -77,4 +77,4 @@ def _ranks(
 def _anomaly(target: AlertTarget, rank: int) -> Anomaly:
     """What the alert is about, as far as its labels say."""
     kind = str(target.kind)
-    return Anomaly(0.0, "warning", "", job=target.job, rank=rank, id="", kind=kind)
+    return Anomaly(0.0, "warning", "", rank=rank, id="", kind=kind, **target.job.fields())

@@ -9,6 +9,7 @@ from warpwatch_daemon.captures.alerts.webhook import host_of
 from warpwatch_telemetry.alerts import BAD_LABELS, IGNORED, NO_RANK
 from warpwatch_telemetry.anomalies import KINDS
 from warpwatch_telemetry.captures import CaptureKind
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State
 
 # What the label ``capture`` may say. Nsight Systems has to run around the program beforehand.
@@ -34,7 +35,7 @@ class AlertTarget:
     the UUID, where the alert is about a device. None where the labels say nothing of it.
     """
 
-    job: str
+    job: JobId
     ranks: frozenset[int] | None = None
     kind: str | None = None
     capture: CaptureKind | None = None
@@ -52,22 +53,22 @@ class ThisNode:
 
     own_names: frozenset[str]
     peers: frozenset[str]
-    jobs: Mapping[str, frozenset[int]]
-    on_device: Mapping[str, frozenset[tuple[str, int]]]
+    jobs: Mapping[JobId, frozenset[int]]
+    on_device: Mapping[str, frozenset[tuple[JobId, int]]]
     uuids: Mapping[str, str]
 
 
 def this_node(
     state: State, own_names: frozenset[str], peers: frozenset[str] = frozenset()
 ) -> ThisNode:
-    jobs: dict[str, set[int]] = {job.name: set() for job in state.kineto_jobs}
-    on_device: dict[str, set[tuple[str, int]]] = {}
+    jobs: dict[JobId, set[int]] = {job.job_id: set() for job in state.kineto_jobs}
+    on_device: dict[str, set[tuple[JobId, int]]] = {}
     for rank in state.ranks:
         if rank.status in _GONE:
             continue
-        jobs.setdefault(rank.job, set()).add(rank.rank)
+        jobs.setdefault(rank.job_id, set()).add(rank.rank)
         if rank.device is not None:
-            on_device.setdefault(rank.device, set()).add((rank.job, rank.rank))
+            on_device.setdefault(rank.device, set()).add((rank.job_id, rank.rank))
     return ThisNode(
         own_names,
         peers,
@@ -85,11 +86,11 @@ def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, 
     if asked is not None and asked not in CAPTURES:
         raise Settled(BAD_LABELS, f"capture is one of {', '.join(CAPTURES)}")
     capture = None if asked is None else CAPTURES[asked]
-    job = labels.get("training_job")
-    if job:
+    if labels.get("training_job"):
+        job = _job(labels, node)
         return (AlertTarget(job, _ranks(job, labels, node), kind, capture),)
     uuid = _uuid(labels, node)
-    found: dict[str, set[int]] = {}
+    found: dict[JobId, set[int]] = {}
     for name, number in node.on_device.get(uuid, ()):
         found.setdefault(name, set()).add(number)
     if not found:
@@ -100,11 +101,22 @@ def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, 
     )
 
 
-def _ranks(job: str, labels: Mapping[str, str], node: ThisNode) -> frozenset[int] | None:
+def _job(labels: Mapping[str, str], node: ThisNode) -> JobId:
+    """The one that runs here by that name, of the owner if one is named. Raises Settled."""
+    name, owner = labels["training_job"], labels.get("owner", "")
+    named = [job for job in node.jobs if job.name == name and owner in ("", job.owner)]
+    if not named:
+        raise Settled(NO_RANK, f"no running rank of job {name[:100]!r} is known here")
+    if len(named) > 1:
+        owners = ", ".join(sorted(job.owner for job in named))
+        detail = f"{name[:100]} is a job of each of {owners}; the label owner says whose"
+        raise Settled(BAD_LABELS, detail)
+    return named[0]
+
+
+def _ranks(job: JobId, labels: Mapping[str, str], node: ThisNode) -> frozenset[int] | None:
     """Those that are named; None: all that are here. Raises Settled."""
-    known, rank = node.jobs.get(job), labels.get("rank")
-    if known is None:
-        raise Settled(NO_RANK, f"no running rank of job {job[:100]!r} is known here")
+    known, rank = node.jobs[job], labels.get("rank")
     if not rank:
         if host_of(labels.get("instance", "")) in node.peers:
             raise Settled(NO_RANK, "the daemon that sees it knows what was captured for it")
@@ -114,7 +126,7 @@ def _ranks(job: str, labels: Mapping[str, str], node: ThisNode) -> frozenset[int
     number = int(rank)
     # Of a job without a shim only the coordinator knows.
     if known and number not in known:
-        raise Settled(NO_RANK, f"{job[:100]} has no running rank {number} here")
+        raise Settled(NO_RANK, f"{job.name[:100]} has no running rank {number} here")
     return frozenset({number})
 
 

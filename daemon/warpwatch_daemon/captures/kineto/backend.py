@@ -13,10 +13,10 @@ from warpwatch_daemon.captures.kineto.pollers import LEAD_S, Poller, Pollers
 from warpwatch_daemon.captures.kineto.protocol import TraceConfig
 from warpwatch_daemon.captures.kineto.session import AskedProcess, KinetoSession, log_file
 from warpwatch_daemon.captures.policy import EXPECTED_BYTES, Policy
-from warpwatch_daemon.captures.session import only_owner
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.captures import Capture, CaptureKind
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import JobState
 
 # Without step times a number of steps means nothing.
@@ -36,7 +36,7 @@ LOOK_INTERVAL_S = 0.1
 class KinetoBackend:
     """A ``captures.session.CaptureBackend``.
 
-    ``rings``: the ranks of a job that the shim reports.
+    ``ranks``: those that the shim reports.
     """
 
     name = "kineto"
@@ -47,13 +47,13 @@ class KinetoBackend:
         policy: Policy,
         inbox_disk: Disk,
         pollers: Pollers,
-        rings: Callable[[str], Mapping[int, Rank]],
+        ranks: Callable[[], Iterable[Rank]],
     ) -> None:
         self._policy = policy
         self._disk = inbox_disk
         self._inbox = inbox_disk.path
         self._pollers = pollers
-        self._rings = rings
+        self._shim_ranks = ranks
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[KinetoSession] = weakref.WeakSet()
 
@@ -67,40 +67,36 @@ class KinetoBackend:
         for session in sessions:
             session.look(time.monotonic())
 
-    def jobs(self) -> Collection[str]:
-        """The names of the jobs that can be captured."""
+    def jobs(self) -> Collection[JobId]:
+        """The jobs that can be captured."""
         return self._pollers.jobs()
 
-    def ranks(self, job: str) -> Mapping[int, int]:
+    def ranks(self, job: JobId) -> Mapping[int, int]:
         """The job's live ranks, each with its world size."""
         members = self._pollers.jobs().get(job, {})
         return {
             number: process.facts.world_size or len(members) for number, process in members.items()
         }
 
-    def owner(self, job: str) -> int | None:
-        members = self._pollers.jobs().get(job, {})
-        return only_owner(process.sender.uid for process in members.values())
-
     def states(self) -> tuple[JobState, ...]:
         found = sorted(self._pollers.jobs().items())
         return tuple(
             JobState(
-                name=job,
+                name=job.name,
                 world_size=max(p.facts.world_size or len(members) for p in members.values()),
                 ranks=tuple(map(str, sorted(members))),
                 backend=self.name,
-                owner_uid=only_owner(process.sender.uid for process in members.values()),
+                owner=job.owner,
             )
             for job, members in found
         )
 
-    def events_per_step(self, job: str) -> int | None:
+    def events_per_step(self, job: JobId) -> int | None:
         return None
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> KinetoSession:
         """Order one window of all these ranks. Raises Refused."""
-        members = self._pollers.jobs().get(capture.request.job, {})
+        members = self._pollers.jobs().get(capture.request.job_id, {})
         chosen = {number: members[number] for number in numbers if number in members}
         if len(chosen) != len(numbers):
             raise Refused("refused_no_rank", f"a rank of {capture.request.job} has just ended")
@@ -138,8 +134,7 @@ class KinetoBackend:
 
     def _window_s(self, capture: Capture, processes: Iterable[Poller]) -> float:
         """As long as the steps last, where the same processes report steps as well."""
-        rings = self._rings(capture.request.job).values()
-        recent = {(ring.owner_uid, ring.pid): tuple(ring.recent) for ring in rings}
+        recent = {(rank.owner_uid, rank.pid): tuple(rank.recent) for rank in self._shim_ranks()}
         said = [recent.get((process.sender.uid, process.pid)) for process in processes]
         steps_s = [capture.request.steps * statistics.median(times) for times in said if times]
         return min(max([*steps_s, MIN_WINDOW_S]), MAX_WINDOW_S) if steps_s else DEFAULT_WINDOW_S

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from warpwatch_daemon.captures.kineto.process_facts import UNKNOWN, ProcessFacts
 from warpwatch_daemon.captures.kineto.protocol import MessageError, Poll, TraceConfig
+from warpwatch_telemetry.jobs import JobId
 
 MAX_PROCESSES = 1024
 MAX_PROCESSES_PER_OWNER = 64
@@ -154,8 +155,8 @@ class Pollers:
 
     # --- the captures' side ---
 
-    def jobs(self) -> dict[str, dict[int, Poller]]:
-        """The ranks of every job by number; a second job of a name is ``name#2``."""
+    def jobs(self) -> dict[JobId, dict[int, Poller]]:
+        """The ranks of every job by number; a second job of an owner's name is ``name#2``."""
         with self._lock:
             return group(list(self._pollers.values()))
 
@@ -198,28 +199,29 @@ def _answer(process: Poller, now: float, at: float) -> str:
     return ""
 
 
-def group(processes: list[Poller]) -> dict[str, dict[int, Poller]]:
+def group(processes: list[Poller]) -> dict[JobId, dict[int, Poller]]:
     """Ranks by job, in the order in which they came; launchers and helpers are none."""
-    jobs: dict[str, dict[int, Poller]] = {}
+    jobs: dict[JobId, dict[int, Poller]] = {}
     for process in _ranks(processes):
-        name, number = process.facts.job, 1
-        while not _fits(process, jobs.setdefault(_label(name, number), {})):
+        number = 1
+        while not _fits(process, jobs.setdefault(_job(process, number), {})):
             number += 1
-        members = jobs[_label(name, number)]
+        members = jobs[_job(process, number)]
         rank = process.facts.rank
         members[len(members) if rank is None else rank] = process
     return jobs
 
 
-def _label(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}#{number}"
+def _job(process: Poller, number: int) -> JobId:
+    """Nothing that this protocol says tells one run from the next."""
+    name = process.facts.job
+    return JobId(f"uid/{process.sender.uid}", name if number == 1 else f"{name}#{number}", "")
 
 
 def _fits(process: Poller, members: dict[int, Poller]) -> bool:
     facts = process.facts
     return facts.rank not in members and all(
-        other.sender.uid == process.sender.uid and other.facts.world_size == facts.world_size
-        for other in members.values()
+        other.facts.world_size == facts.world_size for other in members.values()
     )
 
 

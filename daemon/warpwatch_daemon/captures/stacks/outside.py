@@ -63,7 +63,7 @@ def look(rank: Rank, ring_name: str) -> Silent:
     # that is stuck, and is not looked at while it runs.
     trains = header.step_begun_ns - header.heartbeat_ns > TRAINS_NS
     return Silent(
-        job=rank.job,
+        job=rank.job.name,
         rank=rank.rank,
         pid=header.identity.pid,
         reason=silence.silent_reason(header.identity, holder_pid, rank.owner_uid),

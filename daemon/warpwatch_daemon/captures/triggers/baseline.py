@@ -11,6 +11,7 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class BaselineCaptures:
         self._coordinator = coordinator
         self._hub = hub
         self._look_at = 0.0
-        self._not_before: dict[str, float] = {}
+        self._not_before: dict[JobId, float] = {}
 
     def advance(self, now: float, active: Sequence[Anomaly]) -> None:
         """``now``: wall clock in seconds; ``active``: all anomalies that are."""
@@ -46,20 +47,20 @@ class BaselineCaptures:
         if not config.enabled or 0 <= self._look_at - now <= LOOK_INTERVAL_S:
             return
         self._look_at = now + LOOK_INTERVAL_S
-        jobs: dict[str, list[RankState]] = {}
+        jobs: dict[JobId, list[RankState]] = {}
         for rank in self._hub.ranks():
             if rank.status == "running":
-                jobs.setdefault(rank.job, []).append(rank)
+                jobs.setdefault(rank.job_id, []).append(rank)
         self._not_before = {job: at for job, at in self._not_before.items() if job in jobs}
         for job, ranks in jobs.items():
             if now >= self._not_before.get(job, 0.0) and _is_settled(ranks, config, now):
                 self._consider(job, ranks, active, now)
 
     def _consider(
-        self, job: str, ranks: Sequence[RankState], active: Sequence[Anomaly], now: float
+        self, job: JobId, ranks: Sequence[RankState], active: Sequence[Anomaly], now: float
     ) -> None:
         devices = {rank.device for rank in ranks if rank.device is not None}
-        if any(anomaly.job == job or anomaly.device in devices for anomaly in active):
+        if any(anomaly.job_id == job or anomaly.device in devices for anomaly in active):
             return
         taken = self._coordinator.register.baselines(job, now)
         if len(taken) >= MAX_TRIES or any(c.outcome in (None, "complete") for c in taken):
@@ -67,20 +68,27 @@ class BaselineCaptures:
         elif not self._coordinator.is_busy(job):
             self._ask(job, min(rank.rank for rank in ranks), now)
 
-    def _ask(self, job: str, number: int, now: float) -> None:
+    def _ask(self, job: JobId, number: int, now: float) -> None:
         self._not_before[job] = now + REFUSED_PAUSE_S
         harmful = self._harmful()
         if harmful is not None:
             captures = self._hub.metrics.counter("captures_total")
             captures.labels("torch", "baseline", "refused_disabled").inc()
-            logger.info("no baseline of %s: capture %s left its job slower", job, harmful.id)
+            logger.info("no baseline of %s: capture %s left its job slower", job.name, harmful.id)
             self._not_before[job] = now + GIVEN_UP_S
             return
         steps = self._coordinator.policy.config.baseline.steps
         reason = "baseline: what the job does while it is well"
         try:
             self._coordinator.request(
-                CaptureRequest(job, "torch", "baseline", (number,), steps, reason=reason)
+                CaptureRequest(
+                    kind="torch",
+                    trigger="baseline",
+                    ranks=(number,),
+                    steps=steps,
+                    reason=reason,
+                    **job.fields(),
+                )
             )
         except Refused as refused:
             # Counted and logged where it was refused.

@@ -133,10 +133,10 @@ class Triggers:
         recipe = self._config.recipes.get(anomaly.kind)
         if recipe is None:
             self._decide(anomaly.id, now, NO_RECIPE, f"triggers.recipes: none for {anomaly.kind}")
-        elif anomaly.job is None:
+        elif anomaly.job_id is None:
             self._refuse(anomaly, recipe, now, "refused_no_rank", "no job is known to be there")
         else:
-            self._open_job(trigger, recipe, self._ranks.targets(anomaly.job), now)
+            self._open_job(trigger, recipe, self._ranks.targets(anomaly.job_id), now)
 
     def _open_job(
         self, trigger: _Trigger, recipe: RecipeConfig, local: Mapping[int, Rank], now: float
@@ -178,12 +178,12 @@ class Triggers:
     def _ask(self, trigger: _Trigger, active: Sequence[Anomaly], now: float) -> None:
         anomaly = trigger.anomaly
         recipe = self._config.recipes.get(anomaly.kind)
-        if recipe is None or anomaly.job is None:
+        if recipe is None or anomaly.job_id is None:
             # A reload has taken the recipe away.
             trigger.ask_at = None
             self._decide(anomaly.id, now, NO_RECIPE, f"triggers.recipes: none for {anomaly.kind}")
             return
-        local = self._ranks.targets(anomaly.job)
+        local = self._ranks.targets(anomaly.job_id)
         again = trigger.tries or trigger.refused is not None
         if again and not self._can_try_again(anomaly, local):
             return
@@ -210,7 +210,8 @@ class Triggers:
 
     def _can_try_again(self, anomaly: Anomaly, local: Mapping[int, Rank]) -> bool:
         there = bool(local) if anomaly.rank is None else anomaly.rank in local
-        return there and not self._coordinator.is_busy(str(anomaly.job))
+        job = anomaly.job_id
+        return there and job is not None and not self._coordinator.is_busy(job)
 
     def _over(self, trigger: _Trigger, now: float) -> None:
         anomaly, recipe = trigger.anomaly, self._config.recipes.get(trigger.anomaly.kind)

@@ -24,9 +24,9 @@ def request_for(
 
     ``captures``: those taken so far.
     """
-    assert anomaly.job is not None
+    assert anomaly.job_id is not None
     return CaptureRequest(
-        job=anomaly.job,
+        **anomaly.job_id.fields(),
         kind=recipe.kind,
         trigger="anomaly",
         ranks=ranks_of(anomaly, recipe, local, active),
@@ -54,7 +54,7 @@ def healthy_peer(
 ) -> int | None:
     """The rank next to the culprit that runs here and that no anomaly names, nor its device."""
     others = list(active)
-    sick = {other.rank for other in others if other.job == anomaly.job}
+    sick = {other.rank for other in others if other.job_id == anomaly.job_id}
     broken = {other.device for other in others if other.device is not None}
     well = [
         number
@@ -79,7 +79,7 @@ def _options(
 def _is_repeated(anomaly: Anomaly, captures: Iterable[Capture]) -> bool:
     """Whether another anomaly of the kind was captured on this job before, with some result."""
     return any(
-        (capture.request.job, capture.request.anomaly_kind) == (anomaly.job, anomaly.kind)
+        (capture.request.job_id, capture.request.anomaly_kind) == (anomaly.job_id, anomaly.kind)
         and capture.request.anomaly_id != anomaly.id
         and capture.outcome in ("complete", "partial")
         and capture.time >= anomaly.time - REPEAT_S

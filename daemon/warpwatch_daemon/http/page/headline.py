@@ -69,10 +69,10 @@ def _dead(dead: list[RankState]) -> str:
 def _nothing_wrong(state: State, notes: tuple[str, ...]) -> Headline:
     devices = plural(len(state.devices), "GPU")
     running = [rank for rank in state.ranks if rank.status == "running"]
-    jobs = sorted({rank.job for rank in running})
+    jobs = sorted({rank.job_id for rank in running})
     if not running:
         return _idle(state, devices, notes)
-    whose = f"job {text(jobs[0])}" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    whose = f"job {text(jobs[0].name)}" if len(jobs) == 1 else f"{len(jobs)} jobs"
     ranks = f"{plural(len(running), 'rank')} of {whose}"
     sentence = f"{devices}, {ranks}" if state.devices else ranks
     return Headline("well", f"All well: {sentence}", notes)

@@ -38,12 +38,12 @@ class LegendEntry(NamedTuple):
 
 def listed(state: State) -> list[JobState]:
     """The first MAX_JOBS jobs: those that run come first."""
-    running = {rank.job for rank in state.ranks if rank.status == "running"}
-    return sorted(state.jobs, key=lambda job: job.name not in running)[:MAX_JOBS]
+    running = {rank.job_id for rank in state.ranks if rank.status == "running"}
+    return sorted(state.jobs, key=lambda job: job.job_id not in running)[:MAX_JOBS]
 
 
 def ranks_of(job: JobState, state: State) -> list[RankState]:
-    return [rank for rank in state.ranks if rank.job == job.name]
+    return [rank for rank in state.ranks if rank.job_id == job.job_id]
 
 
 def where(rank: RankState, gpus: Mapping[str, str]) -> str:
@@ -81,10 +81,10 @@ def legend(ranks: Sequence[RankState]) -> list[LegendEntry]:
 
 
 def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
-    """How many ranks, and what they do together."""
+    """Whose it is, how many ranks, and what they do together."""
     running = [rank for rank in ranks if rank.status == "running" and rank.recent_s]
     of = f" of {job.world_size}" if job.world_size > len(ranks) else ""
-    known = [f"{plural(len(ranks), 'rank')}{of}"]
+    known = [text(job.owner, 60), f"{plural(len(ranks), 'rank')}{of}"]
     if running:
         # Ranks step together, so a job is as fast as one of them, and its input adds up.
         steps_per_s = statistics.median(_steps_per_s(rank) for rank in running)
@@ -109,5 +109,7 @@ def marks(job: JobState, state: State) -> list[int]:
     return [
         anomaly.begin_step
         for anomaly in state.anomalies
-        if anomaly.job == job.name and anomaly.end_time is None and anomaly.begin_step is not None
+        if anomaly.job_id == job.job_id
+        and anomaly.end_time is None
+        and anomaly.begin_step is not None
     ]

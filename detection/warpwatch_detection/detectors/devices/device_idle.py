@@ -11,6 +11,7 @@ from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import series, utilization
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen
 
 MEMORY_USED, MEMORY_TOTAL = series("memory_used_bytes"), series("memory_total_bytes")
@@ -40,7 +41,7 @@ class IdleState:
     """``ranks``: by job, the device of each rank."""
 
     devices: dict[str, IdleDevice] = field(default_factory=dict)
-    ranks: dict[str, dict[int, str]] = field(default_factory=dict)
+    ranks: dict[JobId, dict[int, str]] = field(default_factory=dict)
     deadline: float = NEVER
 
 
@@ -58,36 +59,36 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
         if isinstance(seen, RankSeen):
             self._join(seen)
         elif isinstance(seen, End):
-            self._leave(seen.job, seen.rank)
+            self._leave(seen.job_id, seen.rank)
         elif isinstance(seen, RankEvent):
             if seen.event == "died":
-                self._leave(seen.job, seen.rank)
+                self._leave(seen.job_id, seen.rank)
         else:
             return super().observe(seen)
         return ()
 
     def _join(self, seen: RankSeen) -> None:
-        ranks: dict[str, dict[int, str]] = self.state.ranks
+        ranks: dict[JobId, dict[int, str]] = self.state.ranks
         if seen.device is None:
             return
-        if seen.job not in ranks and len(ranks) >= MAX_JOBS:
+        if seen.job_id not in ranks and len(ranks) >= MAX_JOBS:
             del ranks[next(iter(ranks))]
-        ranks.setdefault(seen.job, {})[seen.rank] = seen.device
+        ranks.setdefault(seen.job_id, {})[seen.rank] = seen.device
 
-    def _leave(self, job: str, rank: int | None) -> None:
+    def _leave(self, job: JobId, rank: int | None) -> None:
         ranks = self.state.ranks.get(job, {})
         ranks.pop(rank, None)
         if rank is None or not ranks:
             self.forget(job)
 
-    def forget(self, job: str) -> None:
+    def forget(self, job: JobId) -> None:
         self.state.ranks.pop(job, None)
 
     def _users(self, uuid: str) -> Iterator[str]:
         for job, ranks in self.state.ranks.items():
             for rank, device in ranks.items():
                 if device == uuid:
-                    yield f"rank {rank} of {job}"
+                    yield f"rank {rank} of {job.name}"
 
     def examine(self, device: IdleDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
