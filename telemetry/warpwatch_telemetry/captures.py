@@ -35,6 +35,7 @@ OUTCOMES = (
     "refused_budget",
     "refused_busy",
     "refused_disk",
+    "refused_quota",
     "refused_dry_run",
     "refused_disabled",
     "refused_no_rank",

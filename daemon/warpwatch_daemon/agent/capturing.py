@@ -21,6 +21,7 @@ from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.inboxes import Inboxes
+from warpwatch_daemon.ranks.quotas import Quotas
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import COUNTER_KINDS
@@ -51,7 +52,8 @@ class Capturing:
     ) -> None:
         self._hub = hub
         self.disk = Disk(store.path)
-        self.policy = Policy(config.triggers, self.disk)
+        self._quotas = Quotas(folder, config.rendezvous, ranks.reject)
+        self.policy = Policy(config.triggers, self.disk, excess=self._quotas.excess)
         pollers = Pollers(lambda sender: read_facts(sender.pid, sender.uid))
         self._kineto = _kineto_server(folder, pollers, hub) if config.rendezvous.kineto else None
         self._backend = KinetoBackend(self.policy, Disk(folder.inbox), pollers, ranks.live)
@@ -84,6 +86,7 @@ class Capturing:
         every("inboxes", INBOXES_INTERVAL_S, lambda: inboxes.tend(time.monotonic()))
         every("sweep", RETENTION_INTERVAL_S, lambda: inboxes.sweep(SWEEP_AFTER_S, time.time()))
         every("disk", DISK_INTERVAL_S, self.disk.measure)
+        every("quotas", DISK_INTERVAL_S, self._quotas.measure)
         if self._kineto is not None:
             every("kineto", PAUSE_S, self._kineto.serve)
             every("inbox-disk", DISK_INTERVAL_S, self._backend.measure_disk)

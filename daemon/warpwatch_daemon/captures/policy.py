@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from warpwatch_daemon.captures.disk import Disk
 from warpwatch_daemon.config import quiet_hours
 from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.ranks.usage import Owner
 from warpwatch_telemetry.captures import CaptureRequest
 from warpwatch_telemetry.errors import Refused
 
@@ -26,15 +27,20 @@ class Policy:
 
     Baselines, which are taken once a job, have a budget of their own and no cooldown. ``check``
     touches no file, for detection waits for it. ``disk``: the store's; ``at`` is monotonic,
-    ``clock`` the wall clock.
+    ``clock`` the wall clock. ``excess``: what an owner has too much of.
     """
 
     def __init__(
-        self, config: TriggersConfig, disk: Disk, clock: Callable[[], float] = time.time
+        self,
+        config: TriggersConfig,
+        disk: Disk,
+        clock: Callable[[], float] = time.time,
+        excess: Callable[[Owner], str | None] = lambda owner: None,
     ) -> None:
         self.config = config
         self._disk = disk
         self._clock = clock
+        self._excess = excess
         # When the captures of the last day that count were begun.
         self._automatic: deque[float] = deque()
         self._baselines: deque[float] = deque()
@@ -64,6 +70,13 @@ class Policy:
             # So that it goes on to decide as it would: what it would have taken counts.
             self.begun(request, at)
             raise Refused("refused_dry_run", "it would have been taken; triggers.dry_run is on")
+
+    def check_owners(self, owners: Iterable[Owner]) -> None:
+        """Raises Refused where one of the ranks' owners has laid down too much."""
+        for owner in owners:
+            excess = self._excess(owner)
+            if excess is not None:
+                raise Refused("refused_quota", f"the owner of the job has {excess}")
 
     def begun(self, request: CaptureRequest, at: float) -> None:
         """An allowed capture was begun: it counts against budgets and cooldown."""

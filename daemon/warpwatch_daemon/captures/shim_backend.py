@@ -44,6 +44,7 @@ class ShimBackend:
             found = self._ranks.open_ring(live[number])
             if found is not None:
                 ring, folder = found
+                self._policy.check_owners([ring.payer])
                 targets[number] = AskedRank(live[number], ring.name, ring.owner_uid, folder)
         if not targets:
             raise Refused("refused_no_rank", f"every rank of {capture.request.job} has just ended")

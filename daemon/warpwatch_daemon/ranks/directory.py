@@ -20,7 +20,7 @@ STICKY = 0o1777
 OWNED = 0o755
 PRIVATE = 0o700
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Directory:
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
         """The folder's descriptor. Raises OSError where one of the names is no folder."""
-        fd = os.open(self.base, _FOLDER)
+        fd = os.open(self.base, FOLDER_FLAGS)
         try:
             for name in self.names:
-                below = os.open(name, _FOLDER, dir_fd=fd)
+                below = os.open(name, FOLDER_FLAGS, dir_fd=fd)
                 os.close(fd)
                 fd = below
             yield fd
@@ -65,7 +65,7 @@ def make(folder_fd: int, name: str, mode: int) -> None:
     """The daemon's folder ``name`` with this mode. Raises OSError where it can be none."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=folder_fd)
-    fd = os.open(name, _FOLDER, dir_fd=folder_fd)
+    fd = os.open(name, FOLDER_FLAGS, dir_fd=folder_fd)
     try:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid():

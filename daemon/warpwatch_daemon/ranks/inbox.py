@@ -13,12 +13,13 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from warpwatch_daemon import files
-from warpwatch_daemon.ranks.directory import Directory, open_checked
+from warpwatch_daemon.ranks.directory import FOLDER_FLAGS, Directory, open_checked
+from warpwatch_daemon.ranks.table import MAX_FILES
 from warpwatch_telemetry.errors import WarpwatchError
 
 # What a kind of capture brings, by the end of its name.
@@ -33,8 +34,6 @@ SWEEP_FOLDERS_S = 2.0
 
 # How the name of a folder begins that is on its way out.
 SWEPT = "swept."
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class InboxError(WarpwatchError):
@@ -110,21 +109,21 @@ def sweep(
     older_than_s: float,
     now: float,
     limit_s: float | None = None,
-    keep: Callable[[str], bool] = lambda name: False,
+    keep: str = "",
     folders_s: float = SWEEP_FOLDERS_S,
 ) -> int:
     """Remove what was never collected; the number of files and folders of the inbox removed.
 
     What cannot be removed, and what there is no time for, stays until the next sweep. ``limit_s``
     is for all of it, otherwise files take the time that they take and folders ``folders_s``;
-    ``keep``: what is not touched.
+    ``keep``: the name of what is not touched.
     """
     until = None if limit_s is None else time.monotonic() + limit_s
     with inbox.opened() as inbox_fd:
         removed = 0
         folders: list[str] = []
         for name in _old(inbox_fd, older_than_s, now, until):
-            if not keep(name):
+            if name != keep:
                 with contextlib.suppress(OSError):
                     if _is_unlinked(inbox_fd, name):
                         removed += 1
@@ -159,6 +158,49 @@ def _is_unlinked(folder_fd: int, name: str) -> bool:
     return True
 
 
+def evict(
+    inbox: Directory,
+    owner_uid: int | None,
+    surplus_bytes: int,
+    surplus_files: int,
+    keep: str,
+    limit_s: float,
+) -> None:
+    """Remove folders, which no one needs there, and the oldest files until so much is gone.
+
+    ``owner_uid``: whose; None for everyone's. ``keep``: the name of what stays. Raises OSError.
+    """
+    until = time.monotonic() + limit_s
+    with inbox.opened() as inbox_fd:
+        files, folders = _of_owner(inbox_fd, owner_uid, keep)
+        _remove_folders(inbox_fd, folders, until)
+        for found, name in files:
+            if (surplus_bytes <= 0 and surplus_files <= 0) or time.monotonic() >= until:
+                return
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=inbox_fd)
+                surplus_bytes -= found.st_blocks * 512
+                surplus_files -= 1
+
+
+def _of_owner(
+    inbox_fd: int, owner_uid: int | None, keep: str
+) -> tuple[list[tuple[os.stat_result, str]], list[str]]:
+    """(files with their names, the oldest first; names of folders)."""
+    files, folders = [], []
+    with os.scandir(inbox_fd) as entries:
+        for entry in itertools.islice(entries, MAX_FILES):
+            with contextlib.suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                if owner_uid not in (None, found.st_uid) or entry.name == keep:
+                    continue
+                if stat.S_ISDIR(found.st_mode):
+                    folders.append(entry.name)
+                else:
+                    files.append((found, entry.name))
+    return sorted(files, key=lambda file: file[0].st_ctime), folders
+
+
 def remove_swept(base: Directory, until: float) -> None:
     """Remove the folders that are on their way out, as far as the time reaches (monotonic)."""
     with base.opened() as base_fd:
@@ -184,7 +226,7 @@ def _emptied(inbox_fd: int, name: str, until: float) -> list[str]:
     The names of those that were lifted. ``until`` is monotonic. Raises OSError.
     """
     lifted: list[str] = []
-    folder_fd = os.open(name, _FOLDER, dir_fd=inbox_fd)
+    folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=inbox_fd)
     try:
         with os.scandir(folder_fd) as entries:
             for entry in itertools.takewhile(lambda _: time.monotonic() < until, entries):

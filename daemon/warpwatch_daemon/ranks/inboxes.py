@@ -74,7 +74,7 @@ class Inboxes:
 
         ``now`` is wall clock. Raises OSError.
         """
-        inbox.sweep(self._shared, older_than_s, now, keep=self._keeps)
+        inbox.sweep(self._shared, older_than_s, now, keep=pods_name(self._shared))
         with contextlib.suppress(OSError), self._inboxes.opened() as inboxes_fd:
             found = listed(inboxes_fd)
             # In another order each time: no inbox is always the last, whatever others hold.
@@ -84,19 +84,6 @@ class Inboxes:
                     if now - found[uid].st_ctime >= IDLE_S and not self._has_folder(uid):
                         os.rmdir(uid, dir_fd=inboxes_fd)
 
-    def _keeps(self, name: str) -> bool:
-        """Whether this name in the shared inbox is that of the pods' inboxes.
-
-        Everyone may write to the shared inbox, and have made ``pods`` before the daemon.
-        """
-        if name != PODS:
-            return False
-        try:
-            found = self._inboxes.path.lstat()
-        except OSError:
-            return True
-        return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
-
     def _has_folder(self, uid: str) -> bool:
         try:
             with self._pods.opened() as fd:
@@ -104,3 +91,16 @@ class Inboxes:
         except FileNotFoundError:
             return False
         return True
+
+
+def pods_name(shared: Directory) -> str:
+    """What the folder of the pods' inboxes is called in the shared inbox.
+
+    Empty where that name is not the daemon's: everyone may have made ``pods`` before it.
+    """
+    try:
+        found = (shared / PODS).path.lstat()
+    except OSError:
+        return PODS
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.geteuid())
+    return PODS if is_own else ""

@@ -45,7 +45,7 @@ class RecordBudget:
         self._named.intersection_update(rings)
         owners: dict[Hashable, dict[OpenRing, int]] = defaultdict(dict)
         for ring in rings:
-            owners[_owner(ring)][ring] = ring.reader.look()
+            owners[ring.payer][ring] = ring.reader.look()
         asked = {owner: sum(unread.values()) for owner, unread in owners.items()}
         granted = fair_shares(asked, int(self._left))
         shares: dict[OpenRing, int] = {}
@@ -83,8 +83,3 @@ def fair_shares(asked: Mapping[K, int], total: int) -> dict[K, int]:
         shares[key] = min(asked[key], total // (len(asked) - waiting))
         total -= shares[key]
     return shares
-
-
-def _owner(ring: OpenRing) -> Hashable:
-    """A pod's folder is one owner, whoever owns the files in it."""
-    return ring.owner_uid if ring.pod_uid is None else ring.pod_uid

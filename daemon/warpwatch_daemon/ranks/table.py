@@ -18,6 +18,7 @@ from warpwatch import protocol
 from warpwatch_daemon.ranks import claims
 from warpwatch_daemon.ranks.directory import Directory, open_checked
 from warpwatch_daemon.ranks.ring import RingReader
+from warpwatch_daemon.ranks.usage import Owner
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,11 @@ class OpenRing:
     claims: claims.Claims
     pod_uid: str | None = None
 
+    @property
+    def payer(self) -> Owner:
+        """Whose share it takes: a pod's folder is one owner, whoever owns the files in it."""
+        return self.owner_uid if self.pod_uid is None else self.pod_uid
+
 
 class Limits(NamedTuple):
     """Of all folders together. scan_s: what looking for new rings may take of one poll.
@@ -89,13 +95,6 @@ class _Wait:
     counted: set[str] = field(default_factory=set)
 
 
-class Bounds(NamedTuple):
-    """Of one folder."""
-
-    rings: int
-    files: int
-
-
 class RingTable:
     """The rings of one folder, of the pod ``pod_uid`` if it is a pod's own.
 
@@ -117,8 +116,9 @@ class RingTable:
         self._count = count or RingCount()
         self._pod_uid = pod_uid
         self.namespace: str | None = None
-        of_pod = Bounds(MAX_RINGS_PER_POD, MAX_FILES_PER_POD)
-        self._bounds = Bounds(self._count.limit, MAX_FILES) if pod_uid is None else of_pod
+        self._max_rings = self._count.limit if pod_uid is None else MAX_RINGS_PER_POD
+        # That are looked at.
+        self.max_files = MAX_FILES if pod_uid is None else MAX_FILES_PER_POD
         self._refused: dict[str, tuple[int, int, int]] = {}
         # Refused for now, and tried again when a ring has gone, or at a time.
         self._waiting: dict[str, _Wait] = {}
@@ -131,11 +131,6 @@ class RingTable:
     @property
     def has_rings(self) -> bool:
         return bool(self._open)
-
-    @property
-    def max_files(self) -> int:
-        """Files of the folder that are looked at."""
-        return self._bounds.files
 
     def scan(self) -> list[OpenRing]:
         """Rings that are new since the last call. Cheap while the folder has not changed.
@@ -165,8 +160,8 @@ class RingTable:
 
     def _take_new(self, folder_fd: int) -> list[OpenRing]:
         with os.scandir(folder_fd) as entries:
-            seen = list(itertools.islice(entries, self._bounds.files + 1))
-        if len(seen) > self._bounds.files:
+            seen = list(itertools.islice(entries, self.max_files + 1))
+        if len(seen) > self.max_files:
             self._reject("too_many_files")
         names = {entry.name for entry in seen}
         self._refused = {name: known for name, known in self._refused.items() if name in names}
@@ -258,7 +253,7 @@ class RingTable:
             raise protocol.ProtocolError(
                 "too_many_of_owner", f"uid {owner_uid} has {MAX_RINGS_PER_OWNER} rings already"
             )
-        if len(self._open) >= self._bounds.rings:
+        if len(self._open) >= self._max_rings:
             raise protocol.ProtocolError(
                 "too_many_of_pod", f"pod {self._pod_uid} has {MAX_RINGS_PER_POD} rings already"
             )

@@ -100,6 +100,7 @@ class KinetoBackend:
         chosen = {number: members[number] for number in numbers if number in members}
         if len(chosen) != len(numbers):
             raise Refused("refused_no_rank", f"a rank of {capture.request.job} has just ended")
+        self._policy.check_owners(process.sender.uid for process in chosen.values())
         self._check_space(len(chosen))
         window_s = self._window_s(capture, chosen.values())
         configs = self._configs(capture, chosen, window_s, at)

@@ -44,6 +44,7 @@ _PASSING = frozenset(
         "refused_cooldown",
         "refused_budget",
         "refused_disk",
+        "refused_quota",
         "refused_busy",
     }
 )
