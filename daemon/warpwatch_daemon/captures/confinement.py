@@ -28,6 +28,8 @@ TIMEOUT_S = 180.0
 BASE_CPU_S = 15
 CPU_S_PER_MIB = 15
 MAX_FILE_BYTES = 16 << 20
+# For a process that gives up everything and then ends.
+TRIAL_S = 10.0
 # Of what it writes to its output, so much is read.
 MAX_OUTPUT_BYTES = 64 << 10
 # A range that no system gives to users (systemd's "Users, Groups, UIDs and GIDs"), so that no
@@ -69,6 +71,18 @@ def run(
     pass_fds: Sequence[int] = (),
 ) -> Ended:
     """Run a module that calls ``confine`` before it reads; blocks. Raises OSError."""
+    ended = _run(module, arguments, timeout_s, pass_fds)
+    for reason in _unconfined(ended):
+        _warn(reason)
+    return Ended(ended.status, tuple(x for x in ended.lines if not x.startswith(_UNCONFINED)))
+
+
+def shortcomings() -> tuple[str, ...]:
+    """What such a process would not have given up, by its own trial. Raises OSError."""
+    return _unconfined(_run(__name__, (), TRIAL_S, ()))
+
+
+def _run(module: str, arguments: Sequence[str], timeout_s: float, pass_fds: Sequence[int]) -> Ended:
     # -P: the folder that the daemon was started in is no place to import from.
     command = [sys.executable, "-P", "-m", module, *arguments]
     # A pipe could be filled faster than the limit of a file's size allows.
@@ -85,11 +99,13 @@ def run(
             status = done.returncode
         except subprocess.TimeoutExpired:
             status = None
-        lines = _lines(output)
-    for line in lines:
-        if line.startswith(_UNCONFINED):
-            _warn(line.removeprefix(_UNCONFINED))
-    return Ended(status, tuple(line for line in lines if not line.startswith(_UNCONFINED)))
+        return Ended(status, tuple(_lines(output)))
+
+
+def _unconfined(ended: Ended) -> tuple[str, ...]:
+    """What could not be given up, and why."""
+    said = (line for line in ended.lines if line.startswith(_UNCONFINED))
+    return tuple(line.removeprefix(_UNCONFINED) for line in said)
 
 
 def _lines(output: BinaryIO) -> list[str]:
@@ -181,3 +197,7 @@ def _capabilities() -> int:
     """The effective ones, as bits."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff")), 0)
+
+
+if __name__ == "__main__":
+    confine(1 << 30, BASE_CPU_S)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from warpwatch import rendezvous
 from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.captures import confinement
 from warpwatch_daemon.captures.store import store_path
 from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.inputs import CheckInputs
@@ -29,6 +30,7 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
     yield _rendezvous(folder)
     yield _writable("inbox", inbox, "rendezvous.inbox")
     yield _writable("capture store", store_path(config.store), "store.url")
+    yield trace_reader()
 
 
 def _platform() -> Check:
@@ -59,6 +61,20 @@ def _rendezvous(folder: Path) -> Check:
     if holder is None:
         return Check("rendezvous", None, f"{folder}, no daemon", "start one: warpwatch daemon")
     return Check("rendezvous", True, f"{folder}, held by pid {holder}")
+
+
+def trace_reader() -> Check:
+    """A process tries, as this user: what the daemon's may do depends on the daemon's rights."""
+    try:
+        missing = confinement.shortcomings()
+    except OSError as error:
+        missing = (f"it cannot be started: {error.strerror}",)
+    if not missing:
+        return Check("trace reader", True, "who parses traces opens nothing and talks to no one")
+    advice = (
+        "a kernel with seccomp filters, on x86_64 or aarch64; else capture no one's but your own"
+    )
+    return Check("trace reader", None, f"less protected: {'; '.join(missing)}", advice)
 
 
 def _writable(name: str, folder: Path, key: str) -> Check:

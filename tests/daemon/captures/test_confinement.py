@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch_daemon.captures.confinement import MAX_OUTPUT_BYTES, Ended, run
+from warpwatch_daemon.captures.confinement import MAX_OUTPUT_BYTES, Ended, run, shortcomings
+from warpwatch_daemon.doctor import agent
 
 _BEGIN = """
 import os, socket, sys, time
@@ -94,3 +95,16 @@ def test_what_the_kernel_refuses_is_logged_once(
         "traces are read with less protection than there should be: "
         "deny_system_calls: Invalid argument"
     ]
+
+
+def test_the_doctor_names_what_this_machine_does_not_grant(attack: Path) -> None:
+    assert shortcomings() == ()
+    assert agent.trace_reader().ok
+    other = "import platform\nplatform.machine = lambda: 'riscv64'\n"
+    (attack.parent / "sitecustomize.py").write_text(other)
+    assert shortcomings() == ("deny_system_calls: no filter for riscv64",)
+    check = agent.trace_reader()
+    assert (check.ok, check.detail) == (
+        None,
+        "less protected: deny_system_calls: no filter for riscv64",
+    )

@@ -141,6 +141,7 @@ def test_what_a_dead_pod_left_is_removed(tmp_path: Path) -> None:
         left = [*mount_pod(node, A), *mount_pod(node, B)]
         start_training(node, 0, B, "honest")
         poll(lambda: "honest" in jobs(node), 30, "a pod trains")
+        assert [rank["owner"] for rank in node.get("ranks")] == ["ns/team"]
         for folder in left[:2]:
             (folder / "deep" / "er").mkdir(parents=True)
             (folder / "deep" / "er" / "junk").write_bytes(bytes(MIB))
