@@ -56,7 +56,7 @@ class Rank:
 
     def adopt(self, ring: OpenRing, at: float) -> None:
         """A process of this rank: the first, or the successor of one that is gone."""
-        if self.ring is not None:
+        if self.pid:
             self.counts.begin_process(self.phases)
         self.ring = ring
         self.owner_uid = ring.owner_uid

@@ -45,7 +45,7 @@ class RecordBudget:
         self._named.intersection_update(rings)
         owners: dict[Hashable, dict[OpenRing, int]] = defaultdict(dict)
         for ring in rings:
-            owners[ring.payer][ring] = ring.reader.look()
+            owners[ring.budget][ring] = ring.reader.look()
         asked = {owner: sum(unread.values()) for owner, unread in owners.items()}
         granted = fair_shares(asked, int(self._left))
         shares: dict[OpenRing, int] = {}

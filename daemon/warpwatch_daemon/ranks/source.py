@@ -65,10 +65,10 @@ class RanksSource:
         self._folder = folder
         self._stopped_after_s = stopped_after_s
         self.reject = reject
-        count = RingCount(limits.rings)
-        table = RingTable(Directory(folder.ranks), reject, scan_interval_s, count)
+        self._count = RingCount(limits.rings)
+        table = RingTable(Directory(folder.ranks), reject, scan_interval_s, self._count)
         self._shared = ring_folder.shared(folder.path, folder.inbox, table)
-        self._pods = Pods(folder, count, reject, scan_interval_s, limits, known_pods)
+        self._pods = Pods(folder, self._count, reject, scan_interval_s, limits, known_pods)
         self._positions = positions
         self._saved = positions.load()
         # Whether all rings that were there at the start have their saved counts.
@@ -280,6 +280,10 @@ class RanksSource:
 
     def _expire(self, at: float) -> None:
         for rank in list(self._ranks):
+            if not rank.live and rank.ring is not None and self._count.is_short(rank.ring.budget):
+                # Another ring needs the place; what was counted stays.
+                self._forget(rank.ring)
+                rank.ring = None
             if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
                 if rank.ring is not None:
                     self._forget(rank.ring)

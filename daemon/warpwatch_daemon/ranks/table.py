@@ -23,8 +23,6 @@ from warpwatch_daemon.ranks.usage import Owner
 logger = logging.getLogger(__name__)
 
 MAX_RINGS_PER_OWNER = 64
-# Who is root in a container can give its files to any owner: a pod has as many as an owner.
-MAX_RINGS_PER_POD = 64
 # A half-made ring that is not finished after this time is counted as refused.
 UNFINISHED_S = 60.0
 # Files that are looked at; a folder with more of them is an attack.
@@ -34,7 +32,7 @@ MAX_FILES_PER_POD = 1_024
 # Anyone may write to the folder, and a look at it costs: it is not looked at more often.
 SCAN_INTERVAL_S = 1.0
 # Refusals that may be over once another ring is gone.
-TRANSIENT = frozenset({"too_many", "too_many_of_owner", "too_many_of_pod", "unreadable"})
+TRANSIENT = frozenset({"too_many", "too_many_of_owner", "unreadable"})
 # A ring whose command file cannot be made is looked at again so much later.
 POSTPONED_S = 30.0
 
@@ -60,8 +58,13 @@ class OpenRing:
 
     @property
     def payer(self) -> Owner:
-        """Whose share it takes: a pod's folder is one owner, whoever owns the files in it."""
+        """Whose bytes and files it takes: a pod's folder is one, whoever owns the files in it."""
         return self.owner_uid if self.pod_uid is None else self.pod_uid
+
+    @property
+    def budget(self) -> str:
+        """Whose rings and records it counts among: the owner's, a pod's where that is unknown."""
+        return _budget(self.owner, self.pod_uid)
 
 
 class Limits(NamedTuple):
@@ -80,11 +83,19 @@ LIMITS = Limits()
 
 @dataclass(slots=True)
 class RingCount:
-    """The rings that are open in all folders together. freed: how many were closed so far."""
+    """The rings that are open in all folders together.
+
+    budgets: of each, by ``OpenRing.budget``; freed: how many were closed so far.
+    """
 
     limit: int = LIMITS.rings
     open: int = 0
     freed: int = 0
+    budgets: Counter[str] = field(default_factory=Counter)
+
+    def is_short(self, budget: str) -> bool:
+        """Whether there is no room for another ring."""
+        return self.open >= self.limit or self.budgets[budget] >= MAX_RINGS_PER_OWNER
 
 
 @dataclass(slots=True)
@@ -116,13 +127,11 @@ class RingTable:
         self._count = count or RingCount()
         self._pod_uid = pod_uid
         self.namespace: str | None = None
-        self._max_rings = self._count.limit if pod_uid is None else MAX_RINGS_PER_POD
         # That are looked at.
         self.max_files = MAX_FILES if pod_uid is None else MAX_FILES_PER_POD
         self._refused: dict[str, tuple[int, int, int]] = {}
         # Refused for now, and tried again when a ring has gone, or at a time.
         self._waiting: dict[str, _Wait] = {}
-        self._owners: Counter[int] = Counter()
         self._open: dict[str, OpenRing] = {}
         self._scanned_at = -scan_interval_s
         self._scanned_mtime_ns = -1
@@ -177,7 +186,7 @@ class RingTable:
         """Close a ring; ``remove`` also deletes its file."""
         if self._open.pop(ring.name, None) is None:
             return
-        self._owners[ring.owner_uid] -= 1
+        self._count.budgets[ring.budget] -= 1
         self._count.open -= 1
         self._count.freed += 1
         ring.reader.close()
@@ -216,7 +225,7 @@ class RingTable:
         try:
             ring = self._open_ring(folder_fd, entry.name, found)
             self._open[ring.name] = ring
-            self._owners[ring.owner_uid] += 1
+            self._count.budgets[ring.budget] += 1
             self._count.open += 1
             return ring
         except protocol.ProtocolError as error:
@@ -242,20 +251,19 @@ class RingTable:
             raise
         created_time = header.identity.created_wall_ns / 1e9
         uid = opened.st_uid
-        owner = f"uid/{uid}" if self.namespace is None else f"ns/{self.namespace}"
-        return OpenRing(name, reader, uid, owner, created_time, said, self._pod_uid)
+        return OpenRing(name, reader, uid, self._owner(uid), created_time, said, self._pod_uid)
+
+    def _owner(self, uid: int) -> str:
+        return f"uid/{uid}" if self.namespace is None else f"ns/{self.namespace}"
 
     def _check_room(self, owner_uid: int) -> None:
         """Raises ProtocolError where one ring more would be too many."""
         if self._count.open >= self._count.limit:
             raise protocol.ProtocolError("too_many", f"{self._count.limit} rings are open already")
-        if self._owners[owner_uid] >= MAX_RINGS_PER_OWNER:
+        owner = self._owner(owner_uid)
+        if self._count.is_short(_budget(owner, self._pod_uid)):
             raise protocol.ProtocolError(
-                "too_many_of_owner", f"uid {owner_uid} has {MAX_RINGS_PER_OWNER} rings already"
-            )
-        if len(self._open) >= self._max_rings:
-            raise protocol.ProtocolError(
-                "too_many_of_pod", f"pod {self._pod_uid} has {MAX_RINGS_PER_POD} rings already"
+                "too_many_of_owner", f"{owner} has {MAX_RINGS_PER_OWNER} rings already"
             )
 
     def _note(
@@ -275,6 +283,10 @@ class RingTable:
         is_new = reason not in wait.counted
         wait.counted.add(reason)
         return is_new
+
+
+def _budget(owner: str, pod_uid: str | None) -> str:
+    return owner if pod_uid is None or owner.startswith("ns/") else pod_uid
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int]:
