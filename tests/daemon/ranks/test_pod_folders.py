@@ -302,10 +302,18 @@ def test_the_limit_of_rings_is_one_for_all_folders(node: PodNode) -> None:
 @pytest.mark.parametrize("limits", [LIMITS._replace(rings=1)])
 def test_a_ring_that_waits_for_room_is_counted_once(node: PodNode) -> None:
     rings = [RingFile(node.folder.ranks, rank=rank, world_size=3) for rank in range(3)]
-    node.poll()
-    assert dict(node.rejects) == {"too_many": 2}
-    node.poll(601)
-    node.poll(602)
-    # The first has gone, another one has its place, and the third waits for the same reason.
-    assert sum(ring.path.exists() for ring in rings) == 2
-    assert dict(node.rejects) == {"too_many": 2}
+    with rings[0].held(), rings[1].held(), rings[2].held():
+        for at in (0, 601, 602):
+            node.poll(at)
+            assert dict(node.rejects) == {"too_many": 2}
+        assert len(node.states()) == 1
+
+
+@pytest.mark.parametrize("limits", [LIMITS._replace(rings=1)])
+def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node: PodNode) -> None:
+    rings = [RingFile(node.folder.ranks, rank=rank, world_size=3) for rank in range(3)]
+    for ring in rings:
+        ring.step()
+    for at in range(6):
+        node.poll(at)
+    assert [state.steps_total for state in node.states()] == [1, 1, 1]
