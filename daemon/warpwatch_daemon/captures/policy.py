@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from warpwatch_daemon.captures.disk import Disk
 from warpwatch_daemon.config import quiet_hours
@@ -20,6 +21,13 @@ SPANS_S = {"hour": HOUR_S, "day": DAY_S}
 EXPECTED_BYTES = 100 << 20
 # And at least this share of it.
 MIN_FREE_SHARE = 0.05
+
+
+class _Begun(NamedTuple):
+    """A capture: when it was begun (monotonic), and whose it was."""
+
+    at: float
+    owner: str
 
 
 class Policy:
@@ -41,9 +49,9 @@ class Policy:
         self._disk = disk
         self._clock = clock
         self._excess = excess
-        # When the captures of the last day that count were begun.
-        self._automatic: deque[float] = deque()
-        self._baselines: deque[float] = deque()
+        # The captures of the last day that count: when they were begun, and whose they were.
+        self._automatic: deque[_Begun] = deque()
+        self._baselines: deque[_Begun] = deque()
         # Per job and kind: when, and for which anomaly.
         self._last: dict[tuple[str, str, str], tuple[float, str | None]] = {}
 
@@ -55,12 +63,12 @@ class Policy:
         self._forget(at)
         if request.trigger == "baseline":
             allowed = self.config.baseline.captures_per_day
-            _check_budget(self._baselines, at, "day", allowed, "triggers.baseline")
+            self._check_budget(request, self._baselines, at, "day", allowed)
         elif automatic:
             self._check_cooldown(request, at)
             hourly, daily = self.config.captures_per_hour, self.config.captures_per_day
-            _check_budget(self._automatic, at, "hour", hourly, "triggers")
-            _check_budget(self._automatic, at, "day", daily, "triggers")
+            self._check_budget(request, self._automatic, at, "hour", hourly)
+            self._check_budget(request, self._automatic, at, "day", daily)
         overlap = sorted(set(busy) if request.ranks is None else set(busy) & set(request.ranks))
         if overlap:
             ranks = ", ".join(map(str, overlap))
@@ -81,17 +89,18 @@ class Policy:
     def begun(self, request: CaptureRequest, at: float) -> None:
         """An allowed capture was begun: it counts against budgets and cooldown."""
         if request.trigger == "baseline":
-            self._baselines.append(at)
+            self._baselines.append(_Begun(at, request.owner))
         elif request.trigger != "manual":
-            self._automatic.append(at)
+            self._automatic.append(_Begun(at, request.owner))
             self._last[_key(request)] = (at, request.anomaly_id)
         self._forget(at)
 
     def withdrawn(self, request: CaptureRequest, at: float) -> None:
         """What was begun ``at`` came to nothing by no fault of its own: it counts for nothing."""
         begun = self._baselines if request.trigger == "baseline" else self._automatic
-        if request.trigger != "manual" and at in begun:
-            begun.remove(at)
+        this = _Begun(at, request.owner)
+        if request.trigger != "manual" and this in begun:
+            begun.remove(this)
             self._last.pop(_key(request), None)
 
     def _check_quiet_hours(self) -> None:
@@ -113,6 +122,24 @@ class Policy:
                 f"triggers.cooldown_s leaves {rest_s:.0f} s",
             )
 
+    @staticmethod
+    def _check_budget(
+        request: CaptureRequest, begun: Collection[_Begun], at: float, span: str, allowed: int
+    ) -> None:
+        """``span``: of SPANS_S, of which ``captures_per_<span>`` are ``allowed``.
+
+        The node's, but whoever had less than an equal part of it gets that.
+        """
+        taken = Counter(one.owner for one in begun if at - one.at < SPANS_S[span])
+        total, own = taken.total(), taken[request.owner]
+        part = max(min(1, allowed), allowed // len(taken.keys() | {request.owner}))
+        if total >= allowed and own >= part:
+            section = "triggers.baseline" if request.trigger == "baseline" else "triggers"
+            raise Refused(
+                "refused_budget",
+                f"{total} captures in the last {span}; {section}.captures_per_{span} is {allowed}",
+            )
+
     def _check_disk(self) -> None:
         room = self._disk.room()
         wanted = max(2 * EXPECTED_BYTES, int(MIN_FREE_SHARE * room.total))
@@ -125,22 +152,10 @@ class Policy:
 
     def _forget(self, at: float) -> None:
         for begun in (self._automatic, self._baselines):
-            while begun and at - begun[0] >= DAY_S:
+            while begun and at - begun[0].at >= DAY_S:
                 begun.popleft()
         horizon = at - max(self.config.cooldown_s, HOUR_S)
         self._last = {key: last for key, last in self._last.items() if last[0] >= horizon}
-
-
-def _check_budget(
-    begun: Collection[float], at: float, span: str, allowed: int, section: str
-) -> None:
-    """``span``: of SPANS_S; ``section``: where ``captures_per_<span>`` stands."""
-    taken = sum(at - then < SPANS_S[span] for then in begun)
-    if taken >= allowed:
-        raise Refused(
-            "refused_budget",
-            f"{taken} captures in the last {span}; {section}.captures_per_{span} is {allowed}",
-        )
 
 
 def _key(request: CaptureRequest) -> tuple[str, str, str]:

@@ -56,6 +56,21 @@ def test_a_budget_holds_for_an_hour_and_another_for_a_day(tmp_path: Path) -> Non
     judge.check(of_anomaly(3), (), DAY_S)
 
 
+@pytest.mark.parametrize(("hourly", "left"), [(0, 0), (1, 1), (4, 2)])
+def test_who_uses_up_the_budget_leaves_others_their_part(
+    tmp_path: Path, hourly: int, left: int
+) -> None:
+    judge = policy(tmp_path, captures_per_hour=hourly, captures_per_day=100)
+    for number in range(hourly):
+        judge.begun(of_anomaly(number), 0.0)
+    theirs = [replace(of_anomaly(10 + number), owner="ns/others") for number in range(left + 1)]
+    for request in theirs[:left]:
+        judge.check(request, (), 1.0)
+        judge.begun(request, 1.0)
+    with pytest.raises(Refused, match=f"captures_per_hour is {hourly}"):
+        judge.check(theirs[left], (), 2.0)
+
+
 def test_budgets_and_cooldowns_go_on_after_a_restart(tmp_path: Path, stack: ExitStack) -> None:
     node = CaptureNode(tmp_path, stack)
     node.coordinator.request(AUTOMATIC)
