@@ -10,12 +10,13 @@ have streams of their own, and between two streams no time is the step's.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from warpwatch import faults, protocol
+from warpwatch.borders import BEGIN, Entry
 from warpwatch.protocol import ABSENT
-from warpwatch.ring import DURATION, RingWriter, StepRow
+from warpwatch.ring import ALLOCATED, DURATION, FIRST_PHASE, GPU, RingWriter, StepRow
 
 # Six events a step under ``run``: enough for the steps of a settlement, and a GPU behind by more.
 POOL_SIZE = 1024
@@ -34,11 +35,8 @@ class PooledEvent:
         self.pool = pool
 
 
-class _Mark(NamedTuple):
-    """A border, and the phase that ran until then."""
-
-    event: PooledEvent
-    phase: int
+# A border's event, and the phase that ran until then.
+_Mark = tuple[PooledEvent, int]
 
 
 class _PendingStep(NamedTuple):
@@ -54,12 +52,14 @@ class CudaSteps:
     """``cuda`` is the module torch.cuda: Event, streams, memory statistics.
 
     Events belong to the device on which they were first recorded, so each device has a pool. They
-    are recorded as the program comes to a border; which phase and step a border belongs to is said
+    are recorded as the program comes to a border; to which phase and step one belongs is known
     later, in the same order, when the log is settled.
     """
 
-    def __init__(self, cuda: Any, pool_size: int = POOL_SIZE) -> None:
+    def __init__(self, cuda: Any, log: Callable[[Entry], None], pool_size: int = POOL_SIZE) -> None:
+        """``log`` appends an entry."""
         self._cuda = cuda
+        self._log = log
         self._pool_size = pool_size
         self._pools: dict[int, deque[PooledEvent]] = {}
         self._free: deque[PooledEvent] = deque()
@@ -78,8 +78,27 @@ class CudaSteps:
 
     # --- at the borders -------------------------------------------------------------------------
 
-    def follow_stream(self) -> None:
-        """A step begins: events are recorded on the stream that is current now. Never raises."""
+    def push(self, entry: Entry) -> None:
+        """Note a border with its event, None where there can be none.
+
+        Borders at the same time share one: the end of a phase, of its step, the begin of the next.
+        """
+        what, now, detail = entry
+        if what == BEGIN:
+            self._follow_stream()
+        if now != self._recorded_ns:
+            self._recorded, self._recorded_ns = None, now
+            try:
+                if self._free and not self._cuda.is_current_stream_capturing():
+                    event = self._free.popleft()
+                    event.event.record(self._stream)
+                    self._recorded = event
+            except Exception as error:
+                faults.swallow(error)
+        self._log((what, now, (detail, self._recorded)))
+
+    def _follow_stream(self) -> None:
+        """The events of a step are on the stream that is current at its begin."""
         try:
             self._stream = stream = self._cuda.current_stream()
             device = stream.device_index
@@ -90,24 +109,6 @@ class CudaSteps:
         except Exception as error:
             faults.swallow(error)
 
-    def record(self, now: int) -> PooledEvent | None:
-        """The event of the border at ``now``, None when there can be none.
-
-        Borders at the same time share one: the end of a phase, of its step, the begin of the next.
-        """
-        if now == self._recorded_ns:
-            return self._recorded
-        event = None
-        try:
-            if self._free and not self._cuda.is_current_stream_capturing():
-                event = self._free.popleft()
-                event.event.record(self._stream)
-        except Exception as error:
-            faults.swallow(error)
-            event = None
-        self._recorded, self._recorded_ns = event, now
-        return event
-
     def _new_pool(self) -> deque[PooledEvent]:
         pool: deque[PooledEvent] = deque()
         for _ in range(self._pool_size):
@@ -116,13 +117,13 @@ class CudaSteps:
 
     # --- as the log is settled ------------------------------------------------------------------
 
-    def border(self, event: PooledEvent | None, phase: int, begins: bool) -> None:
-        """``phase`` was innermost until now; ``begins``: so does the step."""
+    def border(self, what: int, event: PooledEvent | None, phase: int) -> None:
+        """``phase`` was innermost until now."""
         if event is None:
             self._whole = False
-        elif event is not (self._marks[-1].event if self._marks else self._previous_end):
-            self._marks.append(_Mark(event, phase))
-        if begins:
+        elif event is not (self._marks[-1][0] if self._marks else self._previous_end):
+            self._marks.append((event, phase))
+        if what == BEGIN:
             self._begin = event
 
     def end(
@@ -131,9 +132,9 @@ class CudaSteps:
         """The step ended ``now`` on the CPU; it is finished when the GPU has come that far."""
         marks, begin, previous_end = self._marks, self._begin, self._previous_end
         if not (self._whole and begin and previous_end and _on_one_device(marks, previous_end)):
-            _release(mark.event for mark in marks if mark.event is not event)
+            _release([mark for mark, _ in marks if mark is not event])
             marks = []
-        row = row._replace(allocated=self._read_memory(now, ring))
+        row[2][ALLOCATED] = self._read_memory(now, ring)
         if previous_end is event:
             # At the very same time: the next step begins there, too.
             previous_end = None
@@ -143,7 +144,7 @@ class CudaSteps:
 
     def restart(self) -> None:
         """What has run belongs to no step: the times of the next one begin with itself."""
-        _release(mark.event for mark in self._marks)
+        _release([event for event, _ in self._marks])
         self._begin = self._previous_end = None
         self._marks = []
         self._whole = False
@@ -157,16 +158,18 @@ class CudaSteps:
         ask = ask and not self._cuda.is_current_stream_capturing()
         pending, finished = self._pending, []
         while pending:
-            oldest = pending[0]
-            ready = not oldest.marks or (ask and _is_complete(oldest.marks[-1].event))
+            row, marks, begin, previous_end = pending[0]
+            ready = not marks or (ask and _is_complete(marks[-1][0]))
             if not (ready or flush or len(pending) > MAX_PENDING):
                 break
             pending.popleft()
-            finished.append(_measured(oldest) if ready and oldest.marks else oldest.row)
+            if ready and marks and begin is not None and previous_end is not None:
+                _measure(row[2], marks, begin, previous_end)
+            finished.append(row)
             # But for the end event: the next step begins there.
-            _release(mark.event for mark in oldest.marks[:-1])
-            if oldest.previous_end is not None:
-                _release((oldest.previous_end,))
+            _release([event for event, _ in marks[:-1]])
+            if previous_end is not None:
+                _release([previous_end])
         return finished
 
     def _read_memory(self, now: int, ring: RingWriter | None) -> int:
@@ -200,10 +203,10 @@ class CudaSteps:
 
 def _on_one_device(marks: list[_Mark], previous_end: PooledEvent) -> bool:
     """Events of two devices cannot be compared."""
-    return all(mark.event.pool is previous_end.pool for mark in marks)
+    return all(event.pool is previous_end.pool for event, _ in marks)
 
 
-def _release(events: Iterable[PooledEvent]) -> None:
+def _release(events: list[PooledEvent]) -> None:
     for event in events:
         event.pool.append(event)
 
@@ -217,28 +220,27 @@ def _is_complete(event: PooledEvent) -> bool:
         return False
 
 
-def _measured(pending: _PendingStep) -> StepRow:
-    """With the GPU's times in place of the clock's."""
-    spent = pending.row.spent
-    times = [0] * len(spent)
-    previous = pending.previous_end
+def _measure(
+    words: list[int], marks: list[_Mark], begin: PooledEvent, previous_end: PooledEvent
+) -> None:
+    """Put the GPU's times in place of the clock's."""
+    times = [0] * len(words)
+    last = previous_end
     try:
-        for mark in pending.marks:
-            times[mark.phase] += _nanoseconds(previous, mark.event)
-            previous = mark.event
-        gpu_ns = _nanoseconds(pending.begin, previous)
+        for event, phase in marks:
+            times[phase] += _nanoseconds(last.event.elapsed_time(event.event))
+            last = event
+        times[DURATION] = since_begin = sum(times)
+        if begin is not previous_end:
+            since_begin = _nanoseconds(begin.event.elapsed_time(last.event))
     except Exception as error:
         faults.swallow(error)
-        return pending.row
-    times[DURATION] = sum(times)
-    spent[DURATION:] = times[DURATION:]
-    return pending.row._replace(gpu_ns=gpu_ns)
+        return
+    words[DURATION], words[GPU] = times[DURATION], since_begin
+    words[FIRST_PHASE:] = times[FIRST_PHASE:]
 
 
-def _nanoseconds(begin: PooledEvent | None, end: PooledEvent | None) -> int:
-    if begin is None or end is None:
-        return 0
-    milliseconds: float = begin.event.elapsed_time(end.event)
+def _nanoseconds(milliseconds: float) -> int:
     return max(0, round(milliseconds * 1e6))
 
 

@@ -13,21 +13,20 @@ from operator import length_hint
 from typing import Any
 
 from warpwatch import faults, protocol
-from warpwatch.cuda_steps import CudaSteps, PooledEvent
+from warpwatch.borders import END, LEAVE, OTHER, START, Entry
+from warpwatch.cuda_steps import POOL_SIZE, CudaSteps, PooledEvent
 from warpwatch.protocol import ABSENT, MAX_PHASES
-from warpwatch.ring import DURATION, SAMPLES, TOKENS, RingWriter, StepRow
+from warpwatch.ring import (
+    DURATION,
+    FIRST_PHASE,
+    NUMBER,
+    SAMPLES,
+    TOKENS,
+    RingWriter,
+    StepRow,
+)
 
-# Until the step's end the place of its duration holds the time spent in no phase.
-OTHER = DURATION
-# A step adds 1 to the steps and to the number of the newest one.
-_NOTHING_SPENT = [1, 1, 0, 0, 0, *[0] * MAX_PHASES]
-
-# What happened at a border; what is none of these is the index of the phase that is entered.
-LEAVE, SWITCH, BEGIN, END, START = -1, -2, -3, -4, -5
-# What happened, the time of it in ns, and a detail. At END: flags, samples and tokens of the step.
-# Elsewhere the phase that runs between phases from now on, None where that stays as it is. On a
-# GPU the detail is a pair: that, and the event recorded at the border.
-Entry = tuple[int, int, Any]
+_NEW_STEP = [0, 0, ABSENT, ABSENT, 0, 0, *[0] * MAX_PHASES]
 # How long the end of the process waits for a thread that is settling the log.
 FINISH_WAIT_S = 0.2
 
@@ -43,8 +42,8 @@ class PhaseTimes:
     """
 
     __slots__ = (
-        "_end_ns", "_known_ring", "_mark_ns", "_number", "_settling", "_spent", "_stack",
-        "_totals", "current", "gpu", "log", "phase_names", "push", "ring", "thread",
+        "_end_ns", "_known_ring", "_mark_ns", "_number", "_settling", "_stack", "_totals",
+        "_words", "current", "gpu", "log", "phase_names", "push", "ring", "thread",
         "wall_offset_ns",
     )  # fmt: skip
 
@@ -56,10 +55,10 @@ class PhaseTimes:
         self.wall_offset_ns = 0
         self.phase_names: list[str] = []
         self.thread = 0
-        self._totals = [0] * len(_NOTHING_SPENT)
+        self._totals = [0] * len(_NEW_STEP)
         self._settling = threading.Lock()
         self._known_ring: RingWriter | None = None
-        self._spent = _NOTHING_SPENT[:]
+        self._words = _NEW_STEP[:]
         self._stack: list[int] = []
         self.current = OTHER
         self._mark_ns = self._end_ns = 0
@@ -67,15 +66,15 @@ class PhaseTimes:
 
     @property
     def totals(self) -> list[int]:
-        """Of all steps until now: steps, newest plus 1, samples, tokens, duration ns, phases ns."""
+        """Of all steps until now, where a step's words lie: how many, duration ns, phases ns, …"""
         self.settle(helping=threading.get_ident() != self.thread)
         return self._totals
 
     @property
-    def spent(self) -> list[int]:
-        """What the running step adds to the totals, up to the last border that is settled."""
+    def words(self) -> list[int]:
+        """Those of the running step, up to the last border that is settled."""
         self.settle(helping=threading.get_ident() != self.thread)
-        return self._spent
+        return self._words
 
     def settle(self, helping: bool = False) -> None:
         """Take over what the log holds, unless another thread is about it. Never raises.
@@ -93,17 +92,17 @@ class PhaseTimes:
         finally:
             self._settling.release()
 
-    def use_gpu(self, gpu: CudaSteps) -> bool:
+    def use_gpu(self, cuda: Any, pool_size: int = POOL_SIZE) -> bool:
         """Borders are events of this GPU from now on. False while another thread settles the log.
 
-        What it holds then are borders without events.
+        What it holds then are borders without events. ``cuda`` is the module torch.cuda.
         """
         if not self._settling.acquire(False):
             return False
         try:
             self._settle()
-            self.gpu = gpu
-            self.push = self._push_with_event
+            self.gpu = CudaSteps(cuda, self.log.extend, pool_size)
+            self.push = self.gpu.push
         finally:
             self._settling.release()
         return True
@@ -122,11 +121,6 @@ class PhaseTimes:
         finally:
             self._settling.release()
 
-    def _push_with_event(self, entry: Entry) -> None:
-        what, now, detail = entry
-        if self.gpu is not None:
-            self.log.extend((what, now, (detail, self.gpu.record(now))))
-
     def _settle(self, ask_gpu: bool = True) -> None:
         length = len(self.log)
         parts = iter(self.log[:length])
@@ -142,15 +136,15 @@ class PhaseTimes:
     def _add_up(self, entries: Iterable[Entry]) -> list[StepRow]:
         """The steps that have ended; those of a GPU are left to it."""
         gpu, stack, event = self.gpu, self._stack, None
-        spent, current, mark_ns = self._spent, self.current, self._mark_ns
+        words, current, mark_ns = self._words, self.current, self._mark_ns
         ended: list[StepRow] = []
         try:
             for what, now, detail in entries:
-                spent[current] += now - mark_ns
+                words[current] += now - mark_ns
                 mark_ns = now
                 if gpu is not None:
                     detail, event = detail
-                    gpu.border(event, current, begins=what == BEGIN)
+                    gpu.border(what, event, current)
                 if what >= OTHER:
                     stack.append(current)
                     current = what
@@ -158,7 +152,7 @@ class PhaseTimes:
                     current = stack.pop() if stack else OTHER
                 elif what <= END:
                     self._cut(what, now, detail, event, ended)
-                    spent, detail = self._spent, OTHER
+                    words, detail = self._words, OTHER
                 if detail is None:
                     continue
                 if stack:
@@ -174,16 +168,16 @@ class PhaseTimes:
     ) -> None:
         """A step ends, or (START) what ran until now belongs to none."""
         before_ns, self._end_ns = self._end_ns, now
-        spent, self._spent = self._spent, _NOTHING_SPENT[:]
+        words, self._words = self._words, _NEW_STEP[:]
         if what == START:
             self._stack.clear()
             if self.gpu is not None:
                 self.gpu.restart()
             return
-        flags, spent[SAMPLES], spent[TOKENS] = detail
-        spent[DURATION] = now - before_ns
-        step = StepRow(flags, now + self.wall_offset_ns, self._number, ABSENT, ABSENT, spent)
+        flags, words[SAMPLES], words[TOKENS] = detail
+        words[NUMBER], words[DURATION] = self._number, now - before_ns
         self._number += 1
+        step = (flags, now + self.wall_offset_ns, words)
         if self.gpu is None:
             ended.append(step)
         else:
@@ -193,15 +187,20 @@ class PhaseTimes:
         """Count steps whose times are known, in order, and write them."""
         if not steps:
             return
-        columns = zip(self._totals, *(step.spent for step in steps))
-        self._totals = [sum(column) for column in columns]
+        phases = len(self.phase_names)
+        columns = [*zip(*(words for _, _, words in steps))]
+        totals = self._totals[:]
+        totals[NUMBER] += len(steps)
+        for index in (DURATION, SAMPLES, TOKENS, *range(FIRST_PHASE, FIRST_PHASE + phases)):
+            totals[index] += sum(columns[index])
+        self._totals = totals
         ring = self.ring
         if ring is not None:
             if ring is not self._known_ring:
                 self._known_ring = ring
-                for index in range(len(self.phase_names)):
+                for index in range(phases):
                     self._define(ring, index)
-            ring.write_steps(steps, self._totals, len(self.phase_names))
+            ring.write_steps(steps, totals, phases)
 
     def _define(self, ring: RingWriter, index: int) -> None:
         payload = protocol.PHASE.pack(index) + self.phase_names[index].encode()

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from warpwatch import protocol
 from warpwatch.descriptors import Descriptor
@@ -23,23 +23,11 @@ from warpwatch.rendezvous import take_lock
 
 # As many as the ring holds: a thread that loses the GIL with the lock held keeps it for 5 ms.
 _MAX_DEFERRED = protocol.RECORD_COUNT
-# Where what a step adds to the totals holds samples, tokens, ns, and the ns of each phase; before
-# them are the step itself and the newest step's number.
-SAMPLES, TOKENS, DURATION, FIRST_PHASE = 2, 3, 4, 5
-
-
-class StepRow(NamedTuple):
-    """A step to be written. ``gpu_ns`` and ``allocated`` may be ABSENT.
-
-    spent: what it adds to the totals: steps, newest, samples, tokens, duration ns, phases ns.
-    """
-
-    flags: int
-    wall_ns: int
-    number: int
-    gpu_ns: int
-    allocated: int
-    spent: list[int]
+# Where a step's words lie: as in protocol.STEP, then the ns of each phase. In the totals the place
+# of the number holds how many steps there were, which is the number of the next one, too.
+NUMBER, DURATION, GPU, ALLOCATED, SAMPLES, TOKENS, FIRST_PHASE = range(7)
+# A step to be written: its flags, the wall clock at its end in ns, its words.
+StepRow = tuple[int, int, list[int]]
 
 
 def ring_name(job: str, rank: int) -> str:
@@ -128,27 +116,27 @@ class RingWriter:
     def write_steps(self, rows: Iterable[StepRow], totals: Sequence[int], phases: int) -> None:
         """Records of steps with so many ``phases``, and the totals after them."""
         pack = struct.Struct(f"{protocol.STEP.format}{phases}Q").pack
-        for flags, wall_ns, number, gpu_ns, allocated, spent in rows:
-            _, _, samples, tokens, duration_ns, *phases_ns = spent[: FIRST_PHASE + phases]
-            payload = pack(number, duration_ns, gpu_ns, allocated, samples, tokens, *phases_ns)
-            self._deferred.append((protocol.RECORD_STEP, flags, wall_ns, payload))
+        end = FIRST_PHASE + phases
+        for flags, wall_ns, words in rows:
+            self._deferred.append((protocol.RECORD_STEP, flags, wall_ns, pack(*words[:end])))
         self.flush()
         self._totals += 1
         offset = protocol.TOTALS_OFFSETS[self._totals % 2]
-        steps, newest, samples, tokens, duration_ns, *phases_ns = totals
+        steps, duration_ns, _, _, samples, tokens, *phases_ns = totals
         data = protocol.encode_totals(
-            self._totals, steps, newest, samples, tokens, duration_ns, phases_ns
+            self._totals, steps, steps, samples, tokens, duration_ns, phases_ns
         )
         self._map[offset : offset + len(data)] = data
 
     def _write_deferred(self) -> None:
-        while self._deferred:
-            kind, flags, wall_ns, payload = self._deferred.popleft()
+        deferred, ring, words = self._deferred, self._map, self.words
+        while deferred:
             sequence = self._records + 1
+            kind, flags, wall_ns, payload = deferred.popleft()
             data = protocol.encode_record(sequence, kind, flags, wall_ns, payload)
             offset = protocol.record_offset(sequence)
-            self._map[offset : offset + len(data)] = data
-            self.words[protocol.WORD_RECORDS] = self._records = sequence
+            ring[offset : offset + len(data)] = data
+            words[protocol.WORD_RECORDS] = self._records = sequence
 
     def close(self) -> None:
         """Unmap and close what is ours yet; the lock on the file goes with it."""

@@ -18,16 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from warpwatch import faults, identity
-from warpwatch.cuda_steps import CudaSteps, device_uuid
-from warpwatch.phase_times import (
-    BEGIN,
-    END,
-    LEAVE,
-    OTHER,
-    START,
-    SWITCH,
-    PhaseTimes,
-)
+from warpwatch.borders import BEGIN, END, LEAVE, OTHER, START, SWITCH
+from warpwatch.cuda_steps import device_uuid
+from warpwatch.phase_times import PhaseTimes
 from warpwatch.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
 from warpwatch.ring import FIRST_PHASE, RingWriter
 
@@ -52,7 +45,7 @@ class StepClock(PhaseTimes):
     """Measures steps and phases of one thread, and is the context manager of a step."""
 
     __slots__ = (
-        "_dead", "_follow_ns", "_look_ns", "_nested", "_settle_ns", "_started", "begun_ns",
+        "_dead", "_look_ns", "_nested", "_settle_ns", "_started", "begun_ns",
         "captures", "capturing", "cuda", "device", "flags", "open", "samples", "steps", "tokens",
         "wake_helper",
     )  # fmt: skip
@@ -71,7 +64,7 @@ class StepClock(PhaseTimes):
         self.wake_helper: SimpleQueue[None] = SimpleQueue()
         self.open = self._dead = self._started = False
         self._nested = 0
-        self._look_ns = self._follow_ns = self._settle_ns = 0
+        self._look_ns = self._settle_ns = 0
 
     # --- the hot path ---------------------------------------------------------------------------
 
@@ -83,12 +76,11 @@ class StepClock(PhaseTimes):
             if self.open:
                 self._nested += 1
                 return self
-            now = monotonic_ns()
-            if not self._started:
-                self._start(now)
-            self.begun_ns = now
+            self.begun_ns = now = monotonic_ns()
             if now >= self._look_ns:
                 self._look(now)
+            if self.gpu is not None:
+                self.push((BEGIN, now, None))
             # Last: whoever is interrupted in here has begun nothing that he would have to end.
             self.open = True
         except Exception as error:
@@ -129,6 +121,8 @@ class StepClock(PhaseTimes):
             if now >= self._settle_ns:
                 self._ended(now)
             self._look(now)
+        if self.gpu is not None:
+            self.push((BEGIN, now, None))
 
     # --- what happens seldom --------------------------------------------------------------------
 
@@ -161,7 +155,8 @@ class StepClock(PhaseTimes):
             self.open = False
             self._nested = 0
             self.samples = self.tokens = 0
-            self._start(monotonic_ns())
+            self._started = False
+            self._look_ns = 0
             self.begin()
 
     def interrupt(self, reason: str) -> None:
@@ -197,6 +192,7 @@ class StepClock(PhaseTimes):
         self.thread = 0
         _kept_in_child.append((self.gpu, self.captures))
         self.ring = self._known_ring = self.gpu = self.captures = None
+        self.push = self.log.extend
 
     def _adopt(self) -> bool:
         """The first thread that begins a step is the training thread for as long as it lives."""
@@ -204,13 +200,8 @@ class StepClock(PhaseTimes):
             return False
         self.thread = get_ident()
         self.open = self._started = False
-        self._nested = 0
+        self._nested = self._look_ns = 0
         return True
-
-    def _start(self, now: int) -> None:
-        self._started = True
-        self.push((START, now, None))
-        self.wake_helper.put(None)
 
     def _ended(self, now: int) -> None:
         """What is not due at the end of each short step: settle the log, see to a capture."""
@@ -224,18 +215,13 @@ class StepClock(PhaseTimes):
 
     def _look(self, now: int) -> None:
         """What is not due at each short step: report that it has begun, look for a command."""
-        if now >= self._follow_ns or self.capturing:
-            self._follow_ns = now + LOOK_INTERVAL_NS
-            self._follow(now)
-        if self.cuda is not None:
-            self._begin_on_gpu(now)
-        self._look_ns = self._follow_ns
-        if self.capturing:
-            self._look_ns = self._settle_ns = 0
-        elif self.cuda is not None:
-            self._look_ns = 0
-
-    def _follow(self, now: int) -> None:
+        self._look_ns = now + LOOK_INTERVAL_NS
+        if not self._started:
+            self._started = True
+            self.push((START, now, None))
+            self.wake_helper.put(None)
+        if self.cuda is not None and self.gpu is None:
+            self._find_gpu()
         ring = self.ring
         if ring is not None:
             ring.words[WORD_STEP_BEGUN_AT] = now
@@ -246,18 +232,12 @@ class StepClock(PhaseTimes):
                 except Exception as error:
                     # The program may have closed a descriptor that was ours.
                     faults.swallow(error)
-
-    def _begin_on_gpu(self, now: int) -> None:
-        """Its events are on the stream that is current now."""
-        if self.gpu is None:
-            self._find_gpu()
-        if self.gpu is not None:
-            self.gpu.follow_stream()
-            self.push((BEGIN, now, None))
+        if self.capturing:
+            self._look_ns = self._settle_ns = 0
 
     def _find_gpu(self) -> None:
         try:
-            if self.use_gpu(CudaSteps(self.cuda)):
+            if self.use_gpu(self.cuda):
                 self.device = device_uuid(self.cuda, os.environ.get("CUDA_VISIBLE_DEVICES"))
         except Exception as error:
             faults.swallow(error)

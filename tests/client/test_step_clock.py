@@ -263,7 +263,7 @@ def test_the_seventeenth_phase_is_other_time() -> None:
                 pass
     assert len(monitor.clock.phase_names) == 16
     assert monitor.clock.phase_names[0] == "part_0"
-    assert len(monitor.clock.totals) == 5 + 16
+    assert len(monitor.clock.totals) == 6 + 16
 
 
 def test_a_wrapped_loader_keeps_no_batch_alive() -> None:
@@ -290,7 +290,7 @@ def test_a_forked_child_keeps_what_it_must_not_destroy() -> None:
             destroyed.append(self)
 
     clock = StepClock()
-    clock.use_gpu(Events())  # type: ignore[arg-type]
+    clock.use_gpu(Events())
     clock.drop()
     assert clock.gpu is None
     assert destroyed == []

@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
+from warpwatch.borders import LEAVE, OTHER
 from warpwatch.hooks.batches import measure
 from warpwatch.hooks.hook_state import HookState
 from warpwatch.monitor import Monitor
-from warpwatch.phase_times import LEAVE, OTHER
 
 SOURCE = "dataloader"
 MODULE = "torch.utils.data.dataloader"

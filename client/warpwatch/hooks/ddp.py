@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
+from warpwatch.borders import OTHER
 from warpwatch.hooks.hook_state import HookState
-from warpwatch.phase_times import OTHER
 
 MODULE = "torch.nn.parallel.distributed"
 PHASE = "comm"

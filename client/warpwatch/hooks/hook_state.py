@@ -18,9 +18,9 @@ from types import ModuleType
 
 from warpwatch import faults
 from warpwatch.attach import attach
+from warpwatch.borders import LEAVE, OTHER
 from warpwatch.hooks.compiling import has_compiled, is_compiling_of
 from warpwatch.monitor import Monitor
-from warpwatch.phase_times import LEAVE, OTHER
 
 # Who may begin a step at the first backward: no one yet, or those who see no more than that.
 _AUTOMATIC = ("", "optimizer", "dataloader")

@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
+from warpwatch.borders import LEAVE, OTHER
 from warpwatch.hooks.hook_state import HookState
 from warpwatch.monitor import Monitor
-from warpwatch.phase_times import LEAVE, OTHER
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
