@@ -71,13 +71,14 @@ ALONE = (
     Variant("plain", _python, "plain"),
     Variant("plain_compiled", _python, "compiled"),
     Variant("plain_accumulated", _python, "accumulated"),
+    Variant("simulated_cuda", _python, "cuda_alone"),
 )
 CALLS = Variant("calls", _python, "calls", "plain")
 RUNS = (
     Variant("run_eager", _warpwatch_run, "plain", "plain"),
     Variant("run_compiled", _warpwatch_run, "compiled", "plain_compiled"),
     Variant("run_accumulated", _warpwatch_run, "accumulated", "plain_accumulated"),
-    Variant("run_simulated_cuda", _warpwatch_run, "cuda", "plain"),
+    Variant("run_simulated_cuda", _warpwatch_run, "cuda", "simulated_cuda"),
 )
 PEERS = (
     Variant("traceml_run", _traceml_run, "plain", "plain"),

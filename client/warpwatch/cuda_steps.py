@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Optional
 
 from warpwatch import faults, protocol
 from warpwatch.borders import BEGIN, Entry
@@ -37,15 +37,9 @@ class PooledEvent:
 
 # A border's event, and the phase that ran until then.
 _Mark = tuple[PooledEvent, int]
-
-
-class _PendingStep(NamedTuple):
-    """``marks`` ends with the step's end event; it is empty when only the clock's times hold."""
-
-    row: StepRow
-    marks: list[_Mark]
-    begin: PooledEvent | None
-    previous_end: PooledEvent | None
+# A step that is not read back yet, the marks since the step before, where it began, and where the
+# step before ended. The marks end with its own end; none: only the clock's times hold.
+_PendingStep = tuple[StepRow, list[_Mark], Optional[PooledEvent], Optional[PooledEvent]]
 
 
 class CudaSteps:
@@ -75,17 +69,16 @@ class CudaSteps:
         self._memory_ns = 0
         self._memory = True
         self._ooms = 0
+        self.follow_stream()
 
     # --- at the borders -------------------------------------------------------------------------
 
     def push(self, entry: Entry) -> None:
         """Note a border with its event, None where there can be none.
 
-        Borders at the same time share one: the end of a phase, of its step, the begin of the next.
+        Borders at the same time share one: the end of a phase and that of its step.
         """
         what, now, detail = entry
-        if what == BEGIN:
-            self._follow_stream()
         if now != self._recorded_ns:
             self._recorded, self._recorded_ns = None, now
             try:
@@ -97,8 +90,8 @@ class CudaSteps:
                 faults.swallow(error)
         self._log((what, now, (detail, self._recorded)))
 
-    def _follow_stream(self) -> None:
-        """The events of a step are on the stream that is current at its begin."""
+    def follow_stream(self) -> None:
+        """A step begins: its events are on the stream that is current now. Never raises."""
         try:
             self._stream = stream = self._cuda.current_stream()
             device = stream.device_index
@@ -127,19 +120,29 @@ class CudaSteps:
             self._begin = event
 
     def end(
-        self, row: StepRow, event: PooledEvent | None, now: int, ring: RingWriter | None
+        self,
+        row: StepRow,
+        event: PooledEvent | None,
+        now: int,
+        ring: RingWriter | None,
+        begins: bool,
     ) -> None:
-        """The step ended ``now`` on the CPU; it is finished when the GPU has come that far."""
+        """The step ended ``now`` on the CPU; it is finished when the GPU has come that far.
+
+        ``begins``: the next one begins there.
+        """
         marks, begin, previous_end = self._marks, self._begin, self._previous_end
-        if not (self._whole and begin and previous_end and _on_one_device(marks, previous_end)):
+        # Events of two devices cannot be compared.
+        one_device = event and previous_end and event.pool is previous_end.pool
+        if not (self._whole and begin and one_device):
             _release([mark for mark, _ in marks if mark is not event])
             marks = []
         row[2][ALLOCATED] = self._read_memory(now, ring)
         if previous_end is event:
             # At the very same time: the next step begins there, too.
             previous_end = None
-        self._pending.append(_PendingStep(row, marks, begin, previous_end))
-        self._previous_end, self._begin, self._marks = event, None, []
+        self._pending.append((row, marks, begin, previous_end))
+        self._previous_end, self._begin, self._marks = event, event if begins else None, []
         self._whole = True
 
     def restart(self) -> None:
@@ -199,11 +202,6 @@ class CudaSteps:
         self._ooms = ooms
         if new > 0:
             ring.event("oom", detail=f"{new} failed allocations on the device")
-
-
-def _on_one_device(marks: list[_Mark], previous_end: PooledEvent) -> bool:
-    """Events of two devices cannot be compared."""
-    return all(event.pool is previous_end.pool for event, _ in marks)
 
 
 def _release(events: list[PooledEvent]) -> None:

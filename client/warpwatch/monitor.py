@@ -21,25 +21,30 @@ _INTERRUPTIONS = {"eval": "an evaluation began", "checkpoint": "a checkpoint beg
 
 
 class Phase:
-    """A named part of the step, as a context manager that can be entered again and again."""
+    """A named part of the step, as a context manager that can be entered again and again.
 
-    __slots__ = ("_clock", "index")
+    In other threads than the training's it does nothing. ``_elsewhere``: those that are inside.
+    """
+
+    __slots__ = ("_clock", "_elsewhere", "index")
 
     def __init__(self, clock: StepClock, index: int) -> None:
         self._clock = clock
+        self._elsewhere: list[int] = []
         self.index = index
 
     def __enter__(self) -> Phase:
         clock = self._clock
-        if get_ident() == clock.thread:
-            try:
-                clock.push((self.index, monotonic_ns(), None))
-                return self  # in here: an interrupt between the two is one, too
-            except BaseException:
-                # Interrupted: no one will leave what was not entered.
-                clock.push((LEAVE, monotonic_ns(), None))
-                raise
-        return self
+        if get_ident() != clock.thread:
+            self._elsewhere.append(get_ident())
+            return self
+        try:
+            clock.push((self.index, monotonic_ns(), None))
+            return self  # in here: an interrupt between the two is one, too
+        except BaseException:
+            # Interrupted: no one will leave what was not entered.
+            clock.push((LEAVE, monotonic_ns(), None))
+            raise
 
     def __exit__(
         self,
@@ -47,9 +52,10 @@ class Phase:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        clock = self._clock
-        if get_ident() == clock.thread:
-            clock.push((LEAVE, monotonic_ns(), None))
+        if self._elsewhere and get_ident() in self._elsewhere:
+            self._elsewhere.remove(get_ident())
+        else:
+            self._clock.push((LEAVE, monotonic_ns(), None))
 
 
 class _Interruption(Phase):
@@ -150,10 +156,8 @@ class Monitor:
         not counted.
         """
         clock = self.clock
-        if type(samples) is not int or samples >> COUNT_BITS:
-            samples = bounded_count(samples)
-        if type(tokens) is not int or tokens >> COUNT_BITS:
-            tokens = bounded_count(tokens)
+        if type(samples) is not int or type(tokens) is not int or (samples | tokens) >> COUNT_BITS:
+            samples, tokens = bounded_count(samples), bounded_count(tokens)
         if self.step_clock != "step()":
             self.lead("step()")
         if not clock.open:

@@ -13,7 +13,7 @@ from operator import length_hint
 from typing import Any
 
 from warpwatch import faults, protocol
-from warpwatch.borders import END, LEAVE, OTHER, START, Entry
+from warpwatch.borders import LEAVE, NEXT, OTHER, START, Entry
 from warpwatch.cuda_steps import POOL_SIZE, CudaSteps, PooledEvent
 from warpwatch.protocol import ABSENT, MAX_PHASES
 from warpwatch.ring import (
@@ -145,12 +145,12 @@ class PhaseTimes:
                 if gpu is not None:
                     detail, event = detail
                     gpu.border(what, event, current)
-                if what >= OTHER:
+                if what == LEAVE:
+                    current = stack.pop() if stack else OTHER
+                elif what >= OTHER:
                     stack.append(current)
                     current = what
-                elif what == LEAVE:
-                    current = stack.pop() if stack else OTHER
-                elif what <= END:
+                elif what <= NEXT:
                     self._cut(what, now, detail, event, ended)
                     words, detail = self._words, OTHER
                 if detail is None:
@@ -181,7 +181,7 @@ class PhaseTimes:
         if self.gpu is None:
             ended.append(step)
         else:
-            self.gpu.end(step, event, now, self.ring)
+            self.gpu.end(step, event, now, self.ring, begins=what == NEXT)
 
     def _write(self, steps: list[StepRow]) -> None:
         """Count steps whose times are known, in order, and write them."""

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from warpwatch import faults, identity
-from warpwatch.borders import BEGIN, END, LEAVE, OTHER, START, SWITCH
+from warpwatch.borders import BEGIN, END, LEAVE, NEXT, OTHER, START, SWITCH
 from warpwatch.cuda_steps import device_uuid
 from warpwatch.phase_times import PhaseTimes
 from warpwatch.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
@@ -80,6 +80,7 @@ class StepClock(PhaseTimes):
             if now >= self._look_ns:
                 self._look(now)
             if self.gpu is not None:
+                self.gpu.follow_stream()
                 self.push((BEGIN, now, None))
             # Last: whoever is interrupted in here has begun nothing that he would have to end.
             self.open = True
@@ -114,15 +115,15 @@ class StepClock(PhaseTimes):
     def next_step(self, now: int) -> None:
         """The open step ends ``now`` and the next one begins. In the training thread."""
         self.steps += 1
-        self.push((END, now, (self.flags, self.samples, self.tokens)))
+        self.push((NEXT, now, (self.flags, self.samples, self.tokens)))
+        if self.gpu is not None:
+            self.gpu.follow_stream()
         self.samples = self.tokens = 0
         self.begun_ns = now
         if now >= self._look_ns:
             if now >= self._settle_ns:
                 self._ended(now)
             self._look(now)
-        if self.gpu is not None:
-            self.push((BEGIN, now, None))
 
     # --- what happens seldom --------------------------------------------------------------------
 

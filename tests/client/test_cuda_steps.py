@@ -17,7 +17,7 @@ from warpwatch.borders import END, START
 from warpwatch.cuda_steps import CudaSteps, device_uuid
 from warpwatch.monitor import Monitor
 from warpwatch.protocol import ABSENT
-from warpwatch.ring import FIRST_PHASE, RingWriter, StepRow
+from warpwatch.ring import RingWriter, StepRow
 from warpwatch.steps import StepClock
 
 
@@ -25,8 +25,8 @@ def events_held(gpu: CudaSteps) -> int:
     """All events that are still known: free, in a step that waits, or the last step's end."""
     held = {id(event) for pool in gpu._pools.values() for event in pool}
     held |= {id(event) for event, _ in gpu._marks}
-    for pending in gpu._pending:
-        held |= {id(event) for event, _ in pending.marks} | {id(pending.previous_end)}
+    for _, marks, _, previous_end in gpu._pending:
+        held |= {id(event) for event, _ in marks} | {id(previous_end)}
     return len((held | {id(gpu._previous_end)}) - {id(None)})
 
 
@@ -51,7 +51,9 @@ class FinishedSteps(StepClock):
 
     def _write(self, steps: list[StepRow]) -> None:
         super()._write(steps)
-        self.finished += [Finished(*words[:4], words[FIRST_PHASE:]) for _, _, words in steps]
+        for _, _, words in steps:
+            number, duration_ns, gpu_ns, allocated, _, _, *phases_ns = words
+            self.finished.append(Finished(number, duration_ns, gpu_ns, allocated, phases_ns))
 
 
 def simulated(pool_size: int = 512) -> tuple[SimulatedCuda, FinishedSteps, Monitor]:

@@ -55,7 +55,7 @@ class LoaderHook:
         self._longest_gap = 0
 
     def before(self, iterator: Any) -> int:
-        """What the batch is for."""
+        """What the batch is for; 0 if it is not ours."""
         state = self._state
         monitor = state.monitor
         elsewhere = monitor is not None and get_ident() != monitor.clock.thread
@@ -63,15 +63,22 @@ class LoaderHook:
             return _NOT_OURS
         purpose = _TRAINING
         try:
-            if self._evaluates(iterator):
+            if self._iterator() is not iterator:
+                self._begin(iterator)
+            used = state.backwards != self._backwards
+            evaluates = state.evaluating
+            if evaluates is None:
+                unused = self._given >= EVALUATION_AFTER and not used and self._is_unused()
+                evaluates = unused or not state.is_grad_enabled()
+            if evaluates:
                 purpose = _EVALUATION
                 state.samples = state.tokens = 0
                 state.switch("eval")
             elif monitor is None:
                 purpose = _UNTIMED
             else:
-                if state.backwards != self._backwards:
-                    self._used(monitor)
+                if used:
+                    self._count_gap(monitor)
                 monitor.clock.push((monitor.phases["data_wait"].index, monotonic_ns(), None))
         except Exception as error:
             faults.swallow(error)
@@ -113,28 +120,25 @@ class LoaderHook:
         except Exception as error:
             faults.swallow(error)
 
-    def _evaluates(self, iterator: Any) -> bool:
-        state = self._state
-        progress = state.backwards + state.updates
-        if self._iterator() is not iterator:
-            self._iterator = weakref.ref(iterator)
-            self._given = 0
-            self._progress = progress
-        if state.evaluating is not None:
-            return state.evaluating
-        if not state.is_grad_enabled():
-            return True
-        unused = self._given >= EVALUATION_AFTER and progress == self._progress
-        return unused and state.backwards > 0
+    def _begin(self, iterator: Any) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._given = 0
+        self._progress = self._state.backwards + self._state.updates
 
-    def _used(self, monitor: Monitor) -> None:
+    def _is_unused(self) -> bool:
+        """Whether nothing was learnt since the iterator was asked first. Something must train."""
+        state = self._state
+        return state.backwards > 0 and state.backwards + state.updates == self._progress
+
+    def _count_gap(self, monitor: Monitor) -> None:
         """A backward ran since the last batch for training: a step, where nothing else ends one."""
         state = self._state
         self._backwards = state.backwards
         if state.updates != self._updates:
             self._updates = state.updates
-            self._longest_gap = max(self._longest_gap, self._without_update + 1)
-            self._without_update = 0
+            if self._without_update:
+                self._longest_gap = max(self._longest_gap, self._without_update + 1)
+                self._without_update = 0
             return
         self._without_update += 1
         enough = max(LEAD_AFTER, LEAD_AFTER_GAPS * self._longest_gap)
@@ -166,7 +170,7 @@ def _fetching(original: Callable[[Any], Any], state: HookState) -> Callable[[Any
         if state.compiles and state.is_compiling():
             return original(iterator)
         purpose = hook.before(iterator)
-        if purpose == _NOT_OURS:
+        if not purpose:
             return original(iterator)
         try:
             batch = original(iterator)

@@ -137,7 +137,7 @@ class HookState:
     def set_tokens(self, source: str, tokens: int) -> None:
         """What ``source`` counted for the running step, instead of what the data look like."""
         if self.monitor is not None and self.leads(source):
-            self.count_batches()
+            self.count_batches(self.monitor)
             self.monitor.clock.tokens = tokens
 
     def begin_step(self, source: str) -> None:
@@ -146,9 +146,10 @@ class HookState:
             self.monitor.clock.begin()
 
     def end_step(self, source: str, now: int | None = None) -> None:
-        """A step ends where ``source`` leads, and the next one begins; ``now`` is then.
+        """A step ends where ``source`` leads, and the next one begins.
 
-        One that an optimizer ends inside of backward ends with it.
+        One that an optimizer ends inside of backward ends with it. ``now``: the time of it, from a
+        caller in the training thread.
         """
         if self.in_backward:
             self._due = source
@@ -157,22 +158,24 @@ class HookState:
         if monitor is None or not (monitor.step_clock == source or monitor.lead(source)):
             return
         clock = monitor.clock
-        if get_ident() == clock.thread:
-            if not self.backwards:
-                self.count_batches()
-            if clock.open:
-                clock.next_step(now or monotonic_ns())
-            else:
-                clock.begin()
+        if now is None:
+            if get_ident() != clock.thread:
+                return
+            now = monotonic_ns()
+        if not self.backwards:
+            self.count_batches(monitor)
+        if clock.open:
+            clock.next_step(now)
+        else:
+            clock.begin()
 
-    def count_batches(self) -> None:
+    def count_batches(self, monitor: Monitor) -> None:
         """The batches of data that are used now belong to the running step."""
-        monitor = self.monitor
-        if monitor is not None:
-            if monitor.step_clock != "step()":
-                monitor.clock.samples += self.samples
-                monitor.clock.tokens += self.tokens
-            self.samples = self.tokens = 0
+        if monitor.step_clock != "step()":
+            clock = monitor.clock
+            clock.samples += self.samples
+            clock.tokens += self.tokens
+        self.samples = self.tokens = 0
 
     # --- phases -----------------------------------------------------------------------------------
 
@@ -199,7 +202,7 @@ class HookState:
                 return False
             self.backwards += 1
             if self.samples or self.tokens:
-                self.count_batches()
+                self.count_batches(monitor)
             clock.push((monitor.phases["backward"].index, monotonic_ns(), OTHER))
             self.in_backward = True
             return True

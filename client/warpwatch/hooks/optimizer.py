@@ -18,7 +18,6 @@ from typing import Any
 from warpwatch import faults
 from warpwatch.borders import LEAVE, OTHER
 from warpwatch.hooks.hook_state import HookState
-from warpwatch.monitor import Monitor
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
@@ -53,19 +52,15 @@ class OptimizerHooks:
         self._zeroed: weakref.ref[Any] | None = None
         self._used_when_zeroed = self._updates_when_zeroed = self._unseen = 0
 
-    def before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The global hook before ``Optimizer.step``."""
-        if not (self._state.compiles and self._state.is_compiling()):
-            self.begin(optimizer, args[1:], kwargs)
+    def before(self, stepper: Any, args: Any, kwargs: Any) -> None:
+        """The global hook before ``Optimizer.step``, and what a scaler does before its own.
 
-    def after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """The global hook after it."""
-        if not (self._state.compiles and self._state.is_compiling()):
-            self.end(optimizer, optimizer)
-
-    def begin(self, stepper: Any, args: Any, kwargs: Any) -> None:
-        """``args`` and ``kwargs``: of its call. In a closure forward and backward run inside."""
+        ``args`` and ``kwargs``: of the call, ``args`` with the optimizer. In a closure forward and
+        backward run inside.
+        """
         state = self._state
+        if state.compiles and state.is_compiling():
+            return
         try:
             monitor = state.monitor or state.attach()
             if monitor is None:
@@ -79,7 +74,7 @@ class OptimizerHooks:
                 self._reset()
             if not self._running:
                 self._used_when_begun = state.backwards + state.batches
-                self._closure = bool(args or kwargs) and _has_closure(args, kwargs)
+                self._closure = _has_closure(args, kwargs) if len(args) > 1 or kwargs else False
                 if not self._closure:
                     clock.push((monitor.phases["optimizer"].index, monotonic_ns(), None))
                     self._timed = True
@@ -87,27 +82,33 @@ class OptimizerHooks:
         except Exception as error:
             faults.swallow(error)
 
-    def end(self, stepper: Any, optimizer: Any) -> None:
-        """``stepper`` is the optimizer, or the scaler that was to call it."""
-        state, running = self._state, self._running
+    def after(self, optimizer: Any, args: Any, kwargs: Any, scaler: Any = None) -> None:
+        """The global hook after it; ``scaler`` is the one that was to call the optimizer."""
+        state = self._state
+        if state.compiles and state.is_compiling():
+            return
         try:
             monitor = state.monitor
             if monitor is None or get_ident() != monitor.clock.thread:
                 self._end_in_another_thread(optimizer)
                 return
-            if self._is_clock(optimizer):
+            if self._clock() is optimizer:
+                self._ends, self._rival = True, None
+            elif self._is_clock(optimizer):
                 self._ends = True
-            if running and running[-1] == id(stepper):
+            running = self._running
+            if running and running[-1] == id(optimizer if scaler is None else scaler):
                 running.pop()
             if running:
                 return
             now = monotonic_ns()
-            self._leave(monitor, now)
+            if self._timed:
+                self._timed = False
+                monitor.clock.push((LEAVE, now, OTHER))
             state.updates += 1
-            if self._ends:
-                self._ends = False
-                if self._is_new():
-                    state.end_step(SOURCE, now)
+            ends, self._ends = self._ends, False
+            if ends and self._is_new():
+                state.end_step(SOURCE, now)
         except Exception as error:
             faults.swallow(error)
 
@@ -168,34 +169,26 @@ class OptimizerHooks:
     def _reset(self) -> None:
         self._running.clear()
         self._ends = False
-        if self._state.monitor is not None:
-            self._leave(self._state.monitor, monotonic_ns())
-
-    def _leave(self, monitor: Monitor, now: int) -> None:
-        if self._timed:
+        if self._timed and self._state.monitor is not None:
             self._timed = False
-            monitor.clock.push((LEAVE, now, OTHER))
+            self._state.monitor.clock.push((LEAVE, monotonic_ns(), OTHER))
 
     def _is_new(self) -> bool:
         """Whether anything was learnt since the last step that counted, as far as can be seen."""
         state = self._state
-        if state.backwards == 0:
-            return True
         used = state.backwards + state.batches
-        if used == self._counted and self._repeats < MAX_SUB_GROUPS:
+        if used != self._counted:
+            self._counted, self._repeats = used, 0
+            return True
+        if state.backwards and self._repeats < MAX_SUB_GROUPS:
             self._repeats += 1
             return False
-        self._repeats = self._repeats if used == self._counted else 0
-        self._counted = used
         return True
 
     def _is_clock(self, optimizer: Any) -> bool:
         """Several optimizers may step in one step of the training: one of them is its clock."""
         clock = self._clock()
-        if clock is optimizer:
-            self._rival = None
-            return True
-        if clock is not None:
+        if clock is not None and clock is not optimizer:
             if self._rival is None or self._rival() is None:
                 self._rival = weakref.ref(optimizer)
                 self._rival_steps = 0
@@ -209,7 +202,7 @@ class OptimizerHooks:
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
     """Of what ``step`` was called with; ``step(None)`` is one without."""
-    closure = args[0] if args else kwargs.get("closure")
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
     return closure is not None
 
 
@@ -278,13 +271,13 @@ def _scaled(
     def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if state.is_compiling() or state.off:
             return original(scaler, optimizer, *args, **kwargs)
-        hooks.begin(scaler, args, kwargs)
+        hooks.before(scaler, (optimizer, *args), kwargs)
         try:
             done = original(scaler, optimizer, *args, **kwargs)
         except BaseException:
             hooks.abandon()
             raise
-        hooks.end(scaler, optimizer)
+        hooks.after(optimizer, args, kwargs, scaler)
         return done
 
     return step
