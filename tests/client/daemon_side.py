@@ -136,7 +136,7 @@ def program(
             process.kill()
 
 
-def eventually(find: Callable[[], Found | None], timeout_s: float = 10.0) -> Found:
+def eventually(find: Callable[[], Found | None], timeout_s: float = 30.0) -> Found:
     """What ``find`` returns once it is true."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

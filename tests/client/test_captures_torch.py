@@ -49,7 +49,7 @@ class Training:
         part = self._asked.with_suffix(".part")
         part.write_text(text)
         part.rename(self._asked)
-        eventually(lambda: not self._asked.exists(), 30)
+        eventually(lambda: not self._asked.exists())
 
     def record(self, identifier: str, **more: object) -> None:
         """Begin a capture that does not end by itself soon; returns when it records."""
@@ -248,7 +248,7 @@ def test_a_trace_whose_ring_was_removed_is_removed(folder: Folder, tmp_path: Pat
         old = folder.ring().name
         trained.record("lost")
         os.unlink(folder.path / "ranks" / f"{old}.ring")
-        eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps], 30)
+        eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps])
         assert folder.ring().name != old
         eventually(lambda: not files(folder))
         capture(folder, begun(folder) + 20, id="after")

@@ -78,13 +78,6 @@ def test_the_users_own_steps_win(folder: Folder) -> None:
     assert ring.header.totals.steps == 40
 
 
-@pytest.mark.torch
-def test_hooks_can_be_chosen(folder: Folder) -> None:
-    done = run(folder, "--", sys.executable, "-c", TRAIN, "0", WARPWATCH_HOOKS="optimizer")
-    assert done.stdout == "done True\n"
-    assert folder.ring().metadata["phases"] == ["optimizer"]
-
-
 def test_status_and_signal_are_the_programs_own(folder: Folder) -> None:
     assert run(folder, "--", sys.executable, "-c", "raise SystemExit(7)").returncode == 7
     code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"

@@ -38,7 +38,7 @@ def training(define: str = "") -> str:
 
 def running(folder: Folder) -> Ring:
     """The ring of the one process, once it has counted a step."""
-    eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps], 30)
+    eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps])
     return folder.ring()
 
 
@@ -57,7 +57,7 @@ def event(folder: Folder, name: str, identifier: str = "c-1") -> dict[str, Any]:
         reported = events(folder, identifier)
         return next((found for found in reported if found["event"] == name), None)
 
-    return eventually(find, timeout_s=30)
+    return eventually(find)
 
 
 def capture(folder: Folder, start: int, steps: int = 2, **more: Any) -> None:

@@ -11,7 +11,6 @@ import pytest
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 PROGRAM = Path(__file__).with_name("training.py")

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from tests.client.daemon_side import Ring
-from tests.loop import unmodified
 from tests.loop.node import ROOT, loop_node, poll
 
 pytestmark = pytest.mark.torch
 
 SCRIPT = ROOT / "tests" / "loop" / "unmodified.py"
+# As in unmodified.py, which imports torch.
+STEPS, ACCUMULATED, EVERY, BATCH = 120, 4, 50, 32
 NAMED = {"data_wait", "forward", "backward", "optimizer", "eval", "checkpoint"}
 
 
@@ -64,8 +65,8 @@ def check_totals(ring: Ring) -> None:
     assert ring.header.ended
     assert ring.metadata["step_clock"] == "optimizer"
     assert ring.metadata["faults"] == 0
-    assert totals.steps == unmodified.STEPS
-    assert totals.samples == unmodified.STEPS * unmodified.ACCUMULATED * unmodified.BATCH
+    assert totals.steps == STEPS
+    assert totals.samples == STEPS * ACCUMULATED * BATCH
     assert set(ring.metadata["phases"]) >= NAMED
     named = named_ns(ring.metadata["phases"], totals.phases_ns)
     assert all(named.values()), named
@@ -75,13 +76,13 @@ def check_totals(ring: Ring) -> None:
 
 def check_steps(ring: Ring) -> None:
     names = ring.metadata["phases"]
-    assert len(ring.steps) >= unmodified.STEPS - 20
+    assert len(ring.steps) >= STEPS - 20
     for number, duration_ns, _, _, samples, _, *rest in ring.steps:
         phases = named_ns(names, rest[:-1])
         assert sum(phases.values()) <= duration_ns
-        assert samples == unmodified.ACCUMULATED * unmodified.BATCH
+        assert samples == ACCUMULATED * BATCH
         # Every 50th step evaluates and saves after it has ended: the next one pays.
-        paid = number in (unmodified.EVERY, 2 * unmodified.EVERY)
+        paid = number in (EVERY, 2 * EVERY)
         assert (phases.get("eval", 0) > 0, phases.get("checkpoint", 0) > 0) == (paid, paid)
 
 

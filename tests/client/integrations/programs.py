@@ -48,6 +48,6 @@ def report(
             lines = iter(process.stdout.readline, "")
             if "trained\n" not in lines:
                 raise AssertionError(process.communicate(timeout=60)[1])
-            return eventually(lambda: next(filter(reported, folder.rings()), None), 30)
+            return eventually(lambda: next(filter(reported, folder.rings()), None))
         finally:
             process.kill()

@@ -57,8 +57,17 @@ def check(folder: Folder, example: Expected, *arguments: str, run: bool) -> None
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("example", [PLAIN, *FRAMEWORKS], ids=lambda example: example.script)
-def test_an_example_reports_what_it_trains(folder: Folder, example: Expected) -> None:
+def test_an_example_reports_what_it_trains(folder: Folder) -> None:
+    check(folder, PLAIN, "", run=False)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("example", FRAMEWORKS, ids=lambda example: example.script)
+def test_an_example_of_a_framework_reports_what_it_trains(
+    folder: Folder, example: Expected
+) -> None:
+    """Callbacks without hooks, as in test_frameworks.py."""
     check(folder, example, "", run=False)
 
 
