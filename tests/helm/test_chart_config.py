@@ -65,7 +65,7 @@ def test_secrets_arrive_as_files_of_their_mounts(helm4: Path, tmp_path: Path) ->
     config = loaded(chart.scenario(helm4, "token-values.yaml"), tmp_path)
     assert config.http.listen == "10.0.0.1:9400"
     assert config.http.token_file == Path("/etc/warpwatch-token/token")
-    assert config.http.peers == "http://warpwatch-peers.monitoring.svc:9400"
+    assert config.http.peers is None
     assert config.exporters.grafana.url == "http://grafana.monitoring.svc"
     assert config.exporters.grafana.token_file == Path("/etc/warpwatch-grafana/token")
 
@@ -86,7 +86,12 @@ def test_a_certificate_becomes_a_web_config(helm4: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("values", "peers", "ca_file"),
     [
-        (("token.existingSecret=a",), "http://warpwatch-peers.monitoring.svc:9400", None),
+        (("token.existingSecret=a",), None, None),
+        (
+            ("token.existingSecret=a", "token.allowPlainPeers=true"),
+            "http://warpwatch-peers.monitoring.svc:9400",
+            None,
+        ),
         (
             ("token.existingSecret=a", "tls.existingSecret=b"),
             "https://warpwatch-peers.monitoring.svc:9400",

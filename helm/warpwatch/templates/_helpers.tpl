@@ -174,9 +174,10 @@ true
 {{ include "warpwatch.scheme" . }}://{{ include "warpwatch.peersHost" . }}:{{ .Values.port }}
 {{- end }}
 
-{{/* Whether a daemon can hand an alert to another: with a token, and without a certificate of its own. */}}
+{{/* Whether a daemon can hand an alert to another: with a token, which TLS hides or which may be seen, and without a
+     certificate of its own. */}}
 {{- define "warpwatch.passesOn" -}}
-{{- if and (include "warpwatch.tokenSecretName" .) (not .Values.tls.clientAuth) (not .Values.webConfig.existingSecret) -}}
+{{- if and (include "warpwatch.tokenSecretName" .) (not .Values.tls.clientAuth) (not .Values.webConfig.existingSecret) (or .Values.tls.existingSecret .Values.token.allowPlainPeers) -}}
 true
 {{- end -}}
 {{- end }}

@@ -61,6 +61,7 @@ def nodes(tmp_path, token):
 
         def start(peers="http://{address}", other=(), **section):
             section.setdefault("token_file", token)
+            section.setdefault("allow_plain_peers", True)
             there = AlertNode(tmp_path)
             there.begin(tmp_path / "there", stack)
             serve = stack.enter_context(servers(there))
@@ -137,7 +138,8 @@ def test_an_alert_of_a_job_on_both_nodes_goes_to_the_daemon_that_sees_it(tmp_pat
         serve = there.enter_context(servers(nodes[1]))
         server = serve(listen=f"{THERE}:0", token_file=token)
         serve = stack.enter_context(servers(nodes[0]))
-        url = serve(peers="http://{}:{}".format(*server.address), token_file=token).url
+        peers = "http://{}:{}".format(*server.address)
+        url = serve(peers=peers, token_file=token, allow_plain_peers=True).url
         client = stack.enter_context(token_client(url))
         of_job = alert("f1", training_job="train", kind="hang", instance=f"{THERE}:9400")
         of_rank = alert("f2", training_job="train", rank="0", instance=f"{THERE}:9400")
@@ -211,7 +213,8 @@ def test_a_peer_that_comes_back_gets_what_it_has_missed(tmp_path, token):
         with socket.create_server((THERE, 0)) as listener:
             port = listener.getsockname()[1]
         serve = stack.enter_context(servers(MemoryAgent(tmp_path)))
-        url = serve(peers=f"http://{THERE}:{port}", token_file=token).url
+        peers = f"http://{THERE}:{port}"
+        url = serve(peers=peers, token_file=token, allow_plain_peers=True).url
         client = stack.enter_context(token_client(url))
         firing = alert(training_job="train", instance=f"{THERE}:9400")
         assert send(client, firing, status=503)[0]["outcome"] == "peer_failed"
@@ -250,7 +253,7 @@ def test_what_peers_have_answered_takes_no_place_again(tmp_path, names):
         names["peers.example"] = hosts
         serve = stack.enter_context(servers(MemoryAgent(tmp_path)))
         peers = f"http://peers.example:{everywhere.address[1]}"
-        url = serve(peers=peers, token_file=token).url
+        url = serve(peers=peers, token_file=token, allow_plain_peers=True).url
         headers = {"Authorization": "Bearer correct horse"}
         client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=30))
         firing = [alert(host, training_job="train", instance=f"{host}:9400") for host in hosts]
@@ -353,6 +356,23 @@ def test_a_name_that_does_not_resolve_is_reported(nodes):
     (answer,) = send(client, firing, status=503)
     assert answer["outcome"] == "peer_failed"
     assert answer["detail"].startswith(f"http.peers: {name}: ")
+
+
+@pytest.mark.parametrize(
+    ("http", "is_refused"),
+    [
+        ({"peers": "http://peers:9400", "token_file": "/t"}, True),
+        ({"peers": "http://peers:9400", "token_file": "/t", "allow_plain_peers": True}, False),
+        ({"peers": "https://peers:9400", "token_file": "/t"}, False),
+        ({"peers": "http://peers:9400"}, False),
+    ],
+)
+def test_no_token_goes_to_peers_in_plain_text_unless_that_is_allowed(http, is_refused):
+    if not is_refused:
+        assert loading.parse({"http": http}, "the test").http.peers == http["peers"]
+        return
+    with pytest.raises(UsageError, match="allow_plain_peers: true"):
+        loading.parse({"http": http}, "the test")
 
 
 @pytest.mark.parametrize(
