@@ -47,7 +47,9 @@ def _mistake(details: ErrorDetails, model: type[BaseModel]) -> Mistake:
         return Mistake(path, text, kind=kind)
     if kind == "missing":
         return Mistake(path, "this key is needed", kind=kind)
-    return Mistake(path, _expected(details), repr(details["input"]), kind)
+    # Which keys do not go together is in the text.
+    is_section = kind == "value_error" and isinstance(details["input"], dict)
+    return Mistake(path, _expected(details), "" if is_section else repr(details["input"]), kind)
 
 
 def _keys(model: type[BaseModel], place: Sequence[int | str]) -> Iterator[str]:
