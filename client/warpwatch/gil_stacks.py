@@ -230,13 +230,13 @@ def _install() -> bool:
     known = "faulthandler" in sys.modules
     import faulthandler
 
+    # Before the look at who has armed it: the program may do so in the meantime.
     for name in ("dump_traceback_later", "cancel_dump_traceback_later"):
         _functions[name] = getattr(faulthandler, name)
+        _wrap(faulthandler, name)
     if known and _is_armed_already():
         _step_back()
         return False
-    for name in _functions:
-        _wrap(faulthandler, name)
     os.register_at_fork(
         before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child
     )
