@@ -43,7 +43,8 @@ def listed(state: State) -> list[JobState]:
 
 
 def ranks_of(job: JobState, state: State) -> list[RankState]:
-    return [rank for rank in state.ranks if rank.job_id == job.job_id]
+    ranks = [rank for rank in state.ranks if rank.job_id == job.job_id]
+    return sorted(ranks, key=lambda rank: rank.rank)
 
 
 def where(rank: RankState, gpus: Mapping[str, str]) -> str:
