@@ -221,7 +221,7 @@ def node_in_trouble() -> State:
             SourceHealth("nvml", up=False, reason="libnvidia-ml.so.1 not found", errors=3),
         ),
         ranks=(training_rank(0, slow_from=400), training_rank(1, slow_from=400)),
-        jobs=(JobState("llama-7b", 2, ("0", "1"), energy_j=118_000.0),),
+        jobs=(JobState("llama-7b", 2, ("0", "1"), energy_j=118_000.0, owner="uid/1000", run="r1"),),
         anomalies=(ENDED, STRAGGLER),
         contexts={"a7": around_straggler()},
         captures=(FAILED, CAPTURE),
