@@ -69,7 +69,7 @@ def test_what_a_rank_does_not_say_is_not_shown(
 def test_a_job_that_only_kineto_sees_is_listed_and_captured_without_its_name(
     client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stock = JobState("stock", 2, ("0", "1"), backend="kineto")
+    stock = JobState("stock", 2, ("0", "1"), backend="kineto", owner="uid/1000", run="r1")
     agent.now = replace(agent.now, ranks=(), jobs=(), anomalies=(), kineto_jobs=(stock,))
     (job,) = client.get("/api/v1/jobs").json()["jobs"]
     assert (job["name"], job["ranks"], job["backend"]) == ("stock", ["0", "1"], "kineto")
