@@ -13,6 +13,7 @@ from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks.usage import Owner
 from warpwatch_telemetry.captures import CaptureRequest
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -53,7 +54,7 @@ class Policy:
         self._automatic: deque[_Begun] = deque()
         self._baselines: deque[_Begun] = deque()
         # Per job and kind: when, and for which anomaly.
-        self._last: dict[tuple[str, str, str], tuple[float, str | None]] = {}
+        self._last: dict[tuple[JobId, str], tuple[float, str | None]] = {}
 
     def check(self, request: CaptureRequest, busy: Collection[int], at: float) -> None:
         """Raises Refused. ``busy``: ranks of the job that are being captured."""
@@ -158,6 +159,5 @@ class Policy:
         self._last = {key: last for key, last in self._last.items() if last[0] >= horizon}
 
 
-def _key(request: CaptureRequest) -> tuple[str, str, str]:
-    """The same for every run of a job: one that is restarted in a loop is one job."""
-    return (request.owner, request.job, request.anomaly_kind or request.kind)
+def _key(request: CaptureRequest) -> tuple[JobId, str]:
+    return (request.job_id, request.anomaly_kind or request.kind)

@@ -45,5 +45,5 @@ def _key(request: CaptureRequest) -> tuple[str, ...] | None:
     if request.anomaly_id is not None:
         return (request.anomaly_id,)
     if request.trigger == "alert":
-        return (request.owner, request.job, request.anomaly_kind or request.kind)
+        return (*request.job_id, request.anomaly_kind or request.kind)
     return None

@@ -82,6 +82,15 @@ def test_budgets_and_cooldowns_go_on_after_a_restart(tmp_path: Path, stack: Exit
         judge.check(replace(AUTOMATIC, anomaly_id="a9"), (), node.at)
 
 
+def test_a_cooldown_is_of_one_run(tmp_path: Path) -> None:
+    judge = policy(tmp_path)
+    judge.begun(AUTOMATIC, 0.0)
+    again = replace(AUTOMATIC, anomaly_id="a2")
+    with pytest.raises(Refused, match="cooldown_s leaves"):
+        judge.check(again, (), 1.0)
+    judge.check(replace(again, run="r2"), (), 1.0)
+
+
 def test_the_same_anomaly_may_be_tried_again_without_cooldown(tmp_path: Path) -> None:
     judge = policy(tmp_path)
     judge.begun(AUTOMATIC, 0.0)
