@@ -5,7 +5,8 @@
 ``limit_us`` is a loop of two clock reads and one record (a step with two phases) written by the
 protocol's own codec into a mapped ring; ``ratio`` is the shim with the same record over it.
 ``command_look_us`` is what a step pays besides when 5 ms have passed since the last look at
-the command file. The loops run in turns, and each figure is the median of its turns.
+the command file. The loops run in turns, each of which adds up its own steps; each figure is the
+median of its turns.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def step_loop(monitor: Monitor) -> Callable[[int], None]:
         for _ in range(steps):
             with monitor.step(samples=32, tokens=4096):
                 pass
+        monitor.clock.settle()
 
     return run
 
@@ -82,6 +84,7 @@ def phases_loop(monitor: Monitor) -> Callable[[int], None]:
                     pass
                 with monitor.phase("backward"):
                     pass
+        monitor.clock.settle()
 
     return run
 

@@ -144,6 +144,8 @@ class Monitor:
     ``step_clock``: who sets the steps: ``step()``, a framework, ``optimizer``, ``dataloader``.
     """
 
+    __slots__ = ("clock", "phases", "step_clock")
+
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
         self.step_clock = ""

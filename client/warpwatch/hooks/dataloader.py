@@ -39,12 +39,13 @@ class LoaderHook:
     """What surrounds ``__next__`` of a DataLoader's iterator."""
 
     __slots__ = (
-        "_backwards", "_given", "_inside", "_iterator", "_longest_gap", "_progress", "_state",
-        "_updates", "_without_update",
+        "_backwards", "_data_wait", "_forward", "_given", "_inside", "_iterator", "_longest_gap",
+        "_progress", "_state", "_updates", "_without_update",
     )  # fmt: skip
 
     def __init__(self, state: HookState) -> None:
         self._state = state
+        self._data_wait = self._forward = 0  # the phases, once they are known
         self._inside = False
         self._iterator: Callable[[], Any] = _nothing  # a reference to the one asked last
         self._given = 0  # its batches
@@ -79,7 +80,9 @@ class LoaderHook:
             else:
                 if used:
                     self._count_gap(monitor)
-                monitor.clock.push((monitor.phases["data_wait"].index, monotonic_ns(), None))
+                if not self._data_wait:
+                    self._data_wait = monitor.phases["data_wait"].index
+                monitor.clock.push((self._data_wait, monotonic_ns(), None))
         except Exception as error:
             faults.swallow(error)
         self._inside = True
@@ -103,7 +106,9 @@ class LoaderHook:
                 state.tokens += tokens
             monitor = state.monitor
             if purpose == _TRAINING and monitor is not None:
-                monitor.clock.push((LEAVE, monotonic_ns(), monitor.phases["forward"].index))
+                if not self._forward:
+                    self._forward = monitor.phases["forward"].index
+                monitor.clock.push((LEAVE, monotonic_ns(), self._forward))
         except Exception as error:
             faults.swallow(error)
 

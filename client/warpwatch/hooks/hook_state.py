@@ -34,6 +34,12 @@ class HookState:
     compiles: torch.compile is in use; ``is_compiling`` need not be asked before.
     """
 
+    __slots__ = (
+        "__weakref__", "_backward", "_compiling", "_due", "_when_compiling", "backwards", "batches",
+        "compiles", "evaluating", "graph_task", "in_backward", "is_compiling", "is_grad_enabled",
+        "monitor", "off", "samples", "tokens", "updates",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.monitor: Monitor | None = None
         self.off = False
@@ -48,6 +54,7 @@ class HookState:
         # None: no one says so, as a framework does. It is to be guessed.
         self.evaluating: bool | None = None
         self.in_backward = False
+        self._backward = 0  # the phase, once it is known
         # Who has ended a step inside of backward; it ends with it.
         self._due: str | None = None
 
@@ -203,7 +210,9 @@ class HookState:
             self.backwards += 1
             if self.samples or self.tokens:
                 self.count_batches(monitor)
-            clock.push((monitor.phases["backward"].index, monotonic_ns(), OTHER))
+            if not self._backward:
+                self._backward = monitor.phases["backward"].index
+            clock.push((self._backward, monotonic_ns(), OTHER))
             self.in_backward = True
             return True
         except Exception as error:

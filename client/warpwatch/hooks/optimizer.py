@@ -34,8 +34,8 @@ class OptimizerHooks:
     """What runs before and after ``step`` of optimizers and gradient scalers."""
 
     __slots__ = (
-        "_clock", "_closure", "_counted", "_ends", "_repeats", "_rival", "_rival_steps", "_running",
-        "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_when_begun",
+        "_clock", "_closure", "_counted", "_ends", "_phase", "_repeats", "_rival", "_rival_steps",
+        "_running", "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_when_begun",
         "_used_when_zeroed", "_zeroed",
     )  # fmt: skip
 
@@ -44,9 +44,10 @@ class OptimizerHooks:
         self._clock: Callable[[], Any] = _nothing
         self._rival: weakref.ref[Any] | None = None
         self._rival_steps = 0
-        # ids of what is inside of step, outermost first; whether that is a phase
+        # ids of what is inside of step, outermost first; whether that is a phase, and which
         self._running: list[int] = []
         self._timed = False
+        self._phase = 0
         self._ends = self._closure = False
         self._counted = self._repeats = self._used_when_begun = 0
         self._zeroed: weakref.ref[Any] | None = None
@@ -76,7 +77,9 @@ class OptimizerHooks:
                 self._used_when_begun = state.backwards + state.batches
                 self._closure = _has_closure(args, kwargs) if len(args) > 1 or kwargs else False
                 if not self._closure:
-                    clock.push((monitor.phases["optimizer"].index, monotonic_ns(), None))
+                    if not self._phase:
+                        self._phase = monitor.phases["optimizer"].index
+                    clock.push((self._phase, monotonic_ns(), None))
                     self._timed = True
             self._running.append(id(stepper))
         except Exception as error:
