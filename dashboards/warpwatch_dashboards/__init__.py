@@ -4,7 +4,8 @@
 - page: from rows to the JSON that Grafana imports; links: identifiers and links between dashboards
 - panels, tables, by_device: kinds of panel
 - queries, job_queries: PromQL; variables, marks: variables and annotations
-- rules: Prometheus rules, written by hand; provisioning: the same for Grafana's alerting
+- rules: Prometheus rules, written by hand; rule_files: reading them
+- provisioning: the same rules for Grafana's alerting
 
 Nothing is imported here: what generates the files needs grafana-foundation-sdk, the daemon not.
 """

@@ -78,9 +78,9 @@ def graph(
 def number(
     title: str, description: str, unit: str, query: Query, **look: Unpack[Look]
 ) -> models.Panel:
-    """The newest value, coloured by its limits, over its course.
+    """The newest value, coloured by its limits, over its history.
 
-    What adds up over the time shown has no course.
+    What adds up over the time shown has no history.
     """
     panel = stat.Panel().color_mode(looks.BigValueColorMode.VALUE).reduce_options(_newest())
     adds_up = "$__range" in query.promql

@@ -57,7 +57,9 @@ def test_without_the_culprits_trace_nothing_is_concluded(tmp_path: Path) -> None
     paths = written(tmp_path, *without_the_culprit())
     found = diagnose(paths)
     assert found.verdict == "inconclusive"
-    assert found.summary.startswith("without the trace of rank 7 the reason cannot be told: rank ")
+    assert found.summary.startswith(
+        "without the trace of rank 7 the reason cannot be determined: rank "
+    )
     assert [(f.kind, f.confidence) for f in found.findings] == [("communication_bound", "low")]
     found = diagnose(paths, missing={7: "no_answer"})
     assert found.summary.startswith("without the trace of rank 7 (no_answer) the reason")
@@ -77,7 +79,7 @@ def test_cpu_ranks_that_wait_for_a_missing_one_are_inconclusive(tmp_path: Path) 
         trace.head["distributedInfo"]["world_size"] = 4
     found = diagnose(written(tmp_path, *ranks))
     assert found.verdict == "inconclusive"
-    assert "without the traces of rank 2, 3 the reason cannot be told" in found.summary
+    assert "without the traces of rank 2, 3 the reason cannot be determined" in found.summary
 
 
 def test_missing_ranks_that_no_rank_waits_for_do_not_matter(tmp_path: Path) -> None:

@@ -1,1 +1,9 @@
-"""The composition: what runs in the agent's process, and in which order it starts and stops."""
+"""The composition: what runs in the agent's process, and in which order it starts and stops.
+
+- app: builds the daemon from its configuration and runs it
+- sources: which sources run; capturing: what captures are made of
+- pipeline: the one stream of records, to telemetry log, detectors and captures
+- supervisor: every loop and its thread
+- reloading, config_watch: a changed configuration
+- grafana, telemetry_log: the exporters that have a loop of their own; open_files: how many
+"""

@@ -1,15 +1,4 @@
-"""Where samples come from: one file a source, and the registry of them.
-
-- base: what a source and a sink are, and what a source may know of the daemon
-- nvml: NVIDIA GPUs, read by the package nvml; xid_ledger counts their XIDs
-- kernel_log: XIDs as the kernel logs them
-- dcgm, dcgm_exporter: what NVML cannot give, by the package dcgm
-- simulated: devices without hardware; simulated_device and simulated_profiles are their physics
-- host: processors, memory, pressure, disks, network
-- processes: processor time and memory of the processes that use a GPU; process_tree finds theirs
-- ranks: the rendezvous with training processes, started by the application with its own needs
-- whose work runs on the devices: the package attribution
-"""
+"""The registry of sources: which of `devices/` the configuration asks for."""
 
 from __future__ import annotations
 

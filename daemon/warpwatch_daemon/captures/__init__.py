@@ -6,9 +6,11 @@
   where a process cannot say them
 - coordinator: the one path for all captures; refusals: which of them are counted
 - capture_register: the captures that are known; store: files, capture.json, retention
-- finisher: what of a capture waits for a disk or a child: folder, files, diagnosis, price
+- finisher: what of a capture waits for a disk or a child: folder, files, diagnosis, price;
+  fair_queue: owners are served in turn
 - verification: whether a trace holds what was asked for, read in a process of its own
 - cost: the step time before, during and after
-- child: the diagnosis in a process of its own, with its own limits
+- child: the diagnosis in a process of its own, with its own limits; confinement, seccomp: what such
+  a process may not do
 - triggers: anomalies that ask for captures; alerts: Alertmanager's that do
 """

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from warpwatch_daemon.history.rollups import INTERVAL_S, DeviceTrack, StepTrack
+from warpwatch_daemon.history.rollups import INTERVAL_S, DeviceRollup, StepRollup
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, Record, Step
@@ -25,35 +25,35 @@ class Context:
     """Records in; ``around`` an anomaly, the series of its job, its rank and its device."""
 
     def __init__(self) -> None:
-        self._ranks: dict[tuple[JobId, int], StepTrack] = {}
-        self._jobs: dict[JobId, StepTrack] = {}
-        self._devices: dict[str, DeviceTrack] = {}
+        self._ranks: dict[tuple[JobId, int], StepRollup] = {}
+        self._jobs: dict[JobId, StepRollup] = {}
+        self._devices: dict[str, DeviceRollup] = {}
 
     def observe(self, record: Record) -> None:
         if type(record) is Step:
             self._step(record)
         elif isinstance(record, DeviceReading):
-            track = self._devices.get(record.device)
-            if track is None:
+            rollup = self._devices.get(record.device)
+            if rollup is None:
                 _make_room(self._devices, MAX_DEVICES)
-                track = self._devices[record.device] = DeviceTrack()
-            track.add(record.time, record.metrics)
+                rollup = self._devices[record.device] = DeviceRollup()
+            rollup.add(record.time, record.metrics)
 
     def _step(self, record: Step) -> None:
         name = (record.job_id, record.rank)
-        track = self._ranks.get(name)
-        if track is None:
+        rollup = self._ranks.get(name)
+        if rollup is None:
             _make_room(self._ranks, MAX_RANKS)
-            track = self._ranks[name] = StepTrack()
-        newcomer = track.add(record)
+            rollup = self._ranks[name] = StepRollup()
+        newcomer = rollup.add(record)
         self._job(record.job_id).add(record, newcomer)
 
-    def _job(self, name: JobId) -> StepTrack:
-        track = self._jobs.get(name)
-        if track is None:
+    def _job(self, name: JobId) -> StepRollup:
+        rollup = self._jobs.get(name)
+        if rollup is None:
             _make_room(self._jobs, MAX_JOBS)
-            track = self._jobs[name] = StepTrack()
-        return track
+            rollup = self._jobs[name] = StepRollup()
+        return rollup
 
     def around(self, anomaly: Anomaly) -> AnomalyContext:
         begin = anomaly.time - BEFORE_S - INTERVAL_S
@@ -69,10 +69,10 @@ class Context:
         return AnomalyContext(INTERVAL_S, tuple(one for one in series if one.times))
 
 
-def _make_room(tracks: dict[Name, StepTrack] | dict[Name, DeviceTrack], most: int) -> None:
+def _make_room(rollups: dict[Name, StepRollup] | dict[Name, DeviceRollup], most: int) -> None:
     """The one that was silent for longest goes."""
-    if len(tracks) >= most:
-        del tracks[min(tracks, key=lambda name: tracks[name].bucket)]
+    if len(rollups) >= most:
+        del rollups[min(rollups, key=lambda name: rollups[name].bucket)]
 
 
 def joined(older: AnomalyContext, newer: AnomalyContext) -> AnomalyContext:

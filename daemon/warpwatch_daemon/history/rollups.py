@@ -28,11 +28,11 @@ DEVICE_GAUGES: tuple[SeriesKey, ...] = (
 )
 _GAUGE_NAMES = tuple(series_text(key) for key in DEVICE_GAUGES)
 
-# Columns of a step track; phases follow. Of a job, LONGEST and MEMORY are those of one rank.
+# Columns of a step rollup; phases follow. Of a job, LONGEST and MEMORY are those of one rank.
 STEPS, DURATION, LONGEST, TOKENS, SAMPLES, MEMORY, RANKS = range(7)
 
 
-class StepTrack:
+class StepRollup:
     """Of one rank, or of all ranks of a job together."""
 
     __slots__ = ("_bucket", "_phases", "_point", "points")
@@ -109,7 +109,7 @@ class StepTrack:
         return _series(chosen, [int(point[STEPS]) for point in points], values, about)
 
 
-class DeviceTrack:
+class DeviceRollup:
     """Means of the gauges of one device."""
 
     __slots__ = ("_bucket", "_point", "points")

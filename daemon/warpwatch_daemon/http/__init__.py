@@ -1,10 +1,11 @@
 """The daemon on the network: metrics, the JSON API and the web page.
 
 - agent: what HTTP needs of the daemon
-- server, web_config: listening, TLS
+- server, listening, web_config, certificate: addresses, sockets, TLS
 - guard, limits, basic_auth: what every request passes before a route sees it
-- access: who may change something or read the files of captures
-- metrics: the scrape; connection: time-outs of silent peers
+- access: who asks, and what they may read and change; peer, socket_owner, addresses: what the
+  kernel knows of them; visibility: what of the state they see
+- metrics: the scrape; probes: a port of their own for probes; connection: time-outs of silent peers
 - models: the documents of the JSON API; api: its answers; request_data: reading filters and bodies
 - routes: what each operation takes and answers; app, openapi: the router and the document of them
 - capture_files: traces and reports

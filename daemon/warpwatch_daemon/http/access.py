@@ -27,7 +27,7 @@ PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 PROBES = ("/healthz", "/readyz")
 METRICS = "/metrics"
 # The owner of no job.
-NOBODY = "nobody"
+NO_OWNER = "none"
 
 _UNKNOWN_ON_SOCKET = (
     "this process is in another user namespace, or root's in a container: ask with the token"
@@ -84,10 +84,10 @@ class Caller:
 
     @property
     def owner(self) -> str | None:
-        """Whose jobs alone are seen, NOBODY without a user, None for everybody's."""
+        """Whose jobs alone are seen, NO_OWNER without a user, None for everybody's."""
         if self.all_jobs:
             return None
-        return NOBODY if self.uid is None else f"uid/{self.uid}"
+        return NO_OWNER if self.uid is None else f"uid/{self.uid}"
 
 
 class Access:

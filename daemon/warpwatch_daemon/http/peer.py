@@ -63,7 +63,7 @@ def identify(transport: Any) -> Peer:
 
 
 def _on_socket(pid: int, uid: int) -> Peer:
-    """Of a process in another user namespace the kernel says the overflow UID: nobody's.
+    """Of a process in another user namespace the kernel says the overflow UID, which is no user's.
 
     Root, or who has the daemon's UID, in a container is not the one of this machine.
     """

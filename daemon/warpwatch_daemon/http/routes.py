@@ -27,7 +27,7 @@ class Operation:
     answer: the model of its document, or the media type of what is no JSON; also: documents that
     come with another status than ``status``; errors: statuses that come with an ErrorAnswer,
     beside those that every operation with filters, a body or a guard has.
-    guarded: it takes the token, or a request of this very machine.
+    guarded: only for who may: docs/http.md, "Who may do what".
     """
 
     path: str

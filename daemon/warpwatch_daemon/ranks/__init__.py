@@ -8,7 +8,10 @@
 - directory: folders and files that others may change meanwhile
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
-- claims: what a ring says of itself, bounded
+- source: polls all of them and gives records and ranks to the rest of the daemon
+- claims: what a ring says of itself, bounded; phase_names: how many names of phases it gets
+- runs: which run of which job a ring is of, and which rank it continues
+- record_budget: how many records of it are read; quotas, usage: its owner's bytes and files
 - payloads: what records hold, decoded and bounded
 - rank: one rank, accumulated over the rings of its processes
 - counts: what is counted of it, its newest steps, and how fast it trains in them

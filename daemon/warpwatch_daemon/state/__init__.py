@@ -1,1 +1,6 @@
-"""What the agent knows now: the hub that sources write to and everyone else reads from."""
+"""What the agent knows now.
+
+- hub: what sources write to and everyone else reads from
+- device_table: what several sources know of one device; job_energy: of ranks and jobs
+- agent_metrics: what the daemon counts about itself
+"""

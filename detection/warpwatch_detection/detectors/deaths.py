@@ -17,7 +17,7 @@ from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
 
-# How long others must live on for a death to be that of one rank, and how long deaths are gathered
+# How long others must live on for a death to be that of one rank, and how long deaths are collected
 # before the first is named.
 GRACE_S = 5.0
 MAX_DETAIL = 160

@@ -1,6 +1,6 @@
 """The log ratio of each rank to its peers, as the straggler detector remembers it.
 
-Steps are gathered into ticks (a step, or as many short ones as fill TICK_S), ticks into a sliding
+Steps are grouped into ticks (a step, or as many short ones as fill TICK_S), ticks into a sliding
 window whose median is the level, and every whole window is a block of the baseline.
 """
 

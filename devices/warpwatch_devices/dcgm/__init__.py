@@ -1,6 +1,6 @@
-"""DCGM: what the sources ``dcgm`` and ``dcgm_exporter`` are made of.
+"""DCGM: the sources ``dcgm`` (source) and ``dcgm_exporter`` (exporter_source).
 
 - bindings: the seam to DCGM's own Python bindings; pause: profiling stands aside for captures
-- scrape, exposition: a dcgm-exporter's text
+- scrape: a dcgm-exporter's page
 - values, devices: in our units, of devices as NVML knows them
 """

@@ -41,7 +41,7 @@ class CallCosts:
         self._errors[key] = self._errors.get(key, 0) + 1
 
     def measure(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
-        """``call(*arguments)``, one call of NVML, on the reader's account. Raises NVMLError."""
+        """``call(*arguments)``, one call of NVML, counted for the reader. Raises NVMLError."""
         try:
             return self.time(reader, call, *arguments)
         except pynvml.NVMLError as error:

@@ -59,7 +59,7 @@ class Renewals:
         now = time.monotonic()
         if now < self.next_at:
             return self.next_at
-        calm = now - self.next_at > self.pause_s
-        self.pause_s = FIRST_RETRY_S if calm else min(2 * self.pause_s, LAST_RETRY_S)
+        was_quiet = now - self.next_at > self.pause_s
+        self.pause_s = FIRST_RETRY_S if was_quiet else min(2 * self.pause_s, LAST_RETRY_S)
         self.next_at = now + self.pause_s
         return 0.0

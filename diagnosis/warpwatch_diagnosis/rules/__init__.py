@@ -1,4 +1,5 @@
-"""The rules, one file each, in alphabetical order. A new rule is one file and one line here."""
+"""The rules, one file each, in alphabetical order. A new rule is one file and one line here; a
+new kind also has its words in report/words.py."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def waits_for_missing(enough: Sequence[Measures], missing: Mapping[int, str]) ->
     if absent is None:
         return []
     return [
-        f"without {absent} the reason cannot be told: {worst.label} waits "
+        f"without {absent} the reason cannot be determined: {worst.label} waits "
         f"{percent(_wait_share(worst))} of the step for collectives, perhaps for a rank whose "
         "trace is not here"
     ]

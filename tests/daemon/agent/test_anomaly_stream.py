@@ -1,4 +1,4 @@
-"""The pipeline's part in an anomaly's life: told once, over restarts, whatever fails beside it."""
+"""The pipeline's part in an anomaly's life: reported once, whatever restarts or fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def raise_exception(node: CaptureNode) -> None:
     node.rings[1].event("exception", type="ValueError", message="no")
 
 
-def told(hub: Hub, kind: str) -> list[Anomaly]:
+def reported(hub: Hub, kind: str) -> list[Anomaly]:
     return [anomaly for anomaly in hub.state().anomalies if anomaly.kind == kind]
 
 
@@ -56,14 +56,14 @@ def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_firs
     first.step()
     raise_exception(node)
     first.step()
-    (crash,) = told(hub, "crash")
+    (crash,) = reported(hub, "crash")
     assert counted(hub, "anomalies_total", "crash", "warning") == 1
     first.close()
     next_hub = Hub(10.0)
     second = pipeline(node, next_hub)
-    assert told(next_hub, "crash") == [crash]
+    assert reported(next_hub, "crash") == [crash]
     second.step()
-    assert told(next_hub, "crash") == [crash]
+    assert reported(next_hub, "crash") == [crash]
     assert counted(next_hub, "anomalies_total", "crash", "warning") is None
 
 
@@ -86,7 +86,7 @@ def test_what_a_detector_cannot_take_costs_no_other_record(node, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         stream.step()
     assert len(refused) == 1
-    assert len(told(hub, "crash")) == 1
+    assert len(reported(hub, "crash")) == 1
 
 
 def test_a_detector_that_fails_costs_no_other_detector_the_record(node, monkeypatch):
@@ -99,7 +99,7 @@ def test_a_detector_that_fails_costs_no_other_detector_the_record(node, monkeypa
     raise_exception(node)
     with pytest.raises(ZeroDivisionError):
         stream.step()
-    assert len(told(hub, "crash")) == 1
+    assert len(reported(hub, "crash")) == 1
     assert (counted(hub, "detector_errors_total", "oom") or 0) >= 1
     stream.step()
 
@@ -127,7 +127,7 @@ def test_a_stage_that_fails_costs_no_other_stage_of_the_round(node, monkeypatch,
     raise_exception(node)
     with pytest.raises(ZeroDivisionError):
         stream.step()
-    assert len(told(hub, "crash")) == 1
+    assert len(reported(hub, "crash")) == 1
     assert counted(hub, "anomalies_total", "crash", "warning") == 1
     monkeypatch.undo()
     stream.step()
@@ -164,14 +164,14 @@ def trained(node: CaptureNode, hub: Hub) -> Pipeline:
     return stream
 
 
-def test_a_clock_that_is_set_is_told_and_looks_like_no_hang(node, monkeypatch, caplog):
+def test_a_clock_that_is_set_is_reported_and_looks_like_no_hang(node, monkeypatch, caplog):
     hub = Hub(10.0)
     stream = trained(node, hub)
     true_time = time.time
     monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
     stream.step()
     stream.step()
-    assert told(hub, "hang") == []
+    assert reported(hub, "hang") == []
     assert "the clock was set, or the machine slept: 7200 s were skipped" in caplog.text
 
 
@@ -182,4 +182,4 @@ def test_silence_of_two_hours_is_a_hang(node, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
     monkeypatch.setattr(time, "monotonic", lambda: true_monotonic() + 7200)
     stream.step()
-    assert [anomaly.kind for anomaly in told(hub, "hang")] == ["hang"]
+    assert [anomaly.kind for anomaly in reported(hub, "hang")] == ["hang"]
