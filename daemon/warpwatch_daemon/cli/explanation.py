@@ -10,7 +10,7 @@ from typing import Any
 
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
 
 WIDTH = 100
 _WHERE_WIDTH = 22
@@ -25,7 +25,12 @@ _ANOMALY_FIELDS = (
 
 def anomaly_to_json(anomaly: Anomaly) -> dict[str, Any]:
     """What is unknown is null."""
-    return {name: getattr(anomaly, name) for name in _ANOMALY_FIELDS}
+    known = {name: getattr(anomaly, name) for name in _ANOMALY_FIELDS}
+    return {**known, "scope": scope_of(anomaly.kind), **_whose(anomaly)}
+
+
+def _whose(found: Found) -> dict[str, Any]:
+    return {"owner": found.owner or None, "run": found.run or None}
 
 
 def status_to_json(kind: str, status: DetectorStatus) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def suppressed_to_json(one: Suppressed) -> dict[str, Any]:
     """What was found and not raised, and since when (wall clock, seconds)."""
     return {
         "type": "suppressed", "kind": one.kind, "job": one.found.job, "rank": one.found.rank,
-        "cause": one.cause, "since": one.since, "summary": one.found.summary,
+        "cause": one.cause, "since": one.since, "summary": one.found.summary, **_whose(one.found),
     }  # fmt: skip
 
 

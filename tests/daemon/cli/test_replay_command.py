@@ -155,12 +155,13 @@ def test_a_job_name_that_no_terminal_can_show_is_written_escaped(
 
 def test_the_json_form_has_the_keys_of_the_design():
     anomaly = Anomaly(
-        id="1-1", kind="hang", time=1.0, severity="critical", summary="silent", job="llama"
-    )
+        id="1-1", kind="hang", time=1.0, severity="warning", summary="silent", job="llama",
+        owner="ns/team",
+    )  # fmt: skip
     assert explanation.anomaly_to_json(anomaly) == {
-        "time": 1.0, "kind": "hang", "severity": "critical", "job": "llama", "rank": None,
+        "time": 1.0, "kind": "hang", "severity": "warning", "job": "llama", "rank": None,
         "device": None, "step": None, "begin_step": None, "value": None, "baseline": None,
-        "summary": "silent",
+        "summary": "silent", "scope": "job", "owner": "ns/team", "run": None,
     }  # fmt: skip
 
 
