@@ -16,10 +16,12 @@ PREAMBLE = """
 import copy, gc, json, pickle, tempfile, torch
 from torch.utils.data import DataLoader, TensorDataset
 from warpwatch import faults, hooks
+from warpwatch.ring import SAMPLES, TOKENS
 
 def counted():
     clock = hooks.install().monitor.clock
-    return clock.steps, *clock.totals[2:4], sorted(clock.phase_names), faults.count()
+    samples, tokens = clock.totals[SAMPLES], clock.totals[TOKENS]
+    return clock.steps, samples, tokens, sorted(clock.phase_names), faults.count()
 
 reported = []
 """
