@@ -56,12 +56,12 @@ def test_a_repeated_scrape_is_answered_as_the_first_was(serve, agent, more):
 
 
 def test_a_peer_that_goes_on_asking_is_not_taken_for_silent(serve):
-    with connect(serve(head_timeout_s=0.5)) as connection:
+    with connect(serve(head_timeout_s=1.5)) as connection:
         answers = Answers(connection)
         for _ in range(8):
             connection.sendall(REQUEST)
             assert answers.next()[0] == b"200 OK"
-            time.sleep(0.1)
+            time.sleep(0.25)
 
 
 def test_a_fault_is_reported_on_a_kept_connection_too(serve, agent, monkeypatch):
@@ -86,7 +86,7 @@ def test_a_peer_that_does_not_read_gets_no_more_pages_than_fit(serve, agent):
         while answered < agent.codes[200] < 50:
             answered = agent.codes[200]
             connection.sendall(REQUEST)
-            deadline = time.monotonic() + 0.5
+            deadline = time.monotonic() + 2
             while agent.codes[200] == answered and time.monotonic() < deadline:
                 time.sleep(0.01)
     assert 2 <= agent.codes[200] < 50
