@@ -52,8 +52,10 @@ class Phase:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._elsewhere and get_ident() in self._elsewhere:
-            self._elsewhere.remove(get_ident())
+        # One call less than to ask for the thread here as well.
+        if self._elsewhere and get_ident() != self._clock.thread:
+            if get_ident() in self._elsewhere:
+                self._elsewhere.remove(get_ident())
         else:
             self._clock.push((LEAVE, monotonic_ns(), None))
 

@@ -224,6 +224,30 @@ def test_another_thread_neither_counts_nor_disturbs_the_phases() -> None:
     assert monitor.clock.steps == 2
 
 
+def test_a_phase_ends_while_another_thread_is_inside_of_it() -> None:
+    monitor = Monitor(StepClock())
+    forward = monitor.phase("forward")
+    inside, leave = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        with forward:
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=elsewhere)
+    with monitor.step():
+        begun = time.monotonic()
+        with forward:
+            thread.start()
+            inside.wait(10)
+        spent_ms = (time.monotonic() - begun) * 1e3
+        time.sleep(0.05)
+        leave.set()
+        thread.join()
+    assert totals_ms(monitor, "forward") <= spent_ms
+    assert monitor.clock.current == DURATION
+
+
 def test_a_new_training_thread_takes_over_when_the_first_has_ended() -> None:
     monitor = Monitor(StepClock())
 
