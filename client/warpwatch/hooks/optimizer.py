@@ -128,6 +128,10 @@ class OptimizerHooks:
         Only the first optimizer that drops any counts, and only while no step is seen.
         """
         state = self._state
+        if state.updates != self._updates_when_zeroed:
+            self._updates_when_zeroed, self._used_when_zeroed = state.updates, state.backwards
+            self._unseen = 0
+            return
         try:
             if self._zeroed is None or self._zeroed() is None:
                 self._zeroed = weakref.ref(optimizer)
@@ -136,10 +140,6 @@ class OptimizerHooks:
             if self._running or state.in_backward or not state.in_training_thread():
                 return
             self._used_when_zeroed = state.backwards
-            if state.updates != self._updates_when_zeroed:
-                self._updates_when_zeroed = state.updates
-                self._unseen = 0
-                return
             self._unseen += 1
             if state.updates == 0 or self._unseen >= BLIND_AFTER:
                 self._blind_step()
