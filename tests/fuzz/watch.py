@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import random
 import struct
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ MAX_INPUT_S = 1.0
 # atheris takes some for its corpus. Few inputs say nothing: caches fill.
 MAX_BLOCKS_RATIO, MAX_BLOCKS, MAX_RSS_BYTES, MIN_INPUTS = 1.05, 5_000, 96 << 20, 2_000
 MAX_FINDINGS = 20
+# hypothesis takes no more than 8 KiB for an example.
+EXAMPLE_BYTES = 4096
 # The newest input in a file that outlives the process, whatever it dies of: its number, when it
 # began (monotonic ns), its size; then its bytes.
 NEWEST = "newest"
@@ -43,8 +47,14 @@ class Target:
 
 def of_bytes(test: Any) -> Target:
     """A test of hypothesis, whose examples are made of an input's bytes."""
+
+    def run(data: bytes) -> None:
+        # An example that needs more bytes than there are would not be tried at all.
+        more = random.Random(zlib.crc32(data)).randbytes(EXAMPLE_BYTES)
+        test.hypothesis.fuzz_one_input(data + more)
+
     seeds = [bytes(range(first, first + 120)) for first in range(0, 130, 10)]
-    return Target(test.hypothesis.fuzz_one_input, seeds, max_bytes=600)
+    return Target(run, seeds, max_bytes=600)
 
 
 def newest(work: Path) -> tuple[int, float, bytes]:

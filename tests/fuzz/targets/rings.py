@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.daemon.ranks.ring_files import RingFile
-from tests.daemon.ranks.sources import ranks_source
 from tests.fuzz.watch import Target
 from warpwatch import protocol
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.source import RING_AFTER_END_S
+from warpwatch_daemon.ranks.saved import Positions
+from warpwatch_daemon.ranks.source import RING_AFTER_END_S, RanksSource
 from warpwatch_telemetry import log
 from warpwatch_telemetry.records import Record
 
@@ -26,12 +26,15 @@ SIZES, TOTALS, METADATA, RECORD_SUMS = 1, 2, 4, 8
 _SUM = struct.Struct("<I")
 # The source counts seconds, and forgets a ring so long after its end.
 SILENT_S = 40.0
+# The daemon writes positions from another thread; here one input in so many does.
+WRITE_EACH = 64
 
 
 class Rings:
     def __init__(self, folder: Path) -> None:
         self._folder = RendezvousFolder(folder / "run", folder / "inbox", "0.0.0")
-        self._source = ranks_source(self._folder)
+        self._positions = Positions(folder, wake=lambda: None)
+        self._source = RanksSource(self._folder, self._positions, 10.0, lambda reason: None, 0)
         self._number = 0
         self._at = 0.0
 
@@ -49,6 +52,8 @@ class Rings:
         finally:
             self._poll(SILENT_S)
             path.unlink(missing_ok=True)
+            if self._number % WRITE_EACH == 0:
+                self._positions.write()
 
     def _poll(self, later_s: float) -> None:
         self._at += later_s
