@@ -38,6 +38,27 @@ def test_all_ranks_get_the_same_start_step_with_a_margin(node: CaptureNode) -> N
     assert first["steps"] == 3
 
 
+def test_a_step_far_from_its_peers_does_not_choose_the_start(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    node = CaptureNode(tmp_path, stack, ranks=(0, 1, 2))
+    node.rings[2].word(protocol.WORD_STEP_BEGUN, 1 << 63)
+    asked = node.coordinator.request(MANUAL)
+    assert [node.command(rank)["start_step"] for rank in range(3)] == [3, 3, 3]
+    for _ in range(4):
+        # That rank has passed every start: they are asked three times, and wider each time.
+        node.poll()
+    assert [node.command(rank)["start_step"] for rank in range(3)] == [1 + 6] * 3
+    for rank in (0, 1):
+        node.deliver(rank)
+    node.poll()
+    node.poll(after_s=60)
+    capture = node.finished(asked)
+    assert [rank.state for rank in capture.ranks] == ["written", "written", "missing"]
+    assert [rank.verified for rank in capture.ranks[:2]] == [True, True]
+    assert capture.outcome == "partial"
+
+
 def test_a_capture_of_all_ranks_is_complete_stored_and_diagnosed(node: CaptureNode) -> None:
     asked = node.coordinator.request(MANUAL)
     for rank in (0, 1):

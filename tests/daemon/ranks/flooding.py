@@ -1,4 +1,4 @@
-"""A process that floods rings: `python -m tests.daemon.ranks.flooding UID KIND RING...`.
+"""Rings that another user floods, in a process: `python -m tests.daemon.ranks.flooding UID KIND …`.
 
 KIND ``records``: whole rings of valid steps, new ones faster than the daemon looks.
 KIND ``counts``: nothing but the number of records, raised by a ring's size each time.
@@ -11,14 +11,41 @@ import fcntl
 import itertools
 import mmap
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from tests.daemon.ranks.ring_files import RingFile
+from tests.loop.node import ROOT, LoopNode
 from warpwatch import protocol
 
 ROUND_S = 0.2
-# Made beforehand, so that the attack costs the machine little: 20 s of it.
-PREPARED = 100
+
+
+@contextmanager
+def flood(node: LoopNode, uid: int, kind: str, count: int) -> Iterator[None]:
+    """``count`` rings that another user floods, of a job of that user's own."""
+    made = node.folder / f"made-{kind}"
+    made.mkdir()
+    rings = [RingFile(made, job=f"flood-{kind}", rank=n, world_size=count) for n in range(count)]
+    arguments = [str(uid), kind, *(str(ring.path) for ring in rings)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.daemon.ranks.flooding", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"flooding\n"
+        for ring in rings:
+            # Only now, when they are locked: without a process they would be those of the dead.
+            ring.path.rename(node.run_dir / "ranks" / ring.path.name)
+        yield
+    finally:
+        process.kill()
+        process.communicate()
 
 
 class Flooded:
@@ -56,17 +83,17 @@ def _step(sequence: int) -> bytes:
 
 
 def main(uid: int, kind: str, paths: list[str]) -> None:
-    prepared = [whole_ring(turn) for turn in range(PREPARED)] if kind == "records" else []
     rings = [Flooded(path, uid) for path in paths]
     if os.getuid() == 0:
         os.setuid(uid)
     print("flooding", flush=True)
     for turn in itertools.count():
+        records = whole_ring(turn) if kind == "records" else b""
         for ring in rings:
-            if kind == "counts":
+            if records:
+                ring.fill(records)
+            else:
                 ring.raise_count()
-            elif turn < PREPARED:
-                ring.fill(prepared[turn])
         time.sleep(ROUND_S)
 
 

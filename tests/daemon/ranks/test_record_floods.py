@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.daemon.ranks.flooding import whole_ring
+from tests.daemon.ranks.flooding import flood, whole_ring
 from tests.daemon.ranks.ring_files import RingFile
-from tests.loop.node import ROOT, LoopNode, poll
+from tests.loop.node import LoopNode, loop_node, poll
 from warpwatch import protocol
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.record_budget import fair_shares
@@ -26,6 +25,7 @@ from warpwatch_telemetry.records import Step
 MEASURED_S = 5.0
 MAX_CORES = 0.35
 STEPS_PER_S = 10
+HANG_TIMEOUT_S = 6.0
 
 
 @pytest.fixture
@@ -37,39 +37,16 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
 
 
 @contextmanager
-def flood(node: LoopNode, uid: int, kind: str, count: int) -> Iterator[None]:
-    """``count`` rings that another user floods, of a job of that user's own."""
-    made = node.folder / f"made-{uid}"
-    made.mkdir()
-    rings = [RingFile(made, job=f"flood-{uid}", rank=n, world_size=count) for n in range(count)]
-    arguments = [str(uid), kind, *(str(ring.path) for ring in rings)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.daemon.ranks.flooding", *arguments],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"flooding\n"
-        for ring in rings:
-            # Only now, when they are locked: without a process they would be those of the dead.
-            ring.path.rename(node.run_dir / "ranks" / ring.path.name)
-        yield
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@contextmanager
-def honest_rank(node: LoopNode) -> Iterator[RingFile]:
-    """A rank of the daemon's own user that makes ten steps a second."""
+def honest_rank(node: LoopNode, hangs: threading.Event | None = None) -> Iterator[RingFile]:
+    """A rank of the daemon's own user that makes ten steps a second until it ``hangs``."""
     ring = RingFile(node.run_dir / "ranks", job="honest")
     done = threading.Event()
 
     def train() -> None:
         while not done.wait(1 / STEPS_PER_S):
             ring.heartbeat()
-            ring.step()
+            if hangs is None or not hangs.is_set():
+                ring.step()
 
     thread = threading.Thread(target=train)
     with ring.held():
@@ -99,6 +76,11 @@ def honest_steps(node: LoopNode) -> float:
     return node.metric("warpwatch_steps_total", job="honest") or 0.0
 
 
+def hangs_of(node: LoopNode, job: str) -> list[Any]:
+    found = node.get("anomalies")
+    return [one for one in found if (one["kind"], one["job"]) == ("hang", job)]
+
+
 @pytest.mark.parametrize(("kind", "count"), [("records", 8), ("counts", 60)])
 def test_flooded_rings_cost_a_bounded_share_of_a_core_and_no_honest_step(
     node: LoopNode, kind: str, count: int
@@ -117,6 +99,22 @@ def test_flooded_rings_cost_a_bounded_share_of_a_core_and_no_honest_step(
     assert rejected and rejected >= count
     assert 1 <= named <= count
     assert lost == 0.0
+
+
+def test_a_rank_that_hangs_beside_floods_is_found_in_time(tmp_path: Path) -> None:
+    hangs = threading.Event()
+    with loop_node(tmp_path, detection={"hang": {"timeout_s": HANG_TIMEOUT_S}}) as node:
+        node.start_daemon()
+        floods = flood(node, 12_345, "records", 8), flood(node, 12_346, "counts", 60)
+        with honest_rank(node, hangs), floods[0], floods[1]:
+            poll(lambda: honest_steps(node) > 50, 30, node.log("daemon"))
+            hangs.set()
+            hung_at = time.time()
+            (hang,) = poll(lambda: hangs_of(node, "honest"), 30, node.log("daemon"))
+            assert hangs_of(node, "flood-records") == []
+    assert hang["time"] < hung_at + HANG_TIMEOUT_S + 2.0
+    assert time.time() < hung_at + HANG_TIMEOUT_S + 5.0
+    assert hang["step"] >= 50
 
 
 def test_of_a_flood_a_bounded_number_of_records_is_read_and_every_step_of_an_honest_rank(
