@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import yaml
 
 from warpwatch_daemon.api_socket import connect, socket_path
@@ -95,6 +96,12 @@ class LoopNode:
         assert self.daemon is not None
         self.daemon.terminate()
         self.daemon.wait(30)
+
+    def processor_s(self) -> float:
+        """What the daemon has taken of processors, without its children."""
+        assert self.daemon is not None
+        times = psutil.Process(self.daemon.pid).cpu_times()
+        return float(times.user + times.system)
 
     # --- ranks ---
 

@@ -12,7 +12,7 @@ from typing import Any
 
 OWNER, STRANGER = 1234, 1235
 _BECOME = """
-import encodings.idna, os, socket, sys, time
+import contextlib, encodings.idna, os, socket, sys, time
 uid = int(sys.argv[1])
 os.setgroups([]), os.setgid(uid), os.setuid(uid)
 """
@@ -31,20 +31,22 @@ while part := connection.recv(65536):
     sys.stdout.buffer.write(part)
 """
 )
-# Sixteen pages asked for at once, and nothing is ever read.
+# Sixteen pages asked for at once, and nothing is ever read; from the beginning each few seconds.
 _HOLD = (
     _BECOME
     + """
-held = []
 asked = b"GET /metrics HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n" * 16
-for _ in range(int(sys.argv[3])):
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    connection.connect(("127.0.0.1", int(sys.argv[2])))
-    connection.sendall(asked)
-    held.append(connection)
-print("held", flush=True)
-time.sleep(60)
+while True:
+    held = []
+    for _ in range(int(sys.argv[3])):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        held.append(connection)
+        with contextlib.suppress(ConnectionError):
+            connection.connect(("127.0.0.1", int(sys.argv[2])))
+            connection.sendall(asked)
+    print("held", flush=True)
+    time.sleep(10)
 """
 )
 _COMMAND = """

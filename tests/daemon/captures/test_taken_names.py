@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.loop.attackers import take_names
 from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import STEPPING
 from warpwatch import protocol
-
-SUFFIXES = (".stacks.json", ".pt.trace.json.gz", ".memory.pickle", ".memory.json")
 
 
 def commanded(node: LoopNode) -> tuple[str, str] | None:
@@ -20,18 +19,6 @@ def commanded(node: LoopNode) -> tuple[str, str] | None:
     (path,) = (node.run_dir / "commands").glob("*.cmd")
     _, fields = protocol.decode_command(path.read_bytes())
     return (fields["id"], path.stem) if fields else None
-
-
-def take_names(inbox: Path, identifier: str, ring: str) -> None:
-    """A folder is in the way of a rename, a file of a creation; root in the test has more rights
-    than a user in a sticky folder.
-    """
-    base = inbox / f"{identifier}.{ring}"
-    for suffix in SUFFIXES:
-        for name in (f"{base}{suffix}.tmp", f"{base}.tmp{suffix}", f"{base}{suffix}"):
-            Path(name).mkdir()
-            os.chown(name, 1234, 1234)
-    Path(f"{base}.tmp").touch()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
@@ -46,6 +33,8 @@ def test_a_hand_over_does_not_fail_by_names_that_another_took(tmp_path: Path) ->
         assert answer.status_code == 202
         identifier, ring = poll(lambda: commanded(node), 2, "the rank is asked")
         take_names(tmp_path / "inbox", identifier, ring)
+        for path in (tmp_path / "inbox").iterdir():
+            os.chown(path, 1234, 1234)
         rank.send_signal(signal.SIGCONT)
         (capture,) = poll(
             lambda: [one for one in node.get("captures") if one["outcome"]], 20, "it ends"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
@@ -59,17 +58,10 @@ def honest_rank(node: LoopNode, hangs: threading.Event | None = None) -> Iterato
 
 
 def cores(node: LoopNode, seconds: float) -> float:
-    """The daemon's processor time a second, in user and kernel mode."""
-    assert node.daemon is not None
-    stat = Path(f"/proc/{node.daemon.pid}/stat")
-
-    def taken_s() -> float:
-        fields = stat.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    begun, before_s = time.monotonic(), taken_s()
+    """The daemon's processor time a second."""
+    begun, before_s = time.monotonic(), node.processor_s()
     time.sleep(seconds)
-    return (taken_s() - before_s) / (time.monotonic() - begun)
+    return (node.processor_s() - before_s) / (time.monotonic() - begun)
 
 
 def honest_steps(node: LoopNode) -> float:

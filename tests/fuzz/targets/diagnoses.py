@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ def changed(events: list[dict[str, Any]], changes: list[tuple[int, str, Any]]) -
     for number, key, value in changes:
         event = events[number % len(events)]
         if isinstance(event["args"], dict) and key in ARGUMENTS:
-            event["args"][key] = value
+            event["args"][key] = copy.deepcopy(value)
         elif key not in ARGUMENTS:
-            event[key] = value
+            # It may be changed itself, and hypothesis draws the same one again.
+            event[key] = copy.deepcopy(value)
     return events
 
 
