@@ -74,7 +74,7 @@ class Attacker:
         claimed = [{"rank": 3}, {"rank": 12, "world_size": 16}, {"rank": 777, "world_size": 1000}]
         mine = [self.ring(**victim | claim) for claim in claimed]
         self.ring(**victim | {"rank": 777})
-        mine[2].steps = (1 << 63) - 10**6
+        mine[2].steps = 1 << 60
         while True:
             for ring in mine:
                 ring.heartbeat()
@@ -176,10 +176,13 @@ def attack(node: LoopNode, uid: int, *kinds: str) -> Iterator[None]:
         node.start(kind, ["-m", "tests.loop.attackers", str(uid), kind, *places], {})
         for kind in kinds
     ]
-    yield
-    assert [process.poll() for process in processes] == [None] * len(kinds), [*map(node.log, kinds)]
-    for process in processes:
-        process.kill()
+    try:
+        yield
+        statuses = [process.poll() for process in processes]
+        assert statuses == [None] * len(kinds), [*map(node.log, kinds)]
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def main(uid: int, kind: str, rendezvous: Path, inbox: Path) -> None:

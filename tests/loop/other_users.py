@@ -31,20 +31,21 @@ while part := connection.recv(65536):
     sys.stdout.buffer.write(part)
 """
 )
-# Sixteen pages asked for at once, and nothing is ever read; from the beginning each few seconds.
+# Sixteen pages asked for at once by some, nothing by the others, and nothing is ever read; from the
+# beginning each few seconds.
 _HOLD = (
     _BECOME
     + """
 asked = b"GET /metrics HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n" * 16
 while True:
     held = []
-    for _ in range(int(sys.argv[3])):
+    for number in range(int(sys.argv[3])):
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         held.append(connection)
         with contextlib.suppress(ConnectionError):
             connection.connect(("127.0.0.1", int(sys.argv[2])))
-            connection.sendall(asked)
+            connection.sendall(asked if number < 32 else b"")
     print("held", flush=True)
     time.sleep(10)
 """

@@ -45,6 +45,7 @@ class OpenConnections:
             idle = next((one for one in connections if one.is_idle()), None)
             if idle is None:
                 return False
+            idle.give_place()
             idle.transport.abort()
             connections.remove(idle)
         connections.append(connection)
@@ -83,6 +84,7 @@ class Connection(H11Protocol):
         self.app_state = {**self.app_state, "peer": self._peer}
         self._refused = not self._others.admit(self._peer.name, self)
         if self._refused:
+            self.give_place()
             self.loop.call_later(REFUSED_TIMEOUT_S, transport.abort)
         self._expect_request(self._head_timeout_s)
 
@@ -97,6 +99,10 @@ class Connection(H11Protocol):
             self.transport.close()
         elif not self.transport.is_closing():
             super().data_received(data)
+
+    def give_place(self) -> None:
+        """Until it is closed, which takes a while, uvicorn would count it against all peers."""
+        self.connections.discard(self)
 
     def is_idle(self) -> bool:
         """Whether it waits for a request, and its peer has taken the last answer."""

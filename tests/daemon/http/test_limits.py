@@ -10,10 +10,13 @@ import time
 import httpx
 import pytest
 
+from tests.daemon.http.conftest import local_client
 from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http import connection
 from warpwatch_daemon.http.addresses import network
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.limits import PeerLimit
+from warpwatch_daemon.http.peer import Peer
 
 
 def test_a_peer_has_a_burst_and_then_its_rate():
@@ -107,6 +110,28 @@ def test_a_peer_that_does_not_read_is_cut_off(serve):
             while part := connection.recv(65536):
                 received += part
     assert 0 < received.count(b"HTTP/1.1 ") < 400
+
+
+def test_refused_connections_take_no_place_of_another_peers(serve, monkeypatch):
+    monkeypatch.setattr(
+        connection,
+        "identify",
+        lambda transport: Peer(str(transport.get_extra_info("socket").family)),
+    )
+    server = serve()
+    with contextlib.ExitStack() as stack:
+        for number in range(200):
+            held = stack.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            held.connect(server.address)
+            if number < 8:
+                held.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)
+                # So that they are not idle when the others come.
+                time.sleep(0.1)
+        # All are accepted; who is refused and asks nothing is closed after a second.
+        time.sleep(0.3)
+        client = stack.enter_context(local_client(server))
+        assert client.get("/healthz").status_code == 200
 
 
 def test_a_ninth_connection_of_a_peer_takes_the_place_of_an_idle_one(serve):
