@@ -25,6 +25,7 @@ from warpwatch_daemon.demo.processes import free_port
 
 RANKS, STRAGGLER = 8, 3
 FLOODER, FILLER = 1236, 1237
+FLOODED = 64
 MAX_CORES = 0.5
 LEARNING_STEPS = 200
 # argv: the user, a folder. The ranks are forked for speed, and what they import, also during a
@@ -149,7 +150,7 @@ def node() -> Iterator[LoopNode]:
 def all_attackers(node: LoopNode) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(flood(node, FLOODER, "records", 4))
-        stack.enter_context(flood(node, FLOODER, "counts", 60))
+        stack.enter_context(flood(node, FLOODER, "counts", FLOODED - 4))
         stack.enter_context(attack(node, STRANGER, "claims", "hand_over"))
         stack.enter_context(attack(node, FILLER, "restarts", "fill", "rename"))
         stack.enter_context(held_connections(FILLER, node.port, 127))
@@ -157,10 +158,10 @@ def all_attackers(node: LoopNode) -> Iterator[None]:
 
 
 def asks_for_the_victims_stacks(node: LoopNode) -> list[int]:
-    """The answers to a stranger, on loopback and on the socket."""
+    """The answers to a stranger, who has a job of the same name: on loopback, on the socket."""
     asked = {"job": VICTIM, "owner": f"uid/{OWNER}", "kind": "stacks"}
     path = "/api/v1/captures"
-    return [request(FLOODER, where, path, asked)[0] for where in (node.port, api(node))]
+    return [request(STRANGER, where, path, asked)[0] for where in (node.port, api(node))]
 
 
 def api(node: LoopNode) -> Path:
@@ -213,3 +214,8 @@ def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured
         labels = {"training_job": VICTIM, "owner": f"uid/{OWNER}", "rank": str(rank)}
         assert node.metric("warpwatch_records_lost_total", **labels) == 0
     assert cores < MAX_CORES
+    # The attacks were carried out.
+    rejected = node.metric("warpwatch_rendezvous_rejected_total", reason="too_many_records")
+    assert rejected and rejected >= FLOODED
+    (before, _) = (one for one in node.get("captures") if one["request"]["job"] == OWN_JOB)
+    assert (before["outcome"], before["ranks"][0]["verified"]) == ("failed", False)

@@ -84,6 +84,19 @@ def test_a_stranger_sees_and_captures_only_their_own_on_the_socket(node: LoopNod
     assert node.get("captures") == []
 
 
+def test_a_stranger_with_a_job_of_the_same_name_does_not_get_it_for_anothers(
+    node: LoopNode,
+) -> None:
+    node.start_rank(1, STEPPING_AS, str(STRANGER), world_size=2)
+    poll(lambda: len(steps(node)) == 2, 20, "the stranger's rank trains")
+    asked = STACKS | {"owner": f"uid/{OWNER}"}
+    status, text = request(STRANGER, api_socket(node), "/api/v1/captures", asked)
+    assert (status, json.loads(text)["error"]["reason"]) == (404, "refused_no_rank")
+    asked = STACKS | {"owner": f"uid/{STRANGER}"}
+    assert request(STRANGER, api_socket(node), "/api/v1/captures", asked)[0] == 202
+    assert {one["request"]["owner"] for one in node.get("captures")} == {f"uid/{STRANGER}"}
+
+
 def test_the_owner_captures_on_the_socket_and_no_one_else_reads_it(node: LoopNode) -> None:
     done = command(OWNER, node.run_dir, "capture", "--kind", "stacks", "--wait")
     assert done.returncode == 0, done.stderr

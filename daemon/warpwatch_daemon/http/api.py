@@ -173,6 +173,9 @@ class Api:
         """Ask for a capture."""
         owner = self._access.check_change(request).owner
         body = await json_body(request, models.CaptureBody)
+        if owner is not None and body.owner not in ("", owner):
+            # Not their own job of the same name instead.
+            raise ApiError(404, "refused_no_rank", f"{owner} may not capture jobs of {body.owner}")
         try:
             # It waits for the capture that is being begun: off the thread that serves.
             capture = await run_in_threadpool(self._agent.request_capture, body.request(owner))
