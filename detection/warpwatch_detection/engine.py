@@ -163,7 +163,15 @@ class Detection:
         return changes
 
     def _make_room(self, record: Step | RankSeen) -> list[Change]:
-        """Only a silent job goes: a live one would return and push out the next."""
+        """Of who has the most jobs one goes, for who has fewer; else only a silent one.
+
+        A live one of the same owner would return and push out the next.
+        """
+        owners = Counter(job.owner for job in self._ranks.jobs)
+        greediest, most = owners.most_common(1)[0]
+        if owners[record.owner] + 1 < most:
+            self._jobs_forgotten += 1
+            return self._forget(self._ranks.longest_silent(greediest)[0], record.time)
         if record.time >= self._full_until:
             job, heard = self._ranks.longest_silent()
             if record.time >= heard + SILENT_S:

@@ -80,7 +80,9 @@ class Annotations:
                 yield self._capture(capture, capture.end_time)
 
     def _anomaly(self, anomaly: Anomaly) -> Annotation:
-        place = [] if anomaly.job is None else [_tag("job", anomaly.job)]
+        place = (
+            [] if anomaly.job is None else [_tag("job", anomaly.job), _tag("owner", anomaly.owner)]
+        )
         place += [] if anomaly.rank is None else [_tag("rank", str(anomaly.rank))]
         tags = ("warpwatch", anomaly.kind, anomaly.severity, *place)
         link = self._link("anomaly", f"/api/v1/anomalies/{quote(anomaly.id)}")
@@ -93,7 +95,8 @@ class Annotations:
         request = capture.request
         file = "/report.html" if "report.html" in capture.files else ""
         link = self._link("report", f"/api/v1/captures/{quote(capture.id)}{file}")
-        tags = ("warpwatch", "capture", request.kind, _tag("job", request.job))
+        whose = (_tag("job", request.job), _tag("owner", request.owner))
+        tags = ("warpwatch", "capture", request.kind, *whose)
         begin_ms = _ms(capture.recording_time or capture.time)
         text = _plain(f"capture of {request.job}: {_verdict(capture)}") + link
         return self._annotation(capture.id, begin_ms, _ms(end_time), tags, text)

@@ -86,10 +86,11 @@ def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Worklo
 def exported_ranks(state: State) -> Iterable[RankState]:
     """The ranks whose series are exported: at most MAX_RANKS, and one of each identity.
 
-    The same series twice would make Prometheus refuse the whole scrape.
+    Those that live come before those that ended. The same series twice would make Prometheus
+    refuse the whole scrape.
     """
     by_key: dict[Identity, RankState] = {}
-    for rank in state.ranks:
+    for rank in sorted(state.ranks, key=lambda rank: rank.status in ("exited", "died")):
         if len(by_key) < MAX_RANKS:
             by_key.setdefault(rank.key, rank)
     return by_key.values()
@@ -247,6 +248,6 @@ def _anomalies(state: State) -> Values:
         place, _, name = anomaly.owner.partition("/")
         whose = (name, "") if place == "ns" else ("", name)
         what = (anomaly.kind, anomaly.severity, scope_of(anomaly.kind))
-        about = (anomaly.job or "", rank, *whose, indices.get(device, ""), device)
+        about = (anomaly.job or "", rank, anomaly.owner, *whose, indices.get(device, ""), device)
         values["anomaly_info", (*what, *about)] = 1
     return values

@@ -43,7 +43,8 @@ _FINDINGS = (
         "anomaly_info",
         "gauge",
         "What an active anomaly is about, and how bad it is; always 1. Of the newest 200.",
-        *("kind", "severity", "scope", "training_job", "rank", "namespace", "user", "gpu", "uuid"),
+        *("kind", "severity", "scope", "training_job", "rank", "owner", "namespace", "user"),
+        *("gpu", "uuid"),
     ),
     _row(
         "captures_total",

@@ -262,6 +262,15 @@ def test_an_owner_with_many_anomalies_leaves_room_for_those_of_others(monkeypatc
     assert life.register.refused == 2
 
 
+def test_many_anomalies_of_jobs_leave_room_for_a_lost_device(monkeypatch):
+    monkeypatch.setattr(register_module, "MAX_ACTIVE", 3)
+    life = Life()
+    for number in range(5):
+        life.found("hang", number, job=f"job-{number}")
+    (lost,) = life.found("device_lost", 6, severity="critical", device="GPU-99")
+    assert (lost.kind, life.register.refused) == ("device_lost", 2)
+
+
 def test_what_ended_and_what_is_explained_is_bounded_too(monkeypatch):
     monkeypatch.setattr(register_module, "MAX_ENDED", 10)
     monkeypatch.setattr(suppressed_module, "MAX_SUPPRESSED", 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,18 @@ def test_a_killed_ranks_crash_names_the_gpu_that_it_ran_on():
     engine.feed(RankEvent(job.time, "llama", 1, "died"))
     (crash,) = opened(engine, [Clock(job.time + 60)])
     assert (crash.kind, crash.rank, crash.device) == ("crash", 1, "GPU-1")
+
+
+def test_an_owner_with_many_jobs_leaves_room_for_those_of_others():
+    engine = detection()
+    for number in range(MAX_JOBS):
+        engine.feed(Step(EPOCH_S + number, f"job-{number}", 0, 1, 1.0, owner="uid/7"))
+    now = EPOCH_S + MAX_JOBS
+    for number in range(3):
+        engine.feed(Step(now + number, f"honest-{number}", 0, 1, 1.0, owner="ns/team"))
+    owners = Counter(job.owner for job in engine.state.ranks.jobs)
+    assert owners == {"uid/7": MAX_JOBS - 3, "ns/team": 3}
+    assert engine.refused["jobs"] == 3
 
 
 def test_the_places_of_the_departed_are_bounded():

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 DIAGNOSED_KINDS = frozenset({"torch", "stacks"})
 # Ranks of which stacks are taken at once.
 STACKS_AT_ONCE = 8
-# Captures of one job that may wait to be finished; beyond it they fail.
+# Captures of one owner that may wait to be finished; beyond it they fail.
 MAX_WAITING = 64
 
 
@@ -58,7 +58,7 @@ class Finisher:
         capture = session.capture
         work = self._urgent if capture.request.kind == "stacks" else self._work
         if not work.put(capture.request.owner, partial(self._finish, session)):
-            detail = f"{MAX_WAITING} captures of {capture.request.job} wait to be read"
+            detail = f"{MAX_WAITING} captures of {capture.request.owner} wait to be read"
             self._register.update(capture.id, outcome="failed", detail=detail)
             self._count(capture, "failed")
         self._wake()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -18,6 +16,8 @@ import msgspec
 
 from warpwatch.rendezvous import take_lock
 from warpwatch_daemon import files
+from warpwatch_daemon.captures import retention
+from warpwatch_daemon.captures.retention import Stored, size_of
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.ranks.directory import PRIVATE, make_parents
 from warpwatch_telemetry.captures import Capture
@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 RECORD = "capture.json"
 _FOLDERS = "[0-9]*/[0-9]*/[0-9]*/*"
-# A folder without a byte that is no capture's is not kept for long.
-EMPTY_AFTER_S = 3600.0
 SCHEMA = 1
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -114,79 +112,25 @@ class Store:
         last: Collection[str] = (),
         folders: Collection[Path] = (),
     ) -> tuple[list[Capture], int]:
-        """Remove the oldest beyond age, count and bytes: (captures that stay, bytes of the store).
+        """Remove what is too old or too much: (captures that stay, bytes of the store).
 
-        ``last``: ids of those that go after all others, but for their age. ``folders``: what
-        ``folders`` found before ``captures`` was asked for.
+        ``last``: ids of those that go after all others of their owner, but for their age.
+        ``folders``: what ``folders`` found before ``captures`` was asked for.
         """
-        newest_first = sorted(captures, key=lambda capture: capture.time, reverse=True)
-        kept = [c for c in newest_first if c.outcome is None or c.folder is None]
-        total = sum(_size(Path(capture.folder)) for capture in kept if capture.folder)
-        count = len(kept)
-        for stored in self._removable(newest_first, folders, last, now):
-            old = now - stored.time > stored.max_age(self.config)
-            full = total + stored.size > self.config.max_bytes or count >= self.config.max_captures
-            # The newest stays even when it alone is over the quota: it was just asked for.
-            if (old or (full and stored.capture is not newest_first[0])) and _is_removed(stored):
-                continue
-            total += stored.size
-            count += 1
-            if stored.capture is not None:
-                kept.append(stored.capture)
-        kept.sort(key=lambda capture: capture.time)
-        return kept, total
-
-    def _removable(
-        self,
-        newest_first: Sequence[Capture],
-        folders: Collection[Path],
-        last: Collection[str],
-        now: float,
-    ) -> list[_Stored]:
-        """What may go, in the order in which it stays."""
-        own = {Path(capture.folder) for capture in newest_first if capture.folder}
-        found = [_orphan(path, now) for path in folders if path not in own]
-        for capture in newest_first:
-            if capture.outcome is not None and capture.folder is not None:
+        own = {Path(capture.folder) for capture in captures if capture.folder}
+        stored = [retention.orphan(path, now) for path in folders if path not in own]
+        running = []
+        for capture in captures:
+            if capture.outcome is None or capture.folder is None:
+                running.append(capture)
+            else:
                 path = Path(capture.folder)
-                found.append(_Stored(path, capture.time, _size(path), capture))
-        newest = newest_first[0] if newest_first else None
-
-        def precedence(stored: _Stored) -> tuple[bool, bool, float]:
-            capture = stored.capture
-            is_last = capture is not None and capture.id in last
-            return (capture is None or capture is not newest, not is_last, -stored.time)
-
-        return sorted(found, key=precedence)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """A folder of the store; ``capture`` is None where a power cut left no record of one."""
-
-    path: Path
-    time: float
-    size: int
-    capture: Capture | None = None
-
-    def max_age(self, config: StoreConfig) -> float:
-        return EMPTY_AFTER_S if self.capture is None and not self.size else config.max_age
-
-
-def _orphan(path: Path, now: float) -> _Stored:
-    try:
-        changed = path.lstat().st_mtime
-    except OSError:
-        changed = now
-    return _Stored(path, min(changed, now), _size(path))
-
-
-def _is_removed(stored: _Stored) -> bool:
-    shutil.rmtree(stored.path, ignore_errors=True)
-    if stored.path.exists():
-        return False
-    logger.info("removed %s (%d bytes): retention", stored.path.name, stored.size)
-    return True
+                stored.append(Stored(path, capture.time, size_of(path), capture))
+        kept = retention.keep(stored, running, last, self.config, now)
+        stays = running + [one.capture for one in kept if one.capture is not None]
+        size = sum(one.size for one in kept)
+        size += sum(size_of(Path(capture.folder)) for capture in running if capture.folder)
+        return sorted(stays, key=lambda capture: capture.time), size
 
 
 def store_path(config: StoreConfig) -> Path:
@@ -208,13 +152,3 @@ def _parse(path: Path) -> Capture:
     # What another version saved besides is passed over.
     capture = msgspec.convert(content, Capture)
     return replace(capture, folder=str(path.parent))
-
-
-def _size(folder: Path) -> int:
-    """Bytes of all files in it, at any depth."""
-    size = 0
-    for above, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(above, name)).st_size
-    return size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.state import State
 
 
@@ -28,4 +28,4 @@ def visible(state: State, owner: str | None) -> State:
 
 def may_see(anomaly: Anomaly, owner: str) -> bool:
     """Of a device, or of a job of this owner."""
-    return anomaly.job is None or anomaly.owner == owner
+    return anomaly.kind in DEVICE_KINDS or anomaly.owner == owner

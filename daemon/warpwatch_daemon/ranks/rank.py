@@ -16,7 +16,7 @@ from warpwatch_daemon.ranks.silence import Silence
 from warpwatch_daemon.ranks.table import OpenRing
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
-from warpwatch_telemetry.state import RankKey, RankState
+from warpwatch_telemetry.state import RankState
 
 # Where locks cannot be seen (another kernel) a heartbeat that stands still this long is a death.
 FOREIGN_DEAD_AFTER_S = 30.0
@@ -77,10 +77,6 @@ class Rank:
         self._counted = self._rewound = 0
         self.status = "running"
         self.ended_at = None
-
-    @property
-    def key(self) -> RankKey:
-        return self.job.name, str(self.rank), self.job.owner
 
     @property
     def live(self) -> bool:

@@ -17,7 +17,7 @@ JOIN_S = 600.0
 
 
 def find(
-    ring: OpenRing, ranks: Iterable[Rank], saved: Mapping[str, Any] | None
+    ring: OpenRing, ranks: Sequence[Rank], saved: Mapping[str, Any] | None
 ) -> tuple[JobId, Rank | None]:
     """The job of a ring, and the ended rank of it that the ring continues.
 
@@ -32,9 +32,10 @@ def find(
         if rank.job.owner == ring.owner and rank.claimed_job == ring.claims.job:
             runs.setdefault(rank.job, []).append(rank)
     for job, members in runs.items():
-        if job.run == ring.claims.run or (not ring.claims.run and _may_join(members, ring)):
+        is_named = job.run == ring.claims.run and not _is_alone(members, ring)
+        if is_named or (not ring.claims.run and _may_join(members, ring)):
             return job, _continued(members, ring)
-    return _new(ring, runs), None
+    return _new(ring, ranks), None
 
 
 def _continued(members: Sequence[Rank], ring: OpenRing) -> Rank | None:
@@ -43,6 +44,14 @@ def _continued(members: Sequence[Rank], ring: OpenRing) -> Rank | None:
         what = f"rank {rank.rank} of {rank.job.name} has another live process"
         raise ProtocolError("duplicate_rank", what)
     return rank
+
+
+def _is_alone(members: Sequence[Rank], ring: OpenRing) -> bool:
+    """Whether it is a program of its own beside another one of the same id.
+
+    A Slurm allocation may run many: without peers there is nothing that they would join.
+    """
+    return ring.claims.world_size == 1 and any(rank.live for rank in members)
 
 
 def _may_join(members: Sequence[Rank], ring: OpenRing) -> bool:
@@ -63,11 +72,18 @@ def _may_join(members: Sequence[Rank], ring: OpenRing) -> bool:
     )
 
 
-def _new(ring: OpenRing, runs: Mapping[JobId, Sequence[Rank]]) -> JobId:
-    started = time.strftime("%Y%m%dT%H%M%S", time.gmtime(ring.created_time))
-    run = ring.claims.run or f"{started}-{ring.name.removesuffix('.ring')[-6:]}"
+def _new(ring: OpenRing, ranks: Iterable[Rank]) -> JobId:
+    own = [rank for rank in ranks if rank.job.owner == ring.owner]
+    mark = ring.name.removesuffix(".ring")[-6:]
+    run = ring.claims.run
+    if not run:
+        run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(ring.created_time))}-{mark}"
+    elif any(rank.job.run == run and rank.claimed_job == ring.claims.job for rank in own):
+        run = f"{run}-{mark}"
     name = ring.claims.job
-    if any(job.name == name and any(rank.live for rank in runs[job]) for job in runs):
-        digits = hashlib.sha256(run.encode()).hexdigest()[:6]
-        name = f"{name}#{digits}"
+    taken = {rank.job.name for rank in own if rank.live}
+    if name in taken:
+        name = f"{name}#{hashlib.sha256(run.encode()).hexdigest()[:6]}"
+    if name in taken:
+        name = f"{name}-{mark}"
     return JobId(ring.owner, name, run)

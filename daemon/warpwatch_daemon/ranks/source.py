@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
@@ -21,6 +22,7 @@ from warpwatch_daemon.ranks.ring_folder import RingFolder
 from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.table import (
     LIMITS,
+    MAX_RINGS_PER_OWNER,
     SCAN_INTERVAL_S,
     Limits,
     OpenRing,
@@ -29,7 +31,7 @@ from warpwatch_daemon.ranks.table import (
 )
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankSeen, Record
-from warpwatch_telemetry.state import RankKey, RankState
+from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,8 @@ class RanksSource:
         self._states: tuple[RankState, ...] = ()
         # Rings of the dead that another process continued, and when (monotonic).
         self._left: list[tuple[OpenRing, float]] = []
+        # Ended ranks whose rings made room for others, by whose they are, the oldest first.
+        self._ringless: dict[str, deque[Rank]] = defaultdict(deque)
         # Of them, those that go once so many positions are on disk.
         self._replaced: list[tuple[OpenRing, int]] = []
         self._unsent: list[Record] = []
@@ -136,10 +140,13 @@ class RanksSource:
                 self._lock.release()
         return self._states
 
-    def devices(self, at: float) -> dict[RankKey, str | None]:
+    def devices(self, at: float) -> dict[tuple[JobId, int], str | None]:
         """The device that each of these ranks runs on; None for one that has ended."""
         with self._lock:
-            return {rank.key: rank.claims.device if rank.live else None for rank in self._shown(at)}
+            return {
+                (rank.job, rank.rank): rank.claims.device if rank.live else None
+                for rank in self._shown(at)
+            }
 
     def served_pods(self) -> tuple[str, ...]:
         """The UIDs of the pods whose own folders are looked at for rings."""
@@ -247,8 +254,7 @@ class RanksSource:
     def _succeed(self, before: OpenRing, ring: OpenRing, at: float) -> None:
         """``before`` goes, but only once its counts are saved with the new ring.
 
-        A pod says by itself which job it is of: what it continues may be another tenant's, whose
-        files stay for as long as if it did not.
+        The files of another pod stay for as long as if it was not continued.
         """
         self._left.append((before, at))
         if before.pod_uid == ring.pod_uid:
@@ -281,15 +287,27 @@ class RanksSource:
     def _expire(self, at: float) -> None:
         for rank in list(self._ranks):
             if not rank.live and rank.ring is not None and self._count.is_short(rank.ring.budget):
-                # Another ring needs the place; what was counted stays.
+                # Another ring needs the place; what was counted stays, of the newest such ranks.
                 self._forget(rank.ring)
+                self._ringless[rank.ring.budget].append(rank)
                 rank.ring = None
             if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
                 if rank.ring is not None:
                     self._forget(rank.ring)
                 self._ranks.remove(rank)
-        while self._left and at - self._left[0][1] >= RING_AFTER_END_S:
-            self._forget(self._left.pop(0)[0])
+        for ranks in self._ringless.values():
+            while len(ranks) > MAX_RINGS_PER_OWNER:
+                self._remove(ranks.popleft())
+        unsaved = {ring for ring, _ in self._replaced}
+        for ring, since in list(self._left):
+            is_short = self._count.is_short(ring.budget) and ring not in unsaved
+            if is_short or at - since >= RING_AFTER_END_S:
+                self._left.remove((ring, since))
+                self._forget(ring)
+
+    def _remove(self, rank: Rank) -> None:
+        if rank in self._ranks:
+            self._ranks.remove(rank)
 
     def _forget(self, ring: OpenRing) -> None:
         folder = self._folder_of(ring)

@@ -70,15 +70,19 @@ class Count:
                         usage.is_hidden = True
 
     def _add_below(self, folder_fd: int, name: str, is_inbox: bool, depth: int) -> bool:
-        """Whether it could be looked into. Raises FileNotFoundError."""
+        """Whether it could be looked into, which its owner may prevent in many ways."""
         if not depth:
             return False
         try:
             below = os.open(name, FOLDER_FLAGS, dir_fd=folder_fd)
-        except PermissionError:
+        except FileNotFoundError:
+            return True
+        except OSError:
             return False
         try:
             self._add(below, is_inbox, "", depth - 1)
+        except OSError:
+            return False
         finally:
             os.close(below)
         return True

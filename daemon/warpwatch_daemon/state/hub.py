@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from warpwatch._version import __version__
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.device_table import DeviceTable
-from warpwatch_daemon.state.job_energy import JobEnergy
+from warpwatch_daemon.state.job_energy import JobEnergy, RankId
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
-from warpwatch_telemetry.state import JobState, RankKey, RankState, State
+from warpwatch_telemetry.state import JobState, RankState, State
 
 # Which pods there are is read each second; what is older than this may have changed.
 PODS_BELIEVED_S = 15.0
@@ -102,7 +102,7 @@ class Hub:
         """Where to ask for the ranks when they are to be seen; called from any thread."""
         self._rank_states = states
 
-    def follow_ranks(self, devices: Mapping[RankKey, str | None]) -> None:
+    def follow_ranks(self, devices: Mapping[RankId, str | None]) -> None:
         """The device that each rank runs on now; None for one that has ended."""
         with self._lock:
             self._ranks_known = True

@@ -14,30 +14,30 @@ from dataclasses import replace
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.state import RankKey, RankState
+from warpwatch_telemetry.state import RankState
 
 ENERGY: SeriesKey = ("device_energy_joules_total", ())
 MIG_MODE: SeriesKey = ("device_mig_mode", ())
 
-# A job's name and owner, as its series have them.
-JobKey = tuple[str, str]
+# A rank by its job and number.
+RankId = tuple[JobId, int]
 
 
 class JobEnergy:
     def __init__(self) -> None:
-        self._ranks_on: dict[str, list[RankKey]] = {}
+        self._ranks_on: dict[str, list[RankId]] = {}
         # By device: the source of its counter, and the counter's newest value.
         self._last: dict[str, tuple[str, float]] = {}
-        self._rank_joules: dict[RankKey, float] = {}
-        self._job_joules: dict[JobKey, float] = {}
+        self._rank_joules: dict[RankId, float] = {}
+        self._job_joules: dict[JobId, float] = {}
 
-    def follow(self, devices: Mapping[RankKey, str | None]) -> None:
+    def follow(self, devices: Mapping[RankId, str | None]) -> None:
         """The device that each rank runs on, None for one that has ended; others are forgotten."""
         self._ranks_on = {}
         for key, device in devices.items():
             if device:
                 self._ranks_on.setdefault(device, []).append(key)
-        jobs = {(job, owner) for job, _, owner in devices}
+        jobs = {job for job, _ in devices}
         self._rank_joules = {key: j for key, j in self._rank_joules.items() if key in devices}
         self._job_joules = {job: j for job, j in self._job_joules.items() if job in jobs}
 
@@ -54,13 +54,12 @@ class JobEnergy:
         share = used / len(ranks)
         for key in ranks:
             self._rank_joules[key] = self._rank_joules.get(key, 0.0) + share
-            job = (key[0], key[2])
-            self._job_joules[job] = self._job_joules.get(job, 0.0) + share
+            self._job_joules[key[0]] = self._job_joules.get(key[0], 0.0) + share
 
     def joined(self, rank: RankState) -> RankState:
         """The rank with its energy, where that is known."""
-        joules = self._rank_joules.get(rank.key)
+        joules = self._rank_joules.get((rank.job_id, rank.rank))
         return rank if joules is None else replace(rank, energy_j=joules)
 
     def joules(self, job: JobId) -> float | None:
-        return self._job_joules.get((job.name, job.owner))
+        return self._job_joules.get(job)

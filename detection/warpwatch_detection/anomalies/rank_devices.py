@@ -56,11 +56,15 @@ class RankDevices:
                 break
             del self.departed[name]
 
-    def longest_silent(self) -> tuple[JobId, float]:
-        """The job that has shown nothing for longest, and when it last did. There must be one."""
+    def longest_silent(self, owner: str | None = None) -> tuple[JobId, float]:
+        """The owner's job that has shown nothing for longest, and when it last did.
+
+        ``owner`` None: of all jobs. There must be one.
+        """
         heard = {
             job: max((max(rank.seen_time, rank.step_time) for rank in ranks.values()), default=0.0)
             for job, ranks in self.jobs.items()
+            if owner in (None, job.owner)
         }
         job = min(heard, key=lambda name: heard[name])
         return job, heard[job]

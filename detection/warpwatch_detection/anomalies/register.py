@@ -26,8 +26,9 @@ from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Fo
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.xid import SEVERITIES
 
+# Of devices, and of jobs.
 MAX_ACTIVE = 1000
-# Of them, those of jobs of one owner.
+# Of jobs of one owner.
 MAX_ACTIVE_OF_OWNER = 100
 MAX_ENDED = 1000
 MAX_HISTORY = 1000
@@ -146,7 +147,7 @@ class AnomalyRegister:
     # --- opening and updating ---
 
     def _open(self, key: Key, found: Found) -> None:
-        if not self._has_room(found.owner):
+        if not self._has_room(key[1]):
             self.refused += 1
             return
         self.state.count += 1
@@ -155,11 +156,13 @@ class AnomalyRegister:
         self._keep("opened", key, TrackedAnomaly(anomaly, found.summary), found)
         self._explain_by_newest(key)
 
-    def _has_room(self, owner: str) -> bool:
-        """Whether one more is kept; faults of devices have no owner."""
-        active = self.state.active.values()
-        of_owner = sum(tracked.anomaly.owner == owner for tracked in active) if owner else 0
-        return len(active) < MAX_ACTIVE and of_owner < MAX_ACTIVE_OF_OWNER
+    def _has_room(self, job: JobId | None) -> bool:
+        """Whether one more is kept; jobs leave that of devices to them, and owners each other's."""
+        if job is None:
+            return sum(key[1] is None for key in self.state.active) < MAX_ACTIVE
+        owners = [key[1].owner for key in self.state.active if key[1] is not None]
+        has_part = not job.owner or owners.count(job.owner) < MAX_ACTIVE_OF_OWNER
+        return len(owners) < MAX_ACTIVE and has_part
 
     def _update(
         self,

@@ -19,7 +19,7 @@ from warpwatch_telemetry.samples import DeviceSample
 
 DEFAULT_FOLDER = Path("/var/log/pods")
 # A kubelet runs 110 pods unless it is configured otherwise, and keeps some that have ended.
-MAX_PODS = 4096
+MAX_PODS = 16_384
 
 # A DNS label, a DNS subdomain, and a UID as the API server makes it or the kubelet for static pods.
 _NAME = re.compile(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +408,22 @@ def test_the_baseline_of_a_job_is_not_the_first_to_be_deleted(tmp_path: Path) ->
     assert [capture.id for capture in kept] == ["c0", "c3"]
     # Its age holds for it too.
     assert [capture.id for capture in store.retain(kept, 9001.0, {"c0"})[0]] == ["c3"]
+
+
+def test_the_captures_of_who_has_the_most_give_way(tmp_path: Path) -> None:
+    store = Store(StoreConfig(url=tmp_path.as_uri(), max_bytes=100 << 10))
+    captures = []
+    # The newest is too large by itself, and the others' are small and old.
+    for number, (owner, kib) in enumerate((("ns/a", 10), ("ns/b", 10), ("ns/c", 95))):
+        folder = store.folder(f"c{number}", 1000.0 * number)
+        request = replace(MANUAL, owner=owner)
+        at = 1000.0 * number
+        capture = Capture(f"c{number}", request, at, folder=str(folder), outcome="complete")
+        store.create(capture)
+        (folder / "rank0.pt.trace.json.gz").write_bytes(bytes(kib << 10))
+        captures.append(capture)
+    assert [capture.id for capture in store.retain(captures, 5000.0)[0]] == ["c0", "c1"]
+    assert [capture.id for capture in store.load(10)] == ["c0", "c1"]
 
 
 def test_retention_by_age_removes_even_the_newest(tmp_path: Path) -> None:

@@ -317,3 +317,17 @@ def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node: Po
     for at in range(6):
         node.poll(at)
     assert [state.steps_total for state in node.states()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("limits", [LIMITS._replace(rings=1)])
+def test_so_does_one_of_a_run_that_another_has_followed(node: PodNode) -> None:
+    for at in range(0, 12, 3):
+        ring = RingFile(node.folder.ranks)
+        with ring.held():
+            ring.step()
+            node.poll(at)
+            node.poll(at + 1)
+            (state,) = node.states()
+            assert (state.job, state.status, state.steps_total) == ("train", "running", 1)
+        ring.word(protocol.WORD_ENDED, 1)
+        node.poll(at + 2)

@@ -87,6 +87,31 @@ def test_a_second_process_of_the_same_rank_and_run_is_left_out_and_counted(
         assert rejects == {"duplicate_rank": 1}
 
 
+def test_programs_without_peers_under_one_id_are_runs_of_their_own(
+    folder: RendezvousFolder,
+) -> None:
+    """As one Slurm allocation has them."""
+    rejects: Counter[str] = Counter()
+    source = ranks_source(folder, lambda reason: rejects.update([reason]))
+    rings = [RingFile(folder.ranks, world_size=1, run="77") for _ in range(3)]
+    with rings[0].held(), rings[1].held(), rings[2].held():
+        jobs = look(source)
+        assert len({job.name for job in jobs}) == len({job.run for job in jobs}) == 3
+        assert all(job.run.startswith("77") for job in jobs)
+    assert rejects == {}
+
+
+def test_no_two_live_jobs_of_an_owner_are_shown_by_one_name(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    first, second = RingFile(folder.ranks), RingFile(folder.ranks, run="r2")
+    third = RingFile(folder.ranks, job=shown("r2"), run="r3")
+    # A ring's name has no such letter, what it says may.
+    third.path = third.path.rename(folder.ranks / third.path.name.replace("#", "-"))
+    with first.held(), second.held(), third.held():
+        assert len({job.name for job in look(source)}) == 3
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_job_of_another_owner_with_the_same_name_and_run_is_another_job(
     folder: RendezvousFolder, source: RanksSource

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
 from warpwatch_telemetry.state import JobState, RankState
@@ -26,7 +27,10 @@ def rank(job: str) -> RankState:
 def show(hub: Hub, *ranks: RankState) -> None:
     """As the pipeline does it."""
     hub.watch_ranks(lambda: ranks)
-    running = {rank.key: rank.device if rank.status == "running" else None for rank in ranks}
+    running = {
+        (rank.job_id, rank.rank): rank.device if rank.status == "running" else None
+        for rank in ranks
+    }
     hub.follow_ranks(running)
 
 
@@ -119,7 +123,7 @@ def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them() -> None:
 
     hub.watch_ranks(states)
     for _ in range(10):
-        hub.follow_ranks({("train", "0", ""): "GPU-1"})
+        hub.follow_ranks({(JobId("", "train", ""), 0): "GPU-1"})
     assert built == []
     assert [job.ranks for job in hub.state().jobs] == [("0",)]
     assert built == [1]
