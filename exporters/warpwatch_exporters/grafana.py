@@ -80,11 +80,8 @@ class Annotations:
                 yield self._capture(capture, capture.end_time)
 
     def _anomaly(self, anomaly: Anomaly) -> Annotation:
-        place = (
-            [] if anomaly.job is None else [_tag("job", anomaly.job), _tag("owner", anomaly.owner)]
-        )
-        place += [] if anomaly.rank is None else [_tag("rank", str(anomaly.rank))]
-        tags = ("warpwatch", anomaly.kind, anomaly.severity, *place)
+        about = _tags(job=anomaly.job, owner=anomaly.owner, rank=anomaly.rank)
+        tags = ("warpwatch", anomaly.kind, anomaly.severity, *about)
         link = self._link("anomaly", f"/api/v1/anomalies/{quote(anomaly.id)}")
         end_ms = None if anomaly.end_time is None else _ms(anomaly.end_time)
         return self._annotation(
@@ -95,8 +92,8 @@ class Annotations:
         request = capture.request
         file = "/report.html" if "report.html" in capture.files else ""
         link = self._link("report", f"/api/v1/captures/{quote(capture.id)}{file}")
-        whose = (_tag("job", request.job), _tag("owner", request.owner))
-        tags = ("warpwatch", "capture", request.kind, *whose)
+        about = _tags(job=request.job, owner=request.owner)
+        tags = ("warpwatch", "capture", request.kind, *about)
         begin_ms = _ms(capture.recording_time or capture.time)
         text = _plain(f"capture of {request.job}: {_verdict(capture)}") + link
         return self._annotation(capture.id, begin_ms, _ms(end_time), tags, text)
@@ -242,6 +239,11 @@ def _verdict(capture: Capture) -> str:
 def _plain(text: str) -> str:
     """Grafana shows annotations as HTML."""
     return escape(" ".join(text.split())[:MAX_TEXT_CHARS], quote=False)
+
+
+def _tags(**about: object) -> Iterator[str]:
+    """Of what is known."""
+    return (_tag(name, str(value)) for name, value in about.items() if value not in (None, ""))
 
 
 def _tag(name: str, value: str) -> str:

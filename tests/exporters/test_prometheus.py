@@ -196,7 +196,7 @@ def test_an_active_anomaly_says_what_it_is_about() -> None:
     (anomaly,) = (found for found in state.anomalies if found.end_time is None)
     found = replace(anomaly, job="llama", owner="ns/team", rank=1, device="GPU-lost")
     page = render(replace(state, anomalies=(found,)))
-    assert value_of(page, "anomaly_info", **on_device, user="") == 1
+    assert value_of(page, "anomaly_info", **on_device, owner="ns/team", user="") == 1
     assert value_of(page, "anomaly_active", kind="hang") == 0
 
 
