@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,3 +131,32 @@ def test_pods_for_which_a_round_had_no_time_keep_what_was_measured(
     monkeypatch.setattr(quotas, "LOOK_S", -1.0)
     measured.measure()
     assert measured.excess(A) == "folders that cannot be looked into"
+
+
+COUNT = """
+import os, sys
+from pathlib import Path
+from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.usage import Count
+os.setuid(1234)
+count = Count("pod")
+count.add(Directory(Path(sys.argv[1])), 100)
+print(count.by_owner["pod"].files, count.by_owner["pod"].is_hidden)
+"""
+
+
+@only_root
+def test_a_folder_in_which_names_alone_can_be_seen_ends_no_count(tmp_path: Path) -> None:
+    """Root without capabilities, as in the chart, is told no more of another user's files."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    inbox = tmp_path / "inbox"
+    (inbox / "closed").mkdir(parents=True)
+    (inbox / "closed" / "x").touch()
+    (inbox / "closed").chmod(0o744)
+    for number in range(5):
+        (inbox / f"file{number}").touch()
+    command = [sys.executable, "-c", COUNT, str(inbox)]
+    counted = subprocess.run(command, capture_output=True, text=True, check=True)
+    # The folder, the name in it, and the files beside it, whichever was listed first.
+    assert counted.stdout == "6 True\n"
