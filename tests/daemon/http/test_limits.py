@@ -113,21 +113,17 @@ def test_a_peer_that_does_not_read_is_cut_off(serve):
 
 
 def test_refused_connections_take_no_place_of_another_peers(serve, monkeypatch):
-    monkeypatch.setattr(
-        connection,
-        "identify",
-        lambda transport: Peer(str(transport.get_extra_info("socket").family)),
-    )
+    """All come over TCP from one peer that reads no answer; another one asks on the socket."""
+
+    def identify(transport) -> Peer:
+        return Peer(str(transport.get_extra_info("socket").family))
+
+    monkeypatch.setattr(connection, "identify", identify)
+    monkeypatch.setattr(connection.Connection, "is_idle", lambda self: False)
     server = serve()
     with contextlib.ExitStack() as stack:
-        for number in range(200):
-            held = stack.enter_context(socket.socket())
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            held.connect(server.address)
-            if number < 8:
-                held.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 400)
-                # So that they are not idle when the others come.
-                time.sleep(0.1)
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(server.address, timeout=5))
         # All are accepted; who is refused and asks nothing is closed after a second.
         time.sleep(0.3)
         client = stack.enter_context(local_client(server))
