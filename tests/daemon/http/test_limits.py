@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -115,7 +116,7 @@ def test_a_peer_that_does_not_read_is_cut_off(serve):
 def test_refused_connections_take_no_place_of_another_peers(serve, monkeypatch):
     """All come over TCP from one peer that reads no answer; another one asks on the socket."""
 
-    def identify(transport) -> Peer:
+    def identify(transport: Any) -> Peer:
         return Peer(str(transport.get_extra_info("socket").family))
 
     monkeypatch.setattr(connection, "identify", identify)

@@ -1,4 +1,4 @@
-"""Rings that another user floods, in a process: `python -m tests.daemon.ranks.flooding UID KIND …`.
+"""Rings that another user floods: `python -m tests.daemon.ranks.flooding UID KIND RING...`.
 
 KIND ``records``: whole rings of valid steps, new ones faster than the daemon looks.
 KIND ``counts``: nothing but the number of records, raised by a ring's size each time.
