@@ -150,7 +150,7 @@ threading.Thread(target=beside, daemon=True).start()
     with program(folder, training(define)) as process:
         running(folder)
         start = begun(folder) + 30
-        capture(folder, start, steps=100)
+        capture(folder, start, steps=1000)
         eventually(lambda: begun(folder) > start)
         asked.touch()
         assert event(folder, "capture_failed")["detail"] == "the program's own profiler began"
