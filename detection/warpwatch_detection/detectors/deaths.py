@@ -149,8 +149,9 @@ class DeathDetector(Detector):
         job.step = seen.step
         if seen.rank in job.gone:
             return
-        job.alive.add(seen.rank)
-        job.left.discard(seen.rank)
+        if seen.rank not in job.alive:
+            job.alive.add(seen.rank)
+            job.left.discard(seen.rank)
         # It survived what it reported (a failed allocation that the program caught).
         if job.cause is not None and job.cause.rank == seen.rank:
             job.cause = None

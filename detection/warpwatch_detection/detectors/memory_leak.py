@@ -99,7 +99,8 @@ class MemoryLeak(Detector):
         return job
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
-        job, number = self._job(seen.job_id), seen.step
+        name, number = seen.job_id, seen.step
+        job = self._job(name)
         rank = job.ranks.get(seen.rank)
         if rank is None:
             rank = job.ranks[seen.rank] = LeakingRank(number)
@@ -112,7 +113,7 @@ class MemoryLeak(Detector):
         if rank.device_growth is None:
             rank.device_growth = MemoryGrowth(number)
         used = seen.memory_allocated_bytes
-        return self._add(seen.job_id, job, rank.device_growth, rank, seen.time, used)
+        return self._add(name, job, rank.device_growth, rank, seen.time, used)
 
     def _device(self, seen: DeviceReading) -> None:
         free = seen.metrics.get(_FREE)
