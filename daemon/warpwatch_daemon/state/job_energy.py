@@ -1,13 +1,15 @@
 """Energy of ranks and jobs: what their devices have used while they ran and this daemon looked.
 
-Ranks on one device share its energy evenly, so that their sum is never more than the device's own
-counter: no counter knows which of them used more. Not attributed are the energy of a GPU in MIG
+The owners of the ranks on one device share its energy evenly, and so do the ranks of each, so that
+their sum is never more than the device's own counter: no counter knows which of them used more, and
+which device a rank is on is its own word. Not attributed are the energy of a GPU in MIG
 mode, whose counter covers all of its instances, and that of an interval in which the counter was
 reset or its source changed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -51,8 +53,9 @@ class JobEnergy:
         if not ranks or sample.values.get(MIG_MODE):
             return
         used = max(0.0, energy - before) if source == sample.source else 0.0
-        share = used / len(ranks)
+        owners = Counter(job.owner for job, _ in ranks)
         for key in ranks:
+            share = used / len(owners) / owners[key[0].owner]
             self._rank_joules[key] = self._rank_joules.get(key, 0.0) + share
             self._job_joules[key[0]] = self._job_joules.get(key[0], 0.0) + share
 

@@ -113,6 +113,15 @@ def test_ranks_on_one_device_share_its_energy_and_their_sum_is_the_jobs() -> Non
     assert [job.energy_j for job in state.jobs] == [110.0, 80.0]
 
 
+def test_many_ranks_of_one_owner_take_no_more_of_a_devices_energy_than_one_of_another() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    theirs = [replace(rank("b"), rank=n, name=str(n), owner="uid/7") for n in range(4)]
+    show(hub, replace(rank("a"), owner="ns/team"), *theirs)
+    hub.publish_device(sample(1.0, 0.0))
+    hub.publish_device(sample(2.0, 80.0))
+    assert [rank.energy_j for rank in hub.state().ranks] == [40.0, 10.0, 10.0, 10.0, 10.0]
+
+
 def test_the_ranks_are_asked_for_only_by_who_wants_to_see_them() -> None:
     hub = Hub(4.0)
     built = []
