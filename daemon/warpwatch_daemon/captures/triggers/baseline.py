@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.config.triggers import BaselineConfig
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
@@ -60,7 +60,8 @@ class BaselineCaptures:
         self, job: JobId, ranks: Sequence[RankState], active: Sequence[Anomaly], now: float
     ) -> None:
         devices = {rank.device for rank in ranks if rank.device is not None}
-        if any(anomaly.job_id == job or anomaly.device in devices for anomaly in active):
+        faults = {anomaly.device for anomaly in active if anomaly.kind in DEVICE_KINDS}
+        if not faults.isdisjoint(devices) or any(anomaly.job_id == job for anomaly in active):
             return
         taken = self._coordinator.register.baselines(job, now)
         if len(taken) >= MAX_TRIES or any(c.outcome in (None, "complete") for c in taken):

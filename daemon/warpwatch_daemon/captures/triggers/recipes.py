@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from warpwatch_daemon.config.triggers import RecipeConfig
 from warpwatch_daemon.ranks.rank import Rank
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 
 # A capture of the same kind that long ago was of another problem.
@@ -55,7 +55,7 @@ def healthy_peer(
     """The rank next to the culprit that runs here and that no anomaly names, nor its device."""
     others = list(active)
     sick = {other.rank for other in others if other.job_id == anomaly.job_id}
-    broken = {other.device for other in others if other.device is not None}
+    broken = {other.device for other in others if other.kind in DEVICE_KINDS}
     well = [
         number
         for number, rank in local.items()
