@@ -17,6 +17,8 @@ KEEP_ALIVE_S = 75
 # A peer that reads less than a buffer of an answer in this time gets no more of it.
 WRITE_TIMEOUT_S = 10.0
 MAX_OF_PEER = 8
+# Of all peers but root and the daemon's user, who keep the rest of the server's 128.
+MAX_OF_OTHERS = 112
 
 # A refused connection may ask for the reason in this time.
 REFUSED_TIMEOUT_S = 1.0
@@ -27,8 +29,9 @@ _TOO_MANY = (
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s"
 )
 _TOO_MANY_BODY = (
-    b'{"error":{"reason":"too_many_connections","detail":"a peer may have %d connections"}}\n'
-    % MAX_OF_PEER
+    b'{"error":{"reason":"too_many_connections",'
+    b'"detail":"a peer may have %d connections, and all together %d"}}\n'
+    % (MAX_OF_PEER, MAX_OF_OTHERS)
 )
 
 
@@ -38,9 +41,11 @@ class OpenConnections:
     def __init__(self) -> None:
         self._of_peer: defaultdict[str, list[Connection]] = defaultdict(list)
 
-    def admit(self, peer: str, connection: Connection) -> bool:
+    def admit(self, peer: Peer, connection: Connection) -> bool:
         """Whether it may stay: where there are too many, the longest idle one gives way."""
-        connections = self._of_peer[peer]
+        if not peer.privileged and sum(map(len, self._of_peer.values())) >= MAX_OF_OTHERS:
+            return False
+        connections = self._of_peer[peer.name]
         if len(connections) >= MAX_OF_PEER:
             idle = next((one for one in connections if one.is_idle()), None)
             if idle is None:
@@ -82,7 +87,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._peer = identify(transport)
         self.app_state = {**self.app_state, "peer": self._peer}
-        self._refused = not self._others.admit(self._peer.name, self)
+        self._refused = not self._others.admit(self._peer, self)
         if self._refused:
             self.give_place()
             self.loop.call_later(REFUSED_TIMEOUT_S, transport.abort)

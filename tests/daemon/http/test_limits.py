@@ -40,6 +40,22 @@ def test_what_requests_cost_is_limited_too():
     assert limit.wait_s("uid 1000") == 0.0
 
 
+class Busy:
+    """A connection that waits for its answer."""
+
+    def is_idle(self) -> bool:
+        return False
+
+
+def test_however_many_peers_there_are_the_last_places_are_roots():
+    others: Any = connection.OpenConnections()
+    peers = [Peer(f"10.0.0.{number}") for number in range(15)]
+    taken = sum(others.admit(peer, Busy()) for peer in peers for _ in range(9))
+    assert taken == 14 * 8
+    assert not others.admit(Peer("10.0.1.1"), Busy())
+    assert others.admit(Peer("uid 0", 0, privileged=True, on_socket=True), Busy())
+
+
 def test_addresses_of_one_ipv6_network_count_as_one():
     assert network("2001:db8:1:2::1") == network("2001:db8:1:2:ffff::9")
     assert network("2001:db8:1:2::1") != network("2001:db8:1:3::1")
