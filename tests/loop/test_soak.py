@@ -127,13 +127,15 @@ def test_nothing_is_found_in_a_healthy_training_and_nothing_of_the_daemon_grows(
         node.start_daemon(**clock.environment)
         job = Job(node, "healthy", **clock.environment)
         job.has_trained(20)
-        node.start_rank(9, SHORT_JOBS, "100", **clock.environment)
+        short_jobs = node.start_rank(9, SHORT_JOBS, "100", **clock.environment)
         soak = Soak(node, clock, 60 * MINUTES)
         soak.run()
         before, after = soak.peaks()
         with capsys.disabled():
             print(json.dumps({"minutes": MINUTES, **soak.counts, "peaks": [before, after]}))
         assert [process.poll() for process in job.processes] == [None] * len(job.processes)
+        assert short_jobs.poll() is None
+        assert after["rings"] > 60, "no jobs came any more"
         assert [a for a in node.get("anomalies") if a["job"] == "healthy"] == [], node.log("daemon")
         assert {kind: answers(node, kind) for kind in JUDGED} == {kind: {"fine"} for kind in JUDGED}
         assert "ERROR" not in node.log("daemon")
