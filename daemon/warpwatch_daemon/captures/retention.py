@@ -50,7 +50,7 @@ def orphan(path: Path, now: float) -> Stored:
 
 def keep(
     stored: Sequence[Stored],
-    running: Sequence[Capture],
+    running: Sequence[Stored],
     last: Collection[str],
     config: StoreConfig,
     now: float,
@@ -61,10 +61,9 @@ def keep(
     of their owner, but for their age; the newest of all goes after these: it was just asked for.
     """
     rest = [one for one in stored if now - one.time <= one.max_age(config) or not _removed(one)]
-    used = sum(size_of(Path(capture.folder)) for capture in running if capture.folder)
-    newest = max((one.capture for one in rest if one.capture), key=_time, default=None)
-    if any(newest is None or capture.time > newest.time for capture in running):
-        newest = None
+    used = sum(one.size for one in running)
+    captured = [one for one in (*rest, *running) if one.capture is not None]
+    newest = max(captured, key=lambda one: one.time, default=None)
     # The first of each owner goes first.
     owners: dict[str, list[Stored]] = defaultdict(list)
     for one in sorted(rest, key=lambda one: _precedence(one, last, newest)):
@@ -79,7 +78,7 @@ def keep(
         one = most.pop(0)
         if not most:
             del owners[one.owner]
-        if (one.capture is newest is not None and not owners) or not _removed(one):
+        if (one is newest and not owners) or not _removed(one):
             kept.append(one)
     return kept
 
@@ -94,16 +93,11 @@ def size_of(folder: Path) -> int:
     return size
 
 
-def _time(capture: Capture) -> float:
-    return capture.time
-
-
 def _precedence(
-    one: Stored, last: Collection[str], newest: Capture | None
+    one: Stored, last: Collection[str], newest: Stored | None
 ) -> tuple[bool, bool, float]:
-    capture = one.capture
-    is_newest = capture is not None and capture is newest
-    return (is_newest, capture is not None and capture.id in last, one.time)
+    is_last = one.capture is not None and one.capture.id in last
+    return (one is newest, is_last, one.time)
 
 
 def _taken(some: Sequence[Stored], *, by_bytes: bool) -> int:

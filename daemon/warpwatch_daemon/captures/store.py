@@ -119,18 +119,15 @@ class Store:
         """
         own = {Path(capture.folder) for capture in captures if capture.folder}
         stored = [retention.orphan(path, now) for path in folders if path not in own]
-        running = []
+        running: list[Stored] = []
         for capture in captures:
-            if capture.outcome is None or capture.folder is None:
-                running.append(capture)
-            else:
-                path = Path(capture.folder)
-                stored.append(Stored(path, capture.time, size_of(path), capture))
-        kept = retention.keep(stored, running, last, self.config, now)
-        stays = running + [one.capture for one in kept if one.capture is not None]
-        size = sum(one.size for one in kept)
-        size += sum(size_of(Path(capture.folder)) for capture in running if capture.folder)
-        return sorted(stays, key=lambda capture: capture.time), size
+            size = size_of(Path(capture.folder)) if capture.folder else 0
+            one = Stored(Path(str(capture.folder)), capture.time, size, capture)
+            may_go = capture.outcome is not None and capture.folder is not None
+            (stored if may_go else running).append(one)
+        stays = running + retention.keep(stored, running, last, self.config, now)
+        kept = [one.capture for one in stays if one.capture is not None]
+        return sorted(kept, key=lambda capture: capture.time), sum(one.size for one in stays)
 
 
 def store_path(config: StoreConfig) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -16,6 +17,28 @@ POLL_S = 0.5
 
 
 def main(argv: Sequence[str]) -> int:
+    arguments = _parse(argv)
+    api = parsing.api(arguments)
+    body = {
+        "job": arguments.job or _only_job(api),
+        "owner": arguments.owner,
+        "ranks": arguments.rank,
+        "kind": arguments.kind,
+        "steps": arguments.steps,
+        "options": arguments.options,
+        "backend": arguments.backend,
+        "reason": "asked for on the command line",
+    }
+    capture = api.post("/api/v1/captures", body)
+    if arguments.wait:
+        capture = wait(api, capture["id"], arguments.timeout)
+    print(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.shown_url))
+    if capture["outcome"] == "refused_disk":
+        return Refused.exit_code
+    return 1 if capture["outcome"] in ("partial", "failed") else 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     command = parsing.parser(
         "capture",
         "Profile a running job: the same steps on all its ranks of this node. Exit 1 when a "
@@ -49,25 +72,7 @@ def main(argv: Sequence[str]) -> int:
     command.add_argument("--timeout", type=float, default=300, help="seconds to wait (default 300)")
     parsing.add_daemon(command)
     parsing.add_json(command)
-    arguments = command.parse_args(argv)
-    api = parsing.api(arguments)
-    body = {
-        "job": arguments.job or _only_job(api),
-        "owner": arguments.owner,
-        "ranks": arguments.rank,
-        "kind": arguments.kind,
-        "steps": arguments.steps,
-        "options": arguments.options,
-        "backend": arguments.backend,
-        "reason": "asked for on the command line",
-    }
-    capture = api.post("/api/v1/captures", body)
-    if arguments.wait:
-        capture = wait(api, capture["id"], arguments.timeout)
-    print(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.shown_url))
-    if capture["outcome"] == "refused_disk":
-        return Refused.exit_code
-    return 1 if capture["outcome"] in ("partial", "failed") else 0
+    return command.parse_args(argv)
 
 
 def _only_job(api: ApiClient) -> str:

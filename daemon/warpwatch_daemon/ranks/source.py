@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
@@ -85,8 +85,6 @@ class RanksSource:
         self._states: tuple[RankState, ...] = ()
         # Rings of the dead that another process continued, and when (monotonic).
         self._left: list[tuple[OpenRing, float]] = []
-        # Ended ranks whose rings made room for others, by whose they are, the oldest first.
-        self._ringless: dict[str, deque[Rank]] = defaultdict(deque)
         # Of them, those that go once so many positions are on disk.
         self._replaced: list[tuple[OpenRing, int]] = []
         self._unsent: list[Record] = []
@@ -289,15 +287,12 @@ class RanksSource:
             if not rank.live and rank.ring is not None and self._count.is_short(rank.ring.budget):
                 # Another ring needs the place; what was counted stays, of the newest such ranks.
                 self._forget(rank.ring)
-                self._ringless[rank.ring.budget].append(rank)
                 rank.ring = None
             if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
                 if rank.ring is not None:
                     self._forget(rank.ring)
                 self._ranks.remove(rank)
-        for ranks in self._ringless.values():
-            while len(ranks) > MAX_RINGS_PER_OWNER:
-                self._remove(ranks.popleft())
+        self._drop_ringless()
         unsaved = {ring for ring, _ in self._replaced}
         for ring, since in list(self._left):
             is_short = self._count.is_short(ring.budget) and ring not in unsaved
@@ -305,9 +300,15 @@ class RanksSource:
                 self._left.remove((ring, since))
                 self._forget(ring)
 
-    def _remove(self, rank: Rank) -> None:
-        if rank in self._ranks:
-            self._ranks.remove(rank)
+    def _drop_ringless(self) -> None:
+        """Of the ended ranks whose rings made room, each owner keeps the newest."""
+        ringless: dict[str, list[Rank]] = defaultdict(list)
+        for rank in self._ranks:
+            if not rank.live and rank.ring is None:
+                ringless[rank.job.owner].append(rank)
+        for ranks in ringless.values():
+            for rank in ranks[:-MAX_RINGS_PER_OWNER]:
+                self._ranks.remove(rank)
 
     def _forget(self, ring: OpenRing) -> None:
         folder = self._folder_of(ring)

@@ -17,6 +17,7 @@ import pytest
 from tests.daemon.ranks.pod_node import STATIC, A, B, PodNode, finds_daemon
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
+from warpwatch_daemon.ranks import source
 from warpwatch_daemon.ranks.table import LIMITS, Limits
 from warpwatch_telemetry.records import Step
 
@@ -319,6 +320,26 @@ def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node: Po
     for at in range(6):
         node.poll(at)
     assert [state.steps_total for state in node.states()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("limits", [LIMITS._replace(rings=2)])
+def test_a_rank_whose_ring_made_room_and_that_goes_on_is_followed(
+    node: PodNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "MAX_RINGS_PER_OWNER", 1)
+    about = {"world_size": 3, "run": "r1"}
+    for rank in (0, 1):
+        RingFile(node.folder.ranks, rank=rank, **about).step()
+    node.poll(0)
+    successor = RingFile(node.folder.ranks, rank=0, **about)
+    with successor.held():
+        node.poll(1)
+        RingFile(node.folder.ranks, rank=2, **about).step()
+        node.poll(2)
+        successor.step()
+        node.poll(3)
+        live = [(one.rank, one.steps_total) for one in node.states() if one.status == "running"]
+        assert [rank for rank, _ in live] == [0]
 
 
 @pytest.mark.parametrize("limits", [LIMITS._replace(rings=1)])
