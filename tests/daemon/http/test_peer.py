@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.loop.node import open_to_all
 from warpwatch_daemon.http.peer import Peer, _is_of_this_machine, identify
 
 POD = "0b7c4f9e-3a2d-4c5e-8f1a-6d7e8f9a0b1c"
@@ -37,8 +38,7 @@ class Transport:
 
 @pytest.fixture
 def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    open_to_all(tmp_path)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "api.sock"))
         (tmp_path / "api.sock").chmod(0o777)
