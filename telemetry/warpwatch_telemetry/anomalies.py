@@ -78,11 +78,25 @@ class Found:
         return None if self.job is None else JobId(self.owner, self.job, self.run)
 
 
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """What was found when an anomaly was at its worst; fields as in ``Found``."""
+
+    time: float
+    summary: str
+    step: int | None = None
+    value: float | None = None
+    baseline: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anomaly(Found):
     """What was found, from when it was raised (``time``, ``step``) to its end.
 
+    ``value``, ``baseline`` and ``summary`` are the newest while it is active, then its worst.
+
     end_time: when it was over, None while active.
+    worst: its worst moment so far; None of an anomaly that an older daemon kept.
     explained_by: the id of the anomaly that turned out to be its cause, which also ended it.
     effects: what it does to jobs, one sentence each; the summary has them too.
     reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
@@ -94,6 +108,7 @@ class Anomaly(Found):
     explained_by: str | None = None
     effects: tuple[str, ...] = ()
     reopened: int = 0
+    worst: Worst | None = None
 
 
 @dataclass(frozen=True, slots=True)

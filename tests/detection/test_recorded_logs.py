@@ -33,3 +33,16 @@ def test_the_rank_that_raised_is_found_and_not_those_that_lost_it() -> None:
 
 def test_of_minutes_of_healthy_training_on_a_busy_machine_nothing_is_found() -> None:
     assert found("healthy.jsonl.gz") == []
+
+
+def test_what_ended_says_what_it_was_at_its_worst() -> None:
+    replay = Replay()
+    assert (
+        len(list(replay.run(LogReader().records(read_lines(LOGS / "seven_faults.jsonl.gz"))))) == 6
+    )
+    stall, regression, straggler, *_ = replay.anomalies.values()
+    assert stall.summary == "rank 2 waits for data 18 % of the time instead of 2 %, since step 296"
+    assert regression.summary.startswith("steps take 16 % longer since step 437")
+    assert straggler.summary == "rank 1 computes 25 % longer than its 3 peers since step 512"
+    assert straggler.worst is not None
+    assert (straggler.worst.step, straggler.worst.value) == (539, straggler.value)

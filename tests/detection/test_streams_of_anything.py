@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -134,13 +135,9 @@ def test_nothing_that_is_fed_makes_a_detector_fail(pieces: list[Any]) -> None:
     for anomaly in fed(engine, stream(pieces)):
         assert anomaly.summary
         assert "\n" not in anomaly.summary
-        json.dumps(encoded(anomaly), allow_nan=False)
+        json.dumps(asdict(anomaly), allow_nan=False)
     for detector in detectors(engine):
         assert all(status.text for status in detector.statuses())
-
-
-def encoded(anomaly: Anomaly) -> dict[str, Any]:
-    return {name: getattr(anomaly, name) for name in Anomaly.__dataclass_fields__}
 
 
 @BOUNDED

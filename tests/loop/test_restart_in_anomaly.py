@@ -37,6 +37,10 @@ def anomalies(node: LoopNode, kind: str) -> list[Any]:
     return [anomaly for anomaly in node.get("anomalies") if anomaly["kind"] == kind]
 
 
+def told(node: LoopNode, kind: str, begin: str) -> list[Any]:
+    return [anomaly for anomaly in anomalies(node, kind) if anomaly["summary"].startswith(begin)]
+
+
 def over(node: LoopNode, kind: str) -> list[Any]:
     return [anomaly for anomaly in anomalies(node, kind) if anomaly["end_time"] is not None]
 
@@ -91,9 +95,16 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) 
     (known,) = anomalies(node, "data_stall")
     assert begin(known) == begin(found)
     assert known["end_time"] is None
+    assert known["worst"]["value"] >= found["value"]
     switch.unlink()
+    said = poll(lambda: told(node, "data_stall", "recovering: now "), 120, "it recovers")
+    assert known["worst"]["summary"] in said[0]["summary"]
     (ended,) = poll(lambda: over(node, "data_stall"), 120, "the stall is over")
     assert begin(ended) == begin(found)
+    assert ended["worst"]["value"] >= known["worst"]["value"] > 0.3
+    # Not the nothing that it was in the end.
+    for said in (ended, node.http.get(f"/api/v1/anomalies/{ended['id']}").json()):
+        assert all(said[name] == ended["worst"][name] for name in ("value", "summary"))
     one = node.http.get(f"/api/v1/anomalies/{ended['id']}").json()
     (job,) = [s for s in one["context"]["series"] if s["job"] and s["rank"] is None]
     # What the first daemon saw and what the second saw are one.

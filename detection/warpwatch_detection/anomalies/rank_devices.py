@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 
 # A death is judged seconds later; the rank's device must still be known then.
@@ -11,6 +13,7 @@ DEPARTED_S = 600.0
 MAX_DEPARTED = 4096
 
 RankId = tuple[JobId, int]
+F = TypeVar("F", bound=Found)
 
 
 @dataclass(slots=True)
@@ -93,5 +96,18 @@ class RankDevices:
             there[0][1] if len(there) == 1 else None,
         )
 
+    def located(self, found: Found) -> Found:
+        """With the job and rank on the device, or the device of the rank."""
+        job, rank, device = found.job_id, found.rank, found.device
+        if job is None and device is not None:
+            job, rank = self.occupant(device)
+        elif job is not None and rank is not None and device is None:
+            device = self.device(job, rank)
+        return with_job(replace(found, rank=rank, device=device), job)
+
     def _on(self, device: str) -> list[RankId]:
         return [name for name, rank in self.live().items() if rank.device == device]
+
+
+def with_job(about: F, job: JobId | None) -> F:
+    return about if job is None else replace(about, **job.fields())

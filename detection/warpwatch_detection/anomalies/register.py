@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.explanation import cause_of
-from warpwatch_detection.anomalies.rank_devices import RankDevices
+from warpwatch_detection.anomalies.rank_devices import RankDevices, with_job
 from warpwatch_detection.anomalies.register_state import (
     EndedKey,
     Key,
@@ -20,6 +20,7 @@ from warpwatch_detection.anomalies.register_state import (
     TrackedAnomaly,
 )
 from warpwatch_detection.anomalies.suppressed import SuppressedFindings
+from warpwatch_detection.anomalies.worst import worse
 from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import NEVER, Fine, Verdict
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Found
@@ -33,8 +34,6 @@ MAX_ACTIVE_OF_OWNER = 100
 MAX_ENDED = 1000
 MAX_HISTORY = 1000
 MAX_EFFECTS = 4
-
-F = TypeVar("F", bound=Found)
 
 
 class AnomalyRegister:
@@ -106,11 +105,9 @@ class AnomalyRegister:
         for key in list(self.suppressed.known):
             if key[0] not in judged:
                 self.suppressed.forget(key)
-        for key, tracked in list(self.state.active.items()):
+        for key in list(self.state.active):
             if key[0] not in judged and key[0] not in EVENT_KINDS:
-                tracked.summary += why
-                tracked.summarize()
-                self._close(key, time)
+                self._close(key, time, why=why)
         return self._take_changes()
 
     def _take_changes(self) -> list[Change]:
@@ -152,8 +149,9 @@ class AnomalyRegister:
             return
         self.state.count += 1
         ident = f"{int(found.time):x}-{self.state.count:x}"
-        anomaly = Anomaly(**asdict(self._located(found)), id=ident, kind=key[0])
-        self._keep("opened", key, TrackedAnomaly(anomaly, found.summary), found)
+        anomaly = Anomaly(**asdict(self.ranks.located(found)), id=ident, kind=key[0])
+        tracked = TrackedAnomaly(anomaly, found, worse(key[0], None, found))
+        self._keep("opened", key, tracked, found)
         self._explain_by_newest(key)
 
     def _has_room(self, job: JobId | None) -> bool:
@@ -171,20 +169,18 @@ class AnomalyRegister:
         tracked: TrackedAnomaly,
         found: Found,
     ) -> None:
-        located = self._located(found)
-        before = _with_job(tracked.anomaly, located.job_id)
+        located = self.ranks.located(found)
+        before = with_job(tracked.anomaly, located.job_id)
         rank = located.rank
         if rank is None and key[0] in DEVICE_KINDS:
             # The one that ran on the device when it was raised.
             rank = before.rank
-        tracked.summary = found.summary
+        tracked.update(found)
         tracked.anomaly = replace(
             before,
             severity=max(before.severity, found.severity, key=SEVERITIES.index),
             rank=None if tracked.shared else rank,
             device=located.device or before.device,
-            value=found.value,
-            baseline=found.baseline,
         )
         self._keep(what, key, tracked, found)
 
@@ -204,27 +200,18 @@ class AnomalyRegister:
         tracked.summarize()
         self._changes.append(Change(what, tracked.anomaly))
 
-    def _located(self, found: Found) -> Found:
-        """With the job and rank on the device, or the device of the rank."""
-        job, rank, device = found.job_id, found.rank, found.device
-        if job is None and device is not None:
-            job, rank = self.ranks.occupant(device)
-        elif job is not None and rank is not None and device is None:
-            device = self.ranks.device(job, rank)
-        return _with_job(replace(found, rank=rank, device=device), job)
-
     # --- closing and continuing ---
 
-    def _close(self, key: Key, time: float, explained_by: str | None = None) -> None:
-        """Nothing if there is no such anomaly."""
+    def _close(self, key: Key, time: float, explained_by: str | None = None, why: str = "") -> None:
+        """Nothing if there is no such anomaly. ``why``: for the summary."""
         tracked = self.state.active.pop(key, None)
         if tracked is None:
             return
         if key[0] in EVENT_KINDS:
             self._schedule()
         end_time = max(time, tracked.anomaly.time)
-        closed = replace(tracked.anomaly, end_time=end_time, explained_by=explained_by)
-        tracked.anomaly = closed
+        tracked.end(end_time, explained_by, why)
+        closed = tracked.anomaly
         self.history.append(closed)
         self._changes.append(Change("closed", closed))
         ended = self.state.ended
@@ -284,10 +271,11 @@ class AnomalyRegister:
         name = f"{key[0]} of {found.job}"
         if name not in cause.effects and len(cause.effects) >= MAX_EFFECTS:
             return
-        cause.effects[name] = f"in {found.job} {found.summary}"
+        said = f"in {found.job} {found.summary}"
+        cause.effects[name] = worse(key[0], cause.effects.get(name), found, said)
         before = cause.anomaly
         cause.anomaly = replace(
-            before if before.job else _with_job(before, found.job_id),
+            before if before.job else with_job(before, found.job_id),
             rank=found.rank if before.rank is None and not before.job else before.rank,
             severity=max(before.severity, found.severity, key=SEVERITIES.index),
         )
@@ -303,7 +291,3 @@ class AnomalyRegister:
             time = self.state.active[opened].anomaly.time
             effect = replace(tracked.found(), time=time, device=key[2])
             self._explain(key, effect, cause)
-
-
-def _with_job(about: F, job: JobId | None) -> F:
-    return about if job is None else replace(about, **job.fields())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from warpwatch_telemetry.anomalies import Anomaly, Found
+from warpwatch_detection.anomalies.worst import sentence, worse
+from warpwatch_telemetry.anomalies import Anomaly, Found, Worst
 from warpwatch_telemetry.jobs import JobId
 
 # What an anomaly is about: kind, job, device. Several ranks of one cause are one anomaly.
@@ -17,28 +18,49 @@ EndedKey = tuple[str, JobId | None, str | None, int | None]
 class TrackedAnomaly:
     """An anomaly, and what the register knows of it besides.
 
-    summary: the detector's own sentence; effects: what the anomaly explains, by kind and job.
+    newest: in the detector's own words; worst: its worst moment; effects: what it explains, each
+    at its worst, by kind and job.
     named: the rank that was blamed last; shared: the blame went to and fro, so no rank has it.
     held_until: when an event is over, if it does not happen again.
     """
 
     anomaly: Anomaly
-    summary: str
-    effects: dict[str, str] = field(default_factory=dict)
+    newest: Found
+    worst: Worst
+    effects: dict[str, Worst] = field(default_factory=dict)
     named: int | None = None
     shared: bool = False
     held_until: float = float("inf")
 
+    def update(self, found: Found) -> None:
+        """The detector has found it again."""
+        self.newest, self.worst = found, worse(self.anomaly.kind, self.worst, found)
+
     def summarize(self) -> None:
-        """Bring the anomaly's own summary and effects up to date."""
-        effects = tuple(self.effects.values())
-        summary = "; ".join((self.summary, *effects))
-        self.anomaly = replace(self.anomaly, summary=summary, effects=effects)
+        """Bring what the anomaly says of itself up to date."""
+        newest = self.newest
+        self._say(sentence(self.anomaly.kind, newest, self.worst), newest)
+
+    def end(self, time: float, explained_by: str | None, why: str) -> None:
+        """``why``: it ended, if that needs to be said."""
+        self.anomaly = replace(self.anomaly, end_time=time, explained_by=explained_by)
+        self._say(self.worst.summary + why, self.worst)
+
+    def _say(self, said: str, about: Found | Worst) -> None:
+        effects = tuple(effect.summary for effect in self.effects.values())
+        self.anomaly = replace(
+            self.anomaly,
+            value=about.value,
+            baseline=about.baseline,
+            summary="; ".join((said, *effects)),
+            effects=effects,
+            worst=self.worst,
+        )
 
     def found(self) -> Found:
-        """What the detector found, without what became of it."""
+        """What the detector found last, with the rank and device that the anomaly has."""
         about = {name: getattr(self.anomaly, name) for name in Found.__dataclass_fields__}
-        return Found(**about | {"summary": self.summary})
+        return Found(**about | {"summary": self.newest.summary})
 
     def is_of_another_rank(self, found: Found) -> bool:
         """Whether a finding of the same kind and job names another rank."""

@@ -1,0 +1,97 @@
+"""The worst moment of an anomaly: which of two findings of a kind is worse, and what recovers.
+
+How bad a finding is, is its value (``_value``), but for the kinds of ``_BADNESS``. Nothing but this
+module compares findings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from warpwatch_telemetry.anomalies import EVENT_KINDS, Found, Worst
+
+# Below this part of its worst it recovers: far enough that noise does not say so.
+RECOVERING_SHARE = 0.5
+
+# What is judged, the graver quantity higher, and how bad it is: more is worse.
+Badness = tuple[int, float]
+_Of = Callable[[float, float | None], Badness]
+
+
+def _value(value: float, baseline: float | None) -> Badness:
+    return 0, value
+
+
+def _above(value: float, baseline: float | None) -> Badness:
+    return 0, value - (baseline or 0.0)
+
+
+def _longer(value: float, baseline: float | None) -> Badness:
+    return 0, value / baseline - 1 if baseline else value
+
+
+def _clock(value: float, baseline: float | None) -> Badness:
+    return 0, 1 - value / baseline if baseline else -value
+
+
+def _retries_or_fullness(value: float, baseline: float | None) -> Badness:
+    return int(baseline == 0), value
+
+
+def _link_or_replays(value: float, baseline: float | None) -> Badness:
+    return (1, 1 - value / baseline) if baseline else (0, value)
+
+
+def _down_or_errors_or_rate(value: float, baseline: float | None) -> Badness:
+    return 0 if baseline is None else 2 if baseline else 1, value
+
+
+_BADNESS: Mapping[str, _Of] = {
+    "step_regression": _longer,
+    "step_drift": _longer,
+    "straggler": _longer,
+    "step_spikes": _above,
+    "comm_slow": _above,
+    "data_stall": _above,
+    "clock_drop": _clock,
+    "memory_pressure": _retries_or_fullness,
+    "pcie_degraded": _link_or_replays,
+    "nvlink_error": _down_or_errors_or_rate,
+}
+
+
+def _badness(kind: str, found: Found | Worst) -> Badness:
+    """Events add up, so that the newest word is the worst; so is one without a value."""
+    if kind in EVENT_KINDS or found.value is None:
+        return 0, math.inf
+    return _BADNESS.get(kind, _value)(found.value, found.baseline)
+
+
+def worse(kind: str, before: Worst | None, found: Found, summary: str = "") -> Worst:
+    """The worse of the two, of equals the newer one. ``summary``: in place of the detector's."""
+    if before is not None and _badness(kind, found) < _badness(kind, before):
+        return before
+    said = summary or found.summary
+    return Worst(found.time, said, found.step, found.value, found.baseline)
+
+
+def sentence(kind: str, found: Found, worst: Worst) -> str:
+    """What is said of an active anomaly: what was found last, or that it recovers."""
+    now, then = _badness(kind, found), _badness(kind, worst)
+    if now >= then or (now[0] == then[0] and now[1] > RECOVERING_SHARE * then[1]):
+        return found.summary
+    at = "" if worst.step is None else f", at step {worst.step}"
+    return f"recovering: now {_short(kind, found)}; at its worst{at}: {worst.summary}"
+
+
+def _short(kind: str, found: Found) -> str:
+    """The present state in a few words, where the kind has some."""
+    value, baseline = found.value, found.baseline
+    if value is not None and baseline and _BADNESS.get(kind) is _longer:
+        return f"{100 * max(0.0, value / baseline - 1):.0f} % longer"
+    if value is not None and kind in ("data_stall", "gc_pause"):
+        return f"{100 * value:.0f} % of the time"
+    if value is not None and kind == "step_spikes":
+        return f"{100 * value:.0f} % of the steps"
+    return found.summary
