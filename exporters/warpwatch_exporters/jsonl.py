@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from warpwatch_telemetry.log import decode, encode
+from warpwatch_telemetry.log import decode, encode_line
 from warpwatch_telemetry.records import Record
 
 # What is read of an existing log's end to know what it already holds.
@@ -58,11 +58,7 @@ class JsonlWriter:
         rank = _rank_of(record)
         if rank is not None and record.time <= self._newest.get(rank, float("-inf")):
             return None
-        try:
-            text = json.dumps(encode(record), separators=(",", ":"), allow_nan=False)
-        except (TypeError, ValueError):
-            return None
-        return text.encode() + b"\n"
+        return encode_line(record)
 
     def _append(self, data: bytes) -> None:
         written = os.write(self._fd, data)

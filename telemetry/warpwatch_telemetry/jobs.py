@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import zlib
 from typing import NamedTuple, TypedDict
 
 
@@ -28,3 +31,20 @@ class JobId(NamedTuple):
 
     def fields(self) -> JobFields:
         return {"owner": self.owner, "job": self.name, "run": self.run}
+
+    @property
+    def base_name(self) -> str:
+        """What its program calls it, on every node: without the mark of a second live run."""
+        return self.name.removesuffix(run_mark(self.run))
+
+
+def run_mark(run: str) -> str:
+    """What tells a run from another live one of the same name and owner: ``#<6 digits>``."""
+    return f"#{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:6]}"
+
+
+# Asked of every record that is streamed.
+@functools.lru_cache(maxsize=4096)
+def shard_key(job: JobId) -> int:
+    """Modulo their number, which of several fleets judges the job; the same on all of its nodes."""
+    return zlib.crc32("\0".join((job.owner, job.base_name)).encode(errors="replace"))

@@ -43,7 +43,7 @@ _NAMES = {record_type: name for name, record_type in _TYPES.items()}
 # Values that are the rule and not worth a word.
 _SILENT = {
     "samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False,
-    "owner": "", "run": "",
+    "owner": "", "run": "", "master": "",
 }  # fmt: skip
 _DEVICE = "device_"
 # An event's own fields. What its detail calls by the same name is written with a prefix.
@@ -69,6 +69,14 @@ def encode(record: Record) -> dict[str, Any]:
         elif not (value is None or (name in _SILENT and value == _SILENT[name])):
             encoded[name] = dict(value) if isinstance(value, Mapping) else value
     return encoded
+
+
+def encode_line(record: Record) -> bytes | None:
+    """The record as one line of a log, None for one that is no JSON."""
+    try:
+        return json.dumps(encode(record), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError):
+        return None
 
 
 def decode(encoded: Mapping[str, Any]) -> Record:
@@ -236,6 +244,7 @@ def _rank_seen(encoded: Mapping[str, Any]) -> Record:
         rank=_integer(encoded, "rank"),
         world_size=_integer(encoded, "world_size", 1),
         device=_optional(_text, encoded, "device"),
+        master=_text(encoded, "master"),
         **_job(encoded).fields(),
     )
 

@@ -27,7 +27,11 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class RankSeen(msgspec.Struct, frozen=True, gc=False):
-    """A rank reported for the first time."""
+    """A rank reported for the first time.
+
+    master: host and port where the ranks of a run meet that has no id of its own; with it, runs of
+    several nodes are found to be one.
+    """
 
     time: float
     job: str
@@ -36,6 +40,7 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     device: str | None = None
     owner: str = ""
     run: str = ""
+    master: str = ""
 
     @property
     def job_id(self) -> JobId:

@@ -34,6 +34,7 @@ from warpwatch_daemon.ranks.gone_pods import GonePods
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
@@ -105,6 +106,7 @@ class Daemon:
         self._archive_loop: Loop | None = None
         self._positions_loop: Loop | None = None
         self._log = telemetry_log(config, metrics)
+        self._stream = RecordStream()
         self.pipeline = Pipeline(
             self.hub,
             self.ranks,
@@ -112,6 +114,7 @@ class Daemon:
             self.captures.coordinator,
             self.captures.triggers,
             self.archive,
+            self._stream,
             self._log,
         )
         self.sources = enabled_sources(config, self._surroundings())
@@ -152,7 +155,7 @@ class Daemon:
         """Serve until SIGTERM or SIGINT. Raises WarpwatchError where only a restart can help."""
         self._start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: self.server.stop())
+            signal.signal(number, lambda *_: self._stop())
         signal.signal(signal.SIGHUP, lambda *_: self.reloading.ask())
         host, port = self.server.address
         logger.info("listening on %s:%d, rendezvous %s", host, port, self.folder.path)
@@ -164,9 +167,13 @@ class Daemon:
         if self._fatal:
             raise WarpwatchError(self._fatal)
 
+    def _stop(self) -> None:
+        self._stream.close()
+        self.server.stop()
+
     def _fail(self, reason: str) -> None:
         self._fatal = reason
-        self.server.stop()
+        self._stop()
 
     def _start(self) -> None:
         every = self.supervisor.every
@@ -231,6 +238,9 @@ class Daemon:
 
     def registry(self) -> CollectorRegistry:
         return self.hub.metrics.registry
+
+    def records(self) -> RecordStream:
+        return self._stream
 
     def exposition(self) -> Options:
         configured = self._config.exporters.prometheus

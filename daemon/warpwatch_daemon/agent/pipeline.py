@@ -17,6 +17,7 @@ from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
@@ -43,6 +44,7 @@ class Pipeline:
         coordinator: Coordinator,
         triggers: Triggers,
         archive: Archive,
+        stream: RecordStream,
         log: TelemetryLog | None = None,
     ) -> None:
         self._hub = hub
@@ -51,12 +53,15 @@ class Pipeline:
         self._coordinator = coordinator
         self._triggers = triggers
         self._archive = archive
+        self._stream = stream
         self._log = log
         # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
         archive.restore(time.time())
         # What triggers have not heard of yet: at first, the anomalies that outlived a restart.
         self._changes = [Change("opened", anomaly) for anomaly in detection.active]
+        for anomaly in detection.active:
+            stream.put_anomaly(anomaly)
         # By how much the wall clock is ahead of the monotonic one.
         self._ahead_s = time.time() - time.monotonic()
         # What went wrong first in this round.
@@ -76,6 +81,7 @@ class Pipeline:
         records.sort(key=lambda record: record.time)
         if self._log is not None:
             self._try(self._log.put, records, now)
+        self._try(self._stream.put, records)
         with self._owner:
             self._notice_leap(now, at)
             for record in (*records, Clock(now)):
@@ -87,6 +93,7 @@ class Pipeline:
         self._try(self._triggers.advance, now, changes, self._detection.active)
         self._try(lambda: self._hub.follow_ranks(self._ranks.devices(at)))
         self._try(self._publish)
+        self._try(self._stream.put_captures, self._hub.captures())
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -116,6 +123,7 @@ class Pipeline:
         self._changes += changes
         for change in changes:
             self._try(self._archive.take, change)
+            self._try(self._stream.put_anomaly, change.anomaly)
             if change.what == "opened":
                 self._try(self._report, change.anomaly)
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
@@ -22,6 +23,8 @@ class Agent(Protocol):
     """Called from the server's thread; every method returns at once, but where it says."""
 
     def state(self) -> State: ...
+
+    def records(self) -> RecordStream: ...
 
     def exposition(self) -> Options:
         """How ``/metrics`` is written."""

@@ -24,6 +24,7 @@ from warpwatch_daemon.http.limits import PeerLimit
 from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.openapi import openapi
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
+from warpwatch_daemon.http.records import RecordsEndpoint
 from warpwatch_daemon.http.routes import operations
 
 _REASONS = {404: "not_found", 405: "method_not_allowed"}
@@ -52,6 +53,7 @@ def create_app(
         AlertWebhook(agent, access, config),
         pages,
         PageEndpoint(agent),
+        RecordsEndpoint(agent, access),
     )
     app = Starlette(
         routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in table],

@@ -111,6 +111,26 @@ class CaptureFilters(DiagnosisFilters):
     active: bool | None = None
 
 
+class RecordFilters(Filters):
+    """after: the cursor of the last batch; shard: ``index/of`` of those who share the jobs."""
+
+    after: Annotated[str | None, Field(max_length=64)] = None
+    follow: bool = False
+    shard: Annotated[str, Field(pattern=r"^\d{1,3}/\d{1,3}$")] = "0/1"
+
+    @model_validator(mode="after")
+    def _shard_exists(self) -> RecordFilters:
+        index, of = self.parts
+        if index >= of:
+            raise ValueError(f"shard: there is no {index} of {of}; they count from 0")
+        return self
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        index, _, of = self.shard.partition("/")
+        return int(index), int(of)
+
+
 # --- answers ---
 
 

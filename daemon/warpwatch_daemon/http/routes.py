@@ -16,6 +16,7 @@ from warpwatch_daemon.http.api import Api
 from warpwatch_daemon.http.capture_files import CaptureFiles
 from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
+from warpwatch_daemon.http.records import MEDIA_TYPE, RecordsEndpoint
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -48,7 +49,12 @@ async def describe(request: Request) -> Response:
 
 
 def operations(
-    api: Api, files: CaptureFiles, webhook: AlertWebhook, metrics: MetricsPages, page: PageEndpoint
+    api: Api,
+    files: CaptureFiles,
+    webhook: AlertWebhook,
+    metrics: MetricsPages,
+    page: PageEndpoint,
+    records: RecordsEndpoint,
 ) -> list[Operation]:
     return [
         Operation("/", page.show, "text/html"),
@@ -59,6 +65,14 @@ def operations(
         Operation("/api/v1/devices", api.devices, models.DeviceList, models.Filters),
         Operation("/api/v1/jobs", api.jobs, models.JobList, models.JobFilters),
         Operation("/api/v1/ranks", api.ranks, models.RankList, models.JobFilters),
+        Operation(
+            "/api/v1/records",
+            records.send,
+            MEDIA_TYPE,
+            models.RecordFilters,
+            guarded=True,
+            errors=(503,),
+        ),
         Operation("/api/v1/anomalies", api.anomalies, models.AnomalyList, models.AnomalyFilters),
         Operation(
             "/api/v1/anomalies/{id}", api.anomaly, models.OneAnomaly, models.Filters, errors=(404,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.table import OpenRing
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.jobs import JobId, run_mark
 
 # Where nothing says which start it is of, a rank that began so long after the first is of another.
 JOIN_S = 600.0
@@ -83,7 +82,7 @@ def _new(ring: OpenRing, ranks: Iterable[Rank]) -> JobId:
     name = ring.claims.job
     taken = {rank.job.name for rank in own if rank.live}
     if name in taken:
-        name = f"{name}#{hashlib.sha256(run.encode()).hexdigest()[:6]}"
+        name += run_mark(run)
     if name in taken:
         name = f"{name}-{mark}"
     return JobId(ring.owner, name, run)

@@ -210,7 +210,7 @@ class RanksSource:
             time = min(now, ring.created_time)
             yield RankSeen(
                 time, rank=rank.rank, world_size=said.world_size, device=said.device,
-                **rank.job.fields(),
+                master="" if said.run else said.master, **rank.job.fields(),
             )  # fmt: skip
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
         self._claimed = self._pods.settled

@@ -20,6 +20,7 @@ from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.detectors.oom import Oom
 from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter
@@ -39,7 +40,9 @@ def pipeline(node: CaptureNode, hub: Hub, log: TelemetryLog | None = None) -> Pi
     detection = Detection(config.detection, config.anomalies)
     archive = Archive(node.store.path, config.anomalies, detection, lambda what: None, lambda: None)
     triggers = Triggers(node.coordinator, node.source, hub)
-    return Pipeline(hub, node.source, detection, node.coordinator, triggers, archive, log)
+    return Pipeline(
+        hub, node.source, detection, node.coordinator, triggers, archive, RecordStream(), log
+    )
 
 
 def raise_exception(node: CaptureNode) -> None:

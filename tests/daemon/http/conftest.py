@@ -23,6 +23,7 @@ from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.connection import HEAD_TIMEOUT_S, WRITE_TIMEOUT_S
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
@@ -245,6 +246,10 @@ class MemoryAgent:
         self.stored: dict[str, tuple[Anomaly, AnomalyContext | None]] = {}
         self.seen: tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]] = ({}, ())
         self.folder = folder
+        self.stream = RecordStream()
+
+    def records(self) -> RecordStream:
+        return self.stream
 
     def state(self) -> State:
         return self.now

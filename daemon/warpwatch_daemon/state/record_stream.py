@@ -1,0 +1,242 @@
+"""What others follow of this node: the newest lines of its telemetry log and what has changed.
+
+Lines are kept while somebody reads, so a node without a fleet pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeGuard
+
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.jobs import JobId, shard_key
+from warpwatch_telemetry.log import encode_line
+from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record
+from warpwatch_telemetry.stream import AnomalyLine, CaptureLine, GapLine, encode_stream_line
+
+MAX_BYTES = 16 * 2**20
+# A reader that was restarted rebuilds what it knew from the lines of this time; a node that was
+# not read for as long keeps none.
+KEPT_S = 600.0
+DEVICE_INTERVAL_S = 5.0
+MAX_BATCH_BYTES = 256 * 2**10
+# Live ranks that a new reader hears of first: as many as there may be rings.
+MAX_RANKS = 1024
+
+_CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>\d{1,18})")
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Of ``of`` readers that share the jobs of all nodes, the one at ``index``."""
+
+    index: int
+    of: int
+
+    def has(self, key: int | None) -> bool:
+        """Whether a line is for this one; a key of None is for all of them."""
+        return key is None or key % self.of == self.index
+
+
+WHOLE = Shard(0, 1)
+
+
+class Batch(NamedTuple):
+    """``more``: whether there is more already."""
+
+    lines: bytes
+    cursor: str
+    more: bool
+
+
+class _Line(NamedTuple):
+    number: int
+    at: float
+    key: int | None
+    text: bytes
+
+
+class RecordStream:
+    """``put`` is the pipeline's, ``read`` may be called from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # A cursor of another epoch says nothing about the lines of this one.
+        self._epoch = _new_epoch()
+        self._lines: deque[_Line] = deque()
+        self._bytes = 0
+        self._count = 0
+        self._read_at: float | None = None
+        self._ranks: dict[tuple[JobId, int], RankSeen] = {}
+        self._anomalies: dict[str, Anomaly] = {}
+        self._captures: dict[str, Capture] = {}
+        self._device_at: dict[str, float] = {}
+        # Followers end when they see it, so that the server need not wait for them.
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    # --- what happens ---
+
+    def put(self, records: Iterable[Record]) -> None:
+        with self._lock:
+            self._follow_ranks(records := list(records))
+            if self._is_read():
+                for record in self._thinned(records):
+                    self._add(_key(record), encode_line(record))
+
+    def put_anomaly(self, anomaly: Anomaly) -> None:
+        """One that has changed in any way."""
+        with self._lock:
+            if anomaly.end_time is None:
+                self._anomalies[anomaly.id] = anomaly
+            else:
+                self._anomalies.pop(anomaly.id, None)
+            if self._is_read():
+                self._add(_anomaly_key(anomaly), encode_stream_line(AnomalyLine(anomaly)))
+
+    def put_captures(self, captures: Iterable[Capture]) -> None:
+        """All that are shown; those that have changed are streamed."""
+        with self._lock:
+            before, self._captures = self._captures, {one.id: one for one in captures}
+            if not self._is_read():
+                return
+            for capture in self._captures.values():
+                if before.get(capture.id) is not capture:
+                    key = shard_key(capture.request.job_id)
+                    self._add(key, encode_stream_line(CaptureLine(capture)))
+
+    # --- who reads ---
+
+    def read(self, after: str | None, shard: Shard = WHOLE) -> Batch:
+        """Lines after the cursor, oldest first; without one, what is live and what is kept.
+
+        A batch may have no line. Raises ValueError for what is no cursor.
+        """
+        epoch, number = _parse(after)
+        with self._lock:
+            self._forget_old()
+            self._read_at = self._clock()
+            parts = []
+            first = self._count - len(self._lines)
+            if after is None or epoch != self._epoch:
+                parts = [
+                    b"" if after is None else encode_stream_line(GapLine()),
+                    *self._live(shard),
+                ]
+                number = first
+            elif number < first:
+                parts = [encode_stream_line(GapLine(first - number)), *self._live(shard)]
+                number = first
+            size = 0
+            for line in self._after(number):
+                if size >= MAX_BATCH_BYTES:
+                    break
+                number = line.number
+                if shard.has(line.key):
+                    parts.append(line.text)
+                    size += len(line.text)
+            return Batch(b"".join(parts), f"{self._epoch}-{number}", number < self._count)
+
+    def _live(self, shard: Shard) -> Iterator[bytes]:
+        """What a reader has to know that comes too late for its beginning."""
+        for record in self._ranks.values():
+            if shard.has(_key(record)):
+                yield encode_line(record) or b""
+        for anomaly in self._anomalies.values():
+            if shard.has(_anomaly_key(anomaly)):
+                yield encode_stream_line(AnomalyLine(anomaly))
+
+    def _after(self, number: int) -> Iterator[_Line]:
+        """Readers are mostly near the end, so they look from there."""
+        newer = 0
+        for line in reversed(self._lines):
+            if line.number <= number:
+                break
+            newer += 1
+        return (self._lines[at] for at in range(-newer, 0))
+
+    # --- keeping ---
+
+    def _is_read(self) -> bool:
+        self._forget_old()
+        return self._read_at is not None
+
+    def _add(self, key: int | None, text: bytes | None) -> None:
+        if text is None:
+            return
+        self._count += 1
+        self._lines.append(_Line(self._count, self._clock(), key, text))
+        self._bytes += len(text)
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        if self._read_at is not None and now - self._read_at > KEPT_S:
+            self._read_at = None
+            self._lines.clear()
+            self._bytes = 0
+            self._epoch = _new_epoch()
+        while self._lines and (self._bytes > MAX_BYTES or now - self._lines[0].at > KEPT_S):
+            self._bytes -= len(self._lines.popleft().text)
+
+    def _follow_ranks(self, records: Iterable[Record]) -> None:
+        for record in records:
+            if isinstance(record, RankSeen):
+                self._ranks[record.job_id, record.rank] = record
+                if len(self._ranks) > MAX_RANKS:
+                    del self._ranks[next(iter(self._ranks))]
+            elif isinstance(record, End) and record.rank is None:
+                for key in [key for key in self._ranks if key[0] == record.job_id]:
+                    del self._ranks[key]
+            elif isinstance(record, End) or _is_death(record):
+                self._ranks.pop((record.job_id, record.rank or 0), None)
+
+    def _thinned(self, records: Iterable[Record]) -> Iterator[Record]:
+        """A reading of each device in DEVICE_INTERVAL_S; clocks are each batch's own."""
+        now = self._clock()
+        for record in records:
+            if isinstance(record, Clock):
+                continue
+            if isinstance(record, DeviceReading):
+                if now - self._device_at.get(record.device, float("-inf")) < DEVICE_INTERVAL_S:
+                    continue
+                self._device_at[record.device] = now
+            yield record
+
+
+def _new_epoch() -> str:
+    return secrets.token_hex(4)
+
+
+def _parse(cursor: str | None) -> tuple[str, int]:
+    match = _CURSOR.fullmatch(cursor or "")
+    if match is None:
+        if cursor is None:
+            return "", 0
+        raise ValueError("a cursor of this stream is needed")
+    return match["epoch"], int(match["number"])
+
+
+def _is_death(record: Record) -> TypeGuard[RankEvent]:
+    return isinstance(record, RankEvent) and record.event == "died"
+
+
+def _key(record: Record) -> int | None:
+    if isinstance(record, DeviceReading):
+        return zlib.crc32(record.device.encode(errors="replace"))
+    return None if isinstance(record, Clock) else shard_key(record.job_id)
+
+
+def _anomaly_key(anomaly: Anomaly) -> int | None:
+    job = anomaly.job_id
+    return None if job is None else shard_key(job)

@@ -1,0 +1,78 @@
+"""What an agent streams to a fleet: lines of the telemetry log, and what only the stream has.
+
+One JSON object a line. An anomaly or a capture comes whole whenever it has changed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.log import Decoder
+from warpwatch_telemetry.records import Record
+
+
+class AnomalyLine(msgspec.Struct, frozen=True, tag_field="type", tag="anomaly"):
+    anomaly: Anomaly
+
+
+class CaptureLine(msgspec.Struct, frozen=True, tag_field="type", tag="capture"):
+    capture: Capture
+
+
+class CursorLine(msgspec.Struct, frozen=True, tag_field="type", tag="cursor"):
+    """The end of a batch: whoever asks for what comes after ``cursor`` misses nothing.
+
+    node: what the agent calls its node; version: of the agent.
+    """
+
+    cursor: str
+    node: str = ""
+    version: str = ""
+
+
+class GapLine(msgspec.Struct, frozen=True, tag_field="type", tag="gap", omit_defaults=True):
+    """Lines that the reader came too late for; None: the agent was restarted and cannot tell."""
+
+    lost: int | None = None
+
+
+StreamLine = AnomalyLine | CaptureLine | CursorLine | GapLine
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[StreamLine] = msgspec.json.Decoder(StreamLine)
+_TAGS = {"anomaly", "capture", "cursor", "gap"}
+
+
+def encode_stream_line(line: StreamLine) -> bytes:
+    return _encoder.encode(line) + b"\n"
+
+
+class StreamDecoder:
+    """Decodes the lines of one agent in order."""
+
+    def __init__(self) -> None:
+        self._records = Decoder()
+
+    def decode(self, line: bytes) -> Record | StreamLine | None:
+        """None: of a type that only newer versions know.
+
+        Raises ValueError with one line that says what is wrong.
+        """
+        try:
+            (record,) = self._records.decode_lines(line)
+            return record
+        except ValueError:
+            pass
+        try:
+            encoded: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not JSON: {str(error)[:80]}") from None
+        kind = encoded.get("type") if isinstance(encoded, dict) else None
+        if kind in _TAGS:
+            return _decoder.decode(line)
+        return self._records.decode(encoded)
