@@ -114,7 +114,7 @@ class HelperThread:
     def _sign_of_life(self) -> None:
         """Also between the parts of long work of this thread."""
         if self._ring is not None:
-            self._ring.beat()
+            self._ring.beat(self.clock.calls())
             self._gil_stacks.rearm(time.monotonic())
 
     def _write_metadata(self, current: ring.RingWriter) -> None:

@@ -36,14 +36,15 @@ class PhaseTimes:
 
     log: the three parts of each entry, one after the other. push: how an entry gets there.
     thread: the training thread's identity, 0 before there is one. current: the innermost phase as
-    far as the log is settled.
+    far as the log is settled. used_by: the phases ``backward`` and ``forward``, once data are
+    loaded: what runs in no phase before another backward on the same batch is its forward.
 
     The totals are the process's: they begin with its first step, not with its ring.
     """
 
     __slots__ = (
         "_end_ns", "_known_ring", "_mark_ns", "_number", "_settling", "_stack", "_totals",
-        "_words", "current", "gpu", "log", "phase_names", "push", "ring", "thread",
+        "_words", "current", "gpu", "log", "phase_names", "push", "ring", "thread", "used_by",
         "wall_offset_ns",
     )  # fmt: skip
 
@@ -61,6 +62,7 @@ class PhaseTimes:
         self._words = _NEW_STEP[:]
         self._stack: list[int] = []
         self.current = OTHER
+        self.used_by = (OTHER, OTHER)
         self._mark_ns = self._end_ns = 0
         self._number = 0
 
@@ -137,9 +139,12 @@ class PhaseTimes:
         """The steps that have ended; those of a GPU are left to it."""
         gpu, stack, event = self.gpu, self._stack, None
         words, current, mark_ns = self._words, self.current, self._mark_ns
+        backward, forward = self.used_by
         ended: list[StepRow] = []
         try:
             for what, now, detail in entries:
+                if what == backward and current == OTHER and not stack:
+                    current = forward
                 words[current] += now - mark_ns
                 mark_ns = now
                 if gpu is not None:

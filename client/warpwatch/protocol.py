@@ -35,7 +35,8 @@ WORD_STEP_BEGUN = 9  # the step now begun on the CPU, plus 1; 0 before the first
 WORD_STEP_BEGUN_AT = 10  # monotonic ns
 WORD_RECORDS = 11  # records written so far; the newest has this sequence number
 WORD_ENDED = 12  # 1 after an exit in order
-WORDS = struct.Struct("<QQQQQ")
+WORD_CALLS = 13  # backwards and steps of any optimizer so far, whatever ends a step; 0: not seen
+WORDS = struct.Struct("<QQQQQQ")
 
 # Two slots are written in turn, so that one is whole whenever the writer dies.
 # sequence, steps, newest step + 1, samples, tokens, step ns, ns of each phase; then the CRC.
@@ -116,6 +117,7 @@ class Header(NamedTuple):
     step_begun_ns: int
     records: int
     ended: bool
+    calls: int
     totals: Totals
     metadata_sequence: int
     metadata_text: bytes | None
@@ -176,7 +178,7 @@ def decode_header(data: bytes, size: int) -> Header:
         raise ProtocolError("bad_header", f"sizes {header_size}, {record_size}, {count}")
     if size != HEADER_SIZE + RECORD_SIZE * count or size > MAX_RING_BYTES:
         raise ProtocolError("wrong_size", f"{size} bytes for {count} records")
-    heartbeat, begun, begun_ns, records, ended = WORDS.unpack_from(data, 8 * WORD_HEARTBEAT)
+    heartbeat, begun, begun_ns, records, ended, calls = WORDS.unpack_from(data, 8 * WORD_HEARTBEAT)
     sequence, text = _newest_metadata(data)
     return Header(
         identity=Identity(rest[0], rest[1], rest[2], rest[3], rest[4], count),
@@ -185,6 +187,7 @@ def decode_header(data: bytes, size: int) -> Header:
         step_begun_ns=begun_ns,
         records=records,
         ended=ended == 1,
+        calls=calls,
         totals=_newest_totals(data),
         metadata_sequence=sequence,
         metadata_text=text,

@@ -89,7 +89,9 @@ class RingWriter:
         offset = protocol.META_OFFSETS[self._metadata % 2]
         self._map[offset : offset + len(data)] = data
 
-    def beat(self) -> None:
+    def beat(self, calls: int = 0) -> None:
+        """``calls``: backwards and optimizers' steps so far."""
+        self.words[protocol.WORD_CALLS] = calls
         self.words[protocol.WORD_HEARTBEAT] = time.monotonic_ns()
 
     def append(self, kind: int, payload: bytes, flags: int = 0, wait_s: float = 0.0) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from numbers import Real
 from queue import SimpleQueue
 from threading import get_ident
@@ -42,16 +43,20 @@ COUNT_BITS = 48
 
 
 class StepClock(PhaseTimes):
-    """Measures steps and phases of one thread, and is the context manager of a step."""
+    """Measures steps and phases of one thread, and is the context manager of a step.
+
+    calls: how many backwards and optimizers' steps the hooks have seen; for the helper thread.
+    """
 
     __slots__ = (
         "_dead", "_look_ns", "_nested", "_settle_ns", "_started", "begun_ns",
-        "captures", "capturing", "cuda", "device", "flags", "open", "samples", "steps", "tokens",
-        "wake_helper",
+        "calls", "captures", "capturing", "cuda", "device", "flags", "open", "samples", "steps",
+        "tokens", "wake_helper",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
+        self.calls: Callable[[], int] = int
         self.captures: Captures | None = None
         self.cuda: Any = None  # torch.cuda, once the helper thread saw that it is in use
         self.device: str | None = None

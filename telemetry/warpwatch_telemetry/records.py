@@ -124,9 +124,10 @@ Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End
 # (what its allocator says: allocated_bytes, reserved_bytes, peak_allocated_bytes,
 # inactive_split_bytes, allocation_retries, out_of_memory_errors). From the daemon, which sees the
 # process: stopped (alive without a heartbeat, with silent_reason), resumed, died (gone without an
-# exit record; oom_kill where the kernel ended it for want of memory), process (now and then what
-# /proc and its control groups say: cpu_s, io_bytes, disk_wait, anonymous_bytes, available_bytes,
-# limit_bytes). What is not known is left out of the detail.
+# exit record; oom_kill where the kernel ended it for want of memory), training (no step has ended
+# for a while, but backwards or steps of optimizers go on: calls, how many so far), process (now and
+# then what /proc and its control groups say: cpu_s, io_bytes, disk_wait, anonymous_bytes,
+# available_bytes, limit_bytes). What is not known is left out of the detail.
 EVENTS = frozenset(
     {
         "capture_armed",
@@ -140,6 +141,7 @@ EVENTS = frozenset(
         "gc_pause",
         "memory",
         "process",
+        "training",
         "stopped",
         "resumed",
         "died",

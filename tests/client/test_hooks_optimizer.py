@@ -30,8 +30,17 @@ STEPS = {
     "gradients_that_no_backward_made": 11,
     "closures_that_are_none": 5,
     "a_clock_that_is_gone": 6,
-    # One, and after 99 without another that of the second optimizer.
-    "a_clock_that_stands_still": 11,
+    # Fifteen of the second are waited for.
+    "a_clock_that_stands_still": 1 + 20 - 15 + 1,
+    "phases_of_one_optimizer_each": 200,
+    "phases_that_come_back": 60,
+    # Nothing tells the second pair from two more of the first step's.
+    "phases_of_two_optimizers_each": 20 + 20 - 15,
+    # The first step of the generator counts too: no other was seen until then.
+    "a_critic_that_steps_five_times": 51,
+    "a_generator_before_its_critics_five_steps": 10,
+    "a_clock_that_steps_no_more_after_many_turns": 50 + 30 - 15 + 1,
+    "a_clock_that_steps_no_more_and_slow_steps": 5 + 10 - 3 + 1,
     "another_threads_optimizer": 5,
     "hooks_that_an_old_dynamo_took_away": 5,
 }

@@ -18,6 +18,7 @@ LOOPS = (
     "evaluation_without_gradients_inside_only",
     "checkpoint",
     "the_users_phases_are_innermost",
+    "two_networks_on_one_batch",
 )
 
 
@@ -64,3 +65,12 @@ def test_the_users_own_phases_stay_innermost(reported: dict[str, Any]) -> None:
     assert phases_s["augment"] >= 2 * SLEEP_S
     assert phases_s["forward"] < phases_s["augment"]
     assert phases_s["update"] > 0
+
+
+def test_another_backward_on_the_same_batch_has_a_forward_too(reported: dict[str, Any]) -> None:
+    found = reported["two_networks_on_one_batch"]
+    assert found["steps"] == 6
+    # Of the first batch it was not known yet that data are loaded.
+    assert found["phases_s"]["forward"] >= (5 + 4) * SLEEP_S
+    # What follows the last optimizer's step is none.
+    assert found["other_s"] >= 5 * SLEEP_S

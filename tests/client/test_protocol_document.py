@@ -24,12 +24,12 @@ def ring() -> bytearray:
     data[:64] = VECTORS["identity"]
     data[320 : 320 + 180] = VECTORS["totals"]
     data[512 : 512 + len(VECTORS["metadata"])] = VECTORS["metadata"]
-    data[88:96] = struct.pack("<Q", 19)
+    data[64:112] = VECTORS["words"]
     return data
 
 
 def test_all_vectors_are_there() -> None:
-    assert set(VECTORS) == {"identity", "totals", "metadata", "step", "event", "command"}
+    assert set(VECTORS) == {"identity", "words", "totals", "metadata", "step", "event", "command"}
 
 
 def test_the_header_decodes_to_what_the_document_says() -> None:
@@ -41,7 +41,8 @@ def test_the_header_decodes_to_what_the_document_says() -> None:
     assert header.totals[:6] == (7, 100, 99, 3200, 409600, 51_200_000_000)
     assert header.totals.phases_ns == (400_000_000, 20_000_000_000, *[0] * 14)
     assert json.loads(header.metadata_text or b"") == {"job": "llama", "rank": 3}
-    assert (header.records, header.ended, header.step_begun) == (19, False, None)
+    assert (header.heartbeat_ns, header.step_begun_ns) == (6_000_000_000, 5_900_000_000)
+    assert (header.records, header.ended, header.step_begun, header.calls) == (19, False, 100, 300)
 
 
 def test_the_records_decode_to_what_the_document_says() -> None:

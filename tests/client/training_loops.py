@@ -298,13 +298,88 @@ def a_clock_that_is_gone() -> None:
 
 @loop
 def a_clock_that_stands_still() -> None:
-    net = model()
-    first, second = (torch.optim.SGD(net.parameters(), lr=1e-6) for _ in range(2))
-    backward(net)
-    first.step()
-    for _ in range(109):
-        backward(net)
-        second.step()
+    """After a step of each nothing tells a turn of the second's from a step of both."""
+    first, second = optimizers(2)
+    in_turn(first, second)
+    in_turn(*[second] * 20)
+
+
+@loop
+def phases_of_one_optimizer_each() -> None:
+    for optimizer in optimizers(2):
+        in_turn(*[optimizer] * 100)
+
+
+@loop
+def phases_that_come_back() -> None:
+    first, second = optimizers(2)
+    for _ in range(3):
+        in_turn(*[first] * 10, *[second] * 10)
+
+
+@loop
+def phases_of_two_optimizers_each() -> None:
+    for pair in (optimizers(2), optimizers(2)):
+        in_turn(*pair * 20)
+
+
+@loop
+def a_critic_that_steps_five_times() -> None:
+    critic, generator = optimizers(2)
+    in_turn(*[*[critic] * 5, generator] * 10)
+
+
+@loop
+def a_generator_before_its_critics_five_steps() -> None:
+    critic, generator = optimizers(2)
+    in_turn(*[generator, *[critic] * 5] * 10)
+
+
+@loop
+def a_clock_that_steps_no_more_after_many_turns() -> None:
+    """For as long as it takes to know; then each step of the second counts."""
+    first, second = optimizers(2)
+    in_turn(*[first, second] * 50)
+    in_turn(*[second] * 30)
+
+
+@loop
+def a_clock_that_steps_no_more_and_slow_steps() -> None:
+    first, second = optimizers(2)
+    in_turn(*[first, second] * 5)
+    monitor = state.monitor
+    assert monitor is not None
+    for _ in range(10):
+        # As if each had taken the time after which few are waited for.
+        monitor.clock.begun_ns -= 11 * 10**9
+        in_turn(second)
+
+
+def optimizers(count: int) -> list[torch.optim.Optimizer]:
+    """All live as long as the loop does: each would be a clock that is gone."""
+    kept.extend(torch.optim.SGD(model().parameters(), lr=1e-6) for _ in range(count))
+    return kept[-count:]
+
+
+kept: list[torch.optim.Optimizer] = []
+
+
+def in_turn(*steppers: torch.optim.Optimizer) -> None:
+    for optimizer in steppers:
+        sum(p.sum() for p in optimizer.param_groups[0]["params"]).backward()
+        optimizer.step()
+
+
+@loop
+def two_networks_on_one_batch() -> None:
+    judge, maker = model(), model()
+    steppers = [torch.optim.SGD(net.parameters(), lr=0.01) for net in (judge, maker)]
+    for (batch,) in data(6):
+        for net, optimizer in zip((judge, maker), steppers, strict=True):
+            time.sleep(SLEEP_S)
+            net(batch).sum().backward()
+            optimizer.step()
+        time.sleep(SLEEP_S)
 
 
 @loop

@@ -57,6 +57,27 @@ def test_the_default_timeout_leaves_room_for_a_first_checkpoint_of_two_minutes()
     assert opened(engine, [Clock(job.time + 150)])[0].time == job.time + 140
 
 
+def test_backwards_without_steps_put_a_hang_off():
+    job, engine = running()
+    trains = [event(job, rank, "training", s) for s in range(2, 60, 2) for rank in (0, 1)]
+    assert opened(engine, [*trains, Clock(job.time + 65)]) == []
+    assert opened(engine, [Clock(job.time + 100)])[0].time == job.time + 58 + 8
+
+
+def test_backwards_of_its_peers_are_no_excuse_for_a_rank():
+    job, engine = running()
+    trains = [event(job, 0, "training", s) for s in range(2, 60, 2)]
+    (found,) = opened(engine, trains)
+    assert found.time == job.time + 8
+
+
+def test_a_hang_is_over_when_backwards_go_on():
+    job, engine = running(ranks=1)
+    (found,) = opened(engine, [Clock(job.time + 10)])
+    (closed,) = fed(engine, [event(job, 0, "training", 12.0)])
+    assert (closed.id, closed.end_time) == (found.id, job.time + 12)
+
+
 def test_slow_steps_get_their_own_deadline():
     job, engine = Job(ranks=1, step_s=20.0, noise=0.01), alone("hang")
     opened(engine, job.steps(100))

@@ -108,6 +108,7 @@ class LoaderHook:
             if purpose == _TRAINING and monitor is not None:
                 if not self._forward:
                     self._forward = monitor.phases["forward"].index
+                    state.pair_phases(forward=self._forward)
                 monitor.clock.push((LEAVE, monotonic_ns(), self._forward))
         except Exception as error:
             faults.swallow(error)

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from warpwatch import faults
+from warpwatch.hooks.clock_choice import ClockChoice
 from warpwatch.hooks.hook_state import HookState
 
 TRANSFORMERS = "transformers.trainer"
@@ -22,9 +23,6 @@ LIGHTNING = "lightning.pytorch.trainer.trainer"
 PYTORCH_LIGHTNING = "pytorch_lightning.trainer.trainer"
 ACCELERATE = "accelerate.accelerator"
 DEEPSPEED = "deepspeed.runtime.engine"
-# Updates by another optimizer or engine without one by the clock's after which it is the clock:
-# more than a critic has for one of its generator.
-TAKE_OVER_AFTER = 10
 
 
 def install_transformers(module: ModuleType, state: HookState) -> None:
@@ -157,14 +155,14 @@ def _unseen(owner: Any, name: str, state: HookState) -> None:
 
 
 class _Steps:
-    """Calls that update the model; those of one object, the first seen, are the clock."""
+    """Calls that update the model; those of one object are the clock (see clock_choice)."""
 
     def __init__(self, state: HookState, source: str, updates: Callable[[Any], bool]) -> None:
         self.state = state
         self.updates = updates
         self._source = source
         self._clock: weakref.ref[Any] | None = None
-        self._others = 0
+        self._choice = ClockChoice()
 
     @faults.guarded
     def begin(self) -> None:
@@ -173,12 +171,11 @@ class _Steps:
 
     @faults.guarded
     def end(self, stepper: Any) -> None:
-        clock = self._clock() if self._clock is not None else None
-        self._others = 0 if clock is stepper else self._others + 1
-        if clock is None or self._others > TAKE_OVER_AFTER:
+        current, monitor = self._clock() if self._clock is not None else None, self.state.monitor
+        if current is not stepper:
+            if monitor is None or not self._choice.takes_over(stepper, current, monitor.clock):
+                return
             self._clock = weakref.ref(stepper)
-        elif clock is not stepper:
-            return
         self.state.end_step(self._source)
 
 

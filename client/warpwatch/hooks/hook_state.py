@@ -30,14 +30,15 @@ class HookState:
     """One a process, shared by all hooks. ``off``: in the forked child of a rank, for ever.
 
     ``backwards``, ``updates`` and ``batches`` count calls of backward, steps of any optimizer and
-    batches of training data; ``samples`` and ``tokens`` are in batches that no backward has used.
+    batches of training data; ``elsewhere``, backwards in other threads than the training's.
+    ``samples`` and ``tokens`` are in batches that no backward has used.
     compiles: torch.compile is in use; ``is_compiling`` need not be asked before.
     """
 
     __slots__ = (
-        "__weakref__", "_backward", "_compiling", "_due", "_when_compiling", "backwards", "batches",
-        "compiles", "evaluating", "graph_task", "in_backward", "is_compiling", "is_grad_enabled",
-        "monitor", "off", "samples", "tokens", "updates",
+        "__weakref__", "_backward", "_compiling", "_due", "_forward", "_when_compiling",
+        "backwards", "batches", "compiles", "elsewhere", "evaluating", "graph_task", "in_backward",
+        "is_compiling", "is_grad_enabled", "monitor", "off", "samples", "tokens", "updates",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -49,12 +50,12 @@ class HookState:
         self.is_compiling: Callable[[], bool] = _never
         self.is_grad_enabled: Callable[[], bool] = _always
         self.graph_task: Callable[[], int] = _unknown
-        self.backwards = self.updates = self.batches = 0
+        self.backwards = self.updates = self.batches = self.elsewhere = 0
         self.samples = self.tokens = 0
         # None: no one says so, as a framework does. It is to be guessed.
         self.evaluating: bool | None = None
         self.in_backward = False
-        self._backward = 0  # the phase, once it is known
+        self._backward = self._forward = 0  # the phases, once they are known
         # Who has ended a step inside of backward; it ends with it.
         self._due: str | None = None
 
@@ -105,7 +106,12 @@ class HookState:
                 self.off = True
             else:
                 self.monitor = attach()
+                self.monitor.clock.calls = self.calls
         return self.monitor
+
+    def calls(self) -> int:
+        """Whoever ends the steps: that they rise says that the process trains."""
+        return self.backwards + self.updates + self.elsewhere
 
     def drop(self) -> None:
         """In a forked child. The parent of a rank that is yet to come was none itself."""
@@ -186,6 +192,12 @@ class HookState:
 
     # --- phases -----------------------------------------------------------------------------------
 
+    def pair_phases(self, forward: int) -> None:
+        """``forward`` is the phase between data and backward; 0 before any were loaded."""
+        self._forward = forward
+        if forward and self._backward and self.monitor is not None:
+            self.monitor.clock.used_by = (self._backward, forward)
+
     def switch(self, phase: str) -> None:
         """What runs between the phases is ``phase`` from now on: ``forward``, ``eval``, ``other``.
 
@@ -205,13 +217,17 @@ class HookState:
             clock = monitor.clock
             if not clock.open and monitor.step_clock in _AUTOMATIC:
                 clock.begin()
-            if get_ident() != clock.thread or (self.in_backward and self.graph_task() >= 0):
+            if get_ident() != clock.thread:
+                self.elsewhere += 1
+                return False
+            if self.in_backward and self.graph_task() >= 0:
                 return False
             self.backwards += 1
             if self.samples or self.tokens:
                 self.count_batches(monitor)
             if not self._backward:
                 self._backward = monitor.phases["backward"].index
+                self.pair_phases(self._forward)
             clock.push((self._backward, monotonic_ns(), OTHER))
             self.in_backward = True
             return True

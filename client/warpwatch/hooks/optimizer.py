@@ -1,4 +1,4 @@
-"""The steps of the first optimizer seen are the clock; each optimizer's step is a phase.
+"""The steps of one optimizer are the clock (see clock_choice); each optimizer's step is a phase.
 
 A step of the training is one however often the optimizer is called for it: in sub-groups, inside of
 a gradient scaler that skips it, or one optimizer for each parameter inside of backward. Where it
@@ -17,13 +17,13 @@ from typing import Any
 
 from warpwatch import faults
 from warpwatch.borders import LEAVE, OTHER
+from warpwatch.hooks.clock_choice import ClockChoice
 from warpwatch.hooks.hook_state import HookState
+from warpwatch.monitor import Monitor
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
 SCALER_MODULES = ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler")
-# Steps of one other optimizer without one of the clock's after which it is the clock.
-TAKE_OVER_AFTER = 100
 # Steps without a backward or new data after which there is more to training than we can see.
 MAX_SUB_GROUPS = 64
 # zero_grad after a backward without a step that was seen, where steps have been seen before.
@@ -34,22 +34,21 @@ class OptimizerHooks:
     """What runs before and after ``step`` of optimizers and gradient scalers."""
 
     __slots__ = (
-        "_clock", "_closure", "_counted", "_ends", "_phase", "_repeats", "_rival", "_rival_steps",
-        "_running", "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_when_begun",
-        "_used_when_zeroed", "_zeroed",
+        "_choice", "_clock", "_closure", "_counted", "_ends", "_phase", "_repeats", "_running",
+        "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_by_others",
+        "_used_when_begun", "_used_when_zeroed", "_zeroed",
     )  # fmt: skip
 
     def __init__(self, state: HookState) -> None:
         self._state = state
         self._clock: Callable[[], Any] = _nothing
-        self._rival: weakref.ref[Any] | None = None
-        self._rival_steps = 0
+        self._choice = ClockChoice()
         # ids of what is inside of step, outermost first; whether that is a phase, and which
         self._running: list[int] = []
         self._timed = False
         self._phase = 0
         self._ends = self._closure = False
-        self._counted = self._repeats = self._used_when_begun = 0
+        self._counted = self._repeats = self._used_when_begun = self._used_by_others = 0
         self._zeroed: weakref.ref[Any] | None = None
         self._used_when_zeroed = self._updates_when_zeroed = self._unseen = 0
 
@@ -95,9 +94,7 @@ class OptimizerHooks:
             if monitor is None or get_ident() != monitor.clock.thread:
                 self._end_in_another_thread(optimizer)
                 return
-            if self._clock() is optimizer:
-                self._ends, self._rival = True, None
-            elif self._is_clock(optimizer):
+            if self._clock() is optimizer or self._becomes_clock(optimizer, monitor):
                 self._ends = True
             running = self._running
             if running and running[-1] == id(optimizer if scaler is None else scaler):
@@ -158,10 +155,11 @@ class OptimizerHooks:
 
     def _end_in_another_thread(self, optimizer: Any) -> None:
         """Backward on a GPU runs in a thread of its own, which has no phases."""
-        state = self._state
-        if state.in_backward:
+        state, monitor = self._state, self._state.monitor
+        if state.in_backward and monitor is not None:
             state.updates += 1
-            if self._is_clock(optimizer) and self._is_new():
+            is_clock = self._clock() is optimizer or self._becomes_clock(optimizer, monitor)
+            if is_clock and self._is_new():
                 state.end_step(SOURCE)
 
     def _blind_step(self) -> None:
@@ -188,18 +186,16 @@ class OptimizerHooks:
             return False
         return True
 
-    def _is_clock(self, optimizer: Any) -> bool:
+    def _becomes_clock(self, optimizer: Any, monitor: Monitor) -> bool:
         """Several optimizers may step in one step of the training: one of them is its clock."""
-        clock = self._clock()
-        if clock is not None and clock is not optimizer:
-            if self._rival is None or self._rival() is None:
-                self._rival = weakref.ref(optimizer)
-                self._rival_steps = 0
-            self._rival_steps += self._rival() is optimizer
-            if self._rival_steps < TAKE_OVER_AFTER:
-                return False
+        state = self._state
+        used = state.backwards + state.batches
+        if state.backwards and used in (self._counted, self._used_by_others):
+            return False  # with the gradients that one before it has used
+        self._used_by_others = used
+        if not self._choice.takes_over(optimizer, self._clock(), monitor.clock):
+            return False
         self._clock = weakref.ref(optimizer)
-        self._rival = None
         return True
 
 

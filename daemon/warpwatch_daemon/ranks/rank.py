@@ -25,7 +25,9 @@ CAPTURE_GRACE_S = 120.0
 # what a step takes and when the last one was.
 REWIND_RECORDS = 200
 # What the daemon alone may say of a process.
-RESERVED_EVENTS = frozenset({"died", "stopped", "resumed", "process", "memory"})
+RESERVED_EVENTS = frozenset({"died", "stopped", "resumed", "process", "memory", "training"})
+# That a rank trains without a step is said once in so long: often enough for any time-out.
+TRAINING_S = 2.0
 
 
 class Rank:
@@ -65,6 +67,9 @@ class Rank:
         self.memory = payloads.AllocatorMemory()
         self._metadata_sequence = 0
         self._heartbeat_ns = 0
+        # Calls that the hooks saw, and when (monotonic) a step or the event said that it trains.
+        self._calls: int | None = None
+        self._trained_at = at
         self.silence = Silence(at)
         self._seen_alive = self._end_reported = False
         # When the daemon before this one saw it end; monotonic time is the same for both.
@@ -100,6 +105,7 @@ class Rank:
             # A clock that was set, or a lie: never before the process, never in the future.
             time = min(max(record.wall_ns / 1e9, self.ring.created_time), now)
             yield from self._take_record(record, time, at)
+        yield from self._take_calls(news.header.calls, now, at)
         yield from self._judge_life(news, now, at, stopped_after_s, boot_id)
 
     def take_refused(self) -> int:
@@ -124,6 +130,7 @@ class Rank:
     def _take_record(self, record: protocol.RecordHead, time: float, at: float) -> Iterator[Record]:
         counted = record.sequence <= self._counted
         if record.type == protocol.RECORD_STEP:
+            self._trained_at = at
             yield self._take_step(record, time, counted)
         elif record.type == protocol.RECORD_EVENT and not counted:
             yield from self._take_event(record.payload, time, at)
@@ -141,6 +148,12 @@ class Rank:
                 if not counted:
                     detail = payloads.memory_detail(self.memory, counts)
                     yield self.event(time, "memory", detail)
+
+    def _take_calls(self, calls: int, now: float, at: float) -> Iterator[RankEvent]:
+        before, self._calls = self._calls, calls
+        if before is not None and calls > before and at - self._trained_at >= TRAINING_S:
+            self._trained_at = at
+            yield self.event(now, "training", {"calls": calls})
 
     def _take_step(self, record: protocol.RecordHead, time: float, counted: bool) -> Step:
         step = payloads.step(record, time, self.job, self.rank, self.phases)

@@ -1,6 +1,7 @@
 """No step for longer than anything the job has shown, or a sign that none will come.
 
 Such signs are a process that does not respond, and processes and devices of which nothing moves.
+Backwards that go on are the sign of the contrary: steps may end where no hook sees it.
 """
 
 from __future__ import annotations
@@ -175,12 +176,20 @@ class Hang(Detector):
             return self._process(seen.job_id, job, seen.time)
         if seen.event == "stopped" and rank is not None:
             return self._stopped(seen, job, rank)
-        if seen.event == "resumed" and rank is not None and rank.silent_since is not None:
+        if seen.event in ("training", "resumed") and rank is not None:
+            return self._goes_on(seen, job, rank)
+        return ()
+
+    def _goes_on(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Iterable[Verdict]:
+        if seen.event == "training":
+            rank.time = max(rank.time, seen.time)
+        elif rank.silent_since is None:
+            return ()
+        else:
             # All of its peers have waited for it; they get their time again.
             for peer in job.ranks.values():
                 peer.time = seen.time
-            return self._over(seen.job_id, job, seen.time) if job.resume(seen.rank) else ()
-        return ()
+        return self._over(seen.job_id, job, seen.time) if job.resume(seen.rank) else ()
 
     def _stopped(self, seen: RankEvent, job: JobProgress, rank: RankProgress) -> Iterable[Verdict]:
         rank.silent_since = seen.time

@@ -66,7 +66,9 @@ def _bucket(duration_s: float) -> int:
 
 @dataclass(slots=True)
 class RankProgress:
-    """time, step: of its newest step. silent_since: its heartbeat is missing.
+    """step: its newest. time: of that, or since then of a sign that it trains all the same.
+
+    silent_since: its heartbeat is missing.
 
     holds_gil: it is silent because of a call in C, which may be a long checkpoint.
     """
