@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import fields
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -78,7 +79,7 @@ class Api:
         decided = {decision.anomaly_id: decision for decision in state.decisions}
         anomalies = [
             models.AnomalyReport(
-                **asdict(anomaly), scope=scope_of(anomaly.kind), decision=decided.get(anomaly.id)
+                **_fields(anomaly), scope=scope_of(anomaly.kind), decision=decided.get(anomaly.id)
             )
             for anomaly in state.anomalies
             if wanted.admits(job=anomaly.job, owner=anomaly.owner, kind=anomaly.kind)
@@ -100,7 +101,7 @@ class Api:
             raise ApiError(404, "not_found", "there is no such anomaly")
         decision = next((one for one in state.decisions if one.anomaly_id == ident), None)
         report = models.AnomalyInContext(
-            **asdict(found), scope=scope_of(found.kind), decision=decision, context=context
+            **_fields(found), scope=scope_of(found.kind), decision=decision, context=context
         )
         return json_answer(models.OneAnomaly(report))
 
@@ -124,7 +125,7 @@ class Api:
         ]
         admitted = [
             models.SuppressedReport(
-                **asdict(one.found),
+                **_fields(one.found),
                 kind=one.kind,
                 cause=one.cause,
                 cause_id=one.cause_id,
@@ -202,3 +203,8 @@ class Api:
                 job=capture.request.job, owner=capture.request.owner, kind=capture.request.kind
             )
         )
+
+
+def _fields(found: Found) -> dict[str, Any]:
+    """Of the finding itself: what they hold stays what it is, for the models."""
+    return {field.name: getattr(found, field.name) for field in fields(found)}

@@ -27,7 +27,7 @@ from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
-from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries, Worst
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.metric import SeriesKey
@@ -122,6 +122,9 @@ ENDED = Anomaly(
     job="llama-7b",
     begin_step=120,
     end_time=NOW - 610,
+    worst=Worst(
+        NOW - 650, "job llama-7b waits 39 % of its steps for data since step 120", 180, 0.39
+    ),
 )
 CAPTURE = Capture(
     id="20260921T141959-3f9a1c",

@@ -27,6 +27,12 @@ def test_an_anomaly_comes_with_the_minutes_around_it(client):
     assert "phase_s{phase=comm}" in rank["values"]
 
 
+def test_the_worst_moment_of_an_anomaly_is_told(client):
+    ended = client.get("/api/v1/anomalies/a3").json()
+    assert (ended["worst"]["step"], ended["worst"]["value"]) == (180, 0.39)
+    assert ended["worst"]["summary"] == ended["summary"]
+
+
 def test_what_is_no_longer_in_memory_comes_from_the_history(client, agent):
     old = replace(ENDED, id="old")
     agent.stored = {"old": (old, around_straggler()), "a3": (ENDED, around_straggler())}
