@@ -6,11 +6,11 @@ a few steps wait for the slower reader; the wait is bounded.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.detector import JobStep
-from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
@@ -151,18 +151,22 @@ def join(ranks: dict[int, Step], index: int) -> JobStep | None:
             tokens[rank] = step.tokens
         elif step.samples:
             samples[rank] = step.samples
-    middle = (len(durations) - 1) // 2
     return JobStep(
         time=max([step.time for step in ranks.values()]),
         job_id=step.job_id,
         step=step.step,
         index=index,
-        duration_s=sorted(durations)[middle],
-        common_s=sorted(compute_s.values())[middle] + min(comm_s.values()),
+        duration_s=_middle(durations),
+        common_s=_middle(compute_s.values()) + min(comm_s.values()),
         compute_s=compute_s,
         data_wait_s=data_wait_s,
         comm_s=comm_s,
         tokens=tokens,
         samples=samples,
-        work=float(median(list((tokens or samples or {0: 0}).values()))),
+        work=float(_middle((tokens or samples or {0: 0}).values())),
     )
+
+
+def _middle(values: Collection[float]) -> float:
+    """One that there is, the lower of two: time and work of a step are of the same rank."""
+    return sorted(values)[(len(values) - 1) // 2]

@@ -124,6 +124,20 @@ def test_lengths_that_make_now_one_rank_slow_and_now_another_are_none():
     assert opened(engine, uneven(1_500, lambda s, r: 0.4 * lengths(s, r))) == []
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_long_sequences_among_short_ones_are_explained_by_their_tokens(ranks: int) -> None:
+    noise, engine = drawn(0.05, 6), detection()
+
+    def tokens(step: int, rank: int) -> int:
+        drawn = random.Random(f"{step} {rank}")
+        return drawn.randint(2000, 4000) if drawn.random() < 0.3 else drawn.randint(500, 1000)
+
+    def time_s(step: int, rank: int) -> float:
+        return 5e-5 * tokens(step, rank) * noise(step, rank)
+
+    assert opened(engine, uneven(1_000, time_s, tokens, ranks)) == []
+
+
 def test_a_slow_rank_among_uneven_lengths_is_found_by_its_tokens():
     lengths, noise, engine = drawn(0.3, 4), drawn(0.01, 5), alone("straggler")
 
@@ -140,7 +154,7 @@ def test_a_slow_rank_among_uneven_lengths_is_found_by_its_tokens():
 
 
 def test_a_rank_that_gets_longer_sequences_from_now_on_is_explained_by_its_tokens():
-    lengths, noise, engine = drawn(0.1, 6), drawn(0.01, 7), alone("straggler")
+    lengths, noise, engine = drawn(0.05, 6), drawn(0.01, 7), alone("straggler")
 
     def work(step: int, rank: int) -> float:
         return lengths(step, rank) * (1.5 if rank == 2 and step >= 500 else 1.0)

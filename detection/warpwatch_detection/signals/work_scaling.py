@@ -16,7 +16,8 @@ PRIOR_WEIGHT = 0.05
 # From this much on, older steps count less.
 MAX_WEIGHT = 20.0
 MAX_EXPONENT = 2.0
-# One pause must not teach anything: changes of log compute are cut here (±65 %).
+# One pause must not teach anything: changes of log compute beyond what work may explain are cut
+# here (±65 %).
 MAX_CHANGE = 0.5
 
 
@@ -54,7 +55,8 @@ class WorkScaling:
             now[rank] = (log_work[rank] - mean_work, log_time - mean_time)
             if (before := self.before.get(rank)) is not None:
                 change = now[rank][0] - before[0]
-                slower = min(max(now[rank][1] - before[1], -MAX_CHANGE), MAX_CHANGE)
+                most = MAX_CHANGE + MAX_EXPONENT * abs(change)
+                slower = min(max(now[rank][1] - before[1], -most), most)
                 self.products += change * slower
                 self.squares += change * change
         self.before = now
