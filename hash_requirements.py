@@ -19,7 +19,7 @@ from pathlib import Path
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 # What Debian 12 and everything later can load.
-PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 _DOWNLOAD_TIMEOUT_S = 300.0
 _PIN = re.compile(r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)", re.MULTILINE)
 

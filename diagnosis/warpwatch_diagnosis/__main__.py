@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,15 +21,22 @@ EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
 PROGRAM = "python -m warpwatch_diagnosis"
 
 
-def main(argv: Sequence[str] | None = None, prog: str = PROGRAM) -> int:
-    """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage, unusable input or output."""
+def main(
+    argv: Sequence[str] | None = None,
+    prog: str = PROGRAM,
+    missing: Mapping[int, str] | None = None,
+) -> int:
+    """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage, unusable input or output.
+
+    ``missing``: as ``diagnose`` takes it.
+    """
     arguments = _parser(prog).parse_args(argv)
     read = [*arguments.trace, *arguments.baseline]
     try:
         for written in (arguments.html, arguments.trace_out):
             if written is not None and _is_one_of(written, read):
                 return _unusable(prog, f"{written}: is a trace to read; name another file to write")
-        diagnosis = diagnose(arguments.trace, arguments.baseline)
+        diagnosis = diagnose(arguments.trace, arguments.baseline, missing)
         if arguments.html is not None:
             arguments.html.write_text(render_html(diagnosis), encoding="utf-8")
         if arguments.trace_out is not None:
@@ -80,7 +87,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "trace", nargs="+", type=Path, help="Kineto trace (.json or .json.gz), one a rank"
+        "trace",
+        nargs="+",
+        type=Path,
+        help="Kineto trace (.json or .json.gz), one a rank; for `warpwatch diagnose` also the "
+        "address of a capture in the remote store (s3://…/<capture-id>/)",
     )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report to FILE as well")

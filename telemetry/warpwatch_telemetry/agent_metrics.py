@@ -82,6 +82,15 @@ _FINDINGS = (
     ),
     _row("store_captures", "gauge", "Captures in the store."),
     _row("store_bytes", "gauge", "Size of the store.", unit="bytes"),
+    _row(
+        "uploads_total",
+        "counter",
+        "Captures copied to the remote store: uploaded, failed (tried again), given_up (retention "
+        "removed it first).",
+        *("what", "outcome"),
+    ),
+    _row("upload_bytes_total", "counter", "Copied to the remote store.", unit="bytes"),
+    _row("uploads_pending", "gauge", "What is not in the remote store yet: captures.", "what"),
 )
 
 _INPUT = (

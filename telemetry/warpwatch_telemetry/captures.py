@@ -129,6 +129,7 @@ class Capture:
     job lost by starting, recording, stopping and export. Both None or empty until it is known.
     diagnosis: the JSON of the diagnosis (docs/diagnosis.md), None until there is one.
     baseline_id: the capture of the same job when it was well that the diagnosis compares with.
+    remote: the address of its copy in the remote store, None until all of it is there.
     """
 
     id: str
@@ -151,6 +152,7 @@ class Capture:
     diagnosis: Mapping[str, Any] | None = None
     diagnosis_outcome: str | None = None
     baseline_id: str | None = None
+    remote: str | None = None
 
 
 # What became of an anomaly's trigger, besides the refusals of OUTCOMES: a capture was begun, may

@@ -40,7 +40,8 @@ def test_every_dependency_has_a_version_of_its_own() -> None:
     """Those of dependencies too: else two builds of one commit differ."""
     pins = entries(IMAGE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["auth"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["auth"], *extras["remote"]]
     seen: set[str] = set()
     while wanted:
         requirement = Requirement(wanted.pop())
@@ -61,6 +62,7 @@ def test_what_is_compiled_has_wheels_for_each_python_and_machine() -> None:
         "grpcio": 8,
         "markupsafe": 8,
         "msgspec": 8,
+        "obstore": 2,
         "protobuf": 2,
         "psutil": 2,
         "pydantic-core": 8,
@@ -81,7 +83,8 @@ def test_an_index_has_what_the_hashes_say(machine: str, tmp_path: Path) -> None:
     """For the Python of the Dockerfile's own base; pip refuses what differs."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--only-binary=:all:", "--python-version=3.12", "--dest", str(tmp_path)]
-    command += [f"--platform={each}_{machine}" for each in ("manylinux_2_28", "manylinux2014")]
+    platforms = ("manylinux_2_28", "manylinux_2_24", "manylinux2014")
+    command += [f"--platform={each}_{machine}" for each in platforms]
     done = subprocess.run(
         [*command, "--requirement", str(IMAGE)], capture_output=True, text=True, timeout=300
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from warpwatch._version import __version__
-from warpwatch_daemon.agent import grafana
+from warpwatch_daemon.agent import grafana, remote
 from warpwatch_daemon.agent.capturing import Capturing
 from warpwatch_daemon.agent.open_files import allow_enough
 from warpwatch_daemon.agent.pipeline import Pipeline
@@ -61,6 +61,7 @@ SELF_INTERVAL_S = 1.0
 # How long the end waits for a disk that may hang.
 LAST_WRITES_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
+UPLOAD_INTERVAL_S = 5.0
 GONE_PODS_INTERVAL_S = 60.0
 
 
@@ -95,6 +96,8 @@ class Daemon:
         policy = self.captures.policy
         self.reloading = Reloading(config, config_path, environ, policy, metrics)
         self._grafana = grafana.follower(config, node, metrics)
+        coordinator = self.captures.coordinator
+        self._uploads = remote.uploads(config, store, coordinator, metrics, node, environ)
         detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
             store.path,
@@ -190,6 +193,8 @@ class Daemon:
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))
+        if self._uploads is not None:
+            every("uploads", UPLOAD_INTERVAL_S, self._uploads.advance)
         for source in self.sources:
             source.start(self.supervisor, self.hub)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -38,6 +39,8 @@ _FIRST_UID, _UIDS = 1_900_000_000, 10_000_000
 _NOBODY = 65534
 # CAP_KILL, without which the daemon could not end it, CAP_SETGID and CAP_SETUID.
 _NEEDED_CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
+# What an interpreter needs. No secret of the daemon's is where hostile bytes are read.
+_ENVIRONMENT = re.compile(r"PATH|HOME|TMPDIR|TZ|LANG|(LC|LD|PYTHON|COVERAGE)_?\w*")
 READING = "reading "
 _UNCONFINED = "unconfined: "
 
@@ -95,6 +98,7 @@ def _run(module: str, arguments: Sequence[str], timeout_s: float, pass_fds: Sequ
                 stderr=output,
                 timeout=timeout_s,
                 pass_fds=pass_fds,
+                env={k: v for k, v in os.environ.items() if _ENVIRONMENT.fullmatch(k)},
             )
             status = done.returncode
         except subprocess.TimeoutExpired:

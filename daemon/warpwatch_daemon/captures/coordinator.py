@@ -100,6 +100,11 @@ class Coordinator:
         with self._lock:
             return any(s.capture.request.job_id == job for s in self._sessions.values())
 
+    def is_settled(self, capture_id: str) -> bool:
+        """Whether nothing more will be written of a capture that has ended."""
+        with self._lock:
+            return not (self._costs.awaits(capture_id) or self._finisher.is_pricing(capture_id))
+
     def _busy(self, request: CaptureRequest) -> Collection[int]:
         """Ranks of the job in captures that this request does not supersede."""
         return {

@@ -144,6 +144,10 @@ class CostWatch:
     def forget(self, capture_id: str) -> None:
         self._watched.pop(capture_id, None)
 
+    def awaits(self, capture_id: str) -> bool:
+        """Whether the capture's price is not known yet."""
+        return capture_id in self._watched
+
     def take_priced(self, at: float) -> list[tuple[Capture, StepCost]]:
         """The captures that are over, and whose steps have come or are not waited for any more."""
         done = [

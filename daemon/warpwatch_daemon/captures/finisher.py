@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from warpwatch_daemon.captures import child, verification
+from warpwatch_daemon.captures import child, usable, verification
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import StepCost
 from warpwatch_daemon.captures.fair_queue import FairQueue
@@ -45,6 +45,8 @@ class Finisher:
         self._urgent, self._work = FairQueue(MAX_WAITING), FairQueue(MAX_WAITING)
         # By the id of a capture that has no folder yet: who is to know when there can be none.
         self._uncreated: dict[str, Callable[[OSError], None]] = {}
+        # Ids of captures whose price waits to be written.
+        self._pricing: set[str] = set()
 
     def create(self, capture: Capture, refuse: Callable[[OSError], None]) -> None:
         """The capture was begun: make its folder, or say from a loop's thread why there is none."""
@@ -65,8 +67,13 @@ class Finisher:
 
     def put_cost(self, capture: Capture, cost: StepCost) -> None:
         """The steps after the capture are known: write down what it cost."""
-        self._work.put(capture.request.owner, partial(self._note_cost, capture, cost))
+        self._pricing.add(capture.id)
+        if not self._work.put(capture.request.owner, partial(self._price, capture, cost)):
+            self._pricing.discard(capture.id)
         self._wake()
+
+    def is_pricing(self, capture_id: str) -> bool:
+        return capture_id in self._pricing
 
     def finish(self) -> None:
         while self._urgent.do_next() or self._work.do_next():
@@ -137,7 +144,7 @@ class Finisher:
             diagnosis_outcome=result,
             baseline_id=baseline_id,
         )
-        count = f"{sum(map(_brought, ranks))}/{len(ranks)}"
+        count = f"{sum(map(usable.is_usable, ranks))}/{len(ranks)}"
         more = f" ({detail})" if detail else ""
         logger.info("capture %s: %s %s%s; diagnosis: %s", capture.id, outcome, count, more, result)
         return outcome
@@ -161,7 +168,7 @@ class Finisher:
         """The rank whose trace the diagnosis could not read is marked so, and counted."""
         for index, rank in enumerate(ranks):
             about = f"{child.UNREADABLE}{rank.file}: "
-            if rank.file and _brought(rank) and result and result.startswith(about):
+            if rank.file and usable.is_usable(rank) and result and result.startswith(about):
                 problem = f"{UNREADABLE}: {result.removeprefix(about)}"
                 self._count_problems([problem])
                 unread = replace(rank, verified=False, problems=(*rank.problems, problem))
@@ -183,14 +190,15 @@ class Finisher:
         kind = capture.request.kind
         if kind not in DIAGNOSED_KINDS:
             return None, None
-        files = [rank.file for rank in ranks if rank.file and _brought(rank)]
+        files = usable.files(ranks)
         if not files:
             unreadable = [rank.problems[-1] for rank in ranks if rank.file]
             return unreadable[0] if unreadable else "no files", None
-        missing = {rank.rank: rank.detail for rank in ranks if not _brought(rank)}
+        missing = usable.missing(ranks)
         baseline = self._baseline(capture)
         if baseline is not None:
-            traces = _verified_traces(baseline)
+            of_baseline = usable.verified_files(baseline.ranks)
+            traces = [Path(str(baseline.folder)) / name for name in of_baseline]
             if traces and child.diagnose(kind, folder, files, missing, traces) == "ok":
                 return "ok", baseline.id
         # With a baseline that has gone, or is too much to read, it is still a diagnosis.
@@ -201,6 +209,12 @@ class Finisher:
         if request.kind != "torch" or request.trigger == "baseline":
             return None
         return self._register.baseline(request.job_id, capture.time)
+
+    def _price(self, capture: Capture, cost: StepCost) -> None:
+        try:
+            self._note_cost(capture, cost)
+        finally:
+            self._pricing.discard(capture.id)
 
     def _note_cost(self, capture: Capture, cost: StepCost) -> None:
         residual, cost_s = cost.residual(), cost.cost_s()
@@ -219,11 +233,6 @@ class Finisher:
                 100 * (residual.ratio - 1),
                 residual.steps,
             )
-
-
-def _verified_traces(capture: Capture) -> list[Path]:
-    ranks = [rank for rank in capture.ranks if rank.file and rank.verified]
-    return [Path(str(capture.folder)) / str(rank.file) for rank in ranks]
 
 
 def _collect(
@@ -257,18 +266,12 @@ def _with_verdict(rank: RankCapture, verdicts: Mapping[str, TraceVerdict]) -> Ra
     )
 
 
-def _brought(rank: RankCapture) -> bool:
-    """Whether there is something of the rank that can be read."""
-    unreadable = any(problem.startswith(UNREADABLE) for problem in rank.problems)
-    return rank.state == "written" and not unreadable
-
-
 def _outcome(ranks: Sequence[RankCapture], diagnosis: str | None) -> str:
     """The capture is complete when every rank's file is there and could be read.
 
     ``diagnosis``: what became of it.
     """
-    brought = sum(map(_brought, ranks))
+    brought = sum(map(usable.is_usable, ranks))
     if diagnosis == "no_memory":
         return diagnosis
     if not brought or (diagnosis or "").startswith(child.UNREADABLE):

@@ -59,6 +59,7 @@ def keep(
 
     running: what may not go, and takes its part. last: ids of captures that go after all others
     of their owner, but for their age; the newest of all goes after these: it was just asked for.
+    Before all others of an owner go those that the remote store has.
     """
     rest = [one for one in stored if now - one.time <= one.max_age(config) or not _removed(one)]
     used = sum(one.size for one in running)
@@ -95,9 +96,10 @@ def size_of(folder: Path) -> int:
 
 def _precedence(
     one: Stored, last: Collection[str], newest: Stored | None
-) -> tuple[bool, bool, float]:
+) -> tuple[bool, bool, bool, float]:
     is_last = one.capture is not None and one.capture.id in last
-    return (one is newest, is_last, one.time)
+    is_only = one.capture is not None and one.capture.remote is None
+    return (one is newest, is_last, is_only, one.time)
 
 
 def _taken(some: Sequence[Stored], *, by_bytes: bool) -> int:

@@ -92,7 +92,7 @@ class Store:
         found = []
         for path in sorted(self.path.glob(f"{_FOLDERS}/{RECORD}")):
             try:
-                found.append(_parse(path))
+                found.append(replace(parse(path.read_bytes()), folder=str(path.parent)))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 logger.warning("cannot read %s: %s", path, error)
         found.sort(key=lambda capture: capture.time)
@@ -142,10 +142,10 @@ def read_diagnosis(folder: Path) -> Mapping[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _parse(path: Path) -> Capture:
-    content = json.loads(path.read_bytes())
+def parse(record: bytes) -> Capture:
+    """Of capture.json. Raises ValueError, KeyError, TypeError, AttributeError for what is none."""
+    content = json.loads(record)
     if content.pop("schema") != SCHEMA:
         raise ValueError("another schema")
     # What another version saved besides is passed over.
-    capture = msgspec.convert(content, Capture)
-    return replace(capture, folder=str(path.parent))
+    return msgspec.convert(content, Capture)

@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from warpwatch_daemon.history.remote_captures import Fetched, fetch, is_address
 from warpwatch_diagnosis import __main__ as diagnosis
+
+PROGRAM = "warpwatch diagnose"
+_BASELINE = "--baseline"
 
 
 def main(argv: Sequence[str]) -> int:
-    return diagnosis.main(list(argv), prog="warpwatch diagnose")
+    """A capture's address stands for its traces, its baseline's and the ranks without one."""
+    addresses = [argument for argument in argv if is_address(argument)]
+    if not addresses:
+        return diagnosis.main(list(argv), prog=PROGRAM)
+    with tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
+        fetched = {}
+        for number, address in enumerate(dict.fromkeys(addresses)):
+            into = Path(folder, str(number))
+            into.mkdir()
+            fetched[address] = fetch(address, into)
+        missing = {k: why for one in fetched.values() for k, why in one.missing.items()}
+        return diagnosis.main(list(_local(argv, fetched)), prog=PROGRAM, missing=missing)
+
+
+def _local(argv: Sequence[str], fetched: dict[str, Fetched]) -> Iterator[str]:
+    """The arguments with files in the place of addresses."""
+    for argument in argv:
+        yield from map(str, fetched[argument].traces) if argument in fetched else [argument]
+    baseline = [str(path) for one in fetched.values() for path in one.baseline]
+    if baseline and _BASELINE not in argv:
+        yield from (_BASELINE, *baseline)

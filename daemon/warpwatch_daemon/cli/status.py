@@ -52,7 +52,8 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
         diagnosis = capture["diagnosis"] or {}
         verdict = diagnosis.get("verdict", "no diagnosis")
         about = f"{capture['id']} of {capture['request']['job']}"
-        yield f"  capture {about}: {capture['outcome'] or 'running'}, {verdict}"
+        copy = f", at {capture['remote']}" if capture["remote"] else ""
+        yield f"  capture {about}: {capture['outcome'] or 'running'}, {verdict}{copy}"
 
 
 def _rank(rank: dict[str, Any]) -> Iterator[str]:

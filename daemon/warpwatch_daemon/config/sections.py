@@ -18,6 +18,9 @@ from warpwatch_telemetry.sections import Age, AtLeastOne, Boolean, Bytes, Sectio
 _LISTEN = re.compile(
     r"(\[[0-9A-Fa-f:]+\]|([0-9A-Fa-f]{0,4}:){2,7}[0-9A-Fa-f]{1,4}|[^:\s]*):\d{1,5}"
 )
+# S3, Google Cloud Storage, Azure Blob Storage, or a folder that many nodes mount. A secret in the
+# query would be shown with the address of each capture.
+_REMOTE = r"^(file:///|(s3a?|gs|az|adl|azure|abfss?)://)[^?#\s]+$"
 
 
 def _listen(value: str) -> str:
@@ -76,6 +79,12 @@ class StoreConfig(Section):
     max_captures: AtLeastOne = 1000
 
 
+class RemoteStoreConfig(Section):
+    """``url``: of a folder in an object store, which holds nothing secret; null: none."""
+
+    url: Annotated[str, Field(pattern=_REMOTE)] | None = None
+
+
 class Config(Section):
     http: HttpConfig = HttpConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
@@ -85,4 +94,5 @@ class Config(Section):
     anomalies: AnomaliesConfig = AnomaliesConfig()
     triggers: TriggersConfig = TriggersConfig()
     store: StoreConfig = StoreConfig()
+    remote_store: RemoteStoreConfig = RemoteStoreConfig()
     exporters: ExportersConfig = ExportersConfig()

@@ -57,6 +57,14 @@ def test_it_talks_to_no_one_starts_nothing_and_opens_nothing(attack: Path, call:
     assert ended(attack, f"attempt({call})") == Ended(0, ("Operation not permitted",))
 
 
+def test_it_has_no_secret_of_the_daemons_environment(
+    attack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    found = ended(attack, "print('hunter2' in repr(os.environ), 'PYTHONPATH' in os.environ)")
+    assert found == Ended(0, ("False True",))
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
 def test_root_becomes_a_user_that_no_other_process_has(attack: Path) -> None:
     done = ended(attack, "print(*os.getresuid(), *os.getresgid(), os.getgroups())")

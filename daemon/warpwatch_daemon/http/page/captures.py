@@ -41,6 +41,7 @@ def facts(capture: Capture) -> Iterator[tuple[str, str]]:
         "price of a step": price(capture.step_s),
         "cost": cost,
         "after it": residual(capture.residual),
+        "copy": capture.remote or "",
     }
     return ((name, fact) for name, fact in known.items() if fact)
 

@@ -1,0 +1,93 @@
+"""A capture of the remote store, or of any place that obstore reads, fetched for a diagnosis."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from warpwatch_daemon.captures import store, usable
+from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.errors import UsageError
+
+_ADDRESS = re.compile(r"[a-z0-9]+://\S+")
+# As the coordinator names captures; where one lies follows from its name.
+_NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T\d{6}-[0-9a-f]+")
+TRACES = (".json", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Files of this machine now. missing: the ranks that brought none, and why.
+
+    baseline: what the daemon compared with, empty where it had none or it is not there any more.
+    """
+
+    traces: Sequence[Path]
+    missing: Mapping[int, str] = field(default_factory=dict)
+    baseline: Sequence[Path] = ()
+
+
+def is_address(text: str) -> bool:
+    """``s3://bucket/…``, not the name of a file."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def fetch(address: str, folder: Path) -> Fetched:
+    """One trace, or all that the diagnosis of a capture reads, into an empty folder.
+
+    Raises UsageError for what is neither, RemoteStoreError and OSError.
+    """
+    above, _, name = address.rstrip("/").rpartition("/")
+    if name.endswith(TRACES):
+        RemoteStore(above).fetch(name, folder / name)
+        return Fetched([folder / name])
+    capture, remote = _record(address), RemoteStore(address)
+    if capture.request.kind != "torch":
+        raise UsageError(f"{address} is a capture of kind {capture.request.kind}, without traces")
+    names = usable.files(capture.ranks)
+    if not names:
+        raise UsageError(f"{address} has no trace: {capture.detail or capture.outcome}")
+    traces = _fetch(remote, names, folder)
+    return Fetched(traces, usable.missing(capture.ranks), _baseline(address, capture, folder))
+
+
+def _record(address: str) -> Capture:
+    try:
+        return store.parse(RemoteStore(address).read(store.RECORD))
+    except RemoteStoreError as error:
+        if not error.missing:
+            raise
+        raise UsageError(f"{address} is no capture, or not whole: no {store.RECORD}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        place = f"{address.rstrip('/')}/{store.RECORD}"
+        raise UsageError(f"{place} is no record of a capture that can be read: {error}") from error
+
+
+def _baseline(address: str, capture: Capture, folder: Path) -> Sequence[Path]:
+    place = _NAME.fullmatch(capture.baseline_id or "")
+    if place is None:
+        return ()
+    # <store>/<YYYY>/<MM>/<DD>/<capture-id>
+    above = address.rstrip("/").rsplit("/", 4)[0]
+    address = "/".join([above, *place.groups(), place.string])
+    baseline = folder / "baseline"
+    try:
+        names = usable.verified_files(_record(address).ranks)
+        baseline.mkdir()
+        return _fetch(RemoteStore(address), names, baseline)
+    except (UsageError, RemoteStoreError):
+        return ()
+
+
+def _fetch(remote: RemoteStore, names: Sequence[str], folder: Path) -> list[Path]:
+    paths = []
+    for name in names:
+        if PurePosixPath(name).name != name:
+            raise UsageError(f"{remote.url}: {json.dumps(name)} is no name of a file")
+        remote.fetch(name, folder / name)
+        paths.append(folder / name)
+    return paths

@@ -1,0 +1,305 @@
+"""Captures on their way into a bucket that is slow, full, silent or away for a while."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from tests.daemon.history.object_store import URL, Bucket, bucket
+from tests.daemon.state.counted import counted
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.cli.diagnose import main as diagnose
+from warpwatch_daemon.history import remote_store
+from warpwatch_daemon.history.remote_store import RemoteStore
+from warpwatch_daemon.history.uploads import MAX_PAUSE_S, Uploads
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.errors import UsageError
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture(scope="module")
+def one_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    with bucket(tmp_path_factory.mktemp("s3") / "buckets") as found:
+        yield found
+
+
+@pytest.fixture
+def s3(one_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """With nothing in it, and reached at once or not at all."""
+    for path in [path for path in one_bucket.folder.rglob("*") if path.is_file()]:
+        path.unlink()
+    one_bucket.proxy.set("pass")
+    one_bucket.proxy.seen.clear()
+    for name, value in one_bucket.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote_store, "REQUEST_TIMEOUT_S", 1)
+    retry = {**remote_store._RETRY, "max_retries": 1, "retry_timeout": timedelta(seconds=1)}
+    monkeypatch.setattr(remote_store, "_RETRY", retry)
+    return one_bucket
+
+
+class Node(CaptureNode):
+    """With a remote store; ``after_s`` is what the uploads take for the time."""
+
+    def __init__(self, path: Path, stack: ExitStack, url: str = URL) -> None:
+        super().__init__(path, stack)
+        self.url = url
+        self.connect()
+
+    def connect(self) -> None:
+        coordinator = self.coordinator
+        self.uploads = Uploads(
+            RemoteStore(self.url),
+            self.store.path,
+            coordinator.register,
+            coordinator.is_settled,
+            self.hub.metrics,
+            "node1",
+            lambda: self.at,
+        )
+
+    def captured(self, *ranks: int) -> Capture:
+        """A capture of both ranks to which these brought their traces; its price is known."""
+        asked = self.coordinator.request(MANUAL)
+        for rank in ranks or (0, 1):
+            self.deliver(rank)
+        self.poll()
+        self.poll(after_s=120)
+        self.poll(after_s=120)
+        return self.finished(asked)
+
+    def sent(self, capture: Capture) -> Capture:
+        self.at += MAX_PAUSE_S
+        self.uploads.advance()
+        return self.capture(capture)
+
+    def uploaded(self, outcome: str) -> float | None:
+        return counted(self.hub, "uploads_total", "capture", outcome)
+
+
+@pytest.fixture
+def node(tmp_path: Path, stack: ExitStack, s3: Bucket) -> Node:
+    return Node(tmp_path, stack)
+
+
+def place(capture: Capture) -> str:
+    year, month, day = capture.id[:4], capture.id[4:6], capture.id[6:8]
+    return f"gpus/captures/{year}/{month}/{day}/{capture.id}"
+
+
+def whole(capture: Capture) -> list[str]:
+    names = [*capture.files, "capture.json", "manifest.json"]
+    return sorted(f"{place(capture)}/{name}" for name in names)
+
+
+def puts(s3: Bucket) -> list[str]:
+    """Names of what was written, in that order."""
+    return [line.rpartition("/")[2] for line in s3.proxy.seen if line.startswith("PUT ")]
+
+
+def test_a_capture_is_copied_whole_and_the_manifest_last(node: Node, s3: Bucket) -> None:
+    capture = node.sent(node.captured())
+    assert capture.outcome == "complete"
+    assert capture.remote == f"s3://ours/{place(capture)}/"
+    assert s3.objects() == whole(capture)
+    assert {"diagnosis.json", "report.html", "rank1.pt.trace.json.gz"} <= set(puts(s3))
+    assert puts(s3)[-2:] == ["capture.json", "manifest.json"]
+    folder = Path(str(capture.folder))
+    for name in capture.files:
+        assert (s3.folder / place(capture) / name).read_bytes() == (folder / name).read_bytes()
+    manifest = json.loads((s3.folder / place(capture) / "manifest.json").read_text())
+    assert (manifest["schema"], manifest["capture"], manifest["node"]) == (1, capture.id, "node1")
+    sizes = {p.name: p.stat().st_size for p in (s3.folder / place(capture)).iterdir()}
+    assert manifest["files"] == {k: v for k, v in sizes.items() if k != "manifest.json"}
+    assert (node.uploaded("uploaded"), node.uploaded("failed")) == (1, 0)
+    assert counted(node.hub, "upload_bytes_total") == sum(sizes.values())
+    assert counted(node.hub, "uploads_pending", "capture") == 0
+    # Nothing is listed, looked for or deleted.
+    assert {line.partition(" ")[0] for line in s3.proxy.seen} == {"PUT"}
+
+
+def test_a_capture_that_is_there_is_not_copied_again(node: Node, s3: Bucket) -> None:
+    capture = node.sent(node.captured())
+    before = len(s3.proxy.seen)
+    node.sent(capture)
+    node.restart()
+    node.connect()
+    assert node.sent(capture).remote is not None
+    assert len(s3.proxy.seen) == before
+    assert Store(node.store.config).load(1)[0].remote == capture.remote
+
+
+def test_the_record_waits_until_the_price_is_known(node: Node, s3: Bucket) -> None:
+    asked = node.coordinator.request(MANUAL)
+    for rank in (0, 1):
+        node.deliver(rank)
+    node.finished(asked)
+    assert node.sent(asked).remote is None
+    assert "rank0.pt.trace.json.gz" in puts(s3)
+    assert "capture.json" not in puts(s3)
+    node.poll(after_s=120)
+    node.finished(asked)
+    assert node.sent(asked).remote is not None
+    # What was there already was not sent again.
+    assert sorted(set(puts(s3))) == sorted(puts(s3))
+
+
+@pytest.mark.parametrize("mode", ["refuse", "silent", "cut", 503, 507, 403, 404])
+def test_what_could_not_be_copied_comes_later_and_once(
+    node: Node, s3: Bucket, mode: str | int
+) -> None:
+    first, second = node.captured(), node.captured(0)
+    s3.proxy.set(mode)
+    assert node.sent(first).remote is None
+    assert node.sent(second).remote is None
+    assert not any("manifest" in name for name in s3.objects())
+    assert (node.uploaded("uploaded"), node.uploaded("failed")) == (0, 2)
+    assert counted(node.hub, "uploads_pending", "capture") == 2
+    s3.proxy.set("pass")
+    s3.proxy.seen.clear()
+    assert node.sent(first).remote is not None
+    assert node.capture(second).remote is not None
+    assert s3.objects() == sorted(whole(node.capture(first)) + whole(node.capture(second)))
+    manifests = [line for line in s3.proxy.seen if line.endswith("manifest.json")]
+    assert [first.id in line for line in manifests] == [True, False]
+
+
+def test_it_is_tried_ever_less_often(node: Node, s3: Bucket) -> None:
+    capture = node.captured()
+    s3.proxy.set(403)
+    for _ in range(60):
+        node.at += 5
+        node.uploads.advance()
+    # After 5, 10, 20, 40, 80 and then each 120 s.
+    assert node.uploaded("failed") == 7
+    s3.proxy.set("pass")
+    assert node.sent(capture).remote is not None
+
+
+def test_a_capture_that_always_fails_does_not_keep_back_the_others(node: Node, s3: Bucket) -> None:
+    first, second = node.captured(), node.captured()
+    s3.proxy.denied = f"{first.id}/rank0"
+    for _ in range(5):
+        assert node.sent(second).remote is None
+    assert node.sent(second).remote is not None
+    assert node.capture(first).remote is None
+    s3.proxy.denied = ""
+    assert node.sent(first).remote is not None
+
+
+def test_another_daemon_goes_on_where_the_first_was_killed(node: Node, s3: Bucket) -> None:
+    capture = node.captured()
+    s3.proxy.set("refuse")
+    assert node.sent(capture).remote is None
+    node.restart()
+    node.connect()
+    assert counted(node.hub, "uploads_pending", "capture") == 1
+    s3.proxy.set("pass")
+    capture = node.sent(capture)
+    assert s3.objects() == whole(capture)
+
+
+def test_what_retention_removes_first_is_given_up_and_counted(node: Node, s3: Bucket) -> None:
+    first, second = node.captured(), node.captured()
+    s3.proxy.set("refuse")
+    node.sent(first)
+    node.store.config = node.store.config.model_copy(update={"max_captures": 1})
+    node.coordinator.retain()
+    s3.proxy.set("pass")
+    assert node.sent(second).remote is not None
+    assert node.uploaded("given_up") == 1
+    assert s3.objects() == whole(node.capture(second))
+
+
+def test_retention_removes_what_has_a_copy_before_what_has_none(node: Node, s3: Bucket) -> None:
+    first = node.captured()
+    s3.proxy.set("refuse")
+    node.sent(first)
+    # Out of its turn, so that the older one has no copy yet.
+    second = node.captured()
+    node.coordinator.register.update(second.id, remote="s3://ours/elsewhere/")
+    newest = node.captured()
+    node.store.config = node.store.config.model_copy(update={"max_captures": 2})
+    node.coordinator.retain()
+    assert [capture.id for capture in node.hub.captures()] == [first.id, newest.id]
+
+
+def test_a_large_trace_goes_in_parts(node: Node, s3: Bucket) -> None:
+    content = random.Random(0).randbytes(12 << 20)
+    path = node.store.path / "large"
+    path.write_bytes(content)
+    RemoteStore(URL).put("large", path)
+    assert (s3.folder / "gpus/large").read_bytes() == content
+    assert sum("partNumber=" in line for line in s3.proxy.seen) == 3
+
+
+def test_a_folder_is_a_remote_store_as_well(tmp_path: Path, stack: ExitStack) -> None:
+    node = Node(tmp_path, stack, (tmp_path / "shared" / "folder").as_uri())
+    capture = node.sent(node.captured())
+    assert capture.remote == f"file://{tmp_path}/shared/folder/{place(capture)[5:]}/"
+    names = {path.name for path in Path(capture.remote[len("file://") :]).iterdir()}
+    assert names == {*capture.files, "capture.json", "manifest.json"}
+
+
+def diagnosis(*arguments: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "warpwatch_daemon", "diagnose", "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1), done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node: Node, s3: Bucket) -> None:
+    well = node.coordinator.request(replace(MANUAL, trigger="baseline"))
+    for rank in (0, 1):
+        node.deliver(rank)
+    node.poll()
+    node.poll(after_s=120)
+    assert node.finished(well).outcome == "complete"
+    # Rank 1 brings nothing, and the diagnosis compares with the one before.
+    capture = node.captured(0)
+    assert capture.outcome == "partial"
+    assert capture.baseline_id == well.id
+    node.sent(capture)
+    address = node.capture(capture).remote
+    assert address is not None
+    local = json.loads(Path(str(capture.folder), "diagnosis.json").read_text())
+    assert diagnosis(address) == local
+    # Without what the capture says of itself it is another one.
+    assert diagnosis(f"{address}rank0.pt.trace.json.gz") != local
+
+
+def test_an_address_without_a_capture_is_named_in_one_line(s3: Bucket) -> None:
+    with pytest.raises(UsageError, match=r"^s3://ours/gpus/no is no capture, or not whole"):
+        diagnose(["s3://ours/gpus/no"])
+    RemoteStore(URL).put("c/capture.json", b"[]")
+    with pytest.raises(UsageError, match=r"^s3://ours/gpus/c/capture.json is no record of a cap"):
+        diagnose(["s3://ours/gpus/c/"])
+
+
+def test_a_record_names_no_file_outside_of_its_folder(node: Node, s3: Bucket) -> None:
+    capture = node.sent(node.captured())
+    record = s3.folder / place(capture) / "capture.json"
+    changed = record.read_text().replace("rank0.pt.trace", "../../rank0.pt.trace")
+    RemoteStore(str(capture.remote)).put("capture.json", changed.encode())
+    with pytest.raises(UsageError, match="is no name of a file"):
+        diagnose([str(capture.remote)])
+
+
+def test_without_obstore_the_configuration_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(UsageError, match=r"needs obstore: pip install 'warpwatch\[remote\]'"):
+        RemoteStore(tmp_path.as_uri())

@@ -1,0 +1,101 @@
+"""A daemon whose bucket is away for a while, and which is killed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.history.object_store import URL, Bucket, bucket
+from tests.loop.node import LoopNode, loop_node, poll
+
+UPLOADS, PENDING = "warpwatch_uploads_total", "warpwatch_uploads_pending"
+# Steps of 20 ms without torch; stacks can be taken of them.
+PROGRAM = """
+import time, warpwatch
+monitor = warpwatch.attach(job="train")
+while True:
+    with monitor.step():
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[Bucket]:
+    with bucket(tmp_path / "buckets") as found:
+        yield found
+
+
+@pytest.fixture
+def node(tmp_path: Path, s3: Bucket) -> Iterator[LoopNode]:
+    with loop_node(tmp_path, remote_store={"url": URL}) as node:
+        node.start_daemon(wait=True, **s3.environment)
+        node.start_rank(0, PROGRAM, world_size=1)
+        poll(lambda: node.get("ranks"), 30, node.log("rank0"))
+        yield node
+
+
+def captured(node: LoopNode) -> Any:
+    """One more capture that has ended, and is complete."""
+    body = {"job": "train", "kind": "stacks"}
+    asked = poll(lambda: node.http.post("/api/v1/captures", json=body), 10, "a capture").json()
+
+    def ended() -> Any:
+        found = node.http.get(f"/api/v1/captures/{asked['id']}").json()
+        return found if found["outcome"] else None
+
+    capture = poll(ended, 60, node.log("daemon"))
+    assert capture["outcome"] == "complete"
+    return capture
+
+
+def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_else(
+    node: LoopNode, s3: Bucket
+) -> None:
+    s3.proxy.set("refuse")
+    captures = [captured(node), captured(node)]
+    poll(
+        lambda: node.metric("warpwatch_uploads_total", what="capture", outcome="failed"),
+        30,
+        "a try",
+    )
+    node.kill_daemon()
+    node.start_daemon(wait=True, **s3.environment)
+    poll(lambda: node.get("ranks"), 30, node.log("daemon"))
+    assert node.metric(PENDING, what="capture") == 2
+    captures.append(captured(node))
+    assert s3.objects() == []
+    s3.proxy.set("pass")
+    poll(
+        lambda: node.metric(PENDING, what="capture") == 0,
+        60,
+        node.log("daemon"),
+    )
+    addresses = {capture["id"]: capture["remote"] for capture in node.get("captures")}
+    expected = [
+        f"{addresses[capture['id']].removeprefix('s3://ours/')}{name}"
+        for capture in captures
+        for name in (*capture["files"], "capture.json", "manifest.json")
+    ]
+    assert s3.objects() == sorted(expected)
+    written = [line for line in s3.proxy.seen if line.startswith("PUT")]
+    manifests = [line for line in written if line.endswith("/manifest.json")]
+    assert [capture["id"] in line for capture in captures for line in manifests].count(True) == 3
+    assert {line.partition(" ")[0] for line in s3.proxy.seen} == {"PUT"}
+
+
+def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(
+    node: LoopNode, s3: Bucket
+) -> None:
+    s3.proxy.set("silent")
+    captured(node)
+    poll(lambda: s3.proxy.seen, 30, node.log("daemon"))
+    # While that upload waits:
+    captured(node)
+    node.terminate_daemon()
+    assert node.daemon is not None
+    assert node.daemon.returncode == 0
+    node.start_daemon(wait=True, **s3.environment)
+    assert node.metric(PENDING, what="capture") == 2
