@@ -8,8 +8,9 @@ import platform
 import struct
 import sys
 import threading
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from warpwatch import faults
 from warpwatch.monitor import Monitor
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # How long the exit of the process waits for a capture that is being compressed.
 EXIT_WAIT_S = 5.0
+# Of exceptions that came up one during another.
+MAX_CAUSES = 10
 
 _guard = threading.Lock()
 _monitor: Monitor | None = None
@@ -83,6 +86,35 @@ def _install() -> None:
         previous(kind, error, trace)
 
     sys.excepthook = excepthook
+    _watch_thread()
+    _watch_hard_exit()
+
+
+def _watch_thread() -> None:
+    """An exception ends a training that runs in a thread without ending the process."""
+    previous = threading.excepthook
+
+    def excepthook(about: threading.ExceptHookArgs) -> None:
+        thread = None if _monitor is None else _monitor.clock.trainer
+        error = about.exc_value
+        if about.thread is thread and error is not None and not isinstance(error, SystemExit):
+            _report_exception(error)
+        previous(about)
+
+    threading.excepthook = excepthook
+
+
+def _watch_hard_exit() -> None:
+    """A program may leave the interpreter's end out, for what hangs in it."""
+    original = os._exit
+
+    @wraps(original)
+    def leave(status: int) -> NoReturn:
+        if status == 0:
+            _at_exit()
+        original(status)
+
+    os._exit = leave
 
 
 def _report_exception(error: BaseException) -> None:
@@ -90,12 +122,23 @@ def _report_exception(error: BaseException) -> None:
         return
     clock, ring = _monitor.clock, _monitor.clock.ring
     try:
+        error = _interrupt_before(error) or error
         clock.settle(helping=threading.get_ident() != clock.thread)
         if is_out_of_memory(error):
             ring.event("oom", wait_s=0.2, detail=str(error)[:100])
         ring.event("exception", wait_s=0.2, type=type(error).__name__[:64], detail=str(error)[:100])
     except Exception as fault:
         faults.swallow(fault)
+
+
+def _interrupt_before(error: BaseException) -> BaseException | None:
+    """The interrupt during whose handling the error came up: that is what ended the program."""
+    cause: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if cause is None or isinstance(cause, KeyboardInterrupt):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def _at_exit() -> None:

@@ -49,6 +49,7 @@ class HelperThread:
         self._seen = bytes(8)
         self._next_look = self._attached = 0.0
         self._next_inbox_check = 0.0
+        self._trains = True
         self._retired: list[tuple[float, Callable[[], None]]] = []
         self.stopping = False
         self._thread = threading.Thread(target=self._run, name="warpwatch", daemon=True)
@@ -102,6 +103,7 @@ class HelperThread:
 
     def _serve(self, current: ring.RingWriter, now: float) -> None:
         self._sign_of_life()
+        self._note_end(current)
         self.clock.report_begun(current)
         current.flush(wait_s=0.05)
         self._follow_commands(current, now)
@@ -116,6 +118,13 @@ class HelperThread:
         if self._ring is not None:
             self._ring.beat(self.clock.calls())
             self._gil_stacks.rearm(time.monotonic())
+
+    def _note_end(self, current: ring.RingWriter) -> None:
+        """The thread that trained has ended, or another one goes on: whatever ends the process now
+        or then, it has trained to its end."""
+        trained, self._trains = self._trains, _is_alive(self.clock.trainer)
+        if trained != self._trains and not self.stopping:
+            current.words[protocol.WORD_ENDED] = trained
 
     def _write_metadata(self, current: ring.RingWriter) -> None:
         metadata = self._describe()
@@ -288,6 +297,14 @@ class HelperThread:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
+
+
+def _is_alive(thread: threading.Thread) -> bool:
+    try:
+        return thread.is_alive()
+    except RuntimeError:
+        # One that Python has not started says so in this way.
+        return False
 
 
 def _positive(text: str | None, default: float) -> float:

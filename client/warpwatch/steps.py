@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from numbers import Real
 from queue import SimpleQueue
@@ -45,18 +46,20 @@ COUNT_BITS = 48
 class StepClock(PhaseTimes):
     """Measures steps and phases of one thread, and is the context manager of a step.
 
-    calls: how many backwards and optimizers' steps the hooks have seen; for the helper thread.
+    For the helper thread: calls, how many backwards and optimizers' steps the hooks have seen;
+    trainer, the thread.
     """
 
     __slots__ = (
         "_dead", "_look_ns", "_nested", "_settle_ns", "_started", "begun_ns",
         "calls", "captures", "capturing", "cuda", "device", "flags", "open", "samples", "steps",
-        "tokens", "wake_helper",
+        "tokens", "trainer", "wake_helper",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Callable[[], int] = int
+        self.trainer = threading.main_thread()
         self.captures: Captures | None = None
         self.cuda: Any = None  # torch.cuda, once the helper thread saw that it is in use
         self.device: str | None = None
@@ -204,7 +207,7 @@ class StepClock(PhaseTimes):
         """The first thread that begins a step is the training thread for as long as it lives."""
         if self._dead or (self.thread and self.thread in sys._current_frames()):
             return False
-        self.thread = get_ident()
+        self.thread, self.trainer = get_ident(), threading.current_thread()
         self.open = self._started = False
         self._nested = self._look_ns = 0
         return True

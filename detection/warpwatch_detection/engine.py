@@ -129,10 +129,16 @@ class Detection:
                 return changes
             rank.device = record.device or rank.device
             rank.seen_time = record.time
+        leaver: End | RankEvent | None = record if isinstance(record, End) else None
+        if isinstance(record, RankEvent) and record.event == "died":
+            leaver = record
+        if leaver and self._ranks.jobs.get(leaver.job_id, {}).keys() == {leaver.rank}:
+            # Before a detector says of the last rank that nothing is wrong with it any more.
+            changes += self._register.end_job(leaver.job_id, leaver.time)
         changes += self._runner.show(record)
         self._job_steps.observe(record)
-        if isinstance(record, End) or (isinstance(record, RankEvent) and record.event == "died"):
-            changes += self._leave(record)
+        if leaver:
+            changes += self._leave(leaver)
         return changes
 
     def _step(self, record: Step) -> list[Change]:

@@ -125,7 +125,8 @@ Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End
 # inactive_split_bytes, allocation_retries, out_of_memory_errors). From the daemon, which sees the
 # process: stopped (alive without a heartbeat, with silent_reason), resumed, died (gone without an
 # exit record; oom_kill where the kernel ended it for want of memory), training (no step has ended
-# for a while, but backwards or steps of optimizers go on: calls, how many so far), process (now and
+# for a while, but backwards or steps of optimizers go on: calls, how many so far), finished (what
+# trained has ended, the process lives on until it ends or trains again), process (now and
 # then what /proc and its control groups say: cpu_s, io_bytes, disk_wait, anonymous_bytes,
 # available_bytes, limit_bytes). What is not known is left out of the detail.
 EVENTS = frozenset(
@@ -142,6 +143,7 @@ EVENTS = frozenset(
         "memory",
         "process",
         "training",
+        "finished",
         "stopped",
         "resumed",
         "died",

@@ -57,6 +57,24 @@ def test_the_default_timeout_leaves_room_for_a_first_checkpoint_of_two_minutes()
     assert opened(engine, [Clock(job.time + 150)])[0].time == job.time + 140
 
 
+def test_a_hang_that_ends_with_its_job_says_so():
+    job, engine = running()
+    assert len(opened(engine, [Clock(job.time + 10)])) == 1
+    closed = fed(engine, [event(job, 0, "died", 11.0), event(job, 1, "died", 11.5)])
+    assert [(a.kind, a.end_time) for a in closed] == [("hang", job.time + 11.5)]
+    assert closed[0].summary.endswith(", until the job ended")
+
+
+def test_a_rank_whose_training_has_ended_is_waited_for_no_more():
+    job, engine = running()
+    ended = [event(job, rank, "finished", 1.0) for rank in (0, 1)]
+    assert opened(engine, [*ended, Clock(job.time + 60)]) == []
+    job.time += 60
+    # It trains again in another thread.
+    assert opened(engine, job.steps(20)) == []
+    assert [a.kind for a in opened(engine, [Clock(job.time + 60)])] == ["hang"]
+
+
 def test_backwards_without_steps_put_a_hang_off():
     job, engine = running()
     trains = [event(job, rank, "training", s) for s in range(2, 60, 2) for rank in (0, 1)]

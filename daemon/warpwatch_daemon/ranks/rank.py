@@ -25,7 +25,9 @@ CAPTURE_GRACE_S = 120.0
 # what a step takes and when the last one was.
 REWIND_RECORDS = 200
 # What the daemon alone may say of a process.
-RESERVED_EVENTS = frozenset({"died", "stopped", "resumed", "process", "memory", "training"})
+RESERVED_EVENTS = frozenset(
+    {"died", "stopped", "resumed", "process", "memory", "training", "finished"}
+)
 # That a rank trains without a step is said once in so long: often enough for any time-out.
 TRAINING_S = 2.0
 
@@ -71,7 +73,7 @@ class Rank:
         self._calls: int | None = None
         self._trained_at = at
         self.silence = Silence(at)
-        self._seen_alive = self._end_reported = False
+        self._seen_alive = self._end_reported = self._finished = False
         # When the daemon before this one saw it end; monotonic time is the same for both.
         self._ended_before: float | None = None
         self._capture_begun: float | None = None
@@ -197,6 +199,9 @@ class Rank:
             yield self._ended(news.header.ended, now, at)
             return
         self._seen_alive = True
+        if news.header.ended and not self._finished:
+            yield self.event(now, "finished", {})
+        self._finished = news.header.ended
         confirmed = not foreign and news.holder_pid == identity.pid
         self.seen_process = (identity.pid, identity.process_start) if confirmed else None
         # Profiler and export hold the GIL: no heartbeat then is no sign of a stop.

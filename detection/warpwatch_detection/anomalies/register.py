@@ -94,7 +94,7 @@ class AnomalyRegister:
         self.suppressed.forget_job(job)
         for key in [key for key in self.state.active if key[1] == job]:
             if key[0] not in EVENT_KINDS:
-                self._close(key, time)
+                self._close(key, time, why=", until the job ended")
         for ended in [key for key in self.state.ended if key[1] == job]:
             if ended[0] not in EVENT_KINDS:
                 del self.state.ended[ended]

@@ -34,7 +34,7 @@ _PEER_LOST = re.compile(
 )
 
 # Of who ended the program by hand, and of a launcher that was asked to stop it.
-_INTERRUPTED = re.compile(r"KeyboardInterrupt|SignalException.*(?:\b15\b|\b2\b|SIGTERM|SIGINT)")
+_INTERRUPTED = re.compile(r"KeyboardInterrupt|SIGTERM|SIGINT|SignalException.*\b(?:15|2)\b")
 
 
 @dataclass(slots=True)
@@ -282,6 +282,6 @@ class DeathDetector(Detector):
 
 def what(detail: Mapping[str, Any]) -> str:
     """A client's words on one line, bounded, without control characters."""
-    said = ": ".join(str(detail[key]) for key in EXCEPTION_FIELDS if key in detail)
+    said = ": ".join(str(detail[key]) for key in EXCEPTION_FIELDS if detail.get(key))
     line = " ".join(said.split())
     return "".join(letter for letter in line if letter.isprintable())[:MAX_DETAIL]

@@ -74,7 +74,7 @@ class Hang(Detector):
         elif isinstance(seen, RankSeen):
             self._rank_seen(seen)
         elif isinstance(seen, End) and seen.rank is not None:
-            return self._gone(seen.job_id, seen.rank, seen.time)
+            return self._gone(seen)
         return ()
 
     def expire(self, now: float) -> Iterable[Verdict]:
@@ -169,8 +169,8 @@ class Hang(Detector):
             self._recheck(seen.job_id, job, seen.time)
         if seen.event in ("died", "exception"):
             job.quiet_until = seen.time + CRASH_QUIET_S
-        if seen.event == "died":
-            return self._gone(seen.job_id, seen.rank, seen.time)
+        if seen.event in ("died", "finished"):
+            return self._gone(seen)
         if seen.event == "process":
             job.activity.process(seen)
             return self._process(seen.job_id, job, seen.time)
@@ -200,9 +200,11 @@ class Hang(Detector):
         self._recheck(seen.job_id, job, seen.time)
         return ()
 
-    def _gone(self, name: JobId, rank: int, now: float) -> Iterable[Verdict]:
-        job = self._jobs.get(name)
-        return self._over(name, job, now) if job is not None and job.forget(rank) else ()
+    def _gone(self, seen: End | RankEvent) -> Iterable[Verdict]:
+        job = self._jobs.get(seen.job_id)
+        if job is None or seen.rank is None or not job.forget(seen.rank):
+            return ()
+        return self._over(seen.job_id, job, seen.time)
 
     def _over(self, name: JobId, job: JobProgress, now: float) -> Iterable[Verdict]:
         self._recheck(name, job, now)
