@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.quantities import rate, seconds
+from warpwatch_daemon.quantities import ago, rate, seconds
 
+# Who comes because of an alert may come when all is over.
+MAX_ENDED = 5
 PARTS = ("devices", "jobs", "ranks", "anomalies", "captures")
 
 
@@ -44,16 +47,25 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
     for job in status["jobs"]:
         if job["backend"] == "kineto":
             yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"
-    for anomaly in active:
-        mark = " " if anomaly["severity"] == "info" else "!"
-        about = anomaly["job"] or anomaly["device"]
-        yield f"{mark} {anomaly['kind']} of {about}: {anomaly['summary']}"
+    ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]
+    for anomaly in (*active, *sorted(ended, key=lambda one: -one["end_time"])[:MAX_ENDED]):
+        yield _anomaly(anomaly, time.time())
     for capture in status["captures"][-5:]:
         diagnosis = capture["diagnosis"] or {}
         verdict = diagnosis.get("verdict", "no diagnosis")
         about = f"{capture['id']} of {capture['request']['job']}"
         copy = f", at {capture['remote']}" if capture["remote"] else ""
         yield f"  capture {about}: {capture['outcome'] or 'running'}, {verdict}{copy}"
+
+
+def _anomaly(anomaly: dict[str, Any], now: float) -> str:
+    """``!``: it is active, and more than information. ``now``: wall clock, seconds."""
+    about, end_time = anomaly["job"] or anomaly["device"], anomaly["end_time"]
+    mark = "!" if end_time is None and anomaly["severity"] != "info" else " "
+    when = (
+        f"found {ago(anomaly['time'], now)}" if end_time is None else f"over {ago(end_time, now)}"
+    )
+    return f"{mark} {anomaly['kind']} of {about}, {when}: {anomaly['summary']}"
 
 
 def _rank(rank: dict[str, Any]) -> Iterator[str]:

@@ -1,13 +1,15 @@
-"""What the commands ask a daemon with, over HTTPS: whom they trust, and by which name."""
+"""What the commands ask a daemon with, whom they trust over HTTPS, and what they make of it."""
 
 from __future__ import annotations
 
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER
 from warpwatch_daemon.cli import main
 
 NAME = "warpwatch-peers.monitoring.svc"
@@ -57,3 +59,19 @@ def test_an_authority_that_is_no_certificate_is_a_usage_error(tmp_path, capsys):
     (tmp_path / "empty.crt").write_text("")
     assert main(["status", *url, "--ca-file", str(tmp_path / "empty.crt")]) == 2
     assert "empty.crt: " in capsys.readouterr().err
+
+
+def test_status_tells_what_is_wrong_now_and_what_was(url, agent, monkeypatch, capsys):
+    monkeypatch.setattr("time.time", lambda: NOW)
+    info = replace(STRAGGLER, id="a8", severity="info", time=NOW - 1)
+    agent.now = replace(agent.now, anomalies=(ENDED, STRAGGLER, info))
+    assert main(["status", "--url", url]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if "llama-7b, " in line]
+    assert lines == [
+        "! straggler of llama-7b, found 41 s ago: "
+        "rank 1 computes 60 % longer than its peer since step 400",
+        "  straggler of llama-7b, found now: "
+        "rank 1 computes 60 % longer than its peer since step 400",
+        "  data_stall of llama-7b, over 10 min ago: "
+        "job llama-7b waits 39 % of its steps for data since step 120",
+    ]
