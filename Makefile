@@ -24,8 +24,8 @@ fuzz: MINUTES ?= 10
 fuzz: $(VENV)/.fuzz
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
-# A healthy training among jobs that come and go, captures, restarts and a clock that is set: nothing
-# is found in it, and nothing of the daemon grows. MINUTES=30.
+# Healthy trainings among jobs that come and go, captures, restarts and a clock that is set: nothing
+# is found in them, and nothing of the daemon grows. MINUTES=30.
 soak: MINUTES ?= 30
 soak: $(VENV)/.dev
 	SOAK_MINUTES=$(MINUTES) $(BIN)/pytest -m slow $(ARGS) tests/loop/test_soak.py

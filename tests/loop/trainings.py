@@ -1,4 +1,4 @@
-"""A job of ``training.py``: four observed ranks beside a daemon, and the switch of their faults."""
+"""A job of ``training.py``, with the switch of its faults, and the jobs of ``healthy.py``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ import sys
 import time
 from typing import Any
 
+import psutil
+
 from tests.loop.node import ROOT, LoopNode, poll
 
 PROGRAM = ROOT / "tests" / "loop" / "training.py"
+HEALTHY = PROGRAM.with_name("healthy.py")
 RANKS = 4
 ALL = tuple(range(RANKS))
+# The kinds of ``healthy.py``, and the ranks of each.
+HEALTHY_RANKS = {
+    "accumulation": 2,
+    "evaluation": 2,
+    "checkpoints": 2,
+    "sequences": 2,
+    "noisy_neighbour": 2,
+    "two_optimizers": 1,
+    "gan": 1,
+    "restarts": 1,
+}
+# Every other life of the run that is started again ends by a signal, so soon.
+TERMINATED_AFTER_S = 30.0
 # Longer than any `grace_s`: deaths are judged together by then.
 SETTLE_S = 8.0
 # Four ranks and a daemon on few cores: whatever else runs makes all steps longer for a while, and
@@ -24,6 +40,72 @@ ON_A_BUSY_MACHINE: dict[str, Any] = {
 }
 
 
+def start_ranks(
+    node: LoopNode, name: str, program: list[str], ranks: int, environment: dict[str, str]
+) -> list[subprocess.Popen[bytes]]:
+    """Of one job, under ``warpwatch run``."""
+    command = ["-m", "warpwatch", "run", "--job", name, "--", sys.executable, *program]
+    return [
+        node.start(f"{name}/rank{rank}", command, node.rank_environment(rank, ranks) | environment)
+        for rank in range(ranks)
+    ]
+
+
+def have_trained(node: LoopNode, name: str, ranks: int, steps: int) -> None:
+    def all_have() -> bool:
+        known = [r for r in node.get("ranks") if r["job"] == name]
+        return len(known) == ranks and all(r["steps_total"] >= steps for r in known)
+
+    poll(all_have, 300, f"{steps} steps: " + node.log(f"{name}/rank0"))
+
+
+class HealthyJobs:
+    """All kinds of ``healthy.py`` beside each other."""
+
+    def __init__(self, node: LoopNode, **environment: str) -> None:
+        self._node = node
+        self._environment = environment
+        self._lives = 0
+        self._terminate_at = float("inf")
+        self.processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+        for kind, ranks in HEALTHY_RANKS.items():
+            (node.folder / kind).mkdir()
+            self._start(kind)
+            have_trained(node, kind, ranks, 2)
+        node.start("neighbour", [str(HEALTHY), "neighbour"], {})
+
+    def _start(self, kind: str) -> None:
+        environment = {"TORCHELASTIC_RUN_ID": kind} | self._environment
+        program = [str(HEALTHY), kind, str(self._node.folder / kind)]
+        ranks = HEALTHY_RANKS[kind]
+        self.processes[kind] = start_ranks(self._node, kind, program, ranks, environment)
+
+    def restart(self) -> None:
+        """Once a second: the run that ends, or is ended, begins again."""
+        (process,) = self.processes["restarts"]
+        now = time.monotonic()
+        if process.poll() is not None:
+            self._lives += 1
+            self._terminate_at = now + TERMINATED_AFTER_S if self._lives % 2 else float("inf")
+            self._start("restarts")
+        elif now > self._terminate_at:
+            process.terminate()
+
+    def ended(self) -> list[str]:
+        """The kinds that should not have."""
+        return [
+            kind
+            for kind, processes in self.processes.items()
+            if kind != "restarts" and any(process.poll() is not None for process in processes)
+        ]
+
+    def processor_s(self) -> float:
+        """Of those that run now."""
+        running = (p for processes in self.processes.values() for p in processes)
+        times = [psutil.Process(p.pid).cpu_times() for p in running if p.poll() is None]
+        return float(sum(one.user + one.system for one in times))
+
+
 class Job:
     """The ranks of one run, started by ``warpwatch run``; the only ones of its node."""
 
@@ -33,14 +115,8 @@ class Job:
         self.folder = node.folder / name
         self.folder.mkdir()
         self.go_wrong({})
-        command = ["-m", "warpwatch", "run", "--job", name, "--"]
-        command += [sys.executable, str(PROGRAM), str(self.folder)]
-        self.processes: list[subprocess.Popen[bytes]] = [
-            node.start(
-                f"{name}/rank{rank}", command, node.rank_environment(rank, RANKS) | environment
-            )
-            for rank in ALL
-        ]
+        program = [str(PROGRAM), str(self.folder)]
+        self.processes = start_ranks(node, name, program, RANKS, environment)
 
     def go_wrong(self, faults: dict[str, tuple[int, ...]]) -> None:
         """These faults in these ranks from now on, and no others."""
@@ -50,11 +126,7 @@ class Job:
         part.replace(self.folder / "fault")
 
     def has_trained(self, steps: int) -> None:
-        def all_have() -> bool:
-            ranks = [r for r in self.node.get("ranks") if r["job"] == self.name]
-            return len(ranks) == RANKS and all(r["steps_total"] >= steps for r in ranks)
-
-        poll(all_have, 300, f"{steps} steps: " + self.node.log(f"{self.name}/rank0"))
+        have_trained(self.node, self.name, RANKS, steps)
 
     def anomalies(self, kind: str | None = None) -> list[Any]:
         """Of this kind, or all that the daemon found, whatever they are about."""
