@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def test_a_c_call_that_holds_the_gil(node: LoopNode, held: str) -> None:
     if held == "0" and py_spy.find() is None:
         pytest.skip("py-spy is not installed")
     opted_in = {"WARPWATCH_HELD_STACKS": held, "WARPWATCH_HELD_STACKS_S": "2"}
-    node.start_rank(0, HANGING, "gil", world_size=1, **opted_in)
+    process = node.start_rank(0, HANGING, "gil", world_size=1, **opted_in)
     capture, stacks = answer(node)
     assert capture["outcome"] == "complete"
     assert stacks[0]["via"] == ("faulthandler" if py_spy.find() is None else "py-spy")
@@ -122,6 +123,10 @@ def test_a_c_call_that_holds_the_gil(node: LoopNode, held: str) -> None:
     assert {"MainThread", "resting"} <= names(stacks[0])
     said = "rank 0 is inside a C call in hold (<string>:12) that holds the GIL"
     assert capture["diagnosis"]["summary"] == said
+    pipes = (node.folder / "inbox").glob
+    assert len(list(pipes("held.*"))) == int(held)
+    process.kill()
+    poll(lambda: not list(pipes("held.*")), 20, "the pipe of a dead process goes")
 
 
 @pytest.mark.torch
@@ -136,4 +141,7 @@ def test_a_collective_whose_peer_is_stopped(node: LoopNode) -> None:
     summary = capture["diagnosis"]["summary"]
     assert summary.startswith("rank 0 waits in all_reduce for rank 1, which is stopped"), summary
     assert stacks[0]["collectives"][-1]["name"] == "gloo:all_reduce"
+    # Asked again, a stopped process says no more.
+    time.sleep(3)
+    assert [c["id"] for c in node.get("captures")] == [capture["id"]]
     assert stacks[0]["collectives"][-1]["state"] != "completed"

@@ -16,6 +16,7 @@ from warpwatch_daemon.captures.kineto.pollers import Pollers
 from warpwatch_daemon.captures.kineto.process_facts import read_facts
 from warpwatch_daemon.captures.kineto.server import PAUSE_S, KinetoServer
 from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.stacks import gil_stacks
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.config.sections import Config
@@ -51,6 +52,7 @@ class Capturing:
         hurry: Callable[[bool], None],
     ) -> None:
         self._hub = hub
+        self._ranks = ranks
         self.disk = Disk(store.path)
         self._quotas = Quotas(folder, config.rendezvous, ranks.reject)
         self.policy = Policy(config.triggers, self.disk, excess=self._quotas.excess)
@@ -83,7 +85,7 @@ class Capturing:
             every("stacks", FINISH_INTERVAL_S, self.coordinator.finish_urgent),
         )
         every("retention", RETENTION_INTERVAL_S, self.coordinator.retain)
-        every("inboxes", INBOXES_INTERVAL_S, lambda: inboxes.tend(time.monotonic()))
+        every("inboxes", INBOXES_INTERVAL_S, self._tend_inboxes)
         every("sweep", RETENTION_INTERVAL_S, lambda: inboxes.sweep(SWEEP_AFTER_S, time.time()))
         every("disk", DISK_INTERVAL_S, self.disk.measure)
         every("quotas", DISK_INTERVAL_S, self._quotas.measure)
@@ -91,6 +93,11 @@ class Capturing:
             every("kineto", PAUSE_S, self._kineto.serve)
             every("inbox-disk", DISK_INTERVAL_S, self._backend.measure_disk)
             every("kineto-traces", LOOK_INTERVAL_S, self._backend.look)
+
+    def _tend_inboxes(self) -> None:
+        self._inboxes.tend(time.monotonic())
+        for ring, folder in self._ranks.take_ended():
+            gil_stacks.remove(folder.inbox, gil_stacks.file_name(ring.name), ring.owner_uid)
 
     def stop(self) -> None:
         """Before the loops are."""

@@ -46,23 +46,36 @@ class Baselines:
 
 
 class StepCost:
-    """Fed with the steps of one rank of the job, in order; ``before_s``: its steps until now."""
+    """Fed with the steps of one rank of the job, in order; ``before_s``: its steps until now.
+
+    disturbs: the trace is recorded, exported or compressed, which takes the job's processors.
+    """
 
     def __init__(self, before_s: Sequence[float] = ()) -> None:
         self._before_s = list(before_s)
         self._during_s: list[float] = []
         self._paid_s: list[float] = []
         self._after_s: list[float] = []
-        self._interrupted = False
+        self._delivered = self._straddles = self._interrupted = False
+
+    @property
+    def disturbs(self) -> bool:
+        return bool(self._paid_s) and not self._delivered
+
+    def deliver(self) -> None:
+        """The files are there: steps that begin from now on are those after it."""
+        self._delivered = self._straddles = True
 
     def add(self, step: Step, first_step: int, last_step: int) -> None:
         """``first_step`` to ``last_step`` are recorded; those beside them start and stop it."""
         if self.complete:
             return
         if not step.profiled:
-            if self._paid_s:
+            if self._delivered and not self._straddles:
                 self._after_s.append(step.duration_s)
-        elif self._after_s:
+            # The first one to end began before.
+            self._straddles = False
+        elif step.step > last_step + 1:
             # Another capture: the steps from here on are not this one's doing.
             self._interrupted = True
         else:
@@ -125,7 +138,11 @@ class CostWatch:
         self._watched[capture.id] = _Watched(session, StepCost(before_s), timeout_s)
 
     def observe(self, step: Step) -> None:
-        self._baselines.add(step)
+        if not any(
+            watched.cost.disturbs and watched.session.capture.request.job_id == step.job_id
+            for watched in self._watched.values()
+        ):
+            self._baselines.add(step)
         for watched in self._watched.values():
             capture, ranks = watched.session.capture, watched.session.ranks
             if (step.job_id, step.rank) == (capture.request.job_id, min(ranks)):
@@ -139,7 +156,9 @@ class CostWatch:
     def end(self, capture_id: str, at: float) -> None:
         """The capture is over: the steps after it count from now, monotonic."""
         if capture_id in self._watched:
-            self._watched[capture_id].since = at
+            watched = self._watched[capture_id]
+            watched.since = at
+            watched.cost.deliver()
 
     def forget(self, capture_id: str) -> None:
         self._watched.pop(capture_id, None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
@@ -42,6 +42,8 @@ SAVE_INTERVAL_S = 1.0
 # What polls that failed had read is kept up to so many records: 1,024 rings at two steps a second
 # for ten seconds are 20,480.
 MAX_UNSENT = 20_000
+# More rings than there may be.
+MAX_ENDED = 2048
 # How long a scrape waits for a poll that is running; usually that is over in milliseconds.
 STATES_WAIT_S = 0.25
 
@@ -87,6 +89,8 @@ class RanksSource:
         self._left: list[tuple[OpenRing, float]] = []
         # Of them, those that go once so many positions are on disk.
         self._replaced: list[tuple[OpenRing, int]] = []
+        # Rings of processes that have ended since they were taken last.
+        self._ended: deque[tuple[OpenRing, RingFolder]] = deque(maxlen=MAX_ENDED)
         self._unsent: list[Record] = []
         self._shared.sweep_commands()
 
@@ -152,6 +156,13 @@ class RanksSource:
             return self._pods.served
 
     # --- the captures' side ---
+
+    def take_ended(self) -> list[tuple[OpenRing, RingFolder]]:
+        """The rings of processes that have ended since the last call, and where they lie."""
+        with self._lock:
+            ended = list(self._ended)
+            self._ended.clear()
+        return ended
 
     def jobs(self) -> set[JobId]:
         """The jobs that have a live rank."""
@@ -271,6 +282,8 @@ class RanksSource:
         assert rank.ring is not None
         try:
             yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
+            if not rank.live:
+                self._ended.append((rank.ring, self._folder_of(rank.ring)))
         except ProtocolError as error:
             # What becomes of the process is unknown: nothing is expected of it any more.
             yield End(now, rank=rank.rank, **rank.job.fields())

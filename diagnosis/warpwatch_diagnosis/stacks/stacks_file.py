@@ -12,6 +12,8 @@ from warpwatch_diagnosis.trace.reader import TraceSource
 
 MAX_BYTES = 16 << 20
 MAX_LINE = 2**31
+# Seconds; what is not less is no time.
+MAX_TIME = 1e12
 STOPPED = "stopped"
 HOLDS_GIL = "holds the GIL"
 _NAMED = re.compile(r"rank[_-]?(\d{1,6})\.")
@@ -46,11 +48,17 @@ class Frame(NamedTuple):
 
 
 class RecordedCollective(NamedTuple):
-    """A collective of the Flight Recorder: its number in its process group, and its name."""
+    """A collective of the Flight Recorder: its number in its process group, and its name.
+
+    waits: it was entered and is not completed. time: when it was entered, wall clock; None: not
+    known.
+    """
 
     group: str
     sequence: int
     name: str
+    waits: bool
+    time: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class RankStack:
     thread: its name, where it is not the main thread. collective: the one that it is in.
     where: the user's own innermost frame. waits_for: what it waits for there, if that can be seen.
     silent: STOPPED or HOLDS_GIL for a process that could not answer. locked: the other threads
-    that wait for a lock, (name, where). recorded: its newest collectives.
+    that wait for a lock, (name, where). recorded: its newest collectives. time: when this was
+    seen, wall clock; None: not known.
     """
 
     rank: int
@@ -72,6 +81,7 @@ class RankStack:
     silent: str | None = None
     locked: tuple[tuple[str, str], ...] = ()
     recorded: tuple[RecordedCollective, ...] = ()
+    time: float | None = None
 
 
 def read_stack(path: TraceSource) -> RankStack:
@@ -101,6 +111,7 @@ def read_stack(path: TraceSource) -> RankStack:
         silent=silent if silent in (STOPPED, HOLDS_GIL) else None,
         locked=tuple((_text(t.get("name")), _where(found)) for t, found in waiting if found),
         recorded=_recorded(content.get("collectives")),
+        time=_number(content.get("time")),
     )
 
 
@@ -183,5 +194,11 @@ def _recorded(collectives: Any) -> tuple[RecordedCollective, ...]:
         sequence = entry.get("sequence")
         if isinstance(sequence, int) and entry.get("p2p") is not True:
             name = _text(entry.get("name")).rpartition(":")[2]
-            found.append(RecordedCollective(_text(entry.get("process_group")), sequence, name))
+            group, waits = _text(entry.get("process_group")), entry.get("state") != "completed"
+            time = _number(entry.get("time"))
+            found.append(RecordedCollective(group, sequence, name, waits, time))
     return tuple(found)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < MAX_TIME else None

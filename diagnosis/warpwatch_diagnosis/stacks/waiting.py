@@ -22,6 +22,8 @@ from warpwatch_diagnosis.verdict.conclusion import INCONCLUSIVE, SCHEMA
 
 # So many ranks are named one by one where none waits.
 MAX_NAMED = 8
+# In training that goes on ranks seldom wait for so long.
+WAITS_S = 2.0
 _UNREAD = "could not be read"
 # What the daemon says of a rank without stacks, and what follows for those that wait for it.
 _FATES = (("stopped", "stopped"), ("died", "dead"), ("ended", "gone"), ("gone", "gone"))
@@ -136,7 +138,11 @@ def _whereabouts(stacks: list[RankStack]) -> str:
 
 
 def _who_is_behind(stacks: list[RankStack]) -> str:
-    """Whose newest collective is older than the others': it never entered the next one."""
+    """Who never entered the collective in which a peer waits.
+
+    The stacks of a job that goes on are not of the same moment: a newer collective alone says
+    nothing of who has not come to it yet.
+    """
     newest: dict[str, dict[int, int]] = {}
     names: dict[tuple[str, int], str] = {}
     for stack in stacks:
@@ -147,10 +153,24 @@ def _who_is_behind(stacks: list[RankStack]) -> str:
     for group, ranks in newest.items():
         last = min(ranks.values())
         behind = [rank for rank, sequence in ranks.items() if sequence == last]
-        if len(behind) < len(ranks):
+        if any(_has_waited(peer, group, last, stacks, behind) for peer in stacks):
             missed = names.get((group, last + 1), "collective")
             return f"; {_ranks(behind)} never entered {missed} #{last + 1}"
     return ""
+
+
+def _has_waited(
+    peer: RankStack, group: str, last: int, stacks: list[RankStack], behind: list[int]
+) -> bool:
+    """Whether it was in a later collective than ``last`` before those behind were looked at."""
+    seen = min((s.time for s in stacks if s.rank in behind and s.time is not None), default=None)
+    return any(
+        entry.group == group
+        and entry.sequence > last
+        and entry.waits
+        and (seen is None or entry.time is None or entry.time <= seen - WAITS_S)
+        for entry in peer.recorded
+    )
 
 
 def _fate(why: str) -> str:

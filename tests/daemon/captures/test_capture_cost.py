@@ -42,7 +42,11 @@ def cost_of(after_s: tuple[float, ...], before_s: tuple[float, ...] = BEFORE_S) 
     cost.add(step(1, 0.1), 3, 5)
     for number, duration_s in ((2, 0.3), (3, 0.2), (4, 0.2), (5, 0.2), (6, 1.1)):
         cost.add(step(number, duration_s, profiled=True), 3, 5)
-    for number, duration_s in enumerate(after_s, 7):
+    # Its trace is compressed meanwhile, and for a part of the last one.
+    for number in (7, 8):
+        cost.add(step(number, 0.5), 3, 5)
+    cost.deliver()
+    for number, duration_s in enumerate((0.4, *after_s), 9):
         cost.add(step(number, duration_s), 3, 5)
     return cost
 
@@ -87,9 +91,9 @@ def test_nothing_is_said_of_a_residual_with_less_than_ten_steps() -> None:
 def test_the_next_capture_ends_the_steps_after_this_one() -> None:
     cost = cost_of((0.1,) * 12)
     assert not cost.complete
-    cost.add(step(19, 0.5, profiled=True), 3, 5)
+    cost.add(step(22, 0.5, profiled=True), 3, 5)
     assert cost.complete
-    cost.add(step(20, 9.0), 3, 5)
+    cost.add(step(23, 9.0), 3, 5)
     assert cost.medians()["after"] == 0.1
 
 
@@ -122,7 +126,7 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     for rank in (0, 1):
         node.deliver(rank)
     node.finished(asked)
-    for _ in range(20):
+    for _ in range(21):
         node.rings[0].step(0.2)
     with caplog.at_level(logging.WARNING):
         capture = node.finished(asked)
@@ -137,7 +141,7 @@ def test_a_capture_shows_its_price_and_warns_when_the_job_stays_slower(
     )
 
 
-def test_the_price_stays_when_the_steps_after_it_come_before_the_files(node: CaptureNode) -> None:
+def test_steps_while_the_trace_is_compressed_are_none_after_the_capture(node: CaptureNode) -> None:
     for _ in range(20):
         node.rings[0].step(0.1)
     node.poll()
@@ -146,14 +150,18 @@ def test_the_price_stays_when_the_steps_after_it_come_before_the_files(node: Cap
     while node.rings[0].steps < start + MANUAL.steps + 1:
         profiled = node.rings[0].steps >= start - 1
         node.rings[0].step(0.4 if profiled else 0.1, profiled=profiled)
-    for _ in range(21):
-        node.rings[0].step(0.1)
+    for _ in range(25):
+        node.rings[0].step(0.3)
     node.finished(asked)
     for rank in (0, 1):
         node.deliver(rank)
+    node.finished(asked)
+    for _ in range(21):
+        node.rings[0].step(0.1)
     capture = node.finished(asked)
     assert capture.cost_s == pytest.approx(5 * 0.3, abs=0.01)
     assert capture.residual is not None
+    assert capture.residual.ratio == pytest.approx(1.0)
     assert Store.load(node.store, 10)[0].cost_s == capture.cost_s
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode
-from warpwatch_daemon.captures.triggers.decisions import Triggers
+from warpwatch_daemon.captures.triggers.decisions import Triggers, is_interrupted
 from warpwatch_daemon.captures.triggers.recipes import healthy_peer
 from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.captures import Capture, Decision, RankCapture
 from warpwatch_telemetry.sections import AnomalyKind
 
 # Their times count from the node's start.
@@ -351,6 +351,22 @@ def test_a_capture_without_the_culprit_is_repeated_when_it_is_back(node: Node) -
     node.join(1)
     node.see(STRAGGLER)
     assert len(node.captures) == 2
+
+
+@pytest.mark.parametrize(
+    ("detail", "repeated"),
+    [
+        ("the process ended before it answered", True),
+        ("the process is stopped", False),
+        ("the process does not respond", False),
+    ],
+)
+def test_stacks_of_a_process_that_cannot_answer_are_not_asked_for_again(
+    detail: str, repeated: bool
+) -> None:
+    ranks = (RankCapture(0, "written", file="rank0.stacks.json"), RankCapture(1, "missing", detail))
+    capture = Capture("c", MANUAL, 0.0, ranks=ranks, outcome="partial")
+    assert is_interrupted(capture, culprit=1) is repeated
 
 
 def test_a_capture_that_failed_otherwise_is_not_repeated(node: Node) -> None:

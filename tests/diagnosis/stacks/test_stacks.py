@@ -267,3 +267,26 @@ def test_sequence_numbers_tell_who_never_entered_the_collective(tmp_path: Path) 
     assert "never" not in diagnose_stacks(same)["summary"]
     odd = place(tmp_path, 2, STEP, collectives=[5, {"sequence": "x"}, {"sequence": 3}])
     assert "rank 2" in diagnose_stacks([odd])["summary"]
+
+
+@pytest.mark.parametrize(
+    ("state", "entered", "said"),
+    [
+        ("started", 900.0, "; rank 1 never entered all_reduce #812"),
+        # Of a job that goes on: rank 1 was looked at before its peer had come so far, or a moment
+        # after, or the collective is over.
+        ("started", 1000.2, ""),
+        ("started", 999.9, ""),
+        ("completed", 900.0, ""),
+    ],
+)
+def test_a_rank_is_behind_only_where_a_peer_waits_for_it(
+    tmp_path: Path, state: str, entered: float, said: str
+) -> None:
+    def recorded(number: int, state: str, time: float) -> dict[str, Any]:
+        about = {"process_group": "0", "name": "nccl:all_reduce", "p2p": False}
+        return about | {"sequence": number, "state": state, "time": time}
+
+    peer = place(tmp_path, 0, STEP, time=1000.5, collectives=[recorded(812, state, entered)])
+    rank = place(tmp_path, 1, STEP, time=1000.0, collectives=[recorded(811, "completed", 899.0)])
+    assert diagnose_stacks([peer, rank])["summary"].partition(";")[2] == said[1:]

@@ -1,11 +1,12 @@
 """The pipe that a process holds ready, for faulthandler to write into when nothing else can.
 
-It is full, so that nothing is written before it is read here. It is the process's: never removed,
-and believed as little as all that it says.
+It is full, so that nothing is written before it is read here. It is the process's: removed only
+when that is gone, and believed as little as all that it says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -47,6 +48,13 @@ def read(inbox: Directory, name: str, owner_uid: int, deadline: float) -> list[d
     head, _, rest = text.lstrip("\n").partition("\n")
     names, main = _head(head)
     return faulthandler_text.parse(rest, names, main)
+
+
+def remove(inbox: Directory, name: str, owner_uid: int) -> None:
+    """Remove the pipe of a process that has left it. What is none of this owner stays."""
+    with contextlib.suppress(OSError), inbox.opened() as folder_fd:
+        _check(owner_uid, os.stat(name, dir_fd=folder_fd, follow_symlinks=False))
+        os.unlink(name, dir_fd=folder_fd)
 
 
 def _open(inbox: Directory, name: str, owner_uid: int) -> int:

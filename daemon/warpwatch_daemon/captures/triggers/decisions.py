@@ -267,7 +267,7 @@ def is_interrupted(capture: Capture, culprit: int | None) -> bool:
         lost = [rank for rank in lost if rank.rank == culprit]
     elif capture.outcome != "failed":
         return False
-    between = (INTERRUPTED, "the process ")
+    between = (INTERRUPTED, "the process ended", "the process died", "the process exits")
     return capture.detail.startswith(INTERRUPTED) or any(
         rank.detail.startswith(between) for rank in lost
     )
