@@ -40,8 +40,7 @@ def test_while_it_lasts_the_newest_is_said_and_that_it_recovers():
     assert (lasting.summary, lasting.value) == ("steps take 40 % longer since step 400", 1.4)
     recovering = slower(life, 120, 4, 1400)
     assert recovering.summary == (
-        "recovering: now 4 % longer; at its worst, at step 1200: "
-        "steps take 62 % longer since step 400"
+        "recovering: now 4 % longer; at its worst (step 1200) steps take 62 % longer since step 400"
     )
     assert recovering.value == 1.04
     again = slower(life, 180, 50, 1500)
@@ -67,7 +66,7 @@ def test_a_device_says_what_it_did_to_its_job_at_the_worst():
     life.found("thermal_throttle", 30, "throttled 0 % of the time", device="GPU-3", value=0.0)
     (recovering,) = life.register.active
     assert recovering.summary == (
-        "recovering: now throttled 0 % of the time; at its worst: throttled by heat; "
+        "recovering: now throttled 0 % of the time; at its worst throttled by heat; "
         "in llama rank 3 computes 31 % longer"
     )
     (ended,) = life.fine("thermal_throttle", 40, device="GPU-3")

@@ -81,8 +81,8 @@ def sentence(kind: str, found: Found, worst: Worst) -> str:
     now, then = _badness(kind, found), _badness(kind, worst)
     if now >= then or (now[0] == then[0] and now[1] > RECOVERING_SHARE * then[1]):
         return found.summary
-    at = "" if worst.step is None else f", at step {worst.step}"
-    return f"recovering: now {_short(kind, found)}; at its worst{at}: {worst.summary}"
+    at = "" if worst.step is None else f" (step {worst.step})"
+    return f"recovering: now {_short(kind, found)}; at its worst{at} {worst.summary}"
 
 
 def _short(kind: str, found: Found) -> str:

@@ -121,7 +121,10 @@ def test_many_anomalies_are_listed_and_a_few_are_drawn(client, agent):
 def test_the_page_says_what_came_back_and_what_was_explained(client, agent):
     back = replace(STRAGGLER, reopened=2)
     explained = replace(ENDED, explained_by="a7")
-    agent.now = replace(agent.now, anomalies=(back, explained))
+    forgotten = replace(ENDED, id="a4", explained_by="a0")
+    agent.now = replace(agent.now, anomalies=(back, explained, forgotten))
     page = client.get("/").text
     assert "found 41 s ago, came back 2 times" in page
+    assert "explained by straggler, 10 min ago" in page
     assert "explained by another anomaly, 10 min ago" in page
+    assert "since step 120 · worst at step 180" in page

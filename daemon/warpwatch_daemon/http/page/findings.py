@@ -23,22 +23,27 @@ def listed(state: State) -> list[Anomaly]:
 
 
 def about(anomaly: Anomaly, state: State) -> str:
+    is_over, worst = anomaly.end_time is not None, anomaly.worst
     parts = [
         f"job {text(anomaly.job, 60)}" if anomaly.job is not None else "",
         f"rank {anomaly.rank}" if anomaly.rank is not None else "",
         gpu_names(state).get(anomaly.device or "", ""),
         f"since step {anomaly.begin_step}" if anomaly.begin_step is not None else "",
+        f"worst at step {worst.step}" if is_over and worst and worst.step is not None else "",
     ]
     return " · ".join(part for part in parts if part)
 
 
-def when(anomaly: Anomaly, now: float) -> str:
+def when(anomaly: Anomaly, state: State) -> str:
+    now = state.time
     again = f", came back {plural(anomaly.reopened, 'time')}" if anomaly.reopened else ""
     if anomaly.end_time is None:
         return f"found {ago(anomaly.time, now)}{again}"
     lasted = seconds(float(int(anomaly.end_time - anomaly.time)))
     if anomaly.explained_by is not None:
-        return f"explained by another anomaly, {ago(anomaly.end_time, now)}"
+        kinds = {one.id: one.kind.replace("_", " ") for one in state.anomalies}
+        cause = kinds.get(anomaly.explained_by, "another anomaly")
+        return f"explained by {cause}, {ago(anomaly.end_time, now)}"
     return f"over, {ago(anomaly.end_time, now)}; it lasted {lasted}{again}"
 
 
