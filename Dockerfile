@@ -19,6 +19,7 @@ COPY detection detection
 COPY devices devices
 COPY diagnosis diagnosis
 COPY exporters exporters
+COPY fleet fleet
 COPY telemetry telemetry
 # Without pip in it; compiled, as nothing can be written later. Whatever comes from a package index is
 # checked against its hash. The client also as a plain folder, for `COPY --from` into images of other Pythons.

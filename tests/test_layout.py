@@ -30,6 +30,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "warpwatch_exporters",
         "warpwatch_dashboards",
     },
+    "warpwatch_fleet": {
+        "warpwatch",
+        "warpwatch_telemetry",
+        "warpwatch_detection",
+        "warpwatch_exporters",
+        "warpwatch_daemon",
+    },
 }
 # Of the client the daemon needs the protocol, and the launcher for its `run` command.
 CLIENT_FOR_DAEMON = {

@@ -190,4 +190,35 @@ _SELF = (
     ),
 )
 
-AGENT_METRICS = _FINDINGS + _INPUT + _SELF
+_FLEET = (
+    _row(
+        "fleet_agents",
+        "gauge",
+        "Agents by state: up (followed) or down.",
+        "state",
+        origin="fleet",
+    ),
+    _row(
+        "fleet_refused_total",
+        "counter",
+        "What agents said and the fleet did not believe, by why.",
+        "reason",
+        origin="fleet",
+    ),
+    _row(
+        "fleet_job_ranks",
+        "gauge",
+        "Ranks of a job that are seen, over all nodes.",
+        *("training_job", "owner", "run"),
+        origin="fleet",
+    ),
+    _row(
+        "fleet_job_nodes",
+        "gauge",
+        "Nodes on which a job has live ranks.",
+        *("training_job", "owner", "run"),
+        origin="fleet",
+    ),
+)
+
+AGENT_METRICS = _FINDINGS + _INPUT + _SELF + _FLEET

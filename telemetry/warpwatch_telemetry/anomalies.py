@@ -43,6 +43,8 @@ DEVICE_KINDS = (
 KINDS = JOB_KINDS + DEVICE_KINDS
 # Kinds that all nodes of a job see at once: only the daemon that has rank 0 acts on them.
 WHOLE_JOB_KINDS = frozenset({"step_regression", "step_drift", "step_spikes", "comm_slow"})
+# Kinds about a job or a rank among its peers: judged where all ranks are seen.
+FLEET_KINDS = WHOLE_JOB_KINDS | {"straggler", "data_stall", "hang", "crash"}
 # Kinds that are events, not states: they stay active for a while after the last one.
 EVENT_KINDS = frozenset({"crash", "oom", "xid", "ecc_uncorrectable", "row_remap"})
 
@@ -100,6 +102,7 @@ class Anomaly(Found):
     explained_by: the id of the anomaly that turned out to be its cause, which also ended it.
     effects: what it does to jobs, one sentence each; the summary has them too.
     reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
+    node, judged_by: of a fleet, where the rank or device is, and who found it.
     """
 
     id: str
@@ -109,6 +112,8 @@ class Anomaly(Found):
     effects: tuple[str, ...] = ()
     reopened: int = 0
     worst: Worst | None = None
+    node: str = ""
+    judged_by: Literal["agent", "fleet"] = "agent"
 
 
 @dataclass(frozen=True, slots=True)

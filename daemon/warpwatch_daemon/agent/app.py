@@ -46,6 +46,7 @@ from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import WarpwatchError
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class Daemon:
         self._config = config
         self._environ = environ
         self.supervisor = Supervisor()
-        self.hub = _hub(config)
+        node = config.node or environ.get("NODE_NAME") or socket.gethostname()
+        self.hub = _hub(config, node)
         metrics = self.hub.metrics
         metrics.read("loop_failures_total", self.supervisor.failures)
         metrics.read("loop_duration_seconds", self.supervisor.durations_s)
@@ -89,7 +91,6 @@ class Daemon:
         store = Store(config.store)
         saved.move(self.folder.path, store.path)
         self._positions, self.ranks = self._rank_source(store.path)
-        node = environ.get("NODE_NAME") or socket.gethostname()
         self.captures = Capturing(
             config, store, self.folder, self.ranks, self.hub, node, self._hurry
         )
@@ -244,8 +245,14 @@ class Daemon:
     def registry(self) -> CollectorRegistry:
         return self.hub.metrics.registry
 
+    def exported(self) -> State:
+        return self.hub.state()
+
     def records(self) -> RecordStream:
         return self._stream
+
+    def lease(self, job: JobId, holder: str, seconds: float) -> None:
+        self.pipeline.leases.take(job, holder, seconds)
 
     def exposition(self) -> Options:
         configured = self._config.exporters.prometheus
@@ -287,7 +294,7 @@ class Daemon:
         self.hub.metrics.counter("http_requests_total").labels(code).inc()
 
 
-def _hub(config: Config) -> Hub:
+def _hub(config: Config, node: str) -> Hub:
     """What was not read again is believed for three missed intervals, and one for a late one."""
     sources = config.sources
     intervals_s = {
@@ -297,4 +304,4 @@ def _hub(config: Config) -> Hub:
     # dcgm-exporter reads DCGM every 30 s only, and what it says again is not published again.
     intervals_s["dcgm_exporter"] = max(30.0, intervals_s["dcgm_exporter"])
     stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
-    return Hub(4.0, by_source=stale_after_s)
+    return Hub(4.0, by_source=stale_after_s, hostname=node)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec
 
+from warpwatch_daemon.agent.leases import Leases
 from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.triggers.decisions import Triggers
@@ -54,6 +55,7 @@ class Pipeline:
         self._triggers = triggers
         self._archive = archive
         self._stream = stream
+        self.leases = Leases()
         self._log = log
         # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
@@ -87,10 +89,12 @@ class Pipeline:
             for record in (*records, Clock(now)):
                 self._feed(record)
             self._failure = self._failure or self._detection.take_failure()
+            self._raise(self.leases.expire(self._detection.active))
             self._try(self._archive.advance, now)
         self._try(self._coordinator.advance, at)
         changes, self._changes = self._changes, []
-        self._try(self._triggers.advance, now, changes, self._detection.active)
+        active = self.leases.shown(self._detection.active)
+        self._try(self._triggers.advance, now, changes, active)
         self._try(lambda: self._hub.follow_ranks(self._ranks.devices(at)))
         self._try(self._publish)
         self._try(self._stream.put_captures, self._hub.captures())
@@ -120,8 +124,11 @@ class Pipeline:
         except Exception as error:
             self._failure = self._failure or error
             return
-        self._changes += changes
+        self._raise(self.leases.raised(changes))
+
+    def _raise(self, changes: Iterable[Change]) -> None:
         for change in changes:
+            self._changes.append(change)
             self._try(self._archive.take, change)
             self._try(self._stream.put_anomaly, change.anomaly)
             if change.what == "opened":
@@ -129,7 +136,7 @@ class Pipeline:
 
     def _publish(self) -> None:
         detection = self._detection
-        anomalies = (*detection.history, *detection.active)
+        anomalies = self.leases.shown((*detection.history, *detection.active))
         self._hub.publish_anomalies(anomalies, self._archive.contexts())
 
     def detector_statuses(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -16,6 +16,8 @@ from warpwatch_daemon.config.sections import Config
 from warpwatch_telemetry.errors import UsageError
 
 ENV_PREFIX = "WARPWATCH_"
+
+C = TypeVar("C", bound=Config)
 
 # What PyYAML raises for texts of its users: its own errors, bad dates and numbers, deep nesting,
 # and whatever its constructors of tagged values stumble over (`!!int ""`, `!!bool maybe`).
@@ -36,20 +38,30 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Config:
 
     Raises UsageError that names the key, the value and what would be right.
     """
+    return load_as(Config, path, environ)
+
+
+def load_as(model: type[C], path: Path | None, environ: Mapping[str, str] = os.environ) -> C:
+    """``load`` for a command that has a section of its own."""
     origin = str(path) if path else "the environment"
     tree = read_tree(path) if path else {}
     overlay(tree, environ)
-    return parse(tree, origin)
+    return _validated(model, tree, origin)
 
 
 def parse(tree: dict[str, Any], origin: str) -> Config:
     """The configuration of a tree that came from ``origin``. Raises ConfigError."""
-    # A section whose keys are all commented out is an empty one.
-    tree = {key: {} if value is None else value for key, value in tree.items()}
+    return _validated(Config, tree, origin)
+
+
+def _validated(model: type[C], tree: dict[str, Any], origin: str) -> C:
+    # A section whose keys are all commented out is as if it were not there.
+    known = model.model_fields
+    tree = {key: value for key, value in tree.items() if value is not None or key not in known}
     try:
-        return Config.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        lines = [what_became(one.path) or str(one) for one in mistakes(error, Config)]
+        lines = [what_became(one.path) or str(one) for one in mistakes(error, model)]
         raise ConfigError([f"{origin}: {line}" for line in dict.fromkeys(lines)]) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -29,6 +29,9 @@ def _listen(value: str) -> str:
     return value
 
 
+Listen = Annotated[str, AfterValidator(_listen)]
+
+
 class HttpConfig(Section):
     """``peers``: of the name that resolves to every daemon; ``public_url``: for links to this one.
 
@@ -37,11 +40,11 @@ class HttpConfig(Section):
     ``peers`` in plain text only where ``allow_plain_peers`` says so.
     """
 
-    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:9400"
+    listen: Listen = "127.0.0.1:9400"
     web_config: Path | None = None
     token_file: Path | None = None
     metrics_token: Boolean = False
-    probe_listen: Annotated[str, AfterValidator(_listen)] | None = None
+    probe_listen: Listen | None = None
     peers: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
     peers_ca_file: Path | None = None
     allow_plain_peers: Boolean = False
@@ -86,6 +89,12 @@ class RemoteStoreConfig(Section):
 
 
 class Config(Section):
+    """``node``: what this node is called, else NODE_NAME or the host's name says.
+
+    ``fleet``: what `warpwatch fleet` reads, and checks; nothing to an agent.
+    """
+
+    node: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     http: HttpConfig = HttpConfig()
     rendezvous: RendezvousConfig = RendezvousConfig()
     sources: SourcesConfig = SourcesConfig()
@@ -96,3 +105,4 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     remote_store: RemoteStoreConfig = RemoteStoreConfig()
     exporters: ExportersConfig = ExportersConfig()
+    fleet: dict[str, Any] = Field(default={}, repr=False)

@@ -16,6 +16,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State
 
 
@@ -24,7 +25,13 @@ class Agent(Protocol):
 
     def state(self) -> State: ...
 
+    def exported(self) -> State:
+        """What of the state is on ``/metrics``."""
+
     def records(self) -> RecordStream: ...
+
+    def lease(self, job: JobId, holder: str, seconds: float) -> None:
+        """Let a fleet judge the job. Raises Refused while another one does."""
 
     def exposition(self) -> Options:
         """How ``/metrics`` is written."""

@@ -20,6 +20,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
@@ -169,6 +170,18 @@ class Api:
             if capture.id == request.path_params["id"]:
                 return json_answer(models.OneCapture(capture))
         raise ApiError(404, "not_found", "there is no such capture")
+
+    async def lease(self, request: Request) -> Response:
+        """Have a fleet judge a job for some seconds, or go on with it."""
+        if not self._access.check_change(request).all_jobs:
+            raise ApiError(403, "not_yours", "leases need the token or root")
+        body = await json_body(request, models.LeaseBody)
+        try:
+            job = JobId(body.owner, body.job, body.run)
+            self._agent.lease(job, body.holder, body.seconds)
+        except Refused as error:
+            raise ApiError(_CONFLICT, error.reason, str(error)) from error
+        return json_answer(models.LeaseAnswer(seconds=body.seconds))
 
     async def request_capture(self, request: Request) -> Response:
         """Ask for a capture."""

@@ -90,7 +90,7 @@ class MetricsPages:
     def _render(self, form: Format, page: MetricsPage, now: float) -> None:
         encode = openmetrics.generate_latest if form.openmetrics else generate_latest
         options = self._agent.exposition()
-        state = render(self._agent.state(), options, openmetrics=form.openmetrics)
+        state = render(self._agent.exported(), options, openmetrics=form.openmetrics)
         content = state + encode(self._agent.registry())
         page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
         page.rendered_at = now

@@ -77,6 +77,20 @@ class CaptureBody(BaseModel):
         )
 
 
+class LeaseBody(BaseModel):
+    """What ``POST /api/v1/leases`` asks for: that a fleet judges the job, not this node."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    job: Annotated[str, Field(min_length=1, max_length=512)]
+    owner: Annotated[str, Field(max_length=128)]
+    run: Annotated[str, Field(max_length=512)]
+    holder: Annotated[
+        str, Field(min_length=1, max_length=253, description="the fleet; another one is refused")
+    ]
+    seconds: Annotated[float, Field(gt=0, le=60)]
+
+
 # --- filters: the parameters of lists, as they are named in the query ---
 
 
@@ -143,6 +157,10 @@ class Error(BaseModel):
 
 class ErrorAnswer(BaseModel):
     error: Error
+
+
+class LeaseAnswer(BaseModel):
+    seconds: float
 
 
 class Health(BaseModel):

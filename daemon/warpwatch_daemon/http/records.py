@@ -68,7 +68,8 @@ class RecordsEndpoint:
                 batch = stream.read(cursor, shard)
                 cursor = batch.cursor
                 end = CursorLine(cursor, state.hostname, state.version)
-                clock = encode_line(Clock(time.time())) or b""
+                # All that happened until then has been sent.
+                clock = b"" if batch.more else encode_line(Clock(time.time())) or b""
                 yield batch.lines + clock + encode_stream_line(end)
                 if stream.closed or not (wanted.follow or batch.more):
                     return

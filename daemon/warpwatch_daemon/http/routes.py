@@ -73,6 +73,15 @@ def operations(
             guarded=True,
             errors=(503,),
         ),
+        Operation(
+            "/api/v1/leases",
+            api.lease,
+            models.LeaseAnswer,
+            method="POST",
+            body=models.LeaseBody,
+            guarded=True,
+            errors=(409,),
+        ),
         Operation("/api/v1/anomalies", api.anomalies, models.AnomalyList, models.AnomalyFilters),
         Operation(
             "/api/v1/anomalies/{id}", api.anomaly, models.OneAnomaly, models.Filters, errors=(404,)

@@ -36,6 +36,7 @@ class Hub:
         clock: Callable[[], float] = time.time,
         by_source: Mapping[str, float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        hostname: str = "",
     ) -> None:
         # What the daemon counts about itself; no part of the state.
         self.metrics = AgentMetrics()
@@ -57,7 +58,7 @@ class Hub:
         self._contexts: Mapping[str, AnomalyContext] = {}
         self._captures: tuple[Capture, ...] = ()
         self._decisions: tuple[Decision, ...] = ()
-        self._hostname = socket.gethostname()
+        self._hostname = hostname or socket.gethostname()
 
     # --- what sources publish ---
 

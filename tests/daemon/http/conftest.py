@@ -30,6 +30,7 @@ from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries, Worst
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import Histogram, JobState, RankState, State
@@ -250,9 +251,18 @@ class MemoryAgent:
         self.seen: tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]] = ({}, ())
         self.folder = folder
         self.stream = RecordStream()
+        self.leased: list[tuple[JobId, str, float]] = []
+
+    def exported(self) -> State:
+        return self.now
 
     def records(self) -> RecordStream:
         return self.stream
+
+    def lease(self, job: JobId, holder: str, seconds: float) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.leased.append((job, holder, seconds))
 
     def state(self) -> State:
         return self.now

@@ -22,6 +22,7 @@ from warpwatch_telemetry.samples import DeviceProcess
 # Method, path as it is described, and what to ask for; the status that comes back.
 ASKED = [
     ("get", "/healthz", "/healthz", 200),
+    ("post", "/api/v1/leases", "/api/v1/leases", 200),
     ("get", "/readyz", "/readyz", 503),
     ("get", "/api/v1/devices", "/api/v1/devices", 200),
     ("get", "/api/v1/jobs", "/api/v1/jobs?job=llama-7b", 200),
@@ -39,6 +40,13 @@ ASKED = [
     ("post", "/api/v1/alertmanager", "/api/v1/alertmanager", 200),
 ]
 BODIES = {
+    "/api/v1/leases": {
+        "job": "llama-7b",
+        "owner": "",
+        "run": "1",
+        "holder": "fleet-0",
+        "seconds": 60.0,
+    },
     "/api/v1/captures": {"job": "llama-7b", "ranks": [0], "options": ["stacks"]},
     "/api/v1/alertmanager": notification(alert(training_job="train")),
 }

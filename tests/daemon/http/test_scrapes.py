@@ -70,7 +70,7 @@ def test_a_fault_is_reported_on_a_kept_connection_too(serve, agent, monkeypatch)
         answers = Answers(connection)
         connection.sendall(REQUEST)
         assert answers.next()[0] == b"200 OK"
-        monkeypatch.setattr(agent, "state", lambda: 1 / 0)
+        monkeypatch.setattr(agent, "exported", lambda: 1 / 0)
         connection.sendall(REQUEST)
         assert answers.next()[0] == b"500 Internal Server Error"
     assert agent.codes == {200: 1, 500: 1}
@@ -127,7 +127,7 @@ def test_pages_are_rendered_ahead_only_for_who_comes_all_the_time(agent):
         rendered.append(now[0])
         return state
 
-    agent.state = render_at
+    agent.exported = render_at
     pages.page(PLAIN)
     now[0] = 101.0
     pages.refresh()
@@ -147,7 +147,7 @@ def test_a_fault_while_rendering_ahead_is_left_to_the_next_scrape(agent):
     pages = MetricsPages(agent, clock=lambda: now[0])
     for now[0] in (100.0, 101.0):
         pages.page(PLAIN)
-    agent.state = lambda: 1 / 0
+    agent.exported = lambda: 1 / 0
     now[0] = 102.5
     pages.refresh()
     with pytest.raises(ZeroDivisionError):

@@ -1,0 +1,11 @@
+"""One process for all nodes of a cluster: a job over many nodes is one job.
+
+- config: the section `fleet`
+- targets: which agents there are, by list, files and DNS
+- following: one agent's stream, read as fast as it may be
+- node: what an agent has said, validated
+- joining: which runs of several nodes are one
+- merging: records of several nodes in one order of time
+- jobs: the ranks of a job, and who judges it
+- fleet: all of it together, as the HTTP server asks for it
+"""

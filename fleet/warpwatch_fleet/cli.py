@@ -1,0 +1,37 @@
+"""`warpwatch fleet`: watch the agents of all nodes, so that a job over many nodes is one job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from warpwatch_daemon import log_output
+from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.config import loading
+from warpwatch_telemetry.errors import UsageError
+
+
+def main(argv: Sequence[str]) -> int:
+    command = parsing.parser(
+        "fleet",
+        "Follow the agents of all nodes until SIGTERM, judge jobs over several nodes as one, "
+        "serve HTTP. The section `fleet` of the configuration says where the agents are.",
+        "warpwatch fleet --config /etc/warpwatch/warpwatch.yaml",
+    )
+    parsing.add_config(command)
+    command.add_argument(
+        "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"]
+    )
+    arguments = command.parse_args(argv)
+    logging.basicConfig(level=arguments.log_level, handlers=[log_output.LimitedHandler()])
+    # Each batch of each agent would be a line.
+    logging.getLogger("httpx").setLevel("WARNING")
+    try:
+        from warpwatch_fleet.config import FleetFile
+        from warpwatch_fleet.fleet import Fleet
+    except ModuleNotFoundError as error:
+        if error.name != "httpx":
+            raise
+        raise UsageError("warpwatch fleet needs httpx: pip install 'warpwatch[fleet]'") from error
+    Fleet(loading.load_as(FleetFile, arguments.config)).run()
+    return 0

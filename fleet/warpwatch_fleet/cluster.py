@@ -1,0 +1,151 @@
+"""What all agents have said: their nodes, and the jobs over them. No I/O, and no clock."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_fleet import joining
+from warpwatch_fleet.jobs import FleetJob
+from warpwatch_fleet.node import Node
+from warpwatch_fleet.targets import Target
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
+
+logger = logging.getLogger(__name__)
+
+# A node that is behind by more is away: the jobs on it are not judged until it is back.
+LATE_S = 5.0
+# Ended jobs are shown for so long.
+KEPT_S = 600.0
+MAX_JOBS = 4096
+
+
+class Cluster:
+    """Not thread-safe: one owner feeds and reads. ``now``: wall clock, in seconds."""
+
+    def __init__(self, kinds: DetectionConfig, anomalies: AnomaliesConfig) -> None:
+        self._kinds = kinds
+        self._anomalies = anomalies
+        # By address, as all that names a node here.
+        self.nodes: dict[str, Node] = {}
+        self.jobs: dict[JobId, FleetJob] = {}
+        self._job_of: dict[tuple[str, JobId], FleetJob] = {}
+        # By owner and base name.
+        self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
+        self.refused: Counter[str] = Counter()
+
+    # --- nodes ---
+
+    def set_targets(self, targets: Mapping[str, Target]) -> None:
+        """Those that are gone are forgotten with what they said; their ranks stay as they were."""
+        for address in self.nodes.keys() - targets.keys():
+            del self.nodes[address]
+        for address, target in targets.items():
+            node = self.nodes.get(address)
+            if node is None or node.target.owner != target.owner:
+                self.nodes[address] = Node(target)
+
+    def names(self) -> dict[str, str]:
+        """Of nodes, by address."""
+        return {address: node.name for address, node in self.nodes.items()}
+
+    def is_second(self, node: Node) -> bool:
+        """Whether another agent that is followed has this name already."""
+        return any(
+            other.name == node.name and other.up and other is not node
+            for other in self.nodes.values()
+        )
+
+    # --- what they say ---
+
+    def take(self, address: str, lines: Iterable[bytes], now: float) -> None:
+        node = self.nodes.get(address)
+        if node is None:
+            return
+        for line in lines:
+            for record in node.take(line, now):
+                self._take(address, record)
+
+    def _take(self, address: str, record: Record) -> None:
+        assert not isinstance(record, Clock | DeviceReading)
+        key = (address, record.job_id)
+        job = self._job_of.get(key)
+        if isinstance(record, RankSeen):
+            if job is None:
+                job = self._joined(address, record)
+            if job is None or not job.join(address, record):
+                self.refused["too_many_jobs" if job is None else "second_process"] += 1
+                return
+            self._job_of[key] = job
+        elif job is None:
+            self.refused["unknown_rank"] += 1
+        else:
+            job.take(address, record)
+
+    def _joined(self, address: str, seen: RankSeen) -> FleetJob | None:
+        name = (seen.owner, seen.job_id.base_name)
+        named = self._by_name.get(name, [])
+        job = joining.find(seen, address, named)
+        if job is None and len(self.jobs) < MAX_JOBS:
+            ident = joining.new(seen, [one.id for one in named])
+            job = self.jobs[ident] = FleetJob(ident, seen, self._kinds, self._anomalies)
+            self._by_name.setdefault(name, []).append(job)
+        return job
+
+    # --- judging ---
+
+    def judge(self, now: float, changed: Callable[[FleetJob], None]) -> None:
+        """``changed``: called of every job whose anomalies may be others now."""
+        for job in list(self.jobs.values()):
+            if job.judged:
+                job.advance(self._known_until(job, now))
+                changed(job)
+            self._forget(job, now)
+
+    def _known_until(self, job: FleetJob, now: float) -> float | None:
+        """Until when all of its nodes have told what happened; None while one is away."""
+        clocks = []
+        for address in job.live_nodes():
+            node = self.nodes.get(address)
+            if node is None or not node.up or now - node.clock > LATE_S:
+                return None
+            clocks.append(node.clock)
+        return min(clocks, default=now)
+
+    def is_whole(self, job: FleetJob, now: float) -> bool:
+        """Whether the fleet sees all that it needs to judge it."""
+        return job.judged and self._known_until(job, now) is not None
+
+    def _forget(self, job: FleetJob, now: float) -> None:
+        if job.live_nodes():
+            job.ended_at = None
+            return
+        job.ended_at = now if job.ended_at is None else job.ended_at
+        if now - job.ended_at > KEPT_S:
+            del self.jobs[job.id]
+            name = (job.id.owner, job.id.base_name)
+            self._by_name[name].remove(job)
+            if not self._by_name[name]:
+                del self._by_name[name]
+            for key in [key for key, one in self._job_of.items() if one is job]:
+                del self._job_of[key]
+                if node := self.nodes.get(key[0]):
+                    node.forget_ranks(key[1])
+
+    # --- what is known ---
+
+    def anomalies(self) -> Iterator[Anomaly]:
+        """The fleet's own, and those of the agents."""
+        names = self.names()
+        for job in self.jobs.values():
+            yield from job.anomalies(names)
+        for node in self.nodes.values():
+            yield from node.anomalies()
+
+    def count_refused(self) -> Counter[str]:
+        """Lines and ranks that were not believed, by why."""
+        return sum((node.refused for node in self.nodes.values()), Counter(self.refused))

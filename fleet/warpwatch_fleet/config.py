@@ -1,0 +1,75 @@
+"""The section `fleet`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from warpwatch_daemon.config.sections import Config, Listen
+from warpwatch_telemetry.sections import Boolean, Section
+
+ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
+Address = Annotated[str, Field(pattern=ADDRESS)]
+
+
+class ShardConfig(Section):
+    """Of ``of`` fleets that share the jobs, this is the one at ``index``, from 0."""
+
+    index: Annotated[int, Field(ge=0)] = 0
+    of: Annotated[int, Field(ge=1, le=999)] = 1
+
+    @model_validator(mode="after")
+    def _exists(self) -> ShardConfig:
+        if self.index >= self.of:
+            raise ValueError(f"index: there is no {self.index} of {self.of}; they count from 0")
+        return self
+
+
+class AgentsConfig(Section):
+    """How agents are spoken to: the token that they ask for, and by whom they are certified.
+
+    With ``ca_file`` it is https, verified for the target's name. In plain text a token goes to an
+    agent only where ``allow_plain`` says so.
+    """
+
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    allow_plain: Boolean = False
+
+    @model_validator(mode="after")
+    def _token_is_not_shown(self) -> AgentsConfig:
+        if self.token_file is not None and self.ca_file is None and not self.allow_plain:
+            raise ValueError(
+                "token_file would go to the agents in plain text; give ca_file, "
+                "or set allow_plain: true"
+            )
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file are needed together")
+        return self
+
+
+class FleetConfig(Section):
+    """``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of
+    a name) together are the agents that are followed.
+
+    ``token_file``: what the fleet demands of who asks it.
+    """
+
+    listen: Listen = "127.0.0.1:9401"
+    targets: tuple[Address, ...] = ()
+    targets_files: tuple[Path, ...] = ()
+    targets_dns: Address | None = None
+    shard: ShardConfig = ShardConfig()
+    token_file: Path | None = None
+    web_config: Path | None = None
+    agents: AgentsConfig = AgentsConfig()
+
+
+class FleetFile(Config):
+    """The whole file, as `warpwatch fleet` reads it."""
+
+    fleet: FleetConfig = FleetConfig()  # type: ignore[assignment]

@@ -1,0 +1,289 @@
+"""The process: agents are found and followed, jobs judged, and HTTP asks for what is known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from warpwatch._version import __version__
+from warpwatch_daemon.captures.alerts.alert_requests import Answer
+from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http.server import Server
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_daemon.state.record_stream import RecordStream
+from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.detector import DetectorStatus
+from warpwatch_exporters.prometheus import Options
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.config import FleetFile
+from warpwatch_fleet.following import AgentError, Agents, again_and_again
+from warpwatch_fleet.jobs import FleetJob
+from warpwatch_fleet.node import TOLD_SKEW_S, Node
+from warpwatch_fleet.targets import Targets
+from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.state import State
+
+logger = logging.getLogger(__name__)
+
+TARGETS_INTERVAL_S = 5.0
+JUDGE_INTERVAL_S = 0.5
+LEASE_INTERVAL_S = 20.0
+# How long the end waits for what is on its way.
+STOP_TIMEOUT_S = 5.0
+
+
+class Fleet:
+    """Implements ``http.agent.Agent``."""
+
+    def __init__(self, config: FleetFile) -> None:
+        """Raises UsageError where the configuration cannot be used."""
+        own = config.fleet
+        self._targets = Targets(own)
+        self._cluster = Cluster(config.detection, config.anomalies)
+        # Who holds it owns the cluster: the loop that follows, and for a moment whoever asks.
+        self._lock = threading.Lock()
+        self._hostname = socket.gethostname()
+        self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
+        self._follows: dict[str, asyncio.Task[None]] = {}
+        self._raised: dict[str, bool] = {}
+        self._stream = RecordStream()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event
+        self.metrics = AgentMetrics()
+        read = self.metrics.read
+        read("fleet_agents", self._count_agents)
+        read("fleet_refused_total", self._count_refused)
+        read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
+        read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
+        http = HttpConfig(listen=own.listen, token_file=own.token_file, web_config=own.web_config)
+        self.server = Server(self, http)
+        self.server.bind()
+
+    # --- running ---
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        following = threading.Thread(target=lambda: asyncio.run(self._follow_all()), name="follow")
+        following.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self.server.stop())
+        logger.info("listening on %s:%d", *self.server.address)
+        try:
+            self.server.run()
+        finally:
+            logger.info("stopping")
+            self._stop()
+            following.join(STOP_TIMEOUT_S)
+
+    def _stop(self) -> None:
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(self._ended.set)
+
+    async def _follow_all(self) -> None:
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        loops = [
+            asyncio.create_task(_every(interval_s, work))
+            for interval_s, work in (
+                (TARGETS_INTERVAL_S, self._look_for_targets),
+                (JUDGE_INTERVAL_S, self._judge),
+                (LEASE_INTERVAL_S, self._renew_leases),
+            )
+        ]
+        await self._ended.wait()
+        tasks = [*loops, *self._follows.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._agents.close()
+
+    # --- following ---
+
+    async def _look_for_targets(self) -> None:
+        found = await asyncio.to_thread(self._targets.read)
+        with self._lock:
+            before = dict(self._cluster.nodes)
+            self._cluster.set_targets(found)
+            nodes = dict(self._cluster.nodes)
+        for address, node in before.items():
+            if nodes.get(address) is not node:
+                self._follows.pop(address).cancel()
+        for address, node in nodes.items():
+            if address not in self._follows:
+                self._follows[address] = asyncio.create_task(self._follow(address, node))
+
+    async def _follow(self, address: str, node: Node) -> None:
+        def take(lines: list[bytes]) -> None:
+            now = time.time()
+            with self._lock:
+                self._cluster.take(address, lines, now)
+                if self._cluster.is_second(node):
+                    raise AgentError(f"another agent says that it is on {node.name}")
+                if not node.up:
+                    logger.info("%s: following %s", address, node.name)
+                node.up, node.reason = True, ""
+
+        def failed(reason: str) -> None:
+            with self._lock:
+                if node.reason != reason:
+                    logger.warning("%s: %s", address, reason)
+                node.up, node.reason = False, reason
+
+        async def follow() -> None:
+            node.begin()
+            await self._agents.follow(node.target, lambda: node.cursor, take)
+
+        await again_and_again(follow, failed, lambda: failed("the agent has ended the stream"))
+
+    # --- judging ---
+
+    async def _judge(self) -> None:
+        with self._lock:
+            self._cluster.judge(time.time(), self._report)
+
+    def _report(self, job: FleetJob) -> None:
+        for anomaly in job.anomalies(self._cluster.names()):
+            active = anomaly.end_time is None
+            if anomaly.id not in self._raised:
+                self.metrics.counter("anomalies_total").labels(anomaly.kind, anomaly.severity).inc()
+                logger.warning("%s of %s: %s", anomaly.kind, anomaly.job, anomaly.summary)
+            self._raised[anomaly.id] = active
+
+    async def _renew_leases(self) -> None:
+        """Of the jobs that the fleet judges, on every node; of others the agents judge alone."""
+        with self._lock:
+            now = time.time()
+            wanted = [
+                (self._cluster.nodes[address].target, known)
+                for job in self._cluster.jobs.values()
+                if self._cluster.is_whole(job, now)
+                for address, known in job.nodes.items()
+                if address in self._cluster.nodes
+            ]
+        results = await asyncio.gather(
+            *(self._agents.lease(target, job) for target, job in wanted), return_exceptions=True
+        )
+        for (target, job), result in zip(wanted, results, strict=True):
+            if isinstance(result, AgentError):
+                logger.warning("%s judges %s itself: %s", target.address, job.name, result)
+
+    # --- what HTTP asks ---
+
+    def state(self) -> State:
+        with self._lock:
+            names = self._cluster.names()
+            jobs = list(self._cluster.jobs.values())
+            return State(
+                time=time.time(),
+                version=__version__,
+                hostname=self._hostname,
+                sources=tuple(self._health(node) for node in self._cluster.nodes.values()),
+                ranks=tuple(rank for job in jobs for rank in job.ranks(names)),
+                jobs=tuple(job.state() for job in jobs),
+                anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),
+            )
+
+    def exported(self) -> State:
+        """Ranks and devices are on the agents' own ``/metrics``."""
+        with self._lock:
+            own = tuple(one for one in self._cluster.anomalies() if one.judged_by == "fleet")
+        return State(time=time.time(), version=__version__, hostname=self._hostname, anomalies=own)
+
+    @staticmethod
+    def _health(node: Node) -> SourceHealth:
+        reason = node.reason
+        if node.up and abs(node.skew_s) > TOLD_SKEW_S:
+            side = "behind" if node.skew_s > 0 else "ahead"
+            reason = f"its clock is {abs(node.skew_s):.0f} s {side}"
+        lag_s = max(0.0, time.time() - node.clock) if node.up else 0.0
+        return SourceHealth(node.name, node.up, reason, lag_s, sum(node.refused.values()))
+
+    def _count_agents(self) -> Mapping[str, float]:
+        with self._lock:
+            up = sum(node.up for node in self._cluster.nodes.values())
+            return {"up": up, "down": len(self._cluster.nodes) - up}
+
+    def _count_refused(self) -> Mapping[str, float]:
+        with self._lock:
+            return self._cluster.count_refused()
+
+    def _of_jobs(self, value: Callable[[FleetJob], float]) -> Mapping[tuple[str, str, str], float]:
+        with self._lock:
+            return {
+                (job.id.name, job.id.owner, job.id.run): value(job)
+                for job in self._cluster.jobs.values()
+            }
+
+    def registry(self) -> CollectorRegistry:
+        return self.metrics.registry
+
+    def exposition(self) -> Options:
+        return Options()
+
+    def missing(self) -> tuple[str, ...]:
+        """A fleet without some agents is ready: it says of each job whether it sees all of it."""
+        return self._targets.failing
+
+    def records(self) -> RecordStream:
+        return self._stream
+
+    def lease(self, job: JobId, holder: str, seconds: float) -> None:
+        raise Refused("refused_disabled", "a fleet judges its jobs itself")
+
+    def request_capture(self, request: CaptureRequest) -> Capture:
+        raise Refused("refused_disabled", "ask the agents of the job's nodes for captures")
+
+    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
+        return None
+
+    def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
+        return None
+
+    def detector_statuses(
+        self,
+    ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
+        statuses: dict[str, list[DetectorStatus]] = {}
+        suppressed: list[Suppressed] = []
+        with self._lock:
+            for job in self._cluster.jobs.values():
+                if job.detection is not None:
+                    for kind, readings in job.detection.statuses().items():
+                        statuses.setdefault(kind, []).extend(readings)
+                    suppressed += job.detection.suppressed
+        return statuses, suppressed
+
+    def receive_alerts(
+        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
+    ) -> list[Answer]:
+        return []
+
+    def count_alerts(self, outcome: str, count: int) -> None:
+        self.metrics.counter("alerts_received_total").labels(outcome).inc(count)
+
+    def count_request(self, code: int) -> None:
+        self.metrics.counter("http_requests_total").labels(code).inc()
+
+
+async def _every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("a round of %s failed", getattr(work, "__name__", work))
+        await asyncio.sleep(interval_s)

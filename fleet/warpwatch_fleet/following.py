@@ -1,0 +1,181 @@
+"""Following one agent: its stream is read as fast as the agent may be, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from warpwatch_fleet.config import AgentsConfig, ShardConfig
+from warpwatch_fleet.targets import Target
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.jobs import JobId
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+# An agent sends something twice a second.
+SILENCE_S = 10.0
+RETRY_S = (1.0, 30.0)
+# Of one agent: 128 ranks at 30 steps a second. Who sends more is read no faster, and loses what
+# its own buffer does not hold.
+MAX_LINES_PER_S = 5000
+MAX_LINE_BYTES = 2**20
+# A job is judged by the fleet for so long unless it says so again.
+LEASE_S = 60.0
+
+Lines = Callable[[list[bytes]], None]
+
+
+class AgentError(Exception):
+    """Why an agent cannot be followed, in one line."""
+
+
+class Agents:
+    """The connections to all agents. For one event loop. Raises UsageError for a bad file.
+
+    holder: what the fleet calls itself where it takes leases.
+    """
+
+    def __init__(self, config: AgentsConfig, shard: ShardConfig, holder: str) -> None:
+        self._holder = holder
+        self._shard = shard
+        self._scheme = "https" if config.ca_file is not None else "http"
+        self._token = _token(config.token_file)
+        self._client = httpx.AsyncClient(
+            verify=_context(config) if config.ca_file is not None else True,
+            timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def follow(self, target: Target, cursor: Callable[[], str | None], take: Lines) -> None:
+        """Until it ends; ``take`` gets whole lines as they come. Raises AgentError."""
+        params: dict[str, Any] = {"follow": "true"}
+        params["shard"] = f"{self._shard.index}/{self._shard.of}"
+        if (after := cursor()) is not None:
+            params["after"] = after
+        url = f"{self._scheme}://{target.address}/api/v1/records"
+        try:
+            async with self._client.stream(
+                "GET", url, params=params, headers=self._headers(target)
+            ) as answer:
+                if answer.status_code != 200:
+                    raise AgentError(await _refusal(answer))
+                async for lines in _paced(_lines(answer.aiter_bytes())):
+                    take(lines)
+        except httpx.HTTPError as error:
+            raise AgentError(_in_a_line(error)) from error
+
+    async def lease(self, target: Target, job: JobId) -> None:
+        """Tell an agent that the fleet judges this job. Raises AgentError."""
+        url = f"{self._scheme}://{target.address}/api/v1/leases"
+        body = {**job.fields(), "holder": self._holder, "seconds": LEASE_S}
+        try:
+            answer = await self._client.post(url, json=body, headers=self._headers(target))
+        except httpx.HTTPError as error:
+            raise AgentError(_in_a_line(error)) from error
+        if answer.status_code != 200:
+            raise AgentError(f"lease: {answer.status_code}: {answer.text[:200]}")
+
+    def _headers(self, target: Target) -> dict[str, str]:
+        """An agent that is a tenant's own is not shown the token of all."""
+        if self._token is None or target.owner is not None:
+            return {}
+        return {"Authorization": f"Bearer {self._token()}"}
+
+
+async def again_and_again(
+    follow: Callable[[], Any], failed: Callable[[str], None], ended: Callable[[], None]
+) -> None:
+    """Follow an agent until cancelled, later and later while it cannot be reached."""
+    wait_s = RETRY_S[0]
+    while True:
+        begun = time.monotonic()
+        try:
+            await follow()
+            ended()
+        except AgentError as error:
+            failed(str(error))
+        if time.monotonic() - begun > SILENCE_S:
+            wait_s = RETRY_S[0]
+        # Not all agents at once when the network is back.
+        await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+        wait_s = min(2 * wait_s, RETRY_S[1])
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise AgentError(f"a line is longer than {MAX_LINE_BYTES} bytes")
+        if lines:
+            yield lines
+
+
+async def _paced(batches: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
+    """In portions, at most MAX_LINES_PER_S of them on average."""
+    allowed_at = time.monotonic()
+    async for lines in batches:
+        for begin in range(0, len(lines), MAX_LINES_PER_S // 10):
+            portion = lines[begin : begin + MAX_LINES_PER_S // 10]
+            yield portion
+            now = time.monotonic()
+            # What was not used is saved for ten seconds: a new reader gets what was kept for it.
+            allowed_at = max(allowed_at, now - 10.0) + len(portion) / MAX_LINES_PER_S
+            await asyncio.sleep(max(0.0, allowed_at - now))
+
+
+async def _refusal(answer: httpx.Response) -> str:
+    text = (await answer.aread())[:2000].decode(errors="replace")
+    try:
+        said = str(httpx.Response(200, text=text).json()["error"]["detail"])
+    except (ValueError, KeyError, TypeError):
+        said = text
+    return f"{answer.status_code}: {' '.join(said.split())[:200]}"
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+
+
+def _token(path: Path | None) -> Callable[[], str] | None:
+    """Reads the token; a file that changes is read again. Raises UsageError."""
+    if path is None:
+        return None
+
+    def read() -> str:
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise AgentError(f"fleet.agents.token_file {path}: {error.strerror}") from error
+
+    try:
+        if not read():
+            raise UsageError(f"fleet.agents.token_file {path} is empty; write the token into it")
+    except AgentError as error:
+        raise UsageError(str(error)) from error
+    return read
+
+
+def _context(config: AgentsConfig) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file)
+        if config.cert_file is not None:
+            context.load_cert_chain(config.cert_file, config.key_file)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(str(one) for one in (config.ca_file, config.cert_file) if one)
+        raise UsageError(f"fleet.agents: cannot use {files}: {error}") from error
+    return context

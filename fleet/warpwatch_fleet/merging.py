@@ -1,0 +1,34 @@
+"""Records of several nodes in one order of time."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+
+from warpwatch_telemetry.records import Record
+
+# Records that wait for a node that is late; the oldest go on without it.
+MAX_WAITING = 200_000
+
+
+class Merger:
+    """``add`` in any order, ``until`` a time in order of time; what comes late is as of now."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Record]] = []
+        self._numbers = itertools.count()
+        self._time = float("-inf")
+
+    def add(self, record: Record) -> None:
+        heapq.heappush(self._waiting, (record.time, next(self._numbers), record))
+
+    def until(self, time: float) -> Iterator[Record]:
+        while self._waiting and (self._waiting[0][0] <= time or len(self._waiting) > MAX_WAITING):
+            at, _, record = heapq.heappop(self._waiting)
+            if at < self._time:
+                record = msgspec.structs.replace(record, time=self._time)
+            self._time = max(self._time, at)
+            yield record

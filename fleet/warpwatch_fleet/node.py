@@ -1,0 +1,143 @@
+"""An agent as far as it can be believed: its lines, validated and bounded, in the fleet's time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+
+from warpwatch_fleet.targets import Target
+from warpwatch_telemetry.anomalies import KINDS, Anomaly
+from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
+from warpwatch_telemetry.stream import AnomalyLine, CaptureLine, CursorLine, GapLine, StreamDecoder
+
+# A node's clock is corrected by what it is ahead or behind; less than this is the network's.
+LEAST_SKEW_S = 0.5
+# Worth a word to a person.
+TOLD_SKEW_S = 5.0
+# What an agent may have at once: as many rings as its own limit, as many anomalies as it keeps.
+MAX_RANKS = 1024
+MAX_ANOMALIES = 1000
+# Records that come before the agent has told its time: what it keeps for a new reader.
+MAX_EARLY = 200_000
+MAX_TEXT = 500
+
+
+class Node:
+    """``take`` every line in order. name: what the agent calls its node, its address until then.
+
+    up, reason: whether it can be followed, and why not. clock: until when, in the fleet's time,
+    everything that happened there is known. refused: lines that were not believed, by why.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.name = target.address
+        self.version = ""
+        self.cursor: str | None = None
+        self.up = False
+        self.reason = "not asked yet"
+        self.clock = float("-inf")
+        self.lost = 0
+        self.gaps = 0
+        self.refused: Counter[str] = Counter()
+        self._anomalies: dict[str, Anomaly] = {}
+        self._decoder = StreamDecoder()
+        self._skew_s: float | None = None
+        self._ranks: set[tuple[object, ...]] = set()
+        self._early: list[Record] = []
+
+    @property
+    def skew_s(self) -> float:
+        """By how much its clock is behind the fleet's."""
+        return self._skew_s or 0.0
+
+    def begin(self) -> None:
+        """A new connection: a line that was cut is forgotten."""
+        self._decoder = StreamDecoder()
+
+    def take(self, line: bytes, now: float) -> Iterator[Record]:
+        """The records that the line completes, in the fleet's time. ``now``: wall clock."""
+        try:
+            said = self._decoder.decode(line)
+        except (ValueError, RecursionError):
+            self.refused["unreadable"] += 1
+            return
+        if isinstance(said, CursorLine):
+            self.cursor = said.cursor[:64]
+            self.version = said.version[:64]
+            self.name = said.node[:253] or self.name
+        elif isinstance(said, GapLine):
+            self.gaps += 1
+            self.lost += max(0, said.lost or 0)
+        elif isinstance(said, AnomalyLine):
+            self._take_anomaly(said.anomaly)
+        elif isinstance(said, Clock):
+            yield from self._take_clock(said, now)
+        elif said is not None and not isinstance(said, CaptureLine | DeviceReading):
+            yield from self._take_record(said, now)
+
+    def _take_clock(self, clock: Clock, now: float) -> Iterator[Record]:
+        skew_s = now - clock.time
+        if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
+            self._skew_s = skew_s
+        early, self._early = self._early, []
+        for record in early:
+            yield self._in_time(record, now)
+        self.clock = min(clock.time + self._skew_s, now)
+
+    def _take_record(self, record: Record, now: float) -> Iterator[Record]:
+        refused = self._why_refused(record)
+        if refused:
+            self.refused[refused] += 1
+        elif self._skew_s is not None:
+            yield self._in_time(record, now)
+        elif len(self._early) < MAX_EARLY:
+            self._early.append(record)
+
+    def _why_refused(self, record: Record) -> str | None:
+        assert not isinstance(record, Clock | DeviceReading)
+        if self.target.owner is not None and record.owner != self.target.owner:
+            return "other_owner"
+        if max(len(record.job), len(record.owner), len(record.run)) > MAX_TEXT:
+            return "too_long"
+        if not isinstance(record, RankSeen):
+            return None
+        if not 0 <= record.rank < record.world_size:
+            return "no_such_rank"
+        self._ranks.add((*record.job_id, record.rank))
+        return "too_many_ranks" if len(self._ranks) > MAX_RANKS else None
+
+    def _in_time(self, record: Record, now: float) -> Record:
+        time = min(record.time + self.skew_s, now)
+        return record if time == record.time else msgspec.structs.replace(record, time=time)
+
+    def _take_anomaly(self, anomaly: Anomaly) -> None:
+        owner = self.target.owner
+        if anomaly.kind not in KINDS or (owner is not None and anomaly.owner not in ("", owner)):
+            self.refused["bad_anomaly"] += 1
+            return
+        # Again at the end of the order.
+        self._anomalies.pop(anomaly.id, None)
+        self._anomalies[anomaly.id] = anomaly
+        if len(self._anomalies) > MAX_ANOMALIES:
+            del self._anomalies[next(iter(self._anomalies))]
+
+    def anomalies(self) -> Iterator[Anomaly]:
+        """Those that it has raised, with its name and in the fleet's time."""
+        for anomaly in self._anomalies.values():
+            end = anomaly.end_time
+            yield replace(
+                anomaly,
+                id=f"{anomaly.id[:64]}@{self.name}",
+                node=self.name,
+                summary=anomaly.summary[: 2 * MAX_TEXT],
+                time=anomaly.time + self.skew_s,
+                end_time=None if end is None else end + self.skew_s,
+            )
+
+    def forget_ranks(self, job: tuple[object, ...]) -> None:
+        """The job has ended there: its ranks no longer count."""
+        self._ranks = {key for key in self._ranks if key[:-1] != job}

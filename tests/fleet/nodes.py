@@ -1,0 +1,79 @@
+"""Agents as a cluster hears of them: real streams, a clock of the test's, no network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from warpwatch_daemon.state.record_stream import RecordStream
+from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.targets import Target
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.log import encode_line
+from warpwatch_telemetry.records import Clock, End, RankSeen, Record, Step
+from warpwatch_telemetry.stream import CursorLine, encode_stream_line
+
+NOW = 1_790_000_000.0
+OWNER = "ns/team"
+
+
+class TestNode:
+    """One agent. ahead_s: by how much its clock is ahead."""
+
+    __test__ = False
+
+    def __init__(self, name: str, ahead_s: float = 0.0) -> None:
+        self.name = name
+        self.address = f"{name}:9400"
+        self.ahead_s = ahead_s
+        self.stream = RecordStream()
+        self.cursor = self.stream.read(None).cursor
+
+    def say(self, *records: Record) -> None:
+        self.stream.put(records)
+
+    def lines(self, now: float) -> list[bytes]:
+        batch = self.stream.read(self.cursor)
+        self.cursor = batch.cursor
+        clock = encode_line(Clock(now + self.ahead_s)) or b""
+        end = encode_stream_line(CursorLine(batch.cursor, self.name, "0.1.0"))
+        return (batch.lines + clock + end).splitlines()
+
+
+class TestCluster:
+    """A fleet's memory and some agents; ``pass_s`` lets time go on."""
+
+    __test__ = False
+
+    def __init__(self, *nodes: TestNode, **labels: str) -> None:
+        self.now = NOW
+        self.nodes = nodes
+        self.cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+        self.cluster.set_targets({one.address: Target(one.address, labels) for one in nodes})
+
+    def hear(self, *nodes: TestNode) -> None:
+        """Of these, or of all, what they have to say; then judge."""
+        for node in nodes or self.nodes:
+            self.cluster.take(node.address, node.lines(self.now), self.now)
+            self.cluster.nodes[node.address].up = True
+        self.cluster.judge(self.now, lambda job: None)
+
+    def anomalies(self) -> list[Anomaly]:
+        return list(self.cluster.anomalies())
+
+    def job(self) -> Any:
+        (job,) = self.cluster.jobs.values()
+        return job
+
+
+def seen(rank: int, world: int = 4, job: str = "llama", **fields: Any) -> RankSeen:
+    about: dict[str, Any] = {"time": NOW, "owner": OWNER, "run": "41"} | fields
+    return RankSeen(job=job, rank=rank, world_size=world, **about)
+
+
+def step(rank: int, number: int, time: float, duration_s: float = 0.5, **fields: Any) -> Step:
+    return Step(time, "llama", rank, number, duration_s, **{"owner": OWNER, "run": "41"} | fields)
+
+
+def end(rank: int | None, time: float) -> End:
+    return End(time, "llama", rank, owner=OWNER, run="41")

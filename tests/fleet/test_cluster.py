@@ -1,0 +1,236 @@
+"""Jobs over nodes: which runs are one, in which order, and who may say what."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
+from warpwatch_fleet.merging import Merger
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.log import encode_line
+
+STEP_S = 0.5
+
+
+@pytest.fixture
+def two() -> TestCluster:
+    return TestCluster(TestNode("gpu-1"), TestNode("gpu-2"))
+
+
+def begin(cluster: TestCluster) -> None:
+    """A job of four ranks, two on each node."""
+    first, second = cluster.nodes
+    first.say(seen(0), seen(1))
+    second.say(seen(2), seen(3))
+    cluster.hear()
+
+
+def train(cluster: TestCluster, steps: int, slow: float = 1.0) -> None:
+    """Steps of all ranks; rank 3 computes ``slow`` times as long, and the others wait for it."""
+    noise = random.Random(len(cluster.job().members[0].recent))
+    number = cluster.job().members[0].step or 0
+    for _ in range(steps):
+        number += 1
+        cluster.now += STEP_S * slow
+        for rank in range(4):
+            node = cluster.nodes[rank // 2]
+            waits_s = STEP_S * (slow - 1) * (rank != 3) + 0.05
+            own_s = noise.gauss(0.0, 0.002)
+            node.say(
+                step(
+                    rank,
+                    number,
+                    cluster.now + node.ahead_s,
+                    STEP_S * slow + own_s,
+                    phases_s={"comm": waits_s},
+                )
+            )
+        if number % 5 == 0:
+            cluster.hear()
+    cluster.hear()
+
+
+def test_ranks_of_two_nodes_with_one_run_are_one_job(two):
+    begin(two)
+    assert two.job().id == (OWNER, "llama", "41")
+    assert {rank: member.node for rank, member in two.job().members.items()} == {
+        0: "gpu-1:9400", 1: "gpu-1:9400", 2: "gpu-2:9400", 3: "gpu-2:9400",
+    }  # fmt: skip
+    names = two.cluster.names()
+    assert [rank.host for rank in two.job().ranks(names)] == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
+
+
+def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others(two):
+    first, second = two.nodes
+    meeting: dict[str, Any] = {"master": "gpu-1:29500"}
+    first.say(seen(0, run="a", **meeting), seen(1, run="a", **meeting))
+    second.say(seen(2, run="b", **meeting), seen(3, run="b", **meeting))
+    two.hear()
+    assert sorted(two.job().members) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"master": "gpu-7:29500"},
+        {"world": 8},
+        {"rank": 0},
+        {"owner": "ns/others"},
+        {"time": NOW + 700},
+    ],
+)
+def test_runs_without_an_id_that_differ_stay_apart(two, other):
+    first, second = two.nodes
+    first.say(seen(0, run="a", master="gpu-1:29500"))
+    two.now = NOW + 1000
+    about = {"rank": 2, "run": "b", "master": "gpu-1:29500"} | other
+    second.say(seen(**about))
+    two.hear()
+    assert len(two.cluster.jobs) == 2
+
+
+def test_a_straggler_is_named_with_its_node_and_only_once(two):
+    begin(two)
+    train(two, 300)
+    assert two.anomalies() == []
+    train(two, 60, slow=1.4)
+    (found,) = two.anomalies()
+    assert (found.kind, found.rank, found.node, found.judged_by) == (
+        "straggler", 3, "gpu-2", "fleet",
+    )  # fmt: skip
+    assert found.summary.endswith("(on gpu-2)")
+
+
+def test_an_hour_between_two_clocks_changes_nothing():
+    cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=3600.0))
+    begin(cluster)
+    train(cluster, 300)
+    train(cluster, 60, slow=1.4)
+    (found,) = cluster.anomalies()
+    assert (found.rank, abs(found.time - cluster.now) < 60) == (3, True)
+    assert cluster.cluster.nodes["gpu-2:9400"].skew_s == pytest.approx(-3600, abs=1)
+
+
+def test_a_node_that_is_away_is_no_hang_and_time_stands_still_for_its_jobs(two):
+    begin(two)
+    train(two, 300)
+    first, _ = two.nodes
+    for _ in range(600):
+        two.now += 1.0
+        two.hear(first)
+    assert two.anomalies() == []
+    assert not two.cluster.is_whole(two.job(), two.now)
+    two.hear()
+    train(two, 50)
+    assert two.anomalies() == []
+    assert two.cluster.is_whole(two.job(), two.now)
+
+
+def test_a_rank_that_hangs_is_found_though_all_nodes_are_there(two):
+    begin(two)
+    train(two, 300)
+    for _ in range(200):
+        two.now += 1.0
+        two.hear()
+    assert [one.kind for one in two.anomalies()] == ["hang"]
+
+
+def test_a_job_of_one_node_is_its_agents_to_judge(two):
+    first, _ = two.nodes
+    first.say(*(seen(rank) for rank in range(4)))
+    two.hear()
+    assert not two.job().judged
+
+
+def test_the_end_on_each_node_is_the_end_of_the_job(two):
+    begin(two)
+    train(two, 30)
+    for node, ranks in zip(two.nodes, ((0, 1), (2, 3)), strict=True):
+        node.say(*(end(rank, two.now) for rank in ranks))
+    two.hear()
+    assert two.job().live_nodes() == set()
+    two.now += 601
+    two.hear()
+    two.now += 601
+    two.hear()
+    assert two.cluster.jobs == {}
+
+
+def test_a_second_process_of_a_rank_is_counted_and_left_out(two):
+    begin(two)
+    two.nodes[1].say(seen(0))
+    two.hear()
+    assert two.job().members[0].node == "gpu-1:9400"
+    assert two.cluster.count_refused() == {"second_process": 1}
+
+
+def test_a_rank_goes_on_where_it_has_died_before(two):
+    begin(two)
+    two.nodes[1].say(end(3, two.now))
+    two.nodes[0].say(seen(3))
+    two.hear()
+    two.hear()
+    two.nodes[0].say(seen(3))
+    two.hear()
+    assert two.job().members[3].node == "gpu-1:9400"
+
+
+def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
+    cluster = TestCluster(TestNode("gpu-1"), owner="ns/other")
+    cluster.nodes[0].say(seen(0), seen(1, owner="ns/other"))
+    foreign = Anomaly(
+        time=NOW, severity="critical", summary="!", job="llama", owner=OWNER, id="1", kind="hang"
+    )
+    cluster.nodes[0].stream.put_anomaly(foreign)
+    cluster.nodes[0].stream.put_anomaly(replace(foreign, id="2", owner="ns/other"))
+    cluster.hear()
+    assert cluster.job().id.owner == "ns/other"
+    assert [one.id for one in cluster.anomalies()] == ["2@gpu-1"]
+    assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"{",
+        b"[" * 100_000,
+        b'{"type":"anomaly","anomaly":{"id":1}}',
+        b'{"type":"cursor"}',
+        b'{"type":"step","time":1e999}',
+        b'{"type":"rank","time":1,"job":"x","rank":5,"world_size":2}',
+        json.dumps({"type": "rank", "time": 1, "job": "x" * 1000, "rank": 0}).encode(),
+    ],
+)
+def test_garbage_is_counted_and_nothing_else(two, line):
+    begin(two)
+    two.cluster.take("gpu-1:9400", [line], two.now)
+    train(two, 5)
+    assert len(two.cluster.jobs) == 1
+    assert sum(two.cluster.count_refused().values()) == 1
+
+
+def test_a_node_has_so_many_ranks_and_the_rest_is_refused(two):
+    first = two.nodes[0]
+    for number in range(1030):
+        two.cluster.take(first.address, [encode_line(seen(0, job=f"job-{number}")) or b""], two.now)
+    two.hear()
+    assert len(two.cluster.jobs) == 1024
+    assert two.cluster.count_refused() == {"too_many_ranks": 6}
+
+
+def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
+    merger = Merger()
+    for time in (3.0, 1.0, 2.0, 5.0):
+        merger.add(step(0, int(time), time))
+    assert [one.time for one in merger.until(3.0)] == [1.0, 2.0, 3.0]
+    late = step(0, 2, 2.5)
+    merger.add(late)
+    assert list(merger.until(5.0)) == [step(0, 2, 3.0), step(0, 5, 5.0)]

@@ -1,0 +1,119 @@
+"""Several nodes in folders of one machine, a fleet over them, and jobs with ranks on each."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.loop.node import ROOT, LoopNode, poll
+from tests.loop.trainings import PROGRAM, RANKS
+from warpwatch_daemon.demo.processes import free_port
+
+TOKEN = "of all agents"
+
+
+class LoopCluster:
+    """``nodes`` agents, each in a folder of its own, with one token. Stopped by ``close``."""
+
+    def __init__(self, folder: Path, nodes: int, **config: Any) -> None:
+        self.folder = folder
+        token = folder / "token"
+        token.write_text(TOKEN)
+        self.nodes: list[LoopNode] = []
+        for number in range(1, nodes + 1):
+            own = folder / f"gpu-{number}"
+            own.mkdir()
+            self.nodes.append(
+                LoopNode(own, node=own.name, http={"token_file": str(token)}, **config)
+            )
+        self.port = free_port()
+        tree = {
+            "fleet": {
+                "listen": f"127.0.0.1:{self.port}",
+                "targets": [f"127.0.0.1:{node.port}" for node in self.nodes],
+                "token_file": str(token),
+                "agents": {"token_file": str(token), "allow_plain": True},
+            },
+            "detection": config.get("detection", {}),
+        }
+        self.config = folder / "fleet.yaml"
+        self.config.write_text(yaml.safe_dump(tree))
+        self.fleet: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"Authorization": f"Bearer {TOKEN}"},
+            timeout=10,
+        )
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start_daemon()
+        self.start_fleet()
+
+    def start_fleet(self) -> None:
+        with (self.folder / "fleet.log").open("ab") as log:
+            self.fleet = subprocess.Popen(
+                [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(self.config)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        poll(lambda: len(self.up()) == len(self.nodes), 60, self.log())
+
+    def kill_fleet(self) -> None:
+        assert self.fleet is not None
+        self.fleet.kill()
+        self.fleet.wait()
+
+    def log(self) -> str:
+        return (self.folder / "fleet.log").read_text(errors="replace")
+
+    # --- a job over all nodes ---
+
+    def train(self, job: str, **environment: str) -> Path:
+        """Ranks in turn on the nodes, two and two. Returns the folder with their faults."""
+        folder = self.folder / job
+        folder.mkdir()
+        (folder / "fault").write_text("")
+        for rank in range(RANKS):
+            node = self.nodes[rank * len(self.nodes) // RANKS]
+            command = ["-m", "warpwatch", "run", "--job", job, "--"]
+            command += [sys.executable, str(PROGRAM), str(folder)]
+            node.start(f"rank{rank}", command, node.rank_environment(rank, RANKS) | environment)
+        return folder
+
+    # --- what the fleet says ---
+
+    def get(self, part: str, **query: str) -> list[Any]:
+        answer: list[Any] = self.http.get(f"/api/v1/{part}", params=query).json()[part]
+        return answer
+
+    def up(self) -> list[str]:
+        sources = self.http.get("/readyz").json()["sources"]
+        return [one["name"] for one in sources if one["up"]]
+
+    def close(self) -> None:
+        self.http.close()
+        for node in self.nodes:
+            node.close()
+        if self.fleet is not None and self.fleet.poll() is None:
+            self.fleet.send_signal(signal.SIGKILL)
+            self.fleet.wait()
+
+
+@contextlib.contextmanager
+def loop_cluster(folder: Path, nodes: int, **config: Any) -> Iterator[LoopCluster]:
+    cluster = LoopCluster(folder, nodes, **config)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
