@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+from warpwatch_detection.anomalies import core_contention
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.rank_devices import LiveRank, RankDevices
 from warpwatch_detection.anomalies.register import AnomalyRegister
@@ -129,6 +130,8 @@ class Detection:
                 return changes
             rank.device = record.device or rank.device
             rank.seen_time = record.time
+        elif isinstance(record, RankEvent) and self._ranks.find(record.job_id, record.rank):
+            core_contention.observe(self._register.state.cores, record)
         leaver: End | RankEvent | None = record if isinstance(record, End) else None
         if isinstance(record, RankEvent) and record.event == "died":
             leaver = record
@@ -197,6 +200,7 @@ class Detection:
             return []
         if record.rank is not None:
             self._ranks.leave(record.job_id, record.rank, record.time)
+            self._register.state.cores.get(record.job_id, {}).pop(record.rank, None)
             if ranks:
                 return []
         return self._forget(record.job_id, record.time)
@@ -204,6 +208,7 @@ class Detection:
     def _forget(self, job: JobId, time: float) -> list[Change]:
         changes = self._register.end_job(job, time)
         self._ranks.jobs.pop(job, None)
+        self._register.state.cores.pop(job, None)
         self._job_steps.forget(job)
         self._runner.forget(job)
         return changes

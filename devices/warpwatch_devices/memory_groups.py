@@ -28,13 +28,20 @@ class Room(NamedTuple):
 
 def memory_groups(pid: int | str, proc: Path = PROC, cgroup: Path = CGROUP) -> Iterator[Path]:
     """Folders of the memory control groups that a process is in, innermost first."""
+    return control_groups(pid, "memory", proc, cgroup)
+
+
+def control_groups(
+    pid: int | str, controller: str, proc: Path = PROC, cgroup: Path = CGROUP
+) -> Iterator[Path]:
+    """Folders of the control groups of one controller that a process is in, innermost first."""
     for line in read_text(proc / str(pid) / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         # Outside of the daemon's own control group namespace: no such folder here.
-        if (controllers and "memory" not in controllers.split(",")) or ".." in path:
+        if (controllers and controller not in controllers.split(",")) or ".." in path:
             continue
-        top = cgroup / "memory" if controllers else cgroup
+        top = cgroup / controller if controllers else cgroup
         folder = top / path.lstrip("/")
         yield from (group for group in (folder, *folder.parents) if top in (group, *group.parents))
 

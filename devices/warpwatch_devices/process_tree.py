@@ -21,6 +21,8 @@ FULL_READ_INTERVAL_S = 60.0
 _HOST_PID_NAMESPACE = "pid:[4026531836]"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# PF_KTHREAD in the kernel's sched.h.
+_KERNEL_THREAD = 0x00200000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Process:
 
     waited_s: processor time of children that have ended and were waited for, and of theirs.
     io_wait_s: waiting of the main thread for block devices; 0 where the kernel does not account.
+    threads: how many; core: that its main thread ran on last.
+    name: of the process's own choice, at most 15 characters. is_kernel: a thread of the kernel.
     """
 
     pid: int
@@ -39,6 +43,10 @@ class Process:
     waited_s: float
     resident_bytes: int
     io_wait_s: float
+    threads: int = 1
+    core: int = -1
+    name: str = ""
+    is_kernel: bool = False
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -53,11 +61,12 @@ class Process:
 def parse_stat(line: str) -> Process:
     """Raises ValueError for what is no such line. A name may hold blanks and parentheses."""
     head, _, tail = line.rpartition(")")
+    number, _, name = head.partition(" (")
     fields = tail.split()
     try:
         # The field that proc(5) numbers n is at n - 3.
         return Process(
-            pid=int(head.partition(" ")[0]),
+            pid=int(number),
             state=fields[0],
             parent=int(fields[1]),
             start_ticks=int(fields[19]),
@@ -65,6 +74,10 @@ def parse_stat(line: str) -> Process:
             waited_s=(int(fields[13]) + int(fields[14])) * _TICK_S,
             resident_bytes=int(fields[21]) * _PAGE_BYTES,
             io_wait_s=int(fields[39]) * _TICK_S,
+            threads=int(fields[17]),
+            core=int(fields[36]),
+            name=name,
+            is_kernel=bool(int(fields[6]) & _KERNEL_THREAD),
         )
     except IndexError as error:
         raise ValueError(f"{len(fields)} fields") from error
@@ -77,6 +90,11 @@ def read_process(pid: int, proc: Path = _PROC) -> Process | None:
             return parse_stat(file.read().decode("utf-8", "replace"))
     except (OSError, ValueError):
         return None
+
+
+def list_pids(proc: Path = _PROC) -> set[int]:
+    """Of all processes that may be seen."""
+    return {int(name) for name in os.listdir(proc) if name.isdecimal()}
 
 
 def descendants(root: int, processes: Mapping[int, Process]) -> list[Process]:
@@ -109,7 +127,7 @@ class ProcessTree:
             self._roots = frozenset(roots)
             self._strangers.clear()
             self._full_read_due = now + FULL_READ_INTERVAL_S
-        pids = {int(name) for name in os.listdir(_PROC) if name.isdecimal()}
+        pids = list_pids()
         self._strangers &= pids
         read = (read_process(pid) for pid in pids - self._strangers)
         family = {

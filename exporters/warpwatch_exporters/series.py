@@ -190,6 +190,8 @@ def _rank_counters(rank: RankState) -> Mapping[SeriesKey, float | None]:
         ("rank_out_of_memory_errors_total", ()): rank.out_of_memory_errors_total,
         ("rank_gc_seconds_total", ()): rank.gc_s,
         ("rank_gc_collections_total", ()): rank.gc_collections_total,
+        ("rank_core_wait_seconds_total", ()): rank.core_wait_s,
+        ("rank_throttled_seconds_total", ()): rank.throttled_s,
         ("rank_energy_joules_total", ()): rank.energy_j,
     }
 

@@ -101,6 +101,7 @@ class Anomaly(Found):
     worst: its worst moment so far; None of an anomaly that an older daemon kept.
     explained_by: the id of the anomaly that turned out to be its cause, which also ended it.
     effects: what it does to jobs, one sentence each; the summary has them too.
+    evidence: what was seen beside it and speaks for a cause, a sentence each; in the summary, too.
     reopened: how often it came back within ``anomalies.reopen_s`` of its end and went on.
     node, judged_by: of a fleet, where the rank or device is, and who found it.
     """
@@ -110,6 +111,7 @@ class Anomaly(Found):
     end_time: float | None = None
     explained_by: str | None = None
     effects: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
     reopened: int = 0
     worst: Worst | None = None
     node: str = ""

@@ -109,6 +109,22 @@ _RANKS = (
         origin="gc.callbacks",
     ),
     _rank(
+        "rank_core_wait_seconds_total",
+        "counter",
+        "Time in which threads of the rank were ready to run and had no core (run-queue delay), "
+        "summed over its threads. Absent where the daemon cannot see the process.",
+        unit="seconds",
+        origin="/proc/*/task/*/schedstat",
+    ),
+    _rank(
+        "rank_throttled_seconds_total",
+        "counter",
+        "Time for which the CPU limit of the rank's control group held cores back, summed over "
+        "cores; the same for all ranks in the group. Absent without a limit.",
+        unit="seconds",
+        origin="cpu.stat throttled_usec",
+    ),
+    _rank(
         "rank_energy_joules_total",
         "counter",
         "Energy that the rank's device used while the rank ran, shared evenly by the ranks on it: "

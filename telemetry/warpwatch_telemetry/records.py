@@ -128,7 +128,9 @@ Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End
 # for a while, but backwards or steps of optimizers go on: calls, how many so far), finished (what
 # trained has ended, the process lives on until it ends or trains again), process (now and
 # then what /proc and its control groups say: cpu_s, io_bytes, disk_wait, anonymous_bytes,
-# available_bytes, limit_bytes). What is not known is left out of the detail.
+# available_bytes, limit_bytes, core_wait_share, throttled_share, core_limit, steal_share, and
+# core_users: a list of who used its cores, pid and cores, with name, core and rank where known).
+# What is not known is left out of the detail.
 EVENTS = frozenset(
     {
         "capture_armed",

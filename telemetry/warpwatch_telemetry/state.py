@@ -42,8 +42,11 @@ class RankState:
     step_clock: what ends a step: step(), a framework's name, optimizer, dataloader or other.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
     samples_per_s, tokens_per_s: in the newest steps, while it runs.
-    gc_s: in Python's garbage collector. energy_j: this rank's share of what its device used while
-    this daemon saw it run. What is not known is None, so are values of now of a rank that ended.
+    gc_s: in Python's garbage collector. core_wait_s: in which threads were ready and had no core,
+    summed over them; throttled_s: for which the CPU limit of its control group held cores back,
+    summed over these. energy_j: this rank's share of what its device used. These three are counted
+    while this daemon saw it run. What is not known is None, so are values of now of a rank that
+    ended.
     """
 
     job: str
@@ -81,6 +84,8 @@ class RankState:
     memory_inactive_split_bytes: int | None = None
     allocation_retries_total: int | None = None
     out_of_memory_errors_total: int | None = None
+    core_wait_s: float | None = None
+    throttled_s: float | None = None
     energy_j: float | None = None
     owner: str = ""
     run: str = ""

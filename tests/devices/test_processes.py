@@ -197,7 +197,11 @@ def test_a_line_of_stat_is_read_with_any_name() -> None:
         waited_s=3000 * tick_s,
         resident_bytes=256 * page_bytes,
         io_wait_s=300 * tick_s,
+        threads=3,
+        core=1,
+        name="a) b (c",
     )
+    assert parse_stat(line.replace("4194304", "2129984")).is_kernel
 
 
 @pytest.mark.parametrize("line", ["", "42 (a) S", "x (a) " + "1 " * 60, "42 (a) S " + "x " * 60])

@@ -27,6 +27,7 @@ COLLATE_S = 0.001
 SLOW_COLLATE_S = 0.040
 SLOW_FORWARD_S = 0.020
 METRICS_S = 0.040
+COMPUTE_S = 0.020
 LEAKED_FLOATS = 100_000
 COLLECT_STEPS = 30
 STUCK_POLL_S = 0.2
@@ -122,6 +123,10 @@ class Training:
             deadline = time.perf_counter() + METRICS_S
             while time.perf_counter() < deadline:
                 sum(value.item() for value in output)
+        if "compute" in names:
+            deadline = time.thread_time() + COMPUTE_S
+            while time.thread_time() < deadline:
+                pass
         if "collect" in names and number % COLLECT_STEPS == 0:
             gc.collect()
         if "leak" in names:

@@ -19,6 +19,6 @@
 - saved: positions and counts that survive a restart, in the daemon's own folder
 - commands: the file that a process reads
 - load: how busy the ranks keep each device, for simulated ones
-- process, rank_processes: what the kernel says of a rank's process
+- process, rank_processes: what the kernel says of a rank's process; processor: why it had no core
 - inbox: taking over what a process wrote for a capture
 """

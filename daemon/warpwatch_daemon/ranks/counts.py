@@ -23,7 +23,7 @@ _NO_TOTALS = protocol.Totals(0, 0, None, 0, 0, 0, ())
 class RankCounts:
     """``header``: what the ring of the process that runs now has counted.
 
-    recorded: what only records say of it, by name; what no record said is not there.
+    recorded: what only records and the kernel say of it, by name; what was not said is not there.
     """
 
     def __init__(self) -> None:
@@ -44,6 +44,11 @@ class RankCounts:
         """Counts since the process began: the newest says it all, and never less than before."""
         for name, count in counts.items():
             self.recorded[name] = max(count, self.recorded.get(name, 0))
+
+    def grow(self, counts: Mapping[str, int]) -> None:
+        """By what was counted since the last call."""
+        for name, count in counts.items():
+            self.recorded[name] = self.recorded.get(name, 0) + count
 
     def add_step(self, duration_s: float) -> None:
         self._buckets[bisect.bisect_left(STEP_DURATION_BOUNDS_S, duration_s)] += 1

@@ -238,7 +238,6 @@ class Rank:
     def state(self) -> RankState:
         totals = self.counts.totals(self.phases)
         recorded = totals["recorded"]
-        gc_ns = recorded.get("gc_ns")
         samples_per_s, tokens_per_s = self._throughput()
         return RankState(
             rank=self.rank,
@@ -268,7 +267,7 @@ class Rank:
             recent_s=tuple(self.recent),
             samples_per_s=samples_per_s,
             tokens_per_s=tokens_per_s,
-            gc_s=None if gc_ns is None else gc_ns / 1e9,
+            gc_s=_seconds(recorded.get("gc_ns")),
             gc_collections_total=recorded.get("gc_collections"),
             memory_allocated_bytes=self.memory.allocated,
             memory_reserved_bytes=self.memory.reserved,
@@ -276,6 +275,8 @@ class Rank:
             memory_inactive_split_bytes=self.memory.inactive_split,
             allocation_retries_total=recorded.get("allocation_retries"),
             out_of_memory_errors_total=recorded.get("out_of_memory_errors"),
+            core_wait_s=_seconds(recorded.get("core_wait_ns")),
+            throttled_s=_seconds(recorded.get("throttled_ns")),
         )
 
     def _throughput(self) -> tuple[float | None, float | None]:
@@ -311,3 +312,7 @@ class Rank:
         self._end_reported = bool(saved["ended"])
         self.ring.reader.position = max(0, self._counted - REWIND_RECORDS)
         self._rewound = self._counted - self.ring.reader.position
+
+
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Literal
 
 from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.core_contention import NONE, evidence
 from warpwatch_detection.anomalies.explanation import cause_of
 from warpwatch_detection.anomalies.rank_devices import RankDevices, with_job
 from warpwatch_detection.anomalies.register_state import (
@@ -193,6 +194,8 @@ class AnomalyRegister:
     ) -> None:
         if found.rank is not None:
             tracked.named = found.rank
+        before = NONE if what == "reopened" else tracked.evidence
+        tracked.evidence = max(before, evidence(self.state.cores, key[0], found))
         self.state.active[key] = tracked
         if key[0] in EVENT_KINDS:
             tracked.held_until = found.time + self._config.hold_s

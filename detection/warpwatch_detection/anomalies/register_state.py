@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from warpwatch_detection.anomalies.core_contention import NONE, Cores, Evidence
 from warpwatch_detection.anomalies.worst import sentence, worse
 from warpwatch_telemetry.anomalies import Anomaly, Found, Worst
 from warpwatch_telemetry.jobs import JobId
@@ -21,6 +22,7 @@ class TrackedAnomaly:
     newest: in the detector's own words; worst: its worst moment; effects: what it explains, each
     at its worst, by kind and job.
     named: the rank that was blamed last; shared: the blame went to and fro, so no rank has it.
+    evidence: the weightiest so far of what was seen beside it.
     held_until: when an event is over, if it does not happen again.
     """
 
@@ -30,6 +32,7 @@ class TrackedAnomaly:
     effects: dict[str, Worst] = field(default_factory=dict)
     named: int | None = None
     shared: bool = False
+    evidence: Evidence = NONE
     held_until: float = float("inf")
 
     def update(self, found: Found) -> None:
@@ -48,12 +51,14 @@ class TrackedAnomaly:
 
     def _say(self, said: str, about: Found | Worst) -> None:
         effects = tuple(effect.summary for effect in self.effects.values())
+        evidence = (self.evidence.sentence,) if self.evidence.sentence else ()
         self.anomaly = replace(
             self.anomaly,
             value=about.value,
             baseline=about.baseline,
-            summary="; ".join((said, *effects)),
+            summary="; ".join((said, *evidence, *effects)),
             effects=effects,
+            evidence=evidence,
             worst=self.worst,
         )
 
@@ -87,9 +92,10 @@ class Suppressed:
 
 @dataclass(slots=True)
 class RegisterState:
-    """``ended``: what may yet be continued, in the order of its end."""
+    """ended: what may yet be continued, in the order of its end. cores: why ranks had none."""
 
     count: int = 0
     active: dict[Key, TrackedAnomaly] = field(default_factory=dict)
     ended: dict[EndedKey, TrackedAnomaly] = field(default_factory=dict)
     suppressed: dict[Key, Suppressed] = field(default_factory=dict)
+    cores: Cores = field(default_factory=dict)

@@ -1,0 +1,176 @@
+"""Why a slow rank had no core: evidence of kinds that judge how long ranks compute.
+
+The daemon says now and then what the kernel told it of each rank (events ``process``). What stands
+out of the peers of a straggler, or of what was usual for the ranks of a slow job, is said beside
+it; it is evidence, not a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from warpwatch_detection.detectors.event_numbers import detail_number
+from warpwatch_detection.signals.medians import median
+from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import RankEvent
+
+KINDS = frozenset({"straggler", "step_regression"})
+# By name in the detail of an event, in the order of their weight: a CPU limit shows as waiting for
+# a core, too.
+SHARES = ("throttled_share", "steal_share", "core_wait_share")
+# A share counts if it is by this part of the time above what it is compared with.
+MIN_EXCESS = 0.05
+# Looks whose mean is judged; they come every two seconds.
+LOOKS = 3
+# Older looks say nothing of now.
+MAX_AGE_S = 15.0
+# All processes are looked at every half a minute.
+MAX_USERS_AGE_S = 60.0
+# Weight of a look in what is usual.
+USUAL_WEIGHT = 0.02
+MAX_USERS = 3
+MAX_CORES = 1e6
+# The kernel's own limit is 15.
+MAX_NAME = 16
+
+
+class Evidence(NamedTuple):
+    """``weight``: of two about the same anomaly, the one with more says more."""
+
+    weight: float
+    sentence: str
+
+
+NONE = Evidence(0.0, "")
+
+
+@dataclass(slots=True)
+class RankCores:
+    """looks: the newest shares by name; usual: their slow mean while nothing stands out.
+
+    users: who used its cores, in words, as it was at users_time.
+    """
+
+    time: float = float("-inf")
+    looks: list[dict[str, float]] = field(default_factory=list)
+    usual: dict[str, float] = field(default_factory=dict)
+    limit: float | None = None
+    users: str = ""
+    users_time: float = float("-inf")
+
+    def share(self, name: str) -> float | None:
+        known = [look[name] for look in self.looks if name in look]
+        return sum(known) / len(known) if known else None
+
+    def take(self, seen: RankEvent) -> None:
+        shares = {n: s for n in SHARES if (s := detail_number(seen, n)) is not None}
+        for name, share in shares.items():
+            usual = self.usual.setdefault(name, share)
+            if share < usual + MIN_EXCESS:
+                self.usual[name] = usual + USUAL_WEIGHT * (share - usual)
+        self.looks = [*self.looks[1 - LOOKS :], shares]
+        self.limit, self.time = detail_number(seen, "core_limit"), seen.time
+        users = seen.detail.get("core_users")
+        if isinstance(users, list):
+            self.users, self.users_time = users_text(users), seen.time
+
+
+# By job and rank.
+Cores = dict[JobId, dict[int, RankCores]]
+
+
+def observe(cores: Cores, seen: RankEvent) -> None:
+    """Of a rank that is known to live."""
+    if seen.event == "process":
+        cores.setdefault(seen.job_id, {}).setdefault(seen.rank, RankCores()).take(seen)
+
+
+def evidence(cores: Cores, kind: str, found: Found) -> Evidence:
+    """NONE where nothing stands out, or where it is another kind."""
+    job = found.job_id
+    if kind not in KINDS or job is None:
+        return NONE
+    ranks = {n: r for n, r in cores.get(job, {}).items() if found.time - r.time <= MAX_AGE_S}
+    for name in SHARES:
+        shares = {n: s for n, rank in ranks.items() if (s := rank.share(name)) is not None}
+        asked = shares.keys() if found.rank is None else shares.keys() & {found.rank}
+        excess = {n: shares[n] - _reference(kind, n, name, shares, ranks) for n in asked}
+        worst = max(excess, key=lambda n: excess[n], default=None)
+        if worst is not None and excess[worst] >= MIN_EXCESS:
+            return _evidence(kind, name, worst, ranks[worst], shares, excess[worst], found.time)
+    return NONE
+
+
+def _reference(
+    kind: str, rank: int, name: str, shares: Mapping[int, float], ranks: Mapping[int, RankCores]
+) -> float:
+    """Of the peers, where it is one rank that is slow; else what was usual."""
+    peers = [share for number, share in shares.items() if number != rank]
+    return median(peers) if kind == "straggler" and peers else ranks[rank].usual[name]
+
+
+def _evidence(
+    kind: str,
+    name: str,
+    number: int,
+    rank: RankCores,
+    shares: Mapping[int, float],
+    excess: float,
+    time: float,
+) -> Evidence:
+    share = shares[number]
+    against = "its peers" if kind == "straggler" and len(shares) > 1 else "usually"
+    compared = f"({against} {100 * max(0.0, share - excess):.0f} %)"
+    if name == "throttled_share":
+        limit = "" if rank.limit is None else f" of {rank.limit:g} cores"
+        text = f"rank {number} reached its CPU limit{limit} in {100 * share:.0f} % of the periods"
+        return Evidence(share, f"{text} {compared}")
+    if name == "steal_share":
+        text = f"the hypervisor kept the cores of rank {number} for {100 * share:.0f} % of the time"
+        return Evidence(share, f"{text} {compared}")
+    text = f"rank {number} waited {100 * share:.0f} % of the time for a core {compared}"
+    if not rank.users or time - rank.users_time > MAX_USERS_AGE_S:
+        return Evidence(share, text)
+    return Evidence(1.0 + share, f"{text}, while {rank.users}")
+
+
+# --- who used them ---
+
+
+def users_text(users: list[Any]) -> str:
+    """``python (pid 17, 18) used 80 % of core 5, rank 0 (pid 9) used 1.2 cores``.
+
+    Alike are told together; what makes no sense is left out.
+    """
+    alike: dict[tuple[str, int | None], list[tuple[int, float]]] = {}
+    for user in users[:MAX_USERS]:
+        if not isinstance(user, Mapping):
+            continue
+        pid, used, core = (user.get(name) for name in ("pid", "cores", "core"))
+        if isinstance(pid, int) and isinstance(used, int | float) and 0 <= used <= MAX_CORES:
+            where = core if isinstance(core, int) else None
+            alike.setdefault((_who(user), where), []).append((pid, used))
+    return ", ".join(_used(who, core, uses) for (who, core), uses in alike.items())
+
+
+def _used(who: str, core: int | None, uses: list[tuple[int, float]]) -> str:
+    cores = sum(used for _, used in uses)
+    where = "a core" if core is None else f"core {core}"
+    part = f"{cores:.1f} cores" if cores >= 1.05 else f"{100 * cores:.0f} % of {where}"
+    return f"{who} (pid {', '.join(str(pid) for pid, _ in uses)}) used {part}"
+
+
+def _who(user: Mapping[str, Any]) -> str:
+    """A name is of the process's own choice."""
+    rank, name = user.get("rank"), user.get("name")
+    if isinstance(rank, int):
+        return f"rank {rank}" if not isinstance(name, str) else f"{_clean(name)} of rank {rank}"
+    return _clean(name) if isinstance(name, str) else "another owner's process"
+
+
+def _clean(name: str) -> str:
+    shown = "".join(char if char.isprintable() else "?" for char in name[:MAX_NAME])
+    return shown.strip() or "a process"

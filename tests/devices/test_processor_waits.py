@@ -1,0 +1,162 @@
+"""What keeps a process from a core: its threads' run queue, a CPU limit, the hypervisor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from warpwatch_devices.processor_waits import (
+    RunQueue,
+    ThreadTimes,
+    parse_core_ticks,
+    parse_cores,
+    parse_schedstat,
+    steal_share,
+    throttling,
+)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def thread(proc: Path, tid: int, run_s: float, wait_s: float) -> None:
+    write(proc / f"7/task/{tid}/schedstat", f"{run_s * 1e9:.0f} {wait_s * 1e9:.0f} 12\n")
+
+
+def test_run_and_wait_are_nanoseconds_of_a_thread() -> None:
+    assert parse_schedstat(b"77860325 43544250 280\n") == ThreadTimes(77860325, 43544250)
+    for unknown in (b"", b"0 0 0\n", b"1 2\n", b"1 x 3\n"):
+        assert parse_schedstat(unknown) is None
+
+
+def test_the_waits_of_threads_are_summed_and_the_longest_is_the_share(tmp_path: Path) -> None:
+    queue = RunQueue(7, tmp_path)
+    thread(tmp_path, 7, 1.0, 5.0)
+    thread(tmp_path, 8, 1.0, 9.0)
+    assert queue.look(100.0) is None
+    thread(tmp_path, 7, 2.0, 5.8)
+    thread(tmp_path, 8, 2.0, 9.2)
+    wait = queue.look(102.0)
+    assert wait is not None
+    assert (wait.wait_ns, wait.share) == (1_000_000_000, 0.4)
+
+
+def test_a_thread_that_began_since_counts_whole_and_one_of_the_same_number_anew(
+    tmp_path: Path,
+) -> None:
+    queue = RunQueue(7, tmp_path)
+    thread(tmp_path, 7, 1.0, 5.0)
+    thread(tmp_path, 8, 3.0, 9.0)
+    queue.look(100.0)
+    thread(tmp_path, 8, 0.1, 0.2)
+    thread(tmp_path, 9, 0.5, 0.5)
+    wait = queue.look(110.0)
+    assert wait is not None and wait.wait_ns == 700_000_000
+
+
+def test_idle_threads_are_read_every_ten_seconds_alone(tmp_path: Path) -> None:
+    queue = RunQueue(7, tmp_path)
+    for tid in (7, 8):
+        thread(tmp_path, tid, 1.0, 0.0)
+    for at in (100.0, 102.0):
+        queue.look(at)
+    thread(tmp_path, 8, 1.0, 3.0)
+    wait = queue.look(104.0)
+    assert wait is not None and wait.wait_ns == 0
+    wait = queue.look(110.0)
+    assert wait is not None
+    assert (wait.wait_ns, wait.share) == (3_000_000_000, 3.0 / 8.0)
+
+
+def test_of_a_process_that_is_gone_nothing_is_known(tmp_path: Path) -> None:
+    queue = RunQueue(7, tmp_path)
+    assert [queue.look(100.0), queue.look(102.0)] == [None, None]
+
+
+def test_a_thread_beside_another_on_one_core_waits_as_the_kernel_says() -> None:
+    core = min(os.sched_getaffinity(0))
+    pinned = f"import os; os.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    with ExitStack() as stack:
+        pids = []
+        for _ in range(2):
+            process = subprocess.Popen([sys.executable, "-c", pinned], stdout=subprocess.PIPE)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            pids.append(process.pid)
+        queue = RunQueue(pids[0])
+        queue.look(100.0)
+        time.sleep(1.0)
+        wait = queue.look(101.0)
+    assert wait is not None and wait.share > 0.2
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        (
+            {
+                "cpu.stat": "usage_usec 9\nnr_periods 40\nnr_throttled 30\nthrottled_usec 2500\n",
+                "cpu.max": "200000 100000\n",
+            },
+            2.0,
+        ),
+        (
+            {
+                "cpu.stat": "nr_periods 40\nnr_throttled 30\nthrottled_time 2500000\n",
+                "cpu.cfs_quota_us": "50000\n",
+                "cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+    ],
+)
+def test_a_limit_of_either_version_says_how_often_it_was_reached(
+    tmp_path: Path, files: dict[str, str], limit: float
+) -> None:
+    line, top = ("0::", tmp_path) if "cpu.max" in files else ("3:cpu,cpuacct:", tmp_path / "cpu")
+    write(tmp_path / "proc/7/cgroup", f"{line}/pods/a/main\n")
+    for name, text in files.items():
+        write(top / "pods/a" / name, text)
+    # The innermost group has no limit of its own.
+    write(top / "pods/a/main/cpu.stat", "nr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
+    found = throttling(7, tmp_path / "proc", tmp_path)
+    assert found is not None
+    assert (found.throttled_ns, found.throttled_periods, found.periods) == (2_500_000, 30, 40)
+    assert found.limit == limit
+
+
+def test_without_a_limit_there_is_no_throttling(tmp_path: Path) -> None:
+    write(tmp_path / "proc/7/cgroup", "0::/a\n")
+    assert throttling(7, tmp_path / "proc", tmp_path) is None
+    write(tmp_path / "a/cpu.stat", "usage_usec 9\n")
+    assert throttling(7, tmp_path / "proc", tmp_path) is None
+
+
+def test_steal_is_of_the_cores_that_are_asked_for() -> None:
+    before = parse_core_ticks(
+        "cpu  9 9\ncpu0 10 0 10 80 0 0 0 0 0 0\ncpu1 10 0 10 80 0 0 0 0 0 0\n"
+    )
+    now = parse_core_ticks(
+        "cpu  9 9\ncpu0 40 0 20 100 0 0 0 40 0 0\ncpu1 60 0 20 120 0 0 0 0 0 0\nintr 1 2\n"
+    )
+    assert now[0] == (200, 40)
+    assert steal_share(before, now, {0}) == 0.4
+    assert steal_share(before, now, {0, 1}) == 0.2
+    assert steal_share(before, now, {5}) is None
+    assert parse_core_ticks("cpu0 1 2 3\ncpu1 a b c d e f g h\n") == {}
+
+
+def test_a_list_of_cores_is_read_as_the_kernel_writes_it() -> None:
+    assert parse_cores("0-2,8\n") == {0, 1, 2, 8}
+    assert parse_cores("5") == {5}
+    assert parse_cores("") == parse_cores("x-2") == frozenset()
