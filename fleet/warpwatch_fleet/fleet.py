@@ -34,6 +34,7 @@ from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import State
 
@@ -254,6 +255,9 @@ class Fleet:
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return None
+
+    def run_summaries(self) -> Sequence[RunSummary]:
+        return ()
 
     def detector_statuses(
         self,

@@ -85,12 +85,12 @@ _FINDINGS = (
     _row(
         "uploads_total",
         "counter",
-        "Captures copied to the remote store: uploaded, failed (tried again), given_up (retention "
-        "removed it first).",
+        "Copied to the remote store, captures and runs: uploaded, failed (tried again), given_up "
+        "(removed before that).",
         *("what", "outcome"),
     ),
     _row("upload_bytes_total", "counter", "Copied to the remote store.", unit="bytes"),
-    _row("uploads_pending", "gauge", "What is not in the remote store yet: captures.", "what"),
+    _row("uploads_pending", "gauge", "What is not in the remote store yet.", "what"),
 )
 
 _INPUT = (

@@ -74,7 +74,8 @@ def test_a_stranger_gets_no_stacks_of_anothers_job_over_loopback(node: LoopNode)
 
 
 def test_a_stranger_sees_and_captures_only_their_own_on_the_socket(node: LoopNode) -> None:
-    for part in ("ranks", "jobs", "captures", "diagnoses"):
+    assert poll(lambda: node.get("runs"), 20, "the run is known")
+    for part in ("ranks", "jobs", "captures", "diagnoses", "runs"):
         assert request(STRANGER, api_socket(node), f"/api/v1/{part}") == (200, f'{{"{part}":[]}}\n')
     status, text = request(STRANGER, api_socket(node), "/api/v1/captures", STACKS)
     assert (status, json.loads(text)["error"]["reason"]) == (404, "refused_no_rank")

@@ -27,6 +27,8 @@ from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.history.runs.run_files import RunFiles
+from warpwatch_daemon.history.runs.run_table import RunTable
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.ranks import saved
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
@@ -47,6 +49,7 @@ from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -63,6 +66,7 @@ SELF_INTERVAL_S = 1.0
 LAST_WRITES_TIMEOUT_S = 2.0
 GRAFANA_INTERVAL_S = 2.0
 UPLOAD_INTERVAL_S = 5.0
+RUNS_INTERVAL_S = 5.0
 GONE_PODS_INTERVAL_S = 60.0
 
 
@@ -98,7 +102,8 @@ class Daemon:
         self.reloading = Reloading(config, config_path, environ, policy, metrics)
         self._grafana = grafana.follower(config, node, metrics)
         coordinator = self.captures.coordinator
-        self._uploads = remote.uploads(config, store, coordinator, metrics, node, environ)
+        self.runs = RunTable(RunFiles(store.path), self.hub, node)
+        self._upload = remote.uploads(config, store, coordinator, self.runs, metrics, node, environ)
         detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
             store.path,
@@ -120,6 +125,7 @@ class Daemon:
             self.archive,
             self._stream,
             self._log,
+            self.runs,
         )
         self.sources = enabled_sources(config, self._surroundings())
         self._pipeline_loop: Loop | None = None
@@ -194,8 +200,9 @@ class Daemon:
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))
-        if self._uploads is not None:
-            every("uploads", UPLOAD_INTERVAL_S, self._uploads.advance)
+        every("runs", RUNS_INTERVAL_S, self.runs.write)
+        if self._upload is not None:
+            every("uploads", UPLOAD_INTERVAL_S, self._upload)
         for source in self.sources:
             source.start(self.supervisor, self.hub)
 
@@ -206,7 +213,7 @@ class Daemon:
         self.captures.close()
         self.pipeline.close()
         self.ranks.close()
-        last_writes = {"positions": self._positions.write}
+        last_writes = {"positions": self._positions.write, "runs": self.runs.write}
         if self._log is not None:
             last_writes["telemetry-log"] = self._log.write
         run_all(last_writes, LAST_WRITES_TIMEOUT_S)
@@ -284,6 +291,9 @@ class Daemon:
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.archive.find(anomaly_id)
+
+    def run_summaries(self) -> Sequence[RunSummary]:
+        return self.runs.all()
 
     def detector_statuses(
         self,

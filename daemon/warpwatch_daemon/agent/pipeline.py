@@ -16,6 +16,7 @@ from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.history.runs.run_table import RunTable
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_daemon.state.record_stream import RecordStream
@@ -47,6 +48,7 @@ class Pipeline:
         archive: Archive,
         stream: RecordStream,
         log: TelemetryLog | None = None,
+        runs: RunTable | None = None,
     ) -> None:
         self._hub = hub
         self._ranks = ranks
@@ -57,6 +59,7 @@ class Pipeline:
         self._stream = stream
         self.leases = Leases()
         self._log = log
+        self._runs = runs
         # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
         archive.restore(time.time())
@@ -91,6 +94,8 @@ class Pipeline:
             self._failure = self._failure or self._detection.take_failure()
             self._raise(self.leases.expire(self._detection.active))
             self._try(self._archive.advance, now)
+        if self._runs is not None:
+            self._try(self._runs.advance, now)
         self._try(self._coordinator.advance, at)
         changes, self._changes = self._changes, []
         active = self.leases.shown(self._detection.active)
@@ -119,6 +124,8 @@ class Pipeline:
         """A record that one of them cannot take costs the others nothing."""
         self._try(self._coordinator.observe, record)
         self._try(self._archive.observe, record)
+        if self._runs is not None:
+            self._try(self._runs.observe, record)
         try:
             changes = self._detection.feed(record)
         except Exception as error:
@@ -130,6 +137,8 @@ class Pipeline:
         for change in changes:
             self._changes.append(change)
             self._try(self._archive.take, change)
+            if self._runs is not None:
+                self._try(self._runs.take, change)
             self._try(self._stream.put_anomaly, change.anomaly)
             if change.what == "opened":
                 self._try(self._report, change.anomaly)

@@ -34,6 +34,29 @@ MAX_PAUSE_S = 120.0
 FAILURES_IN_FRONT = 5
 
 
+class Pause:
+    """How long is waited after failures. ``monotonic``: the time."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._pause_s = 0.0
+        self._not_before = 0.0
+
+    @property
+    def lasts(self) -> bool:
+        return self._monotonic() < self._not_before
+
+    def begin(self) -> bool:
+        """After a failure: whether it is the first of several."""
+        is_first = not self._pause_s
+        self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), MAX_PAUSE_S)
+        self._not_before = self._monotonic() + self._pause_s
+        return is_first
+
+    def reset(self) -> None:
+        self._pause_s = 0.0
+
+
 class Captures(Protocol):
     """What is needed of the register of captures."""
 
@@ -83,20 +106,18 @@ class Uploads:
         self._captures = captures
         self._is_settled = is_settled
         self._node = node
-        self._monotonic = monotonic
+        self._pause = Pause(monotonic)
         # All there from the start, so that an increase can be seen.
         outcomes = metrics.counter("uploads_total")
         self._outcomes = {outcome: outcomes.labels("capture", outcome) for outcome in OUTCOMES}
         self._bytes = metrics.counter("upload_bytes_total")
         self._pending = metrics.gauge("uploads_pending").labels("capture")
         self._progress: dict[str, _Progress] = {}
-        self._pause_s = 0.0
-        self._not_before = 0.0
         self._look()
 
     def advance(self) -> None:
         waiting = self._look()
-        if self._monotonic() < self._not_before:
+        if self._pause.lasts:
             return
         for capture in waiting:
             try:
@@ -104,7 +125,7 @@ class Uploads:
             except (RemoteStoreError, OSError) as error:
                 self._failed(capture, error)
                 break
-            self._pause_s = 0.0
+            self._pause.reset()
         self._look()
 
     def _look(self) -> list[Capture]:
@@ -154,10 +175,8 @@ class Uploads:
     def _failed(self, capture: Capture, error: Exception) -> None:
         self._outcomes["failed"].inc()
         self._progress[capture.id].failures += 1
-        if not self._pause_s:
+        if self._pause.begin():
             logger.error("cannot upload capture %s, trying again: %s", capture.id, error)
-        self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), MAX_PAUSE_S)
-        self._not_before = self._monotonic() + self._pause_s
 
 
 def _is_pending(capture: Capture) -> bool:

@@ -17,6 +17,7 @@ from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import State
 
 
@@ -53,6 +54,9 @@ class Agent(Protocol):
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         """An anomaly of the history. May wait for a disk: not from the thread that serves."""
+
+    def run_summaries(self) -> Sequence[RunSummary]:
+        """Runs that go on and those that ended, oldest first."""
 
     def detector_statuses(
         self,

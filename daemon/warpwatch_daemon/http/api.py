@@ -148,6 +148,18 @@ class Api:
         ]
         return json_answer(models.CaptureList(captures=captures))
 
+    async def runs(self, request: Request) -> Response:
+        """What is kept of runs, those that go on and those that ended."""
+        wanted, owner = filters(request, models.RunFilters), caller_of(request).owner
+        runs = [
+            run
+            for run in self._agent.run_summaries()
+            if owner in (None, run.owner)
+            and wanted.admits(job=run.job, owner=run.owner, run=run.run)
+            and wanted.admits(active=run.end_time is None)
+        ]
+        return json_answer(models.RunList(runs=runs))
+
     async def diagnoses(self, request: Request) -> Response:
         """What the captures' traces say."""
         diagnoses = [

@@ -23,6 +23,7 @@ from warpwatch_telemetry.captures import (
     Decision,
 )
 from warpwatch_telemetry.log import series_text
+from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState
 
@@ -107,6 +108,11 @@ class Filters(BaseModel):
 class JobFilters(Filters):
     job: str | None = None
     owner: str | None = None
+
+
+class RunFilters(JobFilters):
+    run: str | None = None
+    active: bool | None = None
 
 
 class DetectorFilters(JobFilters):
@@ -266,6 +272,12 @@ class CaptureList(BaseModel):
 
 class OneCapture(RootModel[Capture]):
     pass
+
+
+class RunList(BaseModel):
+    """Oldest first."""
+
+    runs: list[RunSummary]
 
 
 class DiagnosisReport(BaseModel):

@@ -106,6 +106,7 @@ def operations(
             guarded=True,
             errors=(404,),
         ),
+        Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
         Operation(
             "/api/v1/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters
         ),

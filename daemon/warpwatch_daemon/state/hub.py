@@ -168,6 +168,11 @@ class Hub:
         with self._lock:
             return self._captures
 
+    def job_energy(self, job: JobId) -> float | None:
+        """What its ranks' devices have used while this daemon looked, in joules."""
+        with self._lock:
+            return self._energy.joules(job)
+
     def state(self) -> State:
         now = self._monotonic()
         ranks = self.ranks()

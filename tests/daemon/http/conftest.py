@@ -32,6 +32,7 @@ from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import Histogram, JobState, RankState, State
 
@@ -252,6 +253,7 @@ class MemoryAgent:
         self.folder = folder
         self.stream = RecordStream()
         self.leased: list[tuple[JobId, str, float]] = []
+        self.runs: list[RunSummary] = []
 
     def exported(self) -> State:
         return self.now
@@ -288,6 +290,9 @@ class MemoryAgent:
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return self.stored.get(anomaly_id)
+
+    def run_summaries(self) -> list[RunSummary]:
+        return self.runs
 
     def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]]:
         return self.seen

@@ -17,6 +17,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.captures import Decision, Residual
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import DeviceProcess
 
 # Method, path as it is described, and what to ask for; the status that comes back.
@@ -36,6 +37,7 @@ ASKED = [
     ("post", "/api/v1/captures", "/api/v1/captures", 202),
     ("get", "/api/v1/captures/{id}", f"/api/v1/captures/{CAPTURE.id}", 200),
     ("get", "/api/v1/captures/{id}/{file}", f"/api/v1/captures/{CAPTURE.id}/none", 404),
+    ("get", "/api/v1/runs", "/api/v1/runs?job=llama-7b&active=true", 200),
     ("get", "/api/v1/diagnoses", "/api/v1/diagnoses", 200),
     ("post", "/api/v1/alertmanager", "/api/v1/alertmanager", 200),
 ]
@@ -63,6 +65,12 @@ def full(agent: MemoryAgent) -> None:
     first, *others = agent.now.devices
     first = replace(first, processes=(DeviceProcess(4100, "python", 2**30, 0.5),))
     decision = Decision(NOW, STRAGGLER.id, "captured", capture_id=CAPTURE.id)
+    counts: dict[str, Any] = {
+        "phases_s": {"forward": 0.1},
+        "anomalies": {"straggler": 1},
+        "step_counts": {400: 7},
+    }
+    agent.runs = [RunSummary("uid/1000", "llama-7b", "r1", NOW, NOW - 60, ranks=(0, 1), **counts)]
     agent.now = replace(
         agent.now,
         devices=(first, *others),

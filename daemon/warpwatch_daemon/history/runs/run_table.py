@@ -1,0 +1,215 @@
+"""The runs that go on, summed up now and then, and those that ended, as far back as there is room.
+
+``observe``, ``take`` and ``advance`` are the pipeline's and touch no disk; ``write`` is a loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from warpwatch._version import __version__
+from warpwatch_daemon.history.runs.run_figures import RunFigures
+from warpwatch_daemon.history.runs.run_files import RunFiles
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.anomalies.changes import Change
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import Record, Step
+from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.state import RankState
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 15.0
+# How much of a run that goes on a daemon that is killed forgets.
+SAVE_S = 60.0
+# Of all owners together: about 5 kB each.
+MAX_RUNS = 1000
+MAX_CAPTURES = 20
+# After a start, until when runs of before may show up again.
+RETURN_S = 60.0
+_LIVE = ("running", "stopped")
+
+
+class RunTable:
+    """``node``: how alerts call this one."""
+
+    def __init__(self, files: RunFiles, hub: Hub, node: str, refresh_s: float = REFRESH_S) -> None:
+        self._files = files
+        self._hub = hub
+        self._node = node
+        self._refresh_s = refresh_s
+        self._figures: dict[JobId, RunFigures] = {}
+        self._lock = threading.Lock()
+        # All that are known, those that go on among them; written when they are dirty.
+        self._runs = {summary.job_id: summary for summary in files.load()}
+        self._dirty: set[JobId] = set()
+        self._dropped: set[JobId] = set()
+        self._saved_at: dict[JobId, float] = {}
+        self._began_at = time.monotonic()
+        self._refreshed_at = -math.inf
+
+    # --- the pipeline ---
+
+    def observe(self, record: Record) -> None:
+        if type(record) is Step:
+            figures = self._figures.get(record.job_id) or self._begin(record)
+            if figures is not None:
+                figures.add(record)
+
+    def take(self, change: Change) -> None:
+        job = change.anomaly.job_id
+        if change.what == "opened" and job in self._figures:
+            self._figures[job].anomalies[change.anomaly.kind] += 1
+
+    def advance(self, now: float) -> None:
+        """Once a round; ``now``: wall clock in seconds."""
+        at = time.monotonic()
+        if at - self._refreshed_at < self._refresh_s:
+            return
+        self._refreshed_at = at
+        ranks: dict[JobId, list[RankState]] = {}
+        for rank in self._hub.ranks():
+            ranks.setdefault(rank.job_id, []).append(rank)
+        models = {one.device.uuid: one.device.name for one in self._hub.devices()}
+        for job in list(self._figures):
+            of_job = ranks.get(job, [])
+            self._sum_up(job, of_job, models, now)
+            if not any(rank.status in _LIVE for rank in of_job):
+                self._end(job)
+        if at - self._began_at > RETURN_S:
+            self._end_interrupted()
+        self._make_room()
+
+    def _begin(self, step: Step) -> RunFigures | None:
+        """None for a step, read again, of a run that has been summed up to its end."""
+        with self._lock:
+            before = self._runs.get(step.job_id)
+        if before is not None and before.end_time is not None and step.time <= before.time:
+            return None
+        figures = self._figures[step.job_id] = RunFigures(before)
+        # It is shown at once.
+        self._refreshed_at = -math.inf
+        return figures
+
+    def _sum_up(
+        self, job: JobId, ranks: Sequence[RankState], models: Mapping[str, str], now: float
+    ) -> None:
+        if not ranks:
+            return
+        figures = self._figures[job]
+        energy_j = self._hub.job_energy(job)
+        captures = [c.id for c in self._hub.captures() if c.request.job_id == job]
+        said = ranks[0]
+        self._put(
+            RunSummary(
+                **job.fields(),
+                time=now,
+                first_time=min(rank.first_time for rank in ranks),
+                node=self._node,
+                world_size=max(rank.world_size for rank in ranks),
+                ranks=tuple(sorted(rank.rank for rank in ranks)),
+                gpu_model=_model(ranks, models),
+                framework=said.framework,
+                step_clock=said.step_clock,
+                version=__version__,
+                steps=max(rank.steps_total for rank in ranks),
+                energy_j=None if energy_j is None else figures.energy_before_j + energy_j,
+                captures=tuple(captures[-MAX_CAPTURES:]),
+                **figures.fields(len(ranks)),
+            )
+        )
+
+    def _put(self, summary: RunSummary) -> None:
+        job, at = summary.job_id, time.monotonic()
+        with self._lock:
+            before = self._runs.get(job)
+            # The copy is of what it was; it is renewed in its turn.
+            self._runs[job] = replace(summary, remote=before.remote if before else None)
+            if at - self._saved_at.get(job, -SAVE_S) >= SAVE_S:
+                self._saved_at[job] = at
+                self._dirty.add(job)
+
+    def _end(self, job: JobId) -> None:
+        """None of its ranks lives; one that comes back goes on with it."""
+        del self._figures[job]
+        with self._lock:
+            summary = self._runs.get(job)
+            self._saved_at.pop(job, None)
+            if summary is not None:
+                self._runs[job] = replace(summary, end_time=summary.time, remote=None)
+                self._dirty.add(job)
+
+    def _end_interrupted(self) -> None:
+        """What ended while no daemon looked."""
+        with self._lock:
+            gone = [s for s in self._runs.values() if s.end_time is None]
+            for summary in gone:
+                if summary.job_id not in self._figures:
+                    ended = replace(summary, end_time=summary.time, remote=None)
+                    self._runs[summary.job_id] = ended
+                    self._dirty.add(summary.job_id)
+
+    def _make_room(self) -> None:
+        """Of who has the most runs the oldest goes."""
+        with self._lock:
+            while len(self._runs) > MAX_RUNS:
+                owners = Counter(job.owner for job in self._runs)
+                greediest = owners.most_common(1)[0][0]
+                job = min(
+                    (job for job in self._runs if job.owner == greediest),
+                    key=lambda job: self._runs[job].first_time,
+                )
+                del self._runs[job]
+                self._dropped.add(job)
+                self._dirty.discard(job)
+
+    # --- any thread ---
+
+    def all(self) -> list[RunSummary]:
+        """Those that ended and those that go on, oldest first."""
+        with self._lock:
+            return sorted(self._runs.values(), key=lambda summary: summary.first_time)
+
+    def copied(self, copy: RunSummary, address: str) -> None:
+        """The remote store has ``copy`` now."""
+        job = copy.job_id
+        with self._lock:
+            summary = self._runs.get(job)
+            if summary is not None and summary.end_time == copy.end_time:
+                self._runs[job] = replace(summary, remote=address)
+                self._dirty.add(job)
+
+    # --- the writer ---
+
+    def write(self) -> None:
+        """Raises OSError for the first that could not be written; it is tried again."""
+        with self._lock:
+            dirty = [self._runs[job] for job in self._dirty if job in self._runs]
+            dropped, self._dropped = self._dropped, set()
+            self._dirty.clear()
+        for job in dropped:
+            self._files.remove(job)
+        self._save(dirty)
+
+    def _save(self, summaries: Iterable[RunSummary]) -> None:
+        failure: OSError | None = None
+        for summary in summaries:
+            try:
+                self._files.save(summary)
+            except OSError as error:
+                failure = failure or error
+                with self._lock:
+                    self._dirty.add(summary.job_id)
+        if failure is not None:
+            raise failure
+
+
+def _model(ranks: Sequence[RankState], models: Mapping[str, str]) -> str | None:
+    found = {models.get(rank.device or "") for rank in ranks}
+    return ", ".join(sorted(filter(None, found))) or None

@@ -1,0 +1,83 @@
+"""Summaries of runs on their way into the remote store: ``runs/<owner>/<job>/<run>.json``.
+
+At the end of a run, and each ten minutes while it goes on, under the same name. Of a job over many
+nodes the daemon that has rank 0 writes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+import msgspec
+
+from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_daemon.history.runs.run_files import FOLDER, key_of
+from warpwatch_daemon.history.runs.run_table import RunTable
+from warpwatch_daemon.history.uploads import OUTCOMES, Pause
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.runs import RunSummary
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 600.0
+
+
+class RunUploads:
+    """``advance`` is a loop's own: it waits for the network."""
+
+    def __init__(self, remote: RemoteStore, runs: RunTable, metrics: AgentMetrics) -> None:
+        self._remote = remote
+        self._runs = runs
+        outcomes = metrics.counter("uploads_total")
+        self._outcomes = {outcome: outcomes.labels("run", outcome) for outcome in OUTCOMES}
+        self._bytes = metrics.counter("upload_bytes_total")
+        self._pending = metrics.gauge("uploads_pending").labels("run")
+        self._pause = Pause()
+        self._waiting: set[JobId] = set()
+        # When a run that goes on was copied, wall clock.
+        self._copied: dict[JobId, float] = {}
+
+    def advance(self) -> None:
+        waiting = self._look()
+        if self._pause.lasts:
+            return
+        for summary in waiting:
+            try:
+                self._upload(summary)
+            except RemoteStoreError as error:
+                self._outcomes["failed"].inc()
+                if self._pause.begin():
+                    logger.error("cannot upload a summary, trying again: %s", error)
+                break
+            self._pause.reset()
+        self._look()
+
+    def _look(self) -> list[RunSummary]:
+        now = time.time()
+        known = {summary.job_id: summary for summary in self._runs.all()}
+        self._outcomes["given_up"].inc(len(self._waiting - known.keys()))
+        waiting = [summary for summary in known.values() if self._is_due(summary, now)]
+        self._waiting = {summary.job_id for summary in waiting}
+        self._copied = {job: at for job, at in self._copied.items() if job in known}
+        self._pending.set(len(waiting))
+        return waiting
+
+    def _is_due(self, summary: RunSummary, now: float) -> bool:
+        if 0 not in summary.ranks:
+            return False
+        if summary.end_time is not None:
+            return summary.remote is None
+        return now - self._copied.get(summary.job_id, summary.first_time) >= INTERVAL_S
+
+    def _upload(self, summary: RunSummary) -> None:
+        """Raises RemoteStoreError."""
+        key = f"{FOLDER}/{key_of(summary.job_id)}"
+        content = msgspec.json.encode(replace(summary, remote=None))
+        self._remote.put(key, content)
+        self._bytes.inc(len(content))
+        self._outcomes["uploaded"].inc()
+        self._copied[summary.job_id] = time.time()
+        self._runs.copied(summary, f"{self._remote.url}/{key}")

@@ -1,0 +1,281 @@
+"""What is kept of runs: figures, files, restarts, copies, and how two of them differ."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.daemon.state.counted import counted
+from warpwatch_daemon.history.remote_store import RemoteStore
+from warpwatch_daemon.history.runs.comparison import compare
+from warpwatch_daemon.history.runs.run_figures import RunFigures
+from warpwatch_daemon.history.runs.run_files import RunFiles, key_of
+from warpwatch_daemon.history.runs.run_table import MAX_RUNS, RunTable
+from warpwatch_daemon.history.runs.run_uploads import RunUploads
+from warpwatch_daemon.history.runs.step_histogram import StepHistogram
+from warpwatch_daemon.state.hub import Hub
+from warpwatch_detection.anomalies.changes import Change
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.samples import Device, DeviceSample
+from warpwatch_telemetry.state import RankState
+
+JOB = JobId("ns/team", "llama 7b", "r1")
+BEGAN = 1_700_000_000.0
+
+
+def step(number: int, duration_s: float = 0.5, rank: int = 0, **changes: object) -> Step:
+    phases_s = {"forward": 0.2, "backward": 0.25}
+    fields = {"phases_s": phases_s, "tokens": 1000, **JOB.fields(), **changes}
+    return msgspec.convert(
+        {"time": BEGAN + number, "rank": rank, "step": number, "duration_s": duration_s, **fields},
+        Step,
+    )
+
+
+def rank(number: int = 0, status: str = "running", **changes: object) -> RankState:
+    about = {"pid": 7, "host": "node1", "world_size": 2, "device": f"GPU-{number}"}
+    said = {"framework": "torch 2.13.0", "step_clock": "step()", "first_time": BEGAN}
+    fields = {**about, **said, **JOB.fields(), "steps_total": 100, **changes}
+    return RankState(rank=number, name=str(number), status=status, **fields)  # type: ignore[arg-type]
+
+
+class Node:
+    """A table of runs over real files; ``ranks`` are what the rendezvous would show."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hub = Hub(10.0)
+        self.ranks: tuple[RankState, ...] = (rank(0), rank(1))
+        self.hub.watch_ranks(lambda: self.ranks)
+        for number in (0, 1):
+            device = Device(uuid=f"GPU-{number}", index=number, name="NVIDIA H100")
+            self.hub.publish_device(DeviceSample(device=device, time=BEGAN, values={}))
+        self.start()
+
+    def start(self) -> None:
+        self.runs = RunTable(RunFiles(self.path), self.hub, "node1", refresh_s=0.0)
+
+    def train(self, numbers: range, duration_s: float = 0.5, **changes: object) -> None:
+        for number in numbers:
+            for one in (0, 1):
+                self.runs.observe(step(number, duration_s, one, **changes))
+        self.runs.advance(BEGAN + numbers.stop)
+
+    def run(self, job: JobId = JOB) -> RunSummary:
+        return next(run for run in self.runs.all() if run.job_id == job)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_percentiles_are_right_to_one_percent_however_steps_are_spread() -> None:
+    source = random.Random(0)
+    for spread in (0.01, 1.0):
+        histogram = StepHistogram()
+        steps_s = [source.lognormvariate(-1, spread) for _ in range(20_000)]
+        for step_s in steps_s:
+            histogram.add(step_s)
+        cut = statistics.quantiles(steps_s, n=20)
+        assert histogram.percentile(0.5) == pytest.approx(cut[9], rel=0.01)
+        assert histogram.percentile(0.95) == pytest.approx(cut[18], rel=0.01)
+
+
+def test_steps_of_any_length_take_no_more_memory() -> None:
+    histogram = StepHistogram()
+    for duration_s in (0.0, 1e-300, 1e9):
+        histogram.add(duration_s)
+    assert histogram.count == 3
+    assert histogram.percentile(0.0) is not None
+    assert StepHistogram({-1: 5, 10**9: 5, 3: -1}).count == 0
+    assert StepHistogram().percentile(0.5) is None
+
+
+def test_a_run_is_summed_up_while_it_goes_on(node: Node) -> None:
+    anomaly = Anomaly(
+        time=BEGAN, severity="warning", summary="", **JOB.fields(), id="a1", kind="straggler"
+    )
+    node.runs.observe(step(0))
+    for what in ("opened", "updated", "closed"):
+        node.runs.take(Change(what, anomaly))
+    node.train(range(1, 121))
+    run = node.run()
+    assert (run.owner, run.job, run.run) == JOB
+    assert (run.time, run.first_time, run.end_time) == (BEGAN + 121, BEGAN, None)
+    assert (run.world_size, run.ranks, run.steps) == (2, (0, 1), 100)
+    assert (run.gpu_model, run.framework, run.node) == ("NVIDIA H100", "torch 2.13.0", "node1")
+    # 20 steps of each rank are its warm-up.
+    assert run.judged_steps == 201
+    assert run.step_p50_s == pytest.approx(0.5, rel=0.01)
+    assert run.phases_s == pytest.approx({"forward": 0.2, "backward": 0.25, "other": 0.05})
+    assert (run.tokens_per_step, run.samples_per_step) == (1000.0, None)
+    assert run.tokens_per_s == pytest.approx(4000.0)
+    assert run.anomalies == {"straggler": 1}
+
+
+def test_what_is_no_training_step_counts_for_nothing(node: Node) -> None:
+    node.train(range(120))
+    before = node.run()
+    node.train(range(120, 160), 30.0, profiled=True)
+    node.train(range(160, 200), 30.5, phases_s={"eval": 20.0, "checkpoint": 10.0, "forward": 0.2})
+    after = node.run()
+    assert after.judged_steps == before.judged_steps + 80
+    assert after.step_p95_s == pytest.approx(0.5, rel=0.01)
+    assert set(after.phases_s) == {"forward", "backward", "other"}
+
+
+def test_a_run_ends_with_its_ranks_and_is_on_disk(node: Node) -> None:
+    node.train(range(120))
+    node.runs.write()
+    node.ranks = (rank(0, "exited"), rank(1, "died"))
+    node.train(range(120, 130))
+    node.runs.write()
+    (path,) = node.path.rglob("*.json")
+    assert path.relative_to(node.path).as_posix() == "runs/ns%2Fteam/llama%207b/r1.json"
+    kept = json.loads(path.read_text())
+    assert kept["end_time"] == BEGAN + 130
+    assert kept["judged_steps"] == 2 * 110
+    # Steps that are read again, from the ring of a process that is gone, begin no other run.
+    node.train(range(100, 120))
+    assert node.run().time == BEGAN + 130
+
+
+def test_a_restart_of_the_daemon_counts_no_step_twice(node: Node) -> None:
+    node.train(range(120))
+    node.runs.write()
+    node.start()
+    # Rings are read again from some steps before.
+    node.train(range(90, 200))
+    run = node.run()
+    assert run.judged_steps == 2 * 180 - 2
+    assert run.phases_s == pytest.approx(
+        {"forward": 0.2, "backward": 0.25, "other": 0.05}, rel=0.01
+    )
+    assert run.tokens_per_step == pytest.approx(1000.0)
+
+
+def test_a_run_that_ended_while_no_daemon_looked_has_ended(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.train(range(120))
+    node.runs.write()
+    node.ranks = ()
+    monkeypatch.setattr("warpwatch_daemon.history.runs.run_table.RETURN_S", -1.0)
+    node.start()
+    node.runs.advance(BEGAN + 1000)
+    assert node.run().end_time == BEGAN + 120
+
+
+def summary(number: int, owner: str = "uid/1", **changes: object) -> RunSummary:
+    fields = {"time": BEGAN + number, "first_time": BEGAN + number, "end_time": BEGAN + number}
+    return RunSummary(owner, "train", f"r{number:04d}", **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_who_has_the_most_runs_loses_the_oldest(node: Node) -> None:
+    files = RunFiles(node.path)
+    for number in range(MAX_RUNS):
+        files.save(summary(number))
+    for number in range(5):
+        files.save(summary(number, "uid/2"))
+    node.start()
+    node.runs.advance(BEGAN)
+    node.runs.write()
+    runs = RunFiles(node.path).load()
+    assert len(runs) == MAX_RUNS
+    assert sum(run.owner == "uid/2" for run in runs) == 5
+    assert min(run.run for run in runs if run.owner == "uid/1") == "r0005"
+
+
+@pytest.mark.parametrize(
+    ("job", "key"),
+    [
+        (JobId("ns/a", "b/c", "../../d"), "ns%2Fa/b%2Fc/..%2F..%2Fd.json"),
+        (JobId("uid/1", "..", ""), "uid%2F1/%2E%2E/%00.json"),
+    ],
+)
+def test_names_are_single_segments_of_a_path(job: JobId, key: str) -> None:
+    assert key_of(job) == key
+
+
+def test_long_names_are_cut_and_stay_different() -> None:
+    first, second = (key_of(JobId("uid/1", "é" * 200 + end, "r")) for end in "ab")
+    assert first != second
+    assert max(len(part) for part in first.split("/")) <= 128
+
+
+def test_what_cannot_be_read_costs_nothing_else(node: Node) -> None:
+    RunFiles(node.path).save(summary(1))
+    (node.path / "runs/uid%2F1/train/broken.json").write_text("{")
+    (node.path / "runs/uid%2F1/train/newer.json").write_text('{"schema": 2}')
+    node.start()
+    assert [run.run for run in node.runs.all()] == ["r0001"]
+
+
+def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    node = Node(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    remote = RemoteStore((tmp_path / "bucket").as_uri())
+    uploads = RunUploads(remote, node.runs, node.hub.metrics)
+    node.train(range(120))
+    uploads.advance()
+    copy = tmp_path / "bucket/runs/ns%2Fteam/llama%207b/r1.json"
+    # It began long before now.
+    assert json.loads(copy.read_text())["end_time"] is None
+    node.train(range(120, 140))
+    uploads.advance()
+    assert counted(node.hub, "uploads_total", "run", "uploaded") == 1
+    node.ranks = (rank(0, "exited"), rank(1, "exited"))
+    node.train(range(140, 150))
+    uploads.advance()
+    assert json.loads(copy.read_text())["end_time"] == BEGAN + 150
+    assert node.run().remote == f"{remote.url}/runs/ns%2Fteam/llama%207b/r1.json"
+    assert counted(node.hub, "uploads_total", "run", "uploaded") == 2
+    assert counted(node.hub, "uploads_pending", "run") == 0
+    # Another daemon knows that it is there; the rank 0 of this one is on another node.
+    node.runs.write()
+    RunFiles(node.path).save(summary(3, ranks=(4, 5)))
+    node.start()
+    RunUploads(remote, node.runs, node.hub.metrics).advance()
+    assert counted(node.hub, "uploads_total", "run", "uploaded") == 2
+
+
+def run_of(phases_s: Mapping[str, float], step_s: float, **changes: object) -> RunSummary:
+    figures = RunFigures()
+    for number in range(200):
+        figures.add(step(number, step_s, phases_s=phases_s))
+    fields = {"world_size": 8, **figures.fields(1), **changes}
+    return replace(summary(0), **fields)
+
+
+def test_a_comparison_names_the_phase_that_grew() -> None:
+    before = run_of({"forward": 0.2, "backward": 0.25}, 0.5)
+    after = run_of({"forward": 0.3, "backward": 0.21}, 0.6)
+    found = compare(before, after)
+    assert found.step_ratio == pytest.approx(1.2, rel=0.02)
+    assert found.grown == "forward"
+    assert [change.phase for change in found.phases] == ["forward", "backward", "other"]
+    assert found.phases[0].grown_s == pytest.approx(0.1)
+    assert found.differs == ()
+
+
+def test_a_comparison_says_what_makes_runs_different() -> None:
+    before = run_of({}, 0.5, gpu_model="NVIDIA A100", world_size=4)
+    after = run_of({}, 0.4, gpu_model="NVIDIA H100", tokens_per_step=2000.0)
+    assert compare(before, after).differs == (
+        "world_size: 4 and 8",
+        "gpu_model: NVIDIA A100 and NVIDIA H100",
+        "tokens_per_step: 1000 and 2000",
+    )
+    assert compare(before, after).grown is None
