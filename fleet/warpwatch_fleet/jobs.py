@@ -66,7 +66,6 @@ class Member:
         self.recent.add(step)
 
     def state(self, job: JobId, host: str) -> RankState:
-        samples_per_s, tokens_per_s = self.recent.throughput() if self.is_live else (None, None)
         return RankState(
             rank=self.seen.rank,
             name=str(self.seen.rank),
@@ -87,8 +86,7 @@ class Member:
             phases_s=dict(self.phases_s),
             durations=self.counts.durations,
             recent_s=tuple(self.recent),
-            samples_per_s=samples_per_s,
-            tokens_per_s=tokens_per_s,
+            **(self.recent.throughput() if self.is_live else {}),
             memory_allocated_bytes=self.memory_allocated_bytes,
         )
 

@@ -41,7 +41,7 @@ class RankState:
     seen_time: when the daemon came to know it; first_time is the ring's own word.
     step_clock: what ends a step: step(), a framework's name, optimizer, dataloader or other.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
-    samples_per_s, tokens_per_s: in the newest steps, while it runs.
+    steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs.
     gc_s: in Python's garbage collector. core_wait_s: in which threads were ready and had no core,
     summed over them; throttled_s: for which the CPU limit of its control group held cores back,
     summed over these. energy_j: this rank's share of what its device used. These three are counted
@@ -74,6 +74,7 @@ class RankState:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     durations: Histogram = field(default_factory=Histogram)
     recent_s: tuple[float, ...] = ()
+    steps_per_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     gc_s: float | None = None

@@ -74,8 +74,8 @@ def _rank(rank: dict[str, Any]) -> Iterator[str]:
     yield rank["status"] if said else f"{rank['status']} ({reason})"
     yield f"step {rank['step']}"
     recent_s = rank["recent_s"]
-    yield f"{seconds(statistics.median(recent_s))} a step" if recent_s else "no step yet"
-    for what in ("samples", "tokens"):
+    yield f"median step {seconds(statistics.median(recent_s))}" if recent_s else "no step yet"
+    for what in ("steps", "samples", "tokens"):
         if per_s := rank[f"{what}_per_s"]:
             yield rate(per_s, what)
     if rank["step_clock"]:

@@ -127,9 +127,8 @@ class RecentSteps:
     def __iter__(self) -> Iterator[float]:
         return iter(self._durations_s.copy())
 
-    def throughput(self) -> tuple[float | None, float | None]:
-        """Samples and tokens a second; None for what the program does not say."""
-        taken_s, samples, tokens = sum(self._newest_s), sum(self._samples), sum(self._tokens)
-        if not taken_s:
-            return None, None
-        return samples / taken_s if samples else None, tokens / taken_s if tokens else None
+    def throughput(self) -> dict[str, Any]:
+        """Steps, samples and tokens a second, of the same steps; what is not known is not there."""
+        taken_s, steps = sum(self._newest_s), len(self._newest_s)
+        counts = {"steps": steps, "samples": sum(self._samples), "tokens": sum(self._tokens)}
+        return {f"{what}_per_s": n / taken_s for what, n in counts.items() if n and taken_s}

@@ -238,7 +238,6 @@ class Rank:
     def state(self) -> RankState:
         totals = self.counts.totals(self.phases)
         recorded = totals["recorded"]
-        samples_per_s, tokens_per_s = self._throughput()
         return RankState(
             rank=self.rank,
             name=str(self.rank),
@@ -265,8 +264,7 @@ class Rank:
             phases_s=totals["phases_s"],
             durations=self.counts.durations,
             recent_s=tuple(self.recent),
-            samples_per_s=samples_per_s,
-            tokens_per_s=tokens_per_s,
+            **(self.recent.throughput() if self.status == "running" else {}),
             gc_s=_seconds(recorded.get("gc_ns")),
             gc_collections_total=recorded.get("gc_collections"),
             memory_allocated_bytes=self.memory.allocated,
@@ -278,9 +276,6 @@ class Rank:
             core_wait_s=_seconds(recorded.get("core_wait_ns")),
             throttled_s=_seconds(recorded.get("throttled_ns")),
         )
-
-    def _throughput(self) -> tuple[float | None, float | None]:
-        return self.recent.throughput() if self.status == "running" else (None, None)
 
     # --- what survives a restart ---
 

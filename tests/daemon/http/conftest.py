@@ -96,6 +96,7 @@ def training_rank(number: int, slow_from: int = 10**9) -> RankState:
         durations=Histogram(sum=total_s),
         recent_s=tuple(recent),
         step_clock="optimizer",
+        steps_per_s=1 / statistics.fmean(recent[-20:]),
         samples_per_s=16 / statistics.fmean(recent[-20:]),
         tokens_per_s=32768 / statistics.fmean(recent[-20:]),
     )

@@ -29,6 +29,7 @@ def test_a_rank_shows_its_step_clock_and_throughput(
     one_rank(
         agent,
         step_clock="deepspeed",
+        steps_per_s=3.016,
         samples_per_s=48.25,
         tokens_per_s=97_000.0,
         recent_s=(0.25,),
@@ -40,8 +41,8 @@ def test_a_rank_shows_its_step_clock_and_throughput(
     (rank,) = client.get("/api/v1/ranks").json()["ranks"]
     assert (rank["step_clock"], rank["samples_per_s"]) == ("deepspeed", 48.25)
     assert rank_line(capsys) == (
-        "llama-7b rank 0: running, step 480, 250 ms a step, 48.2 samples/s, 97k tokens/s, "
-        "step clock deepspeed"
+        "llama-7b rank 0: running, step 480, median step 250 ms, 3.02 steps/s, 48.2 samples/s, "
+        "97k tokens/s, step clock deepspeed"
     )
 
 
@@ -59,7 +60,9 @@ def test_a_silent_rank_shows_whether_it_was_stopped_or_holds_the_gil(
 def test_what_a_rank_does_not_say_is_not_shown(
     client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one_rank(agent, step_clock="", samples_per_s=None, tokens_per_s=None, recent_s=())
+    one_rank(
+        agent, step_clock="", steps_per_s=None, samples_per_s=None, tokens_per_s=None, recent_s=()
+    )
     page = client.get("/").text
     assert "step clock" not in page
     assert "samples/s" not in page

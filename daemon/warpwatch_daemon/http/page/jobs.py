@@ -83,12 +83,12 @@ def legend(ranks: Sequence[RankState]) -> list[LegendEntry]:
 
 def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
     """Whose it is, how many ranks, and what they do together."""
-    running = [rank for rank in ranks if rank.status == "running" and rank.recent_s]
+    running = [rank for rank in ranks if rank.steps_per_s]
     of = f" of {job.world_size}" if job.world_size > len(ranks) else ""
     known = [text(job.owner, 60), f"{plural(len(ranks), 'rank')}{of}"]
     if running:
         # Ranks step together, so a job is as fast as one of them, and its input adds up.
-        steps_per_s = statistics.median(_steps_per_s(rank) for rank in running)
+        steps_per_s = statistics.median(rank.steps_per_s or 0.0 for rank in running)
         known.append(rate(steps_per_s, "steps"))
         # What no rank reports is not shown.
         samples_per_s = sum(rank.samples_per_s or 0.0 for rank in running)
@@ -98,11 +98,6 @@ def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
     if job.energy_j:
         known.append(joules(job.energy_j))
     return known
-
-
-def _steps_per_s(rank: RankState) -> float:
-    step_s = statistics.fmean(rank.recent_s[-RECENT_STEPS:])
-    return 1 / step_s if step_s > 0 else 0.0
 
 
 def marks(job: JobState, state: State) -> list[int]:
