@@ -56,10 +56,12 @@ class FleetConfig(Section):
     """``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of
     a name) together are the agents that are followed.
 
-    ``token_file``: what the fleet demands of who asks it.
+    ``token_file``: what the fleet demands of who asks it. ``probe_listen``: where nothing but
+    probes is answered.
     """
 
     listen: Listen = "127.0.0.1:9401"
+    probe_listen: Listen | None = None
     targets: tuple[Address, ...] = ()
     targets_files: tuple[Path, ...] = ()
     targets_dns: Address | None = None

@@ -70,7 +70,12 @@ class Fleet:
         read("fleet_refused_total", self._count_refused)
         read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
         read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
-        http = HttpConfig(listen=own.listen, token_file=own.token_file, web_config=own.web_config)
+        http = HttpConfig(
+            listen=own.listen,
+            probe_listen=own.probe_listen,
+            token_file=own.token_file,
+            web_config=own.web_config,
+        )
         self.server = Server(self, http)
         self.server.bind()
 

@@ -69,7 +69,11 @@ class Agents:
         url = f"{self._scheme}://{target.address}/api/v1/records"
         try:
             async with self._client.stream(
-                "GET", url, params=params, headers=self._headers(target)
+                "GET",
+                url,
+                params=params,
+                headers=self._headers(target),
+                extensions=_extensions(target),
             ) as answer:
                 if answer.status_code != 200:
                     raise AgentError(await _refusal(answer))
@@ -83,7 +87,9 @@ class Agents:
         url = f"{self._scheme}://{target.address}/api/v1/leases"
         body = {**job.fields(), "holder": self._holder, "seconds": LEASE_S}
         try:
-            answer = await self._client.post(url, json=body, headers=self._headers(target))
+            answer = await self._client.post(
+                url, json=body, headers=self._headers(target), extensions=_extensions(target)
+            )
         except httpx.HTTPError as error:
             raise AgentError(_in_a_line(error)) from error
         if answer.status_code != 200:
@@ -94,6 +100,11 @@ class Agents:
         if self._token is None or target.owner is not None:
             return {}
         return {"Authorization": f"Bearer {self._token()}"}
+
+
+def _extensions(target: Target) -> dict[str, str]:
+    """Of a target that was found by a name, the certificate is of that name."""
+    return {} if target.server_name is None else {"sni_hostname": target.server_name}
 
 
 async def again_and_again(

@@ -28,10 +28,14 @@ _ADDRESS = re.compile(ADDRESS)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``address``: host and port. labels: of its group in the file."""
+    """``address``: host and port. labels: of its group in the file.
+
+    server_name: whom its certificate is of, where that is not the host of the address.
+    """
 
     address: str
     labels: Mapping[str, str] = field(default_factory=dict, compare=False)
+    server_name: str | None = None
 
     @property
     def owner(self) -> str | None:
@@ -123,4 +127,7 @@ def _of_name(name: str) -> list[Target]:
     host, _, port = name.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     addresses = sorted({str(address[0]) for *_, address in found})
-    return [Target(f"[{one}]:{port}" if ":" in one else f"{one}:{port}") for one in addresses]
+    return [
+        Target(f"[{one}]:{port}" if ":" in one else f"{one}:{port}", server_name=host)
+        for one in addresses
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.http.conftest import MemoryAgent, Serve, servers
+from tests.daemon.http.conftest import MemoryAgent, Serve, certified, servers
 from warpwatch_fleet import following
 from warpwatch_fleet.config import AgentsConfig, ShardConfig
 from warpwatch_fleet.following import AgentError, Agents
@@ -64,6 +64,18 @@ def followed(
 
 class Enough(Exception):
     pass
+
+
+def test_an_agent_that_was_found_by_a_name_is_verified_for_it(serve, tmp_path):
+    folder = certified(tmp_path, "warpwatch-peers.monitoring.svc")
+    address = target(serve(web_config=folder / "web.yml")).address
+    config = AgentsConfig(ca_file=folder / "tls.crt")
+    named = Target(address, server_name="warpwatch-peers.monitoring.svc")
+    # It is spoken to, and wants a token.
+    with pytest.raises(AgentError, match=r"^403"):
+        followed(config, named, lambda lines: None)
+    with pytest.raises(AgentError, match="certificate verify failed"):
+        followed(config, Target(address), lambda lines: None)
 
 
 def test_lines_come_whole_and_a_cursor_goes_on_where_they_ended(serve, agent, token):

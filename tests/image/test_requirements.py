@@ -41,7 +41,7 @@ def test_every_dependency_has_a_version_of_its_own() -> None:
     pins = entries(IMAGE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["auth"], *extras["remote"]]
+    wanted = [*project["dependencies"], *extras["auth"], *extras["fleet"], *extras["remote"]]
     seen: set[str] = set()
     while wanted:
         requirement = Requirement(wanted.pop())

@@ -154,6 +154,15 @@ timeoutSeconds: 5
 {{- end -}}
 {{- end }}
 
+{{- define "warpwatch.check.fleet" -}}
+{{- if ne .Values.mode "daemonset" -}}
+{{- fail "fleet.enabled needs mode daemonset: it follows the daemons of its release" -}}
+{{- end -}}
+{{- if not (include "warpwatch.passesOn" .) -}}
+{{- fail "fleet.enabled needs the daemons' token (token.create or token.existingSecret), and tls.existingSecret without clientAuth, or token.allowPlainPeers" -}}
+{{- end -}}
+{{- end }}
+
 {{/* Not empty where a policy can be of any use. */}}
 {{- define "warpwatch.networkPolicy" -}}
 {{- if and .Values.networkPolicy.enabled (eq .Values.mode "daemonset") (not .Values.privileges.hostNetwork) -}}

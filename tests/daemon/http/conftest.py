@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import shlex
 import shutil
 import statistics
+import subprocess
 import tempfile
 import threading
 from collections import Counter
@@ -323,6 +325,18 @@ def local_client(server: Server) -> httpx.Client:
     """Asks as this user, through the socket."""
     transport = httpx.HTTPTransport(uds=str(socket_of(server)))
     return httpx.Client(base_url="http://localhost", transport=transport, timeout=30)
+
+
+def certified(folder: Path, name: str) -> Path:
+    """The folder, with a certificate of the name, tls.crt, and a web.yml that has it served."""
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
+        f"-keyout tls.key -out tls.crt -subj /CN={name} -addext subjectAltName=DNS:{name}"
+    )
+    subprocess.run(shlex.split(command), cwd=folder, check=True, capture_output=True, timeout=30)
+    text = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
+    (folder / "web.yml").write_text(text)
+    return folder
 
 
 @contextmanager

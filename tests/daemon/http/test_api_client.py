@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shlex
-import subprocess
 from dataclasses import replace
 
 import pytest
 
-from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER
+from tests.daemon.http.conftest import ENDED, NOW, STRAGGLER, certified
 from warpwatch_daemon.cli import main
 
 NAME = "warpwatch-peers.monitoring.svc"
@@ -18,15 +16,7 @@ NAME = "warpwatch-peers.monitoring.svc"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A certificate of a name that does not resolve, and a web-config.yml that names it."""
-    folder = tmp_path_factory.mktemp("certificate")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 "
-        f"-keyout tls.key -out tls.crt -subj /CN={NAME} -addext subjectAltName=DNS:{NAME}"
-    )
-    subprocess.run(shlex.split(command), cwd=folder, check=True, capture_output=True, timeout=30)
-    text = "tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"
-    (folder / "web.yml").write_text(text)
-    return folder
+    return certified(tmp_path_factory.mktemp("certificate"), NAME)
 
 
 @pytest.fixture
