@@ -9,10 +9,14 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
+from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Record
 
+# Steps after a job's start that are not judged: enough for compilation and the first allocations of
+# a plain loop, and for loaders to fill.
+WARMUP_STEPS = 20
 # The deadline of a detector that waits for nothing.
 NEVER = float("inf")
 
@@ -137,9 +141,17 @@ J = TypeVar("J", bound=JobState)
 
 
 class JobDetector(Detector, Generic[J]):
-    """A detector that judges steps of jobs. Its state has ``jobs``, by name."""
+    """A detector that judges steps of jobs, which vary in health as well.
+
+    state_type: of its state, which has ``jobs``, by name.
+    """
 
     reads: tuple[type, ...] = (JobStep,)
+    state_type: type
+
+    def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
+        self._rate_per_s = rate_per_s(self.kind, false_alarms_per_job_day)
+        self.state = self.state_type()
 
     @abstractmethod
     def begin(self) -> J:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from tests.detection.alone import alone
 from tests.detection.jobs import joined
 from tests.detection.streams import Extra, Job, detection, opened
-from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors.data_stall import DataStall
 from warpwatch_detection.job_steps import JobSteps
 
@@ -120,10 +119,10 @@ def test_steps_without_phases_wait_for_nothing():
 
 
 def test_what_it_remembers_outlives_a_restart_in_the_middle():
-    job, config = Job(ranks=4), DetectionConfig().data_stall
+    job = Job(ranks=4)
     records = [*job.steps(400), *job.steps(300, wait=lambda _, r: 0.03 if r == 1 else 0.0)]
     steps = joined(records)
-    whole, first, second = DataStall(config), DataStall(config), DataStall(config)
+    whole, first, second = DataStall(), DataStall(), DataStall()
     for step in steps[:480]:
         whole.observe(step)
         first.observe(step)
@@ -135,7 +134,7 @@ def test_what_it_remembers_outlives_a_restart_in_the_middle():
 
 
 def test_readings_say_what_was_seen_and_how_near_it_came():
-    detector, steps = DataStall(DetectionConfig().data_stall), JobSteps()
+    detector, steps = DataStall(), JobSteps()
     job = Job(ranks=2, step_s=0.5, noise=0.02)
     for step in joined(job.steps(30), steps):
         detector.observe(step)

@@ -32,7 +32,7 @@ def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
     files = {path.stem for path in folder.rglob("*.py")}
     # Two kinds of throttling are one file.
     assert DETECTORS.keys() - files == {"thermal_throttle", "power_brake"}
-    assert set(DetectionConfig.model_fields) - {"warmup_steps"} == DETECTORS.keys()
+    assert set(DetectionConfig.model_fields) - {"false_alarms_per_job_day"} == DETECTORS.keys()
     assert DETECTORS.keys() <= set(KINDS)
     assert [make(DetectionConfig(), AnomaliesConfig()).kind for make in DETECTORS.values()] == list(
         DETECTORS

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from tests.detection.jobs import Steps, begun
-from warpwatch_detection.config import StepRegressionConfig
 from warpwatch_detection.detector import Fine
 from warpwatch_detection.detectors.step_regression import StepRegression
 from warpwatch_detection.signals.level_shift import LevelShift, Shift, quantile_of, student
@@ -30,7 +29,7 @@ def shifts(values: list[float]) -> list[tuple[int, Shift]]:
 
 def look(sought: LevelShift, value: float) -> Shift | None:
     sought.samples.add(value)
-    return sought.judge(min_effect=0.03)
+    return sought.judge(rate=2e-6)
 
 
 def test_twenty_percent_need_few_samples_and_five_percent_more():
@@ -70,7 +69,7 @@ def test_short_windows_ask_for_more_deviations_and_little_data_for_more_still():
 
 
 def test_the_level_of_a_short_window_ignores_its_slow_half():
-    assert level([1.0] * 6 + [9.0] * 6, 12) == 1.0
+    assert level([1.0] * 6 + [9.0] * 6) == 1.0
 
 
 def test_tokens_explain_uneven_steps_so_that_five_percent_are_found():
@@ -81,7 +80,7 @@ def test_tokens_explain_uneven_steps_so_that_five_percent_are_found():
             1200, compute=lambda n: 0.06 if n >= 1000 else 0.0, tokens=lambda n: float(tokens[n])
         )
     )
-    (found,) = begun(StepRegression(StepRegressionConfig()), steps)
+    (found,) = begun(StepRegression(), steps)
     assert 1010 <= (found.step or 0) <= 1060
 
 
@@ -89,11 +88,11 @@ def test_longer_sequences_that_are_counted_are_no_regression():
     lengths = random.Random(6)
     tokens = [1000 * math.exp(0.1 * lengths.gauss(0, 1)) * (1 + (n >= 800)) for n in range(1500)]
     steps = Steps().next(1500, tokens=lambda n: tokens[n])
-    assert begun(StepRegression(StepRegressionConfig()), steps) == []
+    assert begun(StepRegression(), steps) == []
 
 
 def test_a_second_rise_on_top_of_the_first_is_another_anomaly():
-    detector = StepRegression(StepRegressionConfig())
+    detector = StepRegression()
     steps = Steps().next(1200, compute=lambda n: 0.2 * (n >= 500) + 0.2 * (n >= 900))
     verdicts = [verdict for step in steps for verdict in detector.observe(step)]
     (over,) = [verdict for verdict in verdicts if isinstance(verdict, Fine) and verdict.for_good]
@@ -103,7 +102,7 @@ def test_a_second_rise_on_top_of_the_first_is_another_anomaly():
 
 
 def test_readings_say_why_nothing_was_found():
-    detector = StepRegression(StepRegressionConfig())
+    detector = StepRegression()
     steps = Steps()
     begun(detector, steps.next(60))
     assert [status.answer for status in detector.statuses()] == ["learning"]
@@ -127,7 +126,7 @@ def test_each_window_is_compared_with_the_samples_before_it_also_after_shifts_an
             if len(samples.values) < window + MIN_REFERENCE:
                 continue
             before = samples.values[-window - REFERENCE : -window]
-            assert samples.references.before(window) == level(before, window)
+            assert samples.references.before(window) == level(before)
             compared += 1
     assert reported == 3
     assert compared > 1500
@@ -140,4 +139,4 @@ def test_what_it_remembers_of_samples_is_bounded():
     references = sought.samples.references
     assert len(sought.samples.values) < 700
     assert len(references.ordered) == REFERENCE
-    assert len(references.short) + len(references.long) < 700
+    assert len(references.levels) < 700

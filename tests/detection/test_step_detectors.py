@@ -50,8 +50,7 @@ def test_a_shift_of_ten_percent_is_found_where_noise_is_small():
 
 
 def test_a_new_regime_is_found_once_and_then_is_normal():
-    job = Job(ranks=2, step_s=0.5, noise=0.02)
-    engine = detection(step_regression={"accept_after_s": 60})
+    job, engine = Job(ranks=2, step_s=0.5, noise=0.02), detection()
     assert opened(engine, job.steps(500)) == []
     assert len(opened(engine, job.steps(3_000, compute=lambda *_: 0.25))) == 1
     assert engine.active == ()

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from tests.detection.jobs import Extra, Steps, begun
-from warpwatch_detection.config import StepDriftConfig, StepRegressionConfig
 from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_regression import StepRegression
 
@@ -16,11 +15,11 @@ def ramp(begin: int, length: int, rise: float) -> Extra:
 
 
 def drift() -> StepDrift:
-    return StepDrift(StepDriftConfig())
+    return StepDrift()
 
 
 def test_a_rise_of_ten_percent_in_600_steps_is_a_drift_and_no_regression():
-    slow, level = drift(), StepRegression(StepRegressionConfig())
+    slow, level = drift(), StepRegression()
     steps = list(Steps().next(2000, compute=ramp(900, 600, 0.10)))
     (found,) = begun(slow, steps)
     assert begun(level, steps) == []

@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from tests.detection.jobs import Extra, Steps, begun
-from warpwatch_detection.config import StepSpikesConfig
 from warpwatch_detection.detectors.step_spikes import StepSpikes
 
 
 def spikes() -> StepSpikes:
-    return StepSpikes(StepSpikesConfig())
+    return StepSpikes()
 
 
 def at_random(share: float, extra: float, begin: int, seed: int = 3) -> Extra:

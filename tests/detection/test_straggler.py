@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from tests.detection.alone import alone
 from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, detection, opened
-from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.records import Step
@@ -283,15 +282,15 @@ def test_steps_that_lack_a_rank_are_judged_without_it():
 
 
 def test_what_it_remembers_outlives_a_restart_in_the_middle():
-    job, config = Job(ranks=4, step_s=0.5, noise=0.02), DetectionConfig().straggler
+    job = Job(ranks=4, step_s=0.5, noise=0.02)
     records = [*job.steps(300), *job.steps(100, compute=lambda _, r: 0.15 if r == 1 else 0)]
     steps = joined(records)
     seen, later = steps[:300], steps[300:]
-    whole, first = Straggler(config), Straggler(config)
+    whole, first = Straggler(), Straggler()
     for step in seen + later[:8]:
         whole.observe(step)
         first.observe(step)
-    second = Straggler(config)
+    second = Straggler()
     saved = msgspec.msgpack.encode(first.state)
     second.state = msgspec.msgpack.decode(saved, type=type(first.state))
     said = [list(whole.observe(step)) for step in later[8:]]
@@ -300,7 +299,7 @@ def test_what_it_remembers_outlives_a_restart_in_the_middle():
 
 
 def test_readings_say_what_was_seen_and_how_near_it_came():
-    detector = Straggler(DetectionConfig().straggler)
+    detector = Straggler()
     steps, job = JobSteps(), Job(ranks=4, step_s=0.5, noise=0.02)
     for step in joined(job.steps(60), steps):
         detector.observe(step)
@@ -314,7 +313,7 @@ def test_readings_say_what_was_seen_and_how_near_it_came():
 
 
 def test_a_job_with_one_rank_has_nothing_to_compare_with():
-    detector = Straggler(DetectionConfig().straggler)
+    detector = Straggler()
     for step in joined(Job(ranks=1).steps(300)):
         assert not detector.observe(step)
     assert [status.answer for status in detector.statuses()] == ["learning"]

@@ -22,7 +22,7 @@ import warpwatch_dashboards
 from tests.dashboards.expressions import OPTIONAL_LABELS, Expression, dashboards, expressions
 from tests.dashboards.fleet import DRIVER_NODE, Fleet, fleet
 from tests.loop.node import poll
-from tests.loop.trainings import ON_A_BUSY_MACHINE
+from tests.loop.trainings import NOT_CAPTURED, ON_A_BUSY_MACHINE
 from warpwatch_daemon.demo.processes import free_port
 
 pytestmark = pytest.mark.torch
@@ -87,7 +87,7 @@ def running(tmp_path: Path) -> Iterator[Fleet]:
         "sources": {"dcgm_exporter": {"url": f"http://127.0.0.1:{free_port()}/metrics"}},
         "detection": ON_A_BUSY_MACHINE,
         # No one but the alert asks, which says itself what for.
-        "triggers": {"recipes": {"straggler": None}, "baseline": {"enabled": False}},
+        "triggers": {"recipes": {"straggler": None} | NOT_CAPTURED, "baseline": {"enabled": False}},
     }
     rules, webhook = hurried(tmp_path / "rules"), (ALERT, token)
     with fleet(tmp_path, rules=rules, webhook=webhook, **config) as found:

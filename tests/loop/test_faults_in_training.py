@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node
-from tests.loop.trainings import ALL, ON_A_BUSY_MACHINE, Job
+from tests.loop.trainings import ALL, NOT_CAPTURED, ON_A_BUSY_MACHINE, Job
 
 pytestmark = pytest.mark.torch
 
@@ -22,7 +22,7 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         "detection": ON_A_BUSY_MACHINE,
         "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
         "sources": {"nvml": {"enabled": False}},
-        "triggers": {"captures_per_hour": 100, "cooldown_s": 0},
+        "triggers": {"captures_per_hour": 100, "cooldown_s": 0, "recipes": NOT_CAPTURED},
     }
     with loop_node(tmp_path, **config) as node:
         node.start_daemon()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.trainings import ON_A_BUSY_MACHINE
 from warpwatch_daemon.config.triggers import TriggersConfig
 
 pytestmark = pytest.mark.torch
@@ -80,8 +81,7 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
         # What a busy machine does to the ranks besides is not what is tested.
         "recipes": others,
     }
-    detectors = {"straggler": {"min_ratio": 1.5}}
-    with loop_node(tmp_path, triggers=triggers, detection=detectors) as found:
+    with loop_node(tmp_path, triggers=triggers, detection=ON_A_BUSY_MACHINE) as found:
         found.start_daemon()
         yield found
 

@@ -49,7 +49,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
         "replay",
         "Run the detectors over a telemetry log (the jsonl exporter's file, or that packed by\n"
         "gzip) in event time. Exit 1 when anomalies were found.",
-        "warpwatch replay run.jsonl --explain --set detection.straggler.min_ratio=1.3",
+        "warpwatch replay run.jsonl --explain --set detection.false_alarms_per_job_day=0.1",
     )
     command.add_argument("log", type=Path, help="a telemetry log; - for standard input")
     command.add_argument(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 _CONSTANT = "was removed: it only tuned the mechanism; the value that was its default is built in"
 
+_BUDGET = "was removed: detection.false_alarms_per_job_day says how far above the noise a limit is"
+
 _REMOVED = {
     "detectors": "is called detection now",
     "anomalies.max_history": _CONSTANT,
+    "detection.warmup_steps": _CONSTANT,
     "http.token_required": "was removed: what changes something needs the token over TCP, always",
     "rendezvous.poll_interval_s": _CONSTANT,
     "triggers.capture_timeout_s": _CONSTANT,
@@ -16,13 +19,22 @@ _REMOVED_OF_RECIPES = {
     "options_on_repeat": "was removed: a repeated capture of kind torch records stacks besides",
 }
 # Of the section of each kind.
+_LIMITS_OF_KINDS = {
+    "step_regression": "min_effect",
+    "step_drift": "min_effect",
+    "step_spikes": "min_spike alarm_share",
+    "comm_slow": "min_rise min_effect",
+    "data_stall": "min_share",
+    "straggler": "min_ratio hold_s",
+    "gc_pause": "min_share",
+}
 _CONSTANTS_OF_KINDS = {
-    "step_regression": "accept_samples alarm_rate block_s cost_steps peak_factor sample_s "
-    "settle_steps",
+    "step_regression": "accept_after_s accept_samples alarm_rate block_s cost_steps peak_factor "
+    "sample_s settle_steps",
     "step_drift": "accept_after_s accept_samples alarm_rate anchor_effect sample_s settle_steps",
     "step_spikes": "evidence min_spike_s noise_factor sample_s settle_steps",
     "comm_slow": "accept_after_s accept_samples alarm_rate block_s cost_steps max_compute min_comm "
-    "min_effect peak_factor sample_s settle_steps",
+    "peak_factor sample_s settle_steps",
     "data_stall": "baseline_blocks block_s block_steps long_blocks min_rise noise_factor "
     "ready_blocks short_blocks short_share start_share",
     "straggler": "baseline_blocks drift_blocks drift_ratio hold_ticks min_cost noise_factor "
@@ -31,19 +43,19 @@ _CONSTANTS_OF_KINDS = {
     "window_s window_steps",
     "hang": "gap_factor median_steps rest_cpu_ratio rest_device_ratio rest_io_bytes_per_s rest_s "
     "spin_power_ratio warmup_steps",
-    "memory_leak": "block_steps critical_s hold_blocks min_growth_ratio min_late min_part min_s "
-    "min_steps noise_factor window_blocks",
-    "memory_pressure": "calm_s hold_s idle_reserve release",
+    "memory_leak": "block_steps critical_s hold_blocks min_growth_bytes min_growth_ratio min_late "
+    "min_part min_s min_steps noise_factor window_blocks",
+    "memory_pressure": "device_share host_share calm_s hold_s idle_reserve release",
     "oom": "grace_s",
     "crash": "grace_s",
-    "device_lost": "clear_s forget_s hold_s unreadable_s",
+    "device_lost": "silent_s clear_s forget_s hold_s unreadable_s",
     "device_stuck": "clear_s",
-    "thermal_throttle": "clear_s window_s",
-    "power_brake": "clear_s window_s",
-    "overheating": "clear_s hold_s release_celsius",
-    "clock_drop": "block_s clear_s hold_s min_utilization ready_blocks",
-    "pcie_degraded": "clear_s hold_s min_utilization",
-    "nvlink_error": "clear_s down_s quiet_s",
+    "thermal_throttle": "min_share clear_s window_s",
+    "power_brake": "min_share clear_s window_s",
+    "overheating": "margin_celsius clear_s hold_s release_celsius",
+    "clock_drop": "min_drop block_s clear_s hold_s min_utilization ready_blocks",
+    "pcie_degraded": "replays_per_minute clear_s hold_s min_utilization",
+    "nvlink_error": "crc_per_second clear_s down_s quiet_s",
     "device_idle": "clear_s max_utilization min_memory_share",
 }
 
@@ -60,8 +72,8 @@ def what_became(path: str) -> str | None:
 
 
 def _of_kind(kind: str, leaf: str) -> str | None:
+    if leaf in _LIMITS_OF_KINDS.get(kind, "").split():
+        return _BUDGET
     if leaf in _CONSTANTS_OF_KINDS.get(kind, "").split():
         return _CONSTANT
-    if leaf == "warmup_steps" and kind in _CONSTANTS_OF_KINDS:
-        return "is detection.warmup_steps now, one for all kinds"
-    return None
+    return _CONSTANT if leaf == "warmup_steps" and kind in _CONSTANTS_OF_KINDS else None

@@ -89,8 +89,7 @@ class DemoProcesses:
             # The ranks and the daemon share few cores with everything else on this machine: what a
             # neighbour takes from them for some seconds is not what the demo is about.
             "detection": {
-                "step_regression": {"min_effect": 0.75},
-                "straggler": {"min_ratio": 1.5},
+                "false_alarms_per_job_day": 1e-6,
                 "hang": {"timeout_s": HANG_TIMEOUT_S},
             },
             # The same fault again is reported again.

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 
-from warpwatch_detection.config import WARMUP_STEPS, CommSlowConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
-from warpwatch_detection.signals.level_shift import Shift
+from warpwatch_detection.signals.level_shift import LEAST_EFFECT, Shift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import REFERENCE, level
 from warpwatch_telemetry.anomalies import Found
 
-# Of the step, as for step_regression: about the least that is worth a look.
-MIN_EFFECT = 0.03
-ACCEPT_AFTER_S = 600.0
+# Networks that others use too wander by 10 %.
+MIN_RISE = 0.2
 # Below 2 % of the step, communication cannot be what slows a job.
 MIN_COMM = 0.02
 # Compute that rises by half as much or more is a job that changed altogether.
@@ -30,16 +28,12 @@ class CommSlow(ShiftDetector):
 
     kind = "comm_slow"
 
-    def __init__(self, config: CommSlowConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        super().__init__(MIN_EFFECT, ACCEPT_AFTER_S, warmup_steps)
-        self._min_rise = config.min_rise
-
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
         comm_s = min(seen.comm_s.values(), default=0.0)
         compute_s = seen.common_s - comm_s
         if comm_s <= 0 or compute_s <= 0:
             return None
-        log_compute = job.signal.add(seen, compute_s, self._warmup_steps)
+        log_compute = job.signal.add(seen, compute_s)
         if log_compute is None:
             return None
         if not job.typical_s:
@@ -49,12 +43,12 @@ class CommSlow(ShiftDetector):
 
     def confirms(self, job: ShiftJob, shift: Shift) -> bool:
         if shift.before < MIN_COMM:
-            return shift.difference >= MIN_COMM + MIN_EFFECT
+            return shift.difference >= MIN_COMM + LEAST_EFFECT
         rise = shift.difference / shift.before
         older = job.beside[-shift.window - REFERENCE : -shift.window]
         newer = job.beside[-shift.window :]
-        compute_rise = level(newer, shift.window) - level(older, shift.window)
-        return rise >= self._min_rise and compute_rise < MAX_COMPUTE * math.log1p(rise)
+        compute_rise = level(newer) - level(older)
+        return rise >= MIN_RISE and compute_rise < MAX_COMPUTE * math.log1p(rise)
 
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
         value_s, baseline_s = level * job.typical_s, rise.baseline * job.typical_s

@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import WARMUP_STEPS, DataStallConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
+from warpwatch_detection.budget import deviations
+from warpwatch_detection.detector import (
+    WARMUP_STEPS,
+    DetectorStatus,
+    Fine,
+    JobDetector,
+    JobStep,
+    Verdict,
+)
 from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
@@ -22,15 +29,15 @@ MAX_BLOCK_STEPS = 200
 # Blocks that the baseline is made of, and that suffice to begin.
 BASELINE_BLOCKS = 40
 READY_BLOCKS = 5
-# Over eight blocks the configured ``min_share`` and this rise above the baseline count.
+# Over eight blocks this share (TraceML warns at 10 %) and this rise above the baseline count.
 LONG_BLOCKS = 8
+MIN_SHARE = 0.10
 MIN_RISE = 0.08
 # Over three blocks this rise counts, which takes five late steps of thirty.
 SHORT_BLOCKS = 3
 SHORT_RISE = 0.15
-# Four standard deviations of past blocks; half as much again for the short window.
-NOISE_FACTOR = 4.0
-SHORT_NOISE_FACTOR = 1.5 * NOISE_FACTOR
+# The baseline's spread is that of single blocks; the short window asks for half as much again.
+SHORT_FACTOR = 1.5
 # A quarter of the time lost is a stall, also if it was never otherwise.
 START_SHARE = 0.25
 # Shares of the time are not known better than this.
@@ -127,16 +134,13 @@ class DataStallState:
 class DataStall(JobDetector[JobWaits]):
     kind = "data_stall"
 
-    def __init__(self, config: DataStallConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._min_share = config.min_share
-        self._warmup_steps = warmup_steps
-        self.state = DataStallState()
+    state_type = DataStallState
 
     def begin(self) -> JobWaits:
         return JobWaits()
 
     def judge(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < self._warmup_steps:
+        if seen.index < WARMUP_STEPS:
             return ()
         job.add(seen)
         full = job.steps >= BLOCK_STEPS and job.elapsed_s >= BLOCK_S
@@ -160,8 +164,8 @@ class DataStall(JobDetector[JobWaits]):
         if len(baseline.blocks) < READY_BLOCKS:
             self._learn(rank, block)
             return
-        least = self._least_rise(rank)
-        short = max(SHORT_RISE, SHORT_NOISE_FACTOR * baseline.spread)
+        noise = self._noise(job, rank)
+        least, short = self._least_rise(rank, noise), max(SHORT_RISE, SHORT_FACTOR * noise)
         rank.excess = max(
             (job.share(rank, LONG_BLOCKS) - baseline.center) / least,
             (job.share(rank, SHORT_BLOCKS) - baseline.center) / short,
@@ -188,10 +192,15 @@ class DataStall(JobDetector[JobWaits]):
             baseline.spread = MIN_SPREAD
             rank.from_start = True
 
-    def _least_rise(self, rank: RankWaits) -> float:
+    def _noise(self, job: JobWaits, rank: RankWaits) -> float:
+        """What chance may do to a share; two looks in the long window are independent."""
+        look_s = sum(job.spans) / 2
+        return rank.baseline.spread * deviations(self._rate_per_s, look_s, len(job.ranks))
+
+    @staticmethod
+    def _least_rise(rank: RankWaits, noise: float) -> float:
         """Over the baseline, where a stall begins in the long window."""
-        baseline = rank.baseline
-        return max(MIN_RISE, self._min_share - baseline.center, NOISE_FACTOR * baseline.spread)
+        return max(MIN_RISE, MIN_SHARE - rank.baseline.center, noise)
 
     @staticmethod
     def _begin_step(job: JobWaits, rank: RankWaits) -> int:
@@ -239,7 +248,7 @@ class DataStall(JobDetector[JobWaits]):
             text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known"
             return DetectorStatus("learning", text, **name.fields(), rank=number)
         value = job.share(rank, LONG_BLOCKS)
-        limit = baseline.center + self._least_rise(rank)
+        limit = baseline.center + self._least_rise(rank, self._noise(job, rank))
         return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} waits for data {100 * value:.1f} % of the time, usually "

@@ -10,12 +10,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.config import WARMUP_STEPS, GcPauseConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
+from warpwatch_detection.detector import (
+    WARMUP_STEPS,
+    DetectorStatus,
+    Fine,
+    JobDetector,
+    JobStep,
+    Verdict,
+)
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.regular_pauses import MIN_PAUSES, RegularPauses
-from warpwatch_detection.signals.reported_pauses import WINDOW_S, WINDOW_STEPS, ReportedPauses
+from warpwatch_detection.signals.reported_pauses import (
+    MIN_SHARE,
+    WINDOW_S,
+    WINDOW_STEPS,
+    ReportedPauses,
+)
 from warpwatch_detection.signals.work_scaling import WorkScaling
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
@@ -94,10 +105,7 @@ class GcPause(JobDetector[JobPauses]):
     kind = "gc_pause"
     reads = (JobStep, RankEvent)
 
-    def __init__(self, config: GcPauseConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._min_share = config.min_share
-        self._warmup_steps = warmup_steps
-        self.state = GcPauseState()
+    state_type = GcPauseState
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
         if isinstance(seen, RankEvent):
@@ -108,7 +116,7 @@ class GcPause(JobDetector[JobPauses]):
         return JobPauses()
 
     def judge(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < self._warmup_steps:
+        if seen.index < WARMUP_STEPS:
             return ()
         job.learn_step(seen)
         touched, news = self._judge_regular(job, seen)
@@ -130,19 +138,19 @@ class GcPause(JobDetector[JobPauses]):
         return self._verdicts(job, seen.job_id, seen.time, max(began, 0), news=rank.reported.on)
 
     def _judge_reported(self, job: JobPauses, rank: RankPauses, now: float) -> None:
-        rank.reported.judge(now, now - job.begin_time, job.window_s, self._min_share)
+        rank.reported.judge(now, now - job.begin_time, job.window_s)
 
-    @staticmethod
-    def _judge_regular(job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
+    def _judge_regular(self, job: JobPauses, seen: JobStep) -> tuple[bool, bool]:
         """Whether a rank may have changed, and whether one has paused as it was found to do."""
         touched = news = False
+        rate = self._rate_per_s * job.step_s / max(len(seen.compute_s), 1)
         if len(seen.compute_s) < 2:
             return touched, news
         for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
             rank = job.ranks.get(number)
             if rank is None:
                 rank = job.ranks[number] = RankPauses(index=job.index)
-            found = rank.regular.add(seen.step, ratio, seen.compute_s[number])
+            found = rank.regular.add(seen.step, ratio, seen.compute_s[number], rate)
             if found or rank.regular_on:
                 touched = True
                 news |= rank.judge_regular(number, found)
@@ -226,7 +234,7 @@ class GcPause(JobDetector[JobPauses]):
             rank=number,
             value=reported.share,
             baseline=0.0,
-            limit=self._min_share,
-            nearest=max(reported.nearest, chain, reported.share / self._min_share),
+            limit=MIN_SHARE,
+            nearest=max(reported.nearest, chain, reported.share / MIN_SHARE),
             nearest_step=regular.longest_chain_step,
         )

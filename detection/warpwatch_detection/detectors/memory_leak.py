@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import WARMUP_STEPS, MemoryLeakConfig
 from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_detection.signals.memory_growth import WINDOW_BLOCKS, MemoryGrowth, Trend
@@ -58,9 +57,7 @@ class MemoryLeak(Detector):
     state: MemoryLeakState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
-    def __init__(self, config: MemoryLeakConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._config = config
-        self._warmup_steps = warmup_steps
+    def __init__(self) -> None:
         self.state = MemoryLeakState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
@@ -150,8 +147,7 @@ class MemoryLeak(Detector):
         now: float,
         used: float,
     ) -> Iterable[Verdict]:
-        least = self._config.min_growth_bytes
-        is_judged = growth.add(rank.step, now, used, least, self._warmup_steps)
+        is_judged = growth.add(rank.step, now, used)
         # While none grows, only the level that has got a block has to be asked.
         if is_judged and (job.found or growth.window.grows):
             return self._judge(name, job, now)
@@ -190,8 +186,7 @@ class MemoryLeak(Detector):
         on_device: bool,
         now: float,
     ) -> Found:
-        least = self._config.min_growth_bytes
-        trends = {rank: growth.window.trend(least) for rank, growth in leaking.items()}
+        trends = {rank: growth.window.trend() for rank, growth in leaking.items()}
         worst = max(trends, key=lambda rank: trends[rank].slope)
         window, slope = leaking[worst].window, trends[worst].slope
         left = [self._lasts_s(job, rank, trend, on_device) for rank, trend in trends.items()]
@@ -222,7 +217,7 @@ class MemoryLeak(Detector):
 
     def _status(self, name: JobId, rank: int, growth: MemoryGrowth, of: str) -> DetectorStatus:
         window, known = growth.window, len(growth.window.points)
-        trend = window.trend(self._config.min_growth_bytes)
+        trend = window.trend()
         text = f"{of} of rank {rank}: {known} of {WINDOW_BLOCKS} blocks are there"
         if known >= WINDOW_BLOCKS:
             text = (

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import WARMUP_STEPS, MemoryPressureConfig
-from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
+from warpwatch_detection.detector import (
+    NEVER,
+    WARMUP_STEPS,
+    Detector,
+    DetectorStatus,
+    Fine,
+    Observation,
+    Verdict,
+)
 from warpwatch_detection.detectors.event_numbers import detail_number
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
@@ -14,6 +21,9 @@ from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen,
 
 # Peaks within a step are no state: memory must be full for so long.
 HOLD_S = 30.0
+# Of the device's memory, and of what the control group or host allows, in use: above them hardly an
+# allocation of usual size fits.
+DEVICE_SHARE, HOST_SHARE = 0.97, 0.95
 # How far the share must fall for it to be over.
 RELEASE = 0.02
 # Of what the allocator keeps for no use, this part of the reserved memory makes room.
@@ -90,9 +100,7 @@ class MemoryPressure(Detector):
     state: MemoryPressureState
     reads = (Step, RankSeen, RankEvent, DeviceReading, End)
 
-    def __init__(self, config: MemoryPressureConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._config = config
-        self._warmup_steps = warmup_steps
+    def __init__(self) -> None:
         self.state = MemoryPressureState()
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
@@ -141,7 +149,7 @@ class MemoryPressure(Detector):
                     **name.fields(),
                     rank=rank_number,
                     value=full.share if full else rank.host.share or None,
-                    limit=self._config.device_share if full else self._config.host_share,
+                    limit=DEVICE_SHARE if full else HOST_SHARE,
                 )
 
     # --- what is seen ---
@@ -164,7 +172,7 @@ class MemoryPressure(Detector):
         if used is None or usable <= 0 or not names:
             return ()
         full = self.state.devices.setdefault(seen.device, Fullness())
-        full.update(used / usable, self._config.device_share, seen.time)
+        full.update(used / usable, DEVICE_SHARE, seen.time)
         return [v for name in names for v in self._judge(name, self.state.jobs[name], seen.time)]
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
@@ -179,7 +187,7 @@ class MemoryPressure(Detector):
             left, limit = (detail_number(seen, name) for name in ("available_bytes", "limit_bytes"))
             if left is not None and limit:
                 share = 1.0 - left / limit
-                rank.host.update(share, self._config.host_share, seen.time)
+                rank.host.update(share, HOST_SHARE, seen.time)
         return self._judge(seen.job_id, self.state.jobs[seen.job_id], seen.time)
 
     def _allocator(self, rank: RankPressure, seen: RankEvent) -> None:
@@ -192,7 +200,7 @@ class MemoryPressure(Detector):
             return
         before, rank.retries = rank.retries, retries
         # A successor's count begins at 0; the first steps try out how much fits.
-        if before is not None and retries > before and rank.steps > self._warmup_steps:
+        if before is not None and retries > before and rank.steps > WARMUP_STEPS:
             rank.retried += retries - before
             rank.retried_time = seen.time
             self._schedule()
@@ -232,7 +240,7 @@ class MemoryPressure(Detector):
         return (found,)
 
     def _shortages(self, rank_number: int, rank: RankPressure) -> Iterable[Shortage]:
-        config, device = self._config, self.state.devices.get(rank.device or "")
+        device = self.state.devices.get(rank.device or "")
         if rank.retried_time is not None:
             text = (
                 f"rank {rank_number}'s allocator found no room {rank.retried:.0f} times, gave its "
@@ -243,10 +251,10 @@ class MemoryPressure(Detector):
         in_need = rank.in_use is None or rank.in_use >= 1.0 - IDLE_RESERVE
         if device is not None and device.full and in_need:
             text = f"the device of rank {rank_number} is {device.share:.0%} full"
-            yield Shortage(rank_number, device.share, config.device_share, text)
+            yield Shortage(rank_number, device.share, DEVICE_SHARE, text)
         if rank.host.full:
             text = f"host memory of rank {rank_number} is {rank.host.share:.0%} full"
-            yield Shortage(rank_number, rank.host.share, config.host_share, text)
+            yield Shortage(rank_number, rank.host.share, HOST_SHARE, text)
 
 
 def _past_at(rank: RankPressure) -> float:

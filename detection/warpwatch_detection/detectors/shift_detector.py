@@ -15,6 +15,8 @@ from warpwatch_telemetry.jobs import JobId
 
 # The shortest span that is judged: less is a hiccup of the machine.
 LEAST_WINDOW_S = 1.0
+# A level that lasted so long is the new normal: as long as an operator may take to look.
+ACCEPT_AFTER_S = 600.0
 # An open anomaly is found again, with its newest numbers, after so many samples.
 UPDATE_SAMPLES = 20
 
@@ -51,11 +53,7 @@ class ShiftState:
 class ShiftDetector(JobDetector[ShiftJob]):
     """A detector says ``sample``, ``confirms`` and ``found``; the rest is here."""
 
-    def __init__(self, min_effect: float, accept_after_s: float, warmup_steps: int) -> None:
-        self._min_effect = min_effect
-        self._accept_after_s = accept_after_s
-        self._warmup_steps = warmup_steps
-        self.state = ShiftState()
+    state_type = ShiftState
 
     def begin(self) -> ShiftJob:
         return ShiftJob()
@@ -79,7 +77,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         job.shifts.samples.add(sample)
         if not job.shifts.least_window:
             job.shifts.least_window = job.signal.window_of(LEAST_WINDOW_S)
-        shift = job.shifts.judge(self._min_effect)
+        shift = job.shifts.judge(self._rate_per_s * job.signal.sample_s)
         if job.shifts.nearest > job.nearest:
             job.nearest, job.nearest_step = job.shifts.nearest, seen.step
         verdicts: Iterable[Verdict] = ()
@@ -108,7 +106,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         if rise.samples % UPDATE_SAMPLES:
             return ()
         level = job.shifts.recent(CLOSING_SAMPLES)
-        if rise.is_accepted(seen.time, self._accept_after_s) or rise.is_over(level):
+        if rise.is_accepted(seen.time, ACCEPT_AFTER_S) or rise.is_over(level):
             job.rise = None
             return (Fine(seen.time, seen.job_id),)
         return (self.found(job, rise, level, seen),)
@@ -122,7 +120,7 @@ class ShiftDetector(JobDetector[ShiftJob]):
         if not shifts.ready:
             text = f"{len(shifts.samples.values)} samples seen, its noise is not known yet"
             return DetectorStatus("learning", text, **name.fields())
-        limit = shifts.limit(self._min_effect)
+        limit = shifts.limit(self._rate_per_s * job.signal.sample_s)
         text = (
             f"level {100 * shifts.difference:+.1f} % against the steps before, "
             f"limit {100 * limit:.1f} %"

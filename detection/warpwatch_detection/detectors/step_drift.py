@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import WARMUP_STEPS, StepDriftConfig
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
+from warpwatch_detection.detectors.shift_detector import ACCEPT_AFTER_S
 from warpwatch_detection.signals.level_shift import LevelShift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import level
@@ -15,6 +15,8 @@ from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 
+# Jobs settle by 5 % in their first 400 steps.
+DRIFT_EFFECT = 0.06
 # Samples of a block; all that follows is counted in blocks.
 BLOCK = 20
 # The level now, and the level that it is compared with: 260 to 600 samples ago.
@@ -31,11 +33,8 @@ ANCHOR_EFFECT = 0.10
 SUDDEN_SHARE = 0.75
 # A level shift is another detector's: after one, the drift is sought from the start. It may be
 # found later here, in windows of at least so many samples and seconds.
-SHIFT_EFFECT = 0.03
 SHORTEST_WINDOW = 24
 SHORTEST_WINDOW_S = 1.0
-# As for step_regression.
-ACCEPT_AFTER_S = 600.0
 
 
 @dataclass(slots=True)
@@ -84,23 +83,20 @@ class DriftState:
 class StepDrift(JobDetector[DriftJob]):
     kind = "step_drift"
 
-    def __init__(self, config: StepDriftConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._min_effect = config.min_effect
-        self._warmup_steps = warmup_steps
-        self.state = DriftState()
+    state_type = DriftState
 
     def begin(self) -> DriftJob:
         return DriftJob()
 
     def judge(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
-        value = job.signal.add(seen, seen.common_s, self._warmup_steps)
+        value = job.signal.add(seen, seen.common_s)
         if value is None:
             return ()
         job.shifts.samples.add(value)
         if not job.shifts.least_window:
             shortest = job.signal.window_of(SHORTEST_WINDOW_S)
             job.shifts.least_window = max(SHORTEST_WINDOW, shortest)
-        if job.shifts.judge(SHIFT_EFFECT) is not None:
+        if job.shifts.judge(self._rate_per_s * job.signal.sample_s) is not None:
             return self._restart(job, seen)
         if not job.block:
             job.first_steps.append(job.signal.first_step)
@@ -125,16 +121,16 @@ class StepDrift(JobDetector[DriftJob]):
 
     def _risen(self, job: DriftJob, seen: JobStep) -> Rise | None:
         """The rise that is over its limit, against long ago or against the beginning."""
-        noise = job.shifts.deviation()
+        noise = job.shifts.deviation(self._rate_per_s * job.signal.sample_s)
         older = job.blocks[-OLDER_FROM:-OLDER_TO]
         if len(older) < MIN_OLDER or not math.isfinite(noise):
             return None
         before, begin = mean(older), job.first_steps[-OLDER_TO]
         job.difference = mean(job.blocks[-NOW:]) - before
-        job.limit = max(self._min_effect, noise)
+        job.limit = max(DRIFT_EFFECT, noise)
         if job.anchored == ANCHOR:
             anchor, late = job.anchor / ANCHOR, mean(job.blocks[-ANCHOR_NOW:])
-            limit = max(ANCHOR_EFFECT, self._min_effect, noise)
+            limit = max(ANCHOR_EFFECT, noise)
             if (late - anchor) / limit > job.difference / job.limit:
                 job.difference, job.limit = late - anchor, limit
                 before, begin = anchor, job.anchor_step

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from warpwatch_detection.config import WARMUP_STEPS, StepRegressionConfig
 from warpwatch_detection.detector import JobStep
 from warpwatch_detection.detectors.shift_detector import ShiftDetector, ShiftJob
 from warpwatch_detection.signals.rise import Rise
@@ -16,11 +15,8 @@ class StepRegression(ShiftDetector):
 
     kind = "step_regression"
 
-    def __init__(self, config: StepRegressionConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        super().__init__(config.min_effect, config.accept_after_s, warmup_steps)
-
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
-        return job.signal.add(seen, seen.common_s, self._warmup_steps)
+        return job.signal.add(seen, seen.common_s)
 
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
         value_s, baseline_s = math.exp(level), math.exp(rise.baseline)

@@ -11,18 +11,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import WARMUP_STEPS, StepSpikesConfig
-from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
+from warpwatch_detection.detector import (
+    WARMUP_STEPS,
+    DetectorStatus,
+    Fine,
+    JobDetector,
+    JobStep,
+    Verdict,
+)
 from warpwatch_detection.signals.step_work import StepWork
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 
-# A slow step is 20 ms longer than normal, beyond what scheduling of the operating system does, and
-# 3.5 deviations, 1 in 4,000 steps of normal noise, besides the configured ``min_spike``.
+# A slow step is 15 % and 20 ms longer than normal, beyond what scheduling of the operating system
+# does, and 3.5 deviations, 1 in 4,000 steps of normal noise.
+MIN_SPIKE = 0.15
 MIN_SPIKE_S = 0.02
 NOISE_FACTOR = 3.5
-# Log of the likelihood ratio against the job's own rate: e^10 is 22,000 to 1.
-EVIDENCE = 10.0
+# The share of slow steps that is worth an alarm.
+ALARM_SHARE = 0.1
 # Steps around the newest that say what is normal; looked at every few steps.
 WINDOW = 40
 LOOK_STEPS = 4
@@ -91,16 +98,13 @@ class SpikesState:
 class StepSpikes(JobDetector[SpikesJob]):
     kind = "step_spikes"
 
-    def __init__(self, config: StepSpikesConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._config = config
-        self._warmup_steps = warmup_steps
-        self.state = SpikesState()
+    state_type = SpikesState
 
     def begin(self) -> SpikesJob:
         return SpikesJob()
 
     def judge(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < self._warmup_steps or seen.common_s <= 0:
+        if seen.index < WARMUP_STEPS or seen.common_s <= 0:
             return ()
         value = math.log(seen.common_s) - job.work.explained(seen, seen.common_s)
         if not self._learn(job, value):
@@ -123,7 +127,7 @@ class StepSpikes(JobDetector[SpikesJob]):
                 **name.fields(),
                 value=job.evidence,
                 baseline=0.0,
-                limit=EVIDENCE,
+                limit=self._needed(job),
                 nearest=job.nearest,
                 nearest_step=job.nearest_step,
             )
@@ -138,7 +142,7 @@ class StepSpikes(JobDetector[SpikesJob]):
             deviation = job.level - ordered[int(WINDOW * LOW_QUANTILE)]
             weight = DEVIATION_WEIGHT if job.deviation >= 0 else 1.0
             job.deviation += weight * (deviation - job.deviation)
-            least = max(self._config.min_spike, MIN_SPIKE_S / math.exp(job.level))
+            least = max(MIN_SPIKE, MIN_SPIKE_S / math.exp(job.level))
             job.limit = job.level + max(math.log1p(least), NOISE_FACTOR * job.deviation)
         if full:
             del values[0]
@@ -154,7 +158,7 @@ class StepSpikes(JobDetector[SpikesJob]):
         # Without evidence a normal step changes nothing.
         if is_slow or job.evidence > 0 or job.rate >= MAX_RATE:
             self._weigh(job, is_slow, seen)
-        if not job.on and job.evidence < EVIDENCE / 2:
+        if not job.on and job.evidence < self._needed(job) / 2:
             job.rate += RATE_WEIGHT * (is_slow - job.rate)
 
     def _is_spike(self, job: SpikesJob, value: float) -> bool:
@@ -167,14 +171,23 @@ class StepSpikes(JobDetector[SpikesJob]):
 
     def _weigh(self, job: SpikesJob, is_slow: bool, seen: JobStep) -> None:
         usual = max(MIN_RATE, job.rate)
-        alarming = min(max(self._config.alarm_share, MIN_RATIO * usual), MAX_RATE)
+        alarming = min(max(ALARM_SHARE, MIN_RATIO * usual), MAX_RATE)
         if is_slow:
             if job.evidence <= 0:
                 job.since, job.slow, job.began = job.count, 1, seen.step
             job.evidence += math.log(alarming / usual)
         else:
             job.evidence += math.log((1 - alarming) / (1 - usual))
-        job.evidence = min(max(job.evidence, 0.0), 2 * EVIDENCE)
+        job.evidence = min(max(job.evidence, 0.0), 2 * self._needed(job))
+
+    def _needed(self, job: SpikesJob) -> float:
+        """Log of the likelihood ratio that chance reaches as often as the budget allows.
+
+        The evidence begins at a spike, which comes at ``rate``, and reaches h from there with at
+        most the probability e^-h times the ratio that the first spike brings (Wald).
+        """
+        step_s = math.exp(job.level)
+        return math.log(max(ALARM_SHARE, MIN_RATIO * job.rate) / (self._rate_per_s * step_s))
 
     def _periodic(self, job: SpikesJob) -> bool:
         job.spikes = [*job.spikes[-PERIODIC_GAPS:], job.count]
@@ -184,16 +197,17 @@ class StepSpikes(JobDetector[SpikesJob]):
         return max(gaps) - min(gaps) <= 2 * PERIOD_TOLERANCE * max(gaps)
 
     def _decide(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
-        excess = job.evidence / EVIDENCE
+        needed = self._needed(job)
+        excess = job.evidence / needed
         if excess > job.nearest:
             job.nearest, job.nearest_step = excess, seen.step
         if job.on:
-            if job.recent < CLOSING_SHARE * self._config.alarm_share:
+            if job.recent < CLOSING_SHARE * ALARM_SHARE:
                 job.on, job.evidence = False, 0.0
                 return (Fine(seen.time, seen.job_id),)
             return (self._found(job, seen),) if job.count % UPDATE_STEPS == 0 else ()
         steps = job.count - job.since + 1
-        if job.evidence < EVIDENCE or steps < MIN_STEPS:
+        if job.evidence < needed or steps < MIN_STEPS:
             return ()
         share = job.slow / steps
         if share > MAX_SHARE or job.burst > MAX_BURST:

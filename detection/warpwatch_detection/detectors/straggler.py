@@ -12,8 +12,16 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import WARMUP_STEPS, StragglerConfig
-from warpwatch_detection.detector import NEVER, DetectorStatus, Fine, JobDetector, JobStep, Verdict
+from warpwatch_detection.budget import deviations
+from warpwatch_detection.detector import (
+    NEVER,
+    WARMUP_STEPS,
+    DetectorStatus,
+    Fine,
+    JobDetector,
+    JobStep,
+    Verdict,
+)
 from warpwatch_detection.signals import peers
 from warpwatch_detection.signals.medians import median
 from warpwatch_detection.signals.rank_levels import (
@@ -33,11 +41,13 @@ READY_BLOCKS = 5
 DRIFT_RISE = math.log(1.06)
 # A fifth longer in a quarter of the steps costs them together 5 %.
 QUARTILE_RISE = math.log(1.20)
-# Four standard deviations of past windows.
-NOISE_FACTOR = 4.0
-# Ticks that the level must stay above the limit, besides the configured ``hold_s``.
+# What Greyhound calls slow.
+MIN_RISE = math.log(1.10)
+# Ticks and seconds that the level must stay above the limit, less in proportion to how far above it
+# is; slow seconds of busy cores are the operating system's.
 HOLD_TICKS = 5
-# However far above the limit a level is, it is held for at least this part of ``hold_s``.
+HOLD_S = 4.0
+# However far above the limit a level is, it is held for at least this part of HOLD_S.
 MAX_HASTE = 4.0
 # Share of the step that it must cost: below it there is nothing to gain.
 MIN_COST = 0.03
@@ -57,17 +67,13 @@ class StragglerState:
 class Straggler(JobDetector[JobLevels]):
     kind = "straggler"
 
-    def __init__(self, config: StragglerConfig, warmup_steps: int = WARMUP_STEPS) -> None:
-        self._hold_s = config.hold_s
-        self._min_rise = math.log(config.min_ratio)
-        self._warmup_steps = warmup_steps
-        self.state = StragglerState()
+    state_type = StragglerState
 
     def begin(self) -> JobLevels:
         return JobLevels()
 
     def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:
-        if seen.index < self._warmup_steps or len(seen.compute_s) < 2:
+        if seen.index < WARMUP_STEPS or len(seen.compute_s) < 2:
             return ()
         tick_s = job.add(peers.compare(seen, job.scaling, job.groups), seen.duration_s)
         return self._judge_tick(job, seen, tick_s) if tick_s > 0 else ()
@@ -100,7 +106,7 @@ class Straggler(JobDetector[JobLevels]):
                 rank.above_ticks, rank.above_s = 0, 0.0
                 continue
             error = error_of(job.full.values()) if error < 0 else error
-            limit = max(rank.limit, NOISE_FACTOR * error)
+            limit = max(rank.limit, self._factor(job) * error)
             rank.excess = self._excess(job, rank, level, limit)
             self._judge_rank(job, rank, seen, tick_s)
             found = found or rank.on
@@ -118,12 +124,15 @@ class Straggler(JobDetector[JobLevels]):
             rank.begin_step = max(0, seen.step - half)
         rank.above_ticks += 1
         rank.above_s += tick_s * min(rank.excess, MAX_HASTE)
-        if rank.above_ticks >= HOLD_TICKS and rank.above_s >= self._hold_s:
+        if rank.above_ticks >= HOLD_TICKS and rank.above_s >= HOLD_S:
             rank.on = True
 
-    @staticmethod
-    def _limit(job: JobLevels, rank: RankLevel, error: float, least: float) -> float:
-        return max(least, NOISE_FACTOR * max(rank.baseline.spread, job.noise, error))
+    def _factor(self, job: JobLevels) -> float:
+        """Standard deviations that chance may do to a rank's level, which is new every window."""
+        return deviations(self._rate_per_s, job.window_s, len(job.ranks))
+
+    def _limit(self, job: JobLevels, rank: RankLevel, error: float, least: float) -> float:
+        return max(least, self._factor(job) * max(rank.baseline.spread, job.noise, error))
 
     @staticmethod
     def _excess(job: JobLevels, rank: RankLevel, level: float, limit: float) -> float:
@@ -149,7 +158,7 @@ class Straggler(JobDetector[JobLevels]):
         if not job.groups and all(map(_is_ready, job.ranks.values())):
             job.form_groups()
         for rank in job.ranks.values():
-            rank.limit = self._limit(job, rank, 0.0, self._min_rise) if _is_ready(rank) else NEVER
+            rank.limit = self._limit(job, rank, 0.0, MIN_RISE) if _is_ready(rank) else NEVER
 
     def _judge_block(
         self, job: JobLevels, rank: RankLevel, seen: JobStep, healthy: bool, error: float
@@ -173,9 +182,8 @@ class Straggler(JobDetector[JobLevels]):
         elif healthy:
             baseline.learn(level, BASELINE_BLOCKS)
 
-    @staticmethod
     def _judge_quartiles(
-        job: JobLevels, judged: list[RankLevel], seen: JobStep, healthy: bool, error: float
+        self, job: JobLevels, judged: list[RankLevel], seen: JobStep, healthy: bool, error: float
     ) -> None:
         """Who is slow in a quarter of the steps, while the others are not?"""
         for rank in judged:
@@ -189,7 +197,7 @@ class Straggler(JobDetector[JobLevels]):
             if len(upper.baseline.blocks) < READY_BLOCKS:
                 upper.baseline.learn(upper.blocks[-1], BASELINE_BLOCKS)
                 continue
-            limit = max(QUARTILE_RISE, NOISE_FACTOR * max(upper.baseline.spread, noise, error))
+            limit = max(QUARTILE_RISE, self._factor(job) * max(upper.baseline.spread, noise, error))
             cost = math.expm1(min(rise, 10.0)) / 4 * job.compute_share / MIN_COST
             upper.excess = min(rise / limit, cost)
             if upper.excess >= 1 and not rank.on:
@@ -249,7 +257,7 @@ class Straggler(JobDetector[JobLevels]):
             return DetectorStatus("learning", text, **name.fields(), rank=number)
         usual, value = math.exp(rank.baseline.center), math.exp(rank.level)
         error = error_of(job.full.values())
-        limit = usual * math.exp(self._limit(job, rank, error, self._min_rise))
+        limit = usual * math.exp(self._limit(job, rank, error, MIN_RISE))
         return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} computes {value:.3f} times as long as its peers, usually "

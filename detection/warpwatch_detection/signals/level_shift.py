@@ -10,31 +10,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cache
-from statistics import NormalDist
+from functools import lru_cache
 
+from warpwatch_detection.budget import deviations
 from warpwatch_detection.signals.signal_history import (
     LOOKS,
     REFERENCE,
-    SHORT_WINDOW,
     WINDOWS,
     SignalHistory,
     level,
     scale_of,
 )
 
-# False alarms a step and window that normal noise may raise.
-ALARM_RATE = 4e-6
-# A rise must have cost two thirds of a step besides, so that the short and small humps after a
-# checkpoint or an evaluation do not count: 8 % in 12 steps, 6 % in 24, 4 % in 60.
-COST_STEPS = 0.65
-# A shift is larger than every excursion of the past that went away by itself.
-PEAK_FACTOR = 1.1
+# The least rise that is worth a look: healthy jobs settle and wander by some per cent, and what
+# rises by a tenth in 600 samples, 3 % from the reference to the longest window, is a drift.
+LEAST_EFFECT = 0.035
+# ... and that has cost the job a step: the short and small humps after a checkpoint or an
+# evaluation do not, 8 % in 12 steps do and 4 % in 24.
+LEAST_COST = 1.0
 # Differences that a window's noise is learned from at least.
 MIN_LEARNED = 3
-# Differences wait until no shift has followed: a window's length in long windows, half in short.
-LONG_WAITING = 2
-SHORT_WAITING = 1
+# Differences, one every half window, wait until no shift has followed.
+WAITING = 2
+# No difference is learned as more than so many deviations.
+LEARNED_DEVIATIONS = 4.0
 # A window's noise is learned from as many differences as lie in so many samples, within counts.
 MEMORY_SAMPLES = 2000
 MEMORY_COUNTS = (12, 60)
@@ -48,8 +47,8 @@ TAIL_SAMPLES = 40
 MIN_DEVIATION = 0.002
 # Neighbouring samples of independent normal noise differ by 2 sigma / sqrt(pi) in the mean.
 SIGMA_PER_CHANGE = math.sqrt(math.pi) / 2
-# A trimmed mean's standard deviation over that of the mean: 8 to 18 % more for normal noise.
-TRIM_LOSS = 1.1
+# A trimmed mean's standard deviation over that of the mean, for normal noise.
+TRIM_LOSS = 1.27
 
 
 @dataclass(slots=True)
@@ -70,12 +69,16 @@ class WindowNoise:
     def learn(self, difference: float) -> None:
         """Every half window: takes in the difference that has waited long enough."""
         self.waiting.append(difference)
-        if len(self.waiting) <= (SHORT_WAITING if self.window <= SHORT_WINDOW else LONG_WAITING):
+        if len(self.waiting) <= WAITING:
             return
         healthy = self.waiting.pop(0)
         least, most = MEMORY_COUNTS
         if self.count < max(least, min(most, 2 * MEMORY_SAMPLES // self.window)):
             self.count += 1
+        if self.count > MIN_LEARNED:
+            # A fault that stayed just below the limit must not make its own limit.
+            cut = LEARNED_DEVIATIONS * self.deviation
+            healthy = min(max(healthy, -cut), cut)
         self.variance += (healthy * healthy - self.variance) / self.count
         self.deviation = math.sqrt(self.variance)
         self.peak = max(abs(healthy), self.peak * (1 - self.window / PEAK_SAMPLES))
@@ -112,10 +115,13 @@ class LevelShift:
     scale: float = 1.0
     nearest: float = 0.0
 
-    def judge(self, min_effect: float) -> Shift | None:
-        """After each sample. A shift, up or down, is found once."""
+    def judge(self, rate: float) -> Shift | None:
+        """After each sample. A shift, up or down, is found once.
+
+        rate: of false alarms, a sample.
+        """
         for window, difference in self.samples.differences(self.least_window):
-            shift = self._look(window, difference, min_effect)
+            shift = self._look(window, difference, rate)
             if shift is not None:
                 # What was learned of the noise stays; the old level goes.
                 self.samples = self.samples.since(window // 2)
@@ -132,43 +138,44 @@ class LevelShift:
     def ready(self) -> bool:
         return self.looked >= 0
 
-    def limit(self, min_effect: float) -> float:
+    def limit(self, rate: float) -> float:
         """Of ``difference``, by what is known now; infinite while that is nothing."""
         if not self.ready:
             return math.inf
-        spread = self.scale * (self.deviation(self.looked) + MIN_DEVIATION)
-        peak = self.scale * PEAK_FACTOR * self.noises[self.looked].peak
-        return max(min_effect + COST_STEPS / WINDOWS[self.looked], spread, peak)
+        noise = self.deviation(rate, self.looked) + MIN_DEVIATION
+        # A shift is larger than what went away by itself.
+        past = self.noises[self.looked].peak
+        return max(least_effect(WINDOWS[self.looked]), self.scale * max(noise, past))
 
-    def deviation(self, index: int = len(WINDOWS) - 1) -> float:
+    def deviation(self, rate: float, index: int = len(WINDOWS) - 1) -> float:
         """What chance may do to a window's difference; infinite while nothing is known.
 
         The least that was learned of it and of shorter windows, whose means vary more. But no
         less than independent samples leave, which is known from many more of them.
         """
         window = WINDOWS[index]
-        deviations = quantile_of(window, ALARM_RATE)
+        quantile, tail = quantile_of(window, rate), tail_of(window)
         learned = min(
             [
-                student(deviations, noise.count) * noise.deviation
+                (student(quantile, noise.count) + tail) * noise.deviation
                 for noise in self.noises[: index + 1]
                 if noise.count >= MIN_LEARNED
             ],
             default=math.inf,
         )
         sigma = SIGMA_PER_CHANGE * self.samples.change * TRIM_LOSS
-        return max(learned, deviations * sigma * math.sqrt(1 / window + 1 / REFERENCE))
+        return max(learned, (quantile + tail) * sigma * math.sqrt(1 / window + 1 / REFERENCE))
 
-    def _look(self, window: int, difference: float, min_effect: float) -> Shift | None:
+    def _look(self, window: int, difference: float, rate: float) -> Shift | None:
         index = WINDOWS.index(window)
         noise, before = self.noises[index], len(self.samples.values) - window
         scale = 1.0 if before >= REFERENCE else scale_of(window, before)
         if noise.count >= MIN_LEARNED:
             self.difference, self.looked, self.scale = difference, index, scale
             # Most differences are far below the part of the limit that is known at once.
-            least = min_effect + COST_STEPS / window
+            least = least_effect(window)
             if difference > self.nearest * least or abs(difference) >= least:
-                limit = self.limit(min_effect)
+                limit = self.limit(rate)
                 self.nearest = max(self.nearest, difference / limit)
                 if abs(difference) >= limit:
                     level_before = self.samples.references.before(window)
@@ -178,18 +185,24 @@ class LevelShift:
         return None
 
 
-@cache
-def quantile_of(window: int, alarm_rate: float) -> float:
-    """Standard deviations that chance passes ``alarm_rate`` times a step.
+def least_effect(window: int) -> float:
+    return max(LEAST_EFFECT, LEAST_COST / window)
 
-    Looks at a window are independent about twice in its length: each may fail with
-    alarm_rate * window / 2.
+
+def quantile_of(window: int, rate: float) -> float:
+    """Standard deviations that chance passes ``rate`` times a sample, in all windows together.
+
+    Looks at a window are independent about twice in its length.
     """
-    tail = TAIL_DEVIATIONS * max(0.0, math.log2(TAIL_SAMPLES / window))
-    return tail - NormalDist().inv_cdf(alarm_rate * window / 2)
+    return deviations(rate, window / 2, len(WINDOWS))
 
 
-@cache
+def tail_of(window: int) -> float:
+    """Standard deviations more that tails take which are heavier than normal."""
+    return TAIL_DEVIATIONS * max(0.0, math.log2(TAIL_SAMPLES / window))
+
+
+@lru_cache(maxsize=4096)
 def student(deviations: float, count: int) -> float:
     """The same quantile where the deviation was learned from ``count`` values.
 

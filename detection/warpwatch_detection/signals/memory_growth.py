@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from warpwatch_detection.detector import WARMUP_STEPS
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
 
 # A window of 600 steps, twice what caches that settle take.
@@ -19,6 +20,8 @@ WINDOW_BLOCKS = 24
 MIN_STEPS = 500
 MIN_S = 30.0
 # Growth counts above this part of the level, and above so many times the scatter about the line.
+# Two segments of 20 MB of PyTorch's allocator and some, within a window.
+MIN_GROWTH_BYTES = 64e6
 MIN_GROWTH_RATIO = 0.005
 NOISE_FACTOR = 5.0
 # Parts of the window that must all grow, each by this part of an even share.
@@ -80,13 +83,13 @@ class GrowthWindow:
     def grows(self) -> bool:
         return self.begin_step is not None
 
-    def add(self, point: GrowthPoint, min_growth_bytes: float) -> None:
+    def add(self, point: GrowthPoint) -> None:
         self.points.append(point)
         if len(self.points) > WINDOW_BLOCKS:
             self.highest = max(self.highest, self.points.pop(0).value)
         if len(self.points) < WINDOW_BLOCKS:
             return
-        excess = self._excess(min_growth_bytes)
+        excess = self._excess()
         if self.nearest is None or excess > self.nearest:
             self.nearest, self.nearest_step = excess, point.step
         if excess >= 1.0:
@@ -100,19 +103,19 @@ class GrowthWindow:
             if self.missed >= RELEASE_BLOCKS:
                 self.begin_step = None
 
-    def trend(self, min_growth_bytes: float) -> Trend:
+    def trend(self) -> Trend:
         """Of a full window; of any other nothing is known."""
         full = len(self.points) >= WINDOW_BLOCKS
-        return trend(self.points, min_growth_bytes) if full else Trend()
+        return trend(self.points) if full else Trend()
 
-    def _excess(self, min_growth_bytes: float) -> float:
+    def _excess(self) -> float:
         """Growth over its limit; 0 unless every part of the window grew, to new heights."""
         first, last = self.points[0], self.points[-1]
         is_long = last.step - first.step >= MIN_STEPS and last.time - first.time >= MIN_S
         # A sawtooth that has been as high before is no news.
         if not is_long or last.value <= self.highest or not every_part_grows(self.points):
             return 0.0
-        return self.trend(min_growth_bytes).excess
+        return self.trend().excess
 
 
 @dataclass(slots=True)
@@ -136,12 +139,10 @@ class MemoryGrowth:
     def suspected(self) -> bool:
         return self.short.held > 0 or self.long.held > 0 or self.window.grows
 
-    def add(
-        self, step: int, time: float, value: float, min_growth_bytes: float, warmup_steps: int
-    ) -> bool:
+    def add(self, step: int, time: float, value: float) -> bool:
         """True when a block is full and the growth has been judged."""
         if self.block_step is None:
-            if step - self.first_step < warmup_steps:
+            if step - self.first_step < WARMUP_STEPS:
                 return False
             self.block_step, self.block_time = step, time
         if len(self.samples) < MAX_SAMPLES:
@@ -152,16 +153,16 @@ class MemoryGrowth:
         self.samples.clear()
         # The next one begins here: where samples are rare, each of them is a block.
         self.block_step, self.block_time = step + 1, time
-        self.short.add(point, min_growth_bytes)
+        self.short.add(point)
         self.pending.append(point)
         if len(self.pending) >= LONG_BLOCK:
             first, values = self.pending[0], [point.value for point in self.pending]
             self.pending.clear()
-            self.long.add(GrowthPoint(first.step, first.time, median(values)), min_growth_bytes)
+            self.long.add(GrowthPoint(first.step, first.time, median(values)))
         return True
 
 
-def trend(points: list[GrowthPoint], min_growth_bytes: float) -> Trend:
+def trend(points: list[GrowthPoint]) -> Trend:
     """How the level moved over a full window."""
     first, last = points[0], points[-1]
     steps, seconds = max(1, last.step - first.step), last.time - first.time
@@ -169,7 +170,7 @@ def trend(points: list[GrowthPoint], min_growth_bytes: float) -> Trend:
     offsets = [point.value - slope * (point.step - first.step) for point in points]
     base = median(offsets)
     noise = SIGMA_PER_MAD * median([abs(offset - base) for offset in offsets])
-    least = max(min_growth_bytes, MIN_GROWTH_RATIO * abs(base), NOISE_FACTOR * noise)
+    least = max(MIN_GROWTH_BYTES, MIN_GROWTH_RATIO * abs(base), NOISE_FACTOR * noise)
     pace = steps / seconds if seconds > 0 else 0.0
     excess = slope * steps / least if least > 0 else 0.0
     return Trend(slope, least / steps, excess, pace)

@@ -155,6 +155,10 @@ class JobLevels:
                 rank.tick.clear()
         return self._end_tick(step)
 
+    @property
+    def window_s(self) -> float:
+        return WINDOW_TICKS * self.steps_a_tick() * self.step_s
+
     def steps_a_tick(self) -> int:
         """As many as last TICK_S, by the usual step: a pause must not be a tick of its own."""
         if self.step_s >= TICK_S:

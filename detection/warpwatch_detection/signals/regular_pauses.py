@@ -41,8 +41,6 @@ MAX_MISSING = 1
 GAP_TOLERANCE = 0.03
 # Pauses of one collector are alike: the longest is at most this many times the shortest.
 MAX_SIZE_RATIO = 3.0
-# A chain counts that one pause at random in so many would make.
-MAX_CHANCE = 1e-4
 # Periods without a pause after which the habit is over.
 SILENT_PERIODS = 3
 # A script's own habits fall on such numbers.
@@ -71,8 +69,11 @@ class RegularPauses:
     longest_chain: int = 0
     longest_chain_step: int | None = None
 
-    def add(self, step: int, ratio: float, compute_s: float) -> bool:
-        """A step. True if it ended a pause that continues a chain of regular ones."""
+    def add(self, step: int, ratio: float, compute_s: float, rate: float) -> bool:
+        """A step. True if it ended a pause that continues a chain of regular ones.
+
+        rate: chains that pauses at random may make a step.
+        """
         self.known += 1
         rise = ratio - self.center
         scale = self.scale if self.scale > MIN_SCALE else MIN_SCALE
@@ -91,7 +92,7 @@ class RegularPauses:
         if not self.run:
             return False
         is_single, self.run = self.run == 1, 0
-        return is_single and self.pending_s <= MAX_PAUSE_S and self._pause()
+        return is_single and self.pending_s <= MAX_PAUSE_S and self._pause(rate)
 
     def _begin(self, rise: float) -> None:
         self.center += rise / self.known
@@ -104,18 +105,18 @@ class RegularPauses:
         if self.run >= LEVEL_STEPS:
             self.center, self.run = ratio, 0
 
-    def _pause(self) -> bool:
+    def _pause(self, rate: float) -> bool:
         self.steps = [*self.steps[1 - MAX_PAUSES :], self.pending_step]
         self.pauses_s = [*self.pauses_s[1 - MAX_PAUSES :], self.pending_s]
         for before in range(len(self.steps) - 2, -1, -1):
             period = self.steps[-1] - self.steps[before]
             if period > MAX_PERIOD_STEPS:
                 break
-            if period >= MIN_PERIOD_STEPS and self._is_chain(period):
+            if period >= MIN_PERIOD_STEPS and self._is_chain(period, rate):
                 return True
         return False
 
-    def _is_chain(self, period: int) -> bool:
+    def _is_chain(self, period: int, rate: float) -> bool:
         chain = self._chain(period)
         if len(chain) > self.longest_chain:
             self.longest_chain, self.longest_chain_step = len(chain), self.steps[-1]
@@ -123,7 +124,7 @@ class RegularPauses:
             return False
         sizes = [self.pauses_s[place] for place in chain]
         steps = [self.steps[place] for place in chain]
-        if max(sizes) > MAX_SIZE_RATIO * min(sizes) or self._chance(steps, period) > MAX_CHANCE:
+        if max(sizes) > MAX_SIZE_RATIO * min(sizes) or self._chance(steps, period) > rate:
             return False
         if self.period == 0:
             self.begin_step = steps[-1]
@@ -131,17 +132,17 @@ class RegularPauses:
         return True
 
     def _chance(self, chain: Sequence[int], period: int) -> float:
-        """How many such chains each of so many pauses at random would make.
+        """How many such chains so many pauses at random would make a step.
 
-        The rate is that of the pauses outside the chain. The first gap may be any, the further ones
-        must hit it; one slot of all may be empty.
+        Their rate is that of the pauses outside the chain. The first gap may be any, the further
+        ones must hit it; one slot of all may be empty.
         """
         full = len(self.steps) >= MAX_PAUSES
         observed = self.steps[-1] - self.steps[0] if full else self.known
         rate = (len(self.steps) - len(chain) + 1) / max(observed, 1)
         hit = min(1.0, rate * (2 * _tolerance(period) + 1))
         slots = round((chain[0] - chain[-1]) / period) - 1
-        return float(rate * period * max(slots, 1) * hit ** (len(chain) - 2))
+        return float(rate * rate * period * max(slots, 1) * hit ** (len(chain) - 2))
 
     def _chain(self, period: int) -> list[int]:
         """Indices of the pauses one period apart, newest first."""

@@ -13,6 +13,8 @@ WINDOW_S = 60.0
 WINDOW_STEPS = 150
 # So many pauses must not have decayed yet: a lone full collection is no habit.
 MIN_COUNT = 3
+# Of the time: what a diagnosis calls costly.
+MIN_SHARE = 0.01
 # Decayed to less than this, the pauses are past.
 LEAST_COUNT = 0.3
 
@@ -49,17 +51,17 @@ class ReportedPauses:
         self.lost_s += duration_s
         self.count += 1
 
-    def judge(self, now: float, elapsed_s: float, window_s: float, min_share: float) -> None:
+    def judge(self, now: float, elapsed_s: float, window_s: float) -> None:
         """``elapsed_s``: since pauses count at all; what came before is no time without them."""
         self._decay(now, window_s)
         # Time decays like the pauses: this much of it still counts.
         window_s *= -math.expm1(-max(elapsed_s, 1e-3) / window_s)
         self.share = min(self.lost_s / max(window_s, WINDOW_S / 4), 1.0)
-        self.excess = self.share / min_share * min(1, self.count / MIN_COUNT)
+        self.excess = self.share / MIN_SHARE * min(1, self.count / MIN_COUNT)
         self.nearest = max(self.nearest, self.excess)
-        if self.count >= MIN_COUNT and self.share >= min_share:
+        if self.count >= MIN_COUNT and self.share >= MIN_SHARE:
             self.on = True
-        elif self.share < min_share / 2 or self.count < LEAST_COUNT:
+        elif self.share < MIN_SHARE / 2 or self.count < LEAST_COUNT:
             self.on = False
 
     def _decay(self, now: float, window_s: float) -> None:

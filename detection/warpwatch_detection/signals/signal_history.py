@@ -21,10 +21,9 @@ PERIOD = math.lcm(*(window // LOOKS for window in WINDOWS))
 DUE = tuple(
     tuple(window for window in WINDOWS if count % (window // LOOKS) == 0) for count in range(PERIOD)
 )
-# Up to this length a window is judged by its fast steps, which a few slow ones do not move.
-SHORT_WINDOW = 40
-SHORT_TRIM = (0.1, 0.45)
-LONG_TRIM = (0.2, 0.8)
+# A level is the mean between these quantiles: what a network or a neighbour does to steps makes
+# them longer, hardly ever shorter, so fast steps vary by half of what the middle ones do.
+TRIM = (0.05, 0.35)
 # The usual change from one sample to the next is learned over so many of them; what is above so
 # many times the mean counts as that.
 CHANGE_SAMPLES = 500
@@ -33,21 +32,20 @@ CHANGE_CUT_AFTER = 20
 
 
 @cache
-def counted(values: int, *, is_short: bool) -> slice:
+def counted(values: int) -> slice:
     """Which of so many values in order count: those between two quantiles, one at least."""
-    low, high = SHORT_TRIM if is_short else LONG_TRIM
+    low, high = TRIM
     first = int(values * low)
     return slice(first, max(first + 1, int(values * high)))
 
 
-def trimmed_mean(ordered: Sequence[float], *, is_short: bool) -> float:
-    counting = ordered[counted(len(ordered), is_short=is_short)]
+def trimmed_mean(ordered: Sequence[float]) -> float:
+    counting = ordered[counted(len(ordered))]
     return sum(counting) / len(counting)
 
 
-def level(values: Sequence[float], window: int = SHORT_WINDOW + 1) -> float:
-    """The level of values, as for windows of this length."""
-    return trimmed_mean(sorted(values), is_short=window <= SHORT_WINDOW)
+def level(values: Sequence[float]) -> float:
+    return trimmed_mean(sorted(values))
 
 
 @dataclass(slots=True)
@@ -55,13 +53,11 @@ class ReferenceLevels:
     """Levels of the samples that windows are compared with.
 
     The same samples lie before a short window now and before a long one later. ordered: those
-    before the shortest window; short, long: their levels for windows of either kind, the newest
-    last.
+    before the shortest window; levels: theirs, the newest last.
     """
 
     ordered: list[float] = field(default_factory=list)
-    short: list[float] = field(default_factory=list)
-    long: list[float] = field(default_factory=list)
+    levels: list[float] = field(default_factory=list)
 
     def add(self, values: Sequence[float]) -> None:
         """``values`` has got its newest one."""
@@ -72,15 +68,13 @@ class ReferenceLevels:
         if known > REFERENCE:
             del ordered[bisect_left(ordered, values[-1 - SHORTEST - REFERENCE])]
         if known >= MIN_REFERENCE:
-            self.short.append(trimmed_mean(ordered, is_short=True))
-            self.long.append(trimmed_mean(ordered, is_short=False))
-        if len(self.short) >= KEPT:
-            del self.short[:-LONGEST], self.long[:-LONGEST]
+            self.levels.append(trimmed_mean(ordered))
+        if len(self.levels) >= KEPT:
+            del self.levels[:-LONGEST]
 
     def before(self, window: int) -> float:
         """The level before a window of so many samples, if MIN_REFERENCE lie before it."""
-        levels = self.short if window <= SHORT_WINDOW else self.long
-        return levels[SHORTEST - window - 1]
+        return self.levels[SHORTEST - window - 1]
 
 
 @dataclass(slots=True)
@@ -110,7 +104,7 @@ class SignalHistory:
         known = len(self.values) - MIN_REFERENCE
         for window in DUE[self.count % PERIOD]:
             if least_window <= window <= known:
-                newest = level(self.values[-window:], window)
+                newest = level(self.values[-window:])
                 yield window, newest - self.references.before(window)
 
     def since(self, samples: int) -> SignalHistory:

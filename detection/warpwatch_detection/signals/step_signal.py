@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import JobStep
+from warpwatch_detection.detector import WARMUP_STEPS, JobStep
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
 from warpwatch_detection.signals.step_work import StepWork
 
@@ -37,13 +37,13 @@ class StepSignal:
     sample_s: float = 0.0
     first_step: int = 0
 
-    def add(self, seen: JobStep, time_s: float, warmup_steps: int) -> float | None:
+    def add(self, seen: JobStep, time_s: float) -> float | None:
         """The log of a sample's time (of seconds), when the step completes one."""
-        if seen.index < warmup_steps or time_s <= 0:
+        if seen.index < WARMUP_STEPS or time_s <= 0:
             return None
         value = math.log(time_s) - self.work.explained(seen, time_s)
         if not self.group:
-            self._settle(value, given_up=seen.index >= warmup_steps + MAX_SETTLE_STEPS)
+            self._settle(value, given_up=seen.index >= WARMUP_STEPS + MAX_SETTLE_STEPS)
             return None
         if not self.values:
             self.first_step = seen.step

@@ -51,9 +51,14 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ),
         (
             "detection: {data_stall: {warmup_steps: 5}}",
-            "detection.data_stall.warmup_steps: is detection.warmup_steps now, one for all kinds",
+            "detection.data_stall.warmup_steps: was removed: it only tuned",
         ),
-        ("detection: {straggler: {hold_s: -1}}", "detection.straggler.hold_s: expected a number"),
+        (
+            "detection: {step_regression: {min_effect: 0.1}}",
+            "step_regression.min_effect: was removed: detection.false_alarms_per_job_day says",
+        ),
+        ("detection: {thermal_throttle: {min_share: 0.2}}", "min_share: was removed: it only"),
+        ("detection: {false_alarms_per_job_day: 0}", "false_alarms_per_job_day: expected a number"),
         ("- a\n- b", "a mapping of sections is needed, found list"),
         ("a: [", "not YAML"),
         ("a: 2024-99-99", "not YAML"),

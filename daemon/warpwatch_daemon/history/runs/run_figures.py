@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from warpwatch_daemon.history.runs.step_histogram import StepHistogram
-from warpwatch_detection.config import WARMUP_STEPS
+from warpwatch_detection.detector import WARMUP_STEPS
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.runs import RunSummary
 

@@ -25,16 +25,16 @@ from warpwatch_detection.detectors.devices.xid import XidErrors
 
 # In the order in which they judge a reading: a cause comes before what it explains.
 DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
-    "device_lost": lambda kinds, _: DeviceLost(kinds.device_lost),
+    "device_lost": lambda *_: DeviceLost(),
     "device_stuck": lambda *_: DeviceStuck(),
     "xid": lambda kinds, anomalies: XidErrors(kinds.xid, anomalies.hold_s),
     "ecc_uncorrectable": lambda _, anomalies: EccUncorrectable(anomalies.hold_s),
     "row_remap": lambda _, anomalies: RowRemap(anomalies.hold_s),
-    "thermal_throttle": lambda kinds, _: ThermalThrottle(kinds.thermal_throttle),
-    "power_brake": lambda kinds, _: PowerBrake(kinds.power_brake),
-    "clock_drop": lambda kinds, _: ClockDrop(kinds.clock_drop),
-    "pcie_degraded": lambda kinds, _: PcieDegraded(kinds.pcie_degraded),
-    "nvlink_error": lambda kinds, _: NvlinkError(kinds.nvlink_error),
+    "thermal_throttle": lambda *_: ThermalThrottle(),
+    "power_brake": lambda *_: PowerBrake(),
+    "clock_drop": lambda *_: ClockDrop(),
+    "pcie_degraded": lambda *_: PcieDegraded(),
+    "nvlink_error": lambda *_: NvlinkError(),
     "device_idle": lambda kinds, _: DeviceIdle(kinds.device_idle),
-    "overheating": lambda kinds, _: Overheating(kinds.overheating),
+    "overheating": lambda *_: Overheating(),
 }

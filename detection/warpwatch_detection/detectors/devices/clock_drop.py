@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import ClockDropConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
@@ -15,6 +14,8 @@ from warpwatch_telemetry.records import DeviceReading
 CLOCK = series("clock_hertz", "sm")
 ACTIVE = tuple(series("throttle_active", reason) for reason in THROTTLE_REASONS)
 TIMED = tuple(series("throttle_seconds_total", reason) for reason in TIMED_THROTTLE_REASONS)
+# Load moves the clock of a healthy GPU by 5 to 10 %.
+MIN_DROP = 0.15
 # Below half of its utilization the driver lowers clocks by itself.
 MIN_UTILIZATION = 0.5
 # Clocks are means over blocks; the device's own level is known from READY_BLOCKS on.
@@ -63,9 +64,8 @@ class ClockDrop(DeviceWatch[ClockDevice]):
     unknown = "not enough load yet without a reason for lower clocks"
     hold_s, clear_s = HOLD_S, CLEAR_S
 
-    def __init__(self, config: ClockDropConfig) -> None:
+    def __init__(self) -> None:
         super().__init__(ClockState(), ClockDevice)
-        self._min_drop = config.min_drop
 
     def examine(self, device: ClockDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
@@ -98,7 +98,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
             device.blocks += 1
             device.level_hz = max(device.level_hz, block_hz)
             return None
-        level_hz, limit = device.level_hz, self._min_drop
+        level_hz, limit = device.level_hz, MIN_DROP
         excess = max(0.0, 1 - block_hz / level_hz) / limit if level_hz else 0.0
         if excess < 1:
             pull = RISE if block_hz > level_hz else FALL

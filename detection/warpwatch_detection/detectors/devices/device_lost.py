@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import DeviceLostConfig
 from warpwatch_detection.detector import NEVER, Fine, Observation, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched, remembered
@@ -25,6 +24,8 @@ MAY_GO = ("MIG-", "unknown-")
 # The driver says that it is gone: two readings, as one may be a mistake.
 HOLD_S = 2.0
 CLEAR_S = 5.0
+# Longer than a driver takes to initialise a GPU (up to 32 s were seen).
+SILENT_S = 45.0
 # A GPU that gives no reading may have been removed on purpose; within a day that is known.
 FORGET_S = 86400.0
 # Readings are as far apart as the newest two were; this many of them, or so long, is a pause.
@@ -71,9 +72,8 @@ class DeviceLost(DeviceWatch[LostDevice]):
     stale_s = NEVER
     hold_s, clear_s = HOLD_S, CLEAR_S
 
-    def __init__(self, config: DeviceLostConfig) -> None:
+    def __init__(self) -> None:
         super().__init__(LostState(), LostDevice)
-        self._silent_s = config.silent_s
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if type(seen) is not DeviceReading:
@@ -82,7 +82,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
         symptom = self.examine(device, seen)
         verdicts: list[Verdict] = []
         if symptom is not None:
-            hold_s = self.hold_s if device.reason in LOST else self._silent_s
+            hold_s = self.hold_s if device.reason in LOST else SILENT_S
             verdicts.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
         if abs(seen.time - self.state.looked) >= CHECK_INTERVAL_S:
             self.state.looked = seen.time
@@ -122,7 +122,7 @@ class DeviceLost(DeviceWatch[LostDevice]):
     def _look_for_silent(self, now: float) -> Iterator[Verdict]:
         devices: dict[str, LostDevice] = self.state.devices
         for uuid, device in list(devices.items()):
-            limit_s = max(self._silent_s, PAUSE_READINGS * device.interval_s)
+            limit_s = max(SILENT_S, PAUSE_READINGS * device.interval_s)
             if now - device.seen < limit_s:
                 continue
             is_forgotten = now - device.missed >= FORGET_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import NvlinkErrorConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Hysteresis, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
@@ -17,6 +16,8 @@ GRAVE = {kind: series("nvlink_errors_total", kind) for kind in ("replay", "recov
 CRC = {kind: series("nvlink_errors_total", kind) for kind in ("crc_flit", "crc_data", "receive")}
 # NVML knows at most so many (NVML_NVLINK_MAX_LINKS).
 LINKS = tuple(series("nvlink_link_up", str(link)) for link in range(18))
+# Where DCGM's health check warns.
+CRC_PER_SECOND = 100.0
 CRC_WINDOW_S = 60.0
 # How long no further grave error may come for it to be over.
 QUIET_S = 600.0
@@ -55,9 +56,8 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
     unknown = "the GPU has no NVLinks, or does not report them"
     clear_s = CLEAR_S
 
-    def __init__(self, config: NvlinkErrorConfig) -> None:
+    def __init__(self) -> None:
         super().__init__(NvlinkState(), NvlinkDevice)
-        self._crc_per_second = config.crc_per_second
 
     def examine(self, device: NvlinkDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
@@ -66,7 +66,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         known |= _count_crc(device, metrics, now)
         if not known:
             return None
-        limit = self._crc_per_second
+        limit = CRC_PER_SECOND
         if device.outage.found:
             return Symptom(1.0, float(len(device.down)), float(len(device.up)))
         if device.fresh:
@@ -96,7 +96,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         if device.fresh:
             counts = " and ".join(f"{count:.0f} {kind}" for kind, count in device.fresh.items())
             return f"NVLink errors: {counts} since the links were last quiet"
-        limit = self._crc_per_second
+        limit = CRC_PER_SECOND
         return f"{device.crc_per_second:.3g} NVLink CRC errors a second (limit {limit:g})"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import OverheatingConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
@@ -26,6 +25,8 @@ SENSORS = {
 # From Ada on: how much warmer it may get (T.Limit), and the margin at which it slows down.
 MARGIN = series("temperature_margin_celsius")
 MARGIN_SLOWDOWN = series("temperature_margin_threshold_celsius", "slowdown")
+# So near to where it slows down; healthy GPUs under full load keep 10 °C and more.
+MARGIN_CELSIUS = 4.0
 HOLD_S = 60.0
 CLEAR_S = 30.0
 # It is over so far below the margin.
@@ -53,9 +54,8 @@ class Overheating(DeviceWatch[HotDevice]):
     unknown = "the GPU does not report its temperature, or not where it slows down"
     hold_s, clear_s = HOLD_S, CLEAR_S
 
-    def __init__(self, config: OverheatingConfig) -> None:
+    def __init__(self) -> None:
         super().__init__(HotState(), HotDevice)
-        self._margin_celsius = config.margin_celsius
 
     def examine(self, device: HotDevice, seen: DeviceReading) -> Symptom | None:
         margins = {sensor: (left, limit) for sensor, left, limit in _margins(seen.metrics)}
@@ -68,11 +68,11 @@ class Overheating(DeviceWatch[HotDevice]):
             # Neither well nor what this kind is about.
             device.hysteresis.interrupt()
             return None
-        return Symptom(excess, limit_c - left_c, limit_c, limit_c - self._margin_celsius)
+        return Symptom(excess, limit_c - left_c, limit_c, limit_c - MARGIN_CELSIUS)
 
     def _excess(self, left_c: float) -> float:
         """1 at the margin, half of it where it begins to be over, never below 0."""
-        above_c = self._margin_celsius - left_c
+        above_c = MARGIN_CELSIUS - left_c
         return max(0.0, 1.0 + above_c / (2 * RELEASE_CELSIUS))
 
     def describe(self, device: HotDevice) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.config import PcieDegradedConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Hysteresis, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
@@ -14,6 +13,8 @@ from warpwatch_telemetry.records import DeviceReading
 GENERATION, GENERATION_MAX = series("pcie_link_generation"), series("pcie_link_generation_max")
 WIDTH, WIDTH_MAX = series("pcie_link_width_lanes"), series("pcie_link_width_max_lanes")
 REPLAYS = series("pcie_replay_total")
+# The most that NVIDIA finds normal (DCGM's health check).
+REPLAYS_PER_MINUTE = 8.0
 MINUTE_S = 60.0
 # An idle link saves power by its generation: it is judged under load alone, and read every 30 s.
 MIN_UTILIZATION = 0.2
@@ -45,9 +46,8 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
     unknown = "the GPU has reported neither its PCIe link under load nor its replays"
     clear_s = CLEAR_S
 
-    def __init__(self, config: PcieDegradedConfig) -> None:
+    def __init__(self) -> None:
         super().__init__(PcieState(), PcieDevice)
-        self._replays_per_minute = config.replays_per_minute
 
     def examine(self, device: PcieDevice, seen: DeviceReading) -> Symptom | None:
         link = self._link(device, seen.metrics, seen.time)
@@ -56,7 +56,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
         if replays is None:
             return link
         rate = device.replays.add(seen.time, replays, MINUTE_S)
-        limit = self._replays_per_minute
+        limit = REPLAYS_PER_MINUTE
         if link is not None and link.excess >= rate / limit:
             return link
         device.replays_count = True

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from warpwatch_detection.config import ThrottleConfig
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
@@ -25,7 +24,9 @@ _ACTIVE = {
     reason: series("throttle_active", reason)
     for reason in ("sw_thermal", "hw_thermal", "hw_power_brake", HW_SLOWDOWN)
 }
-# The configured share is of half a minute; over, once it was below half of that for as long.
+# A tenth of half a minute costs a job some per cent, and no single short peak counts.
+MIN_SHARE = 0.10
+# It is over once the share was below half of that for as long.
 WINDOW_S = 30.0
 CLEAR_S = 30.0
 # A state that was read stands for at most so long.
@@ -68,12 +69,11 @@ class Throttle(DeviceWatch[ThrottledDevice]):
     unknown = "the GPU does not report why its clocks are held down"
     clear_s = CLEAR_S
 
-    def __init__(self, config: ThrottleConfig) -> None:
+    def __init__(self) -> None:
         super().__init__(ThrottleState(), ThrottledDevice)
-        self._min_share = config.min_share
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
-        limit = self._min_share
+        limit = MIN_SHARE
         shares: dict[str, float] = {}
         for name, total_s in self._totals(device, seen.metrics, seen.time):
             grown_s = device.reasons[name].growth.add(seen.time, total_s, WINDOW_S)
