@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.loop.node import LoopNode, loop_node, poll
+from tests.loop.preloaded import ShiftedClock
 from tests.loop.programs import STEPPING
 
 # Waits for input in every step while the file of its argument exists.
@@ -114,3 +116,26 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) 
     # The program has no torch. That was no interruption, and nothing is captured twice.
     assert [capture["detail"] for capture in captures] == ["rank 0: no_torch"]
     assert captured(node, ended) == captures
+
+
+def test_steps_from_before_a_restart_stay_in_order_when_the_clock_was_set_back(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "telemetry.jsonl"
+    clock = ShiftedClock(tmp_path)
+    with loop_node(tmp_path, exporters={"jsonl": {"path": str(log)}}) as node:
+        node.start_daemon(**clock.environment)
+        for rank in (0, 1):
+            node.start_rank(rank, STEPPING, "-1", "0.02", **clock.environment)
+        poll(lambda: stepping(node, "stepping", 150), 60, "the ranks step")
+        node.terminate_daemon()
+        log.unlink()
+        clock.set(-3600)
+        node.start_daemon(**clock.environment)
+        poll(log.exists, 30, "a log is written")
+        poll(lambda: log.read_text().count('"type":"step"') > 200, 30, "steps are read again")
+        records = [json.loads(line) for line in log.read_text().splitlines()[:-1]]
+    steps = [(one["step"], one["rank"]) for one in records if one["type"] == "step"]
+    # What cannot be dated any more comes step by step, not rank by rank.
+    assert steps[:100] == sorted(steps[:100])
+    assert {rank for _, rank in steps[:100]} == {0, 1}

@@ -6,6 +6,7 @@ Everything here runs in one loop, so detectors and captures need no locks among 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import Clock, Record
+from warpwatch_telemetry.records import Clock, Record, Step
 from warpwatch_telemetry.samples import SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Pipeline:
         """One round. Whatever fails in it costs nothing else; the first failure is raised last."""
         now, at = time.time(), time.monotonic()
         records = [*self._hub.take_records(), *self._poll_ranks(now, at)]
-        records.sort(key=lambda record: record.time)
+        records.sort(key=_order)
         if self._log is not None:
             self._try(self._log.put, records, now)
         self._try(self._stream.put, records)
@@ -191,3 +192,8 @@ class Pipeline:
         logger.log(
             level, "%s of %s: %s", anomaly.kind, anomaly.job or anomaly.device, anomaly.summary
         )
+
+
+def _order(record: Record) -> tuple[float, float]:
+    """By time; steps that a clock which was set back has dated alike, by number before rank."""
+    return record.time, record.step if type(record) is Step else math.inf
