@@ -11,7 +11,17 @@ from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-from warpwatch import commands, faults, identity, inbox, protocol, rendezvous, ring, stacks
+from warpwatch import (
+    commands,
+    faults,
+    identity,
+    inbox,
+    protocol,
+    rendezvous,
+    ring,
+    stacks,
+    trainer_end,
+)
 from warpwatch._version import __version__
 from warpwatch.captures import Captures, program_profiler
 from warpwatch.daemon_folder import DaemonFolder, find_daemon
@@ -120,9 +130,10 @@ class HelperThread:
             self._gil_stacks.rearm(time.monotonic())
 
     def _note_end(self, current: ring.RingWriter) -> None:
-        """The thread that trained has ended, or another one goes on: whatever ends the process now
-        or then, it has trained to its end."""
-        trained, self._trains = self._trains, _is_alive(self.clock.trainer)
+        """Training has come to its end, or goes on: whatever ends the process in between is none of
+        its faults."""
+        is_over = trainer_end.is_over(self.clock.trainer, self.clock.thread)
+        trained, self._trains = self._trains, not is_over
         if trained != self._trains and not self.stopping:
             current.words[protocol.WORD_ENDED] = trained
 
@@ -297,14 +308,6 @@ class HelperThread:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-
-
-def _is_alive(thread: threading.Thread) -> bool:
-    try:
-        return thread.is_alive()
-    except RuntimeError:
-        # One that Python has not started says so in this way.
-        return False
 
 
 def _positive(text: str | None, default: float) -> float:

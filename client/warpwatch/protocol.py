@@ -34,7 +34,7 @@ WORD_HEARTBEAT = 8  # monotonic ns
 WORD_STEP_BEGUN = 9  # the step now begun on the CPU, plus 1; 0 before the first
 WORD_STEP_BEGUN_AT = 10  # monotonic ns
 WORD_RECORDS = 11  # records written so far; the newest has this sequence number
-WORD_ENDED = 12  # 1 after an exit in order, and while the thread that trained has ended
+WORD_ENDED = 12  # 1 after an exit in order, and while training has come to its end
 WORD_CALLS = 13  # backwards and steps of any optimizer so far, whatever ends a step; 0: not seen
 WORDS = struct.Struct("<QQQQQQ")
 

@@ -124,7 +124,11 @@ class LoopNode:
         }
 
     def start(
-        self, name: str, arguments: list[str], environment: dict[str, str]
+        self,
+        name: str,
+        arguments: list[str],
+        environment: dict[str, str],
+        stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -134,7 +138,7 @@ class LoopNode:
                 env=kept | environment,
                 stdout=log,
                 stderr=log,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
             )
         self._all.append(process)
         return process
@@ -168,6 +172,8 @@ class LoopNode:
                 process.send_signal(signal.SIGKILL)
         for process in self._all:
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
 
 
 def open_to_all(folder: Path) -> None:

@@ -65,6 +65,7 @@ def one_by_one(module, name):
 
 torch.set_num_threads(1)
 {
+    "is done": lambda: train(40),
     "trains": lambda: train(10000),
     "cleans up": cleans_up,
     "exits": lambda: one_by_one(sys, "exit"),
@@ -104,6 +105,14 @@ class Ends:
             del environment[name]
         return self.node.start(f"{job}-0", [*command, str(script), how], environment)
 
+    def start_prompt(self, job: str, *options: str) -> None:
+        """A shell that runs the training first."""
+        command = ["-m", "warpwatch", "run", "--job", job, "--", sys.executable, *options]
+        script = self.node.folder / f"{job}.py"
+        script.write_text(TRAINING.replace("sys.argv[1]", '"is done"'))
+        environment = self.node.rank_environment(0, 1)
+        self.node.start(f"{job}-0", [*command, str(script)], environment, subprocess.PIPE)
+
     def statuses(self, job: str) -> list[str]:
         return [rank["status"] for rank in self.node.get("ranks") if rank["job"] == job]
 
@@ -141,22 +150,35 @@ def test_an_end_on_purpose_is_information_and_captures_nothing(ends: Ends) -> No
     signals = {"trains": signal.SIGTERM, "cleans up": signal.SIGINT}
     processes = {how: ends.start(how, how) for how in signals}
     workers = ends.start("in a thread", "in a thread", ranks=2)
+    ends.start_prompt("prompt", "-i")
     for how, number in signals.items():
         ends.has_stepped(how)
         processes[how][0].send_signal(number)
+    ends.has_stepped("prompt")
     ends.has_stepped("in a thread", 2)
     # So long may it take until the ring says that the thread has ended.
     time.sleep(2)
     # The other one lives on, for longer than deaths are judged together.
     workers[0].kill()
     time.sleep(2 * TIMEOUT_S)
-    assert ends.said(*signals, "in a thread") == {
+    assert ends.said(*signals, "in a thread", "prompt") == {
+        "prompt": [],
         "trains": [("crash", "info", "rank 0 was gone without an exit record")],
         "cleans up": [("crash", "info", "rank 0 raised KeyboardInterrupt")],
         "in a thread": [],
     }
     assert sorted(ends.statuses("in a thread")) == ["exited", "running"]
     assert ends.node.get("captures") == []
+
+
+@pytest.mark.slow
+def test_a_cell_that_is_done_is_no_hang(ends: Ends) -> None:
+    pytest.importorskip("IPython")
+    ends.start_prompt("cell", "-m", "IPython", "--simple-prompt", "-i")
+    ends.has_stepped("cell")
+    time.sleep(2 * TIMEOUT_S)
+    assert ends.said("cell") == {"cell": []}
+    assert ends.statuses("cell") == ["running"]
 
 
 @pytest.mark.slow
