@@ -16,8 +16,8 @@ from warpwatch_devices.memory_groups import PROC, field, read_text
 from warpwatch_devices.process_tree import Process, list_pids, read_process
 from warpwatch_devices.processor_waits import parse_cores
 
-# After two looks: reading 4,000 processes takes 0.1 s.
-PAUSE_S = 30.0
+# After two looks, as reading 4,000 processes takes 0.1 s; the shorter where waiting has risen.
+PAUSE_S, SHORT_PAUSE_S = 30.0, 4.0
 # Of a core; who uses less takes nothing from anybody.
 MIN_CORES = 0.05
 # Whose cores and owner are looked at, and of how many is told.
@@ -41,16 +41,20 @@ class ProcessorUse:
         self._proc = proc
         self._before: dict[Identity, Process] | None = None
         self._before_at = 0.0
-        self._due = float("-inf")
+        self._looked_at = float("-inf")
 
-    def look(self, at: float, wanted: bool) -> list[Use]:
-        """Who used processors since the look before, most first; empty where that was none."""
+    def look(self, at: float, wanted: bool, risen: bool = False) -> list[Use]:
+        """Who used processors since the look before, most first; empty where that was none.
+
+        at: monotonic time. risen: what was told last says nothing of now.
+        """
         if self._before is None:
-            if wanted and at >= self._due:
+            pause_s = SHORT_PAUSE_S if risen else PAUSE_S
+            if wanted and at >= self._looked_at + pause_s:
                 self._before, self._before_at = self._read(), at
             return []
         before, self._before = self._before, None
-        self._due = at + PAUSE_S
+        self._looked_at = at
         return uses(before, self._read(), at - self._before_at)
 
     def _read(self) -> dict[Identity, Process]:

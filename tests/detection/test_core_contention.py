@@ -98,6 +98,15 @@ def test_what_was_always_so_is_no_evidence() -> None:
     assert regression.evidence == ()
 
 
+def test_what_a_job_waited_while_it_began_is_soon_not_usual_any_more() -> None:
+    job = Job(ranks=4, step_s=0.5, noise=0.02)
+    records = [*job.seen(), *crowded(job, 10, shares(core_wait_share=0.9))]
+    records += crowded(job, 300, shares(core_wait_share=0.02))
+    records += crowded(job, 100, shares(core_wait_share=0.3), compute=lambda *_: 0.2)
+    (regression,) = found(records)
+    assert regression.evidence[0].endswith("waited 30 % of the time for a core (usually 5 %)")
+
+
 def test_a_limit_that_is_reached_is_said_instead_of_the_wait_that_it_makes() -> None:
     details = shares(core_wait_share=0.8, throttled_share=0.9, core_limit=2.0)
     for detail in details.values():
@@ -114,6 +123,16 @@ def test_what_the_hypervisor_takes_is_said() -> None:
     (straggler,) = found(slow_rank(details))
     said = "the hypervisor kept the cores of rank 3 for 25 % of the time (its peers 1 %)"
     assert straggler.evidence == (said,)
+
+
+def test_who_used_the_core_before_it_got_crowded_is_not_to_blame() -> None:
+    job = Job(ranks=4, step_s=0.5, noise=0.02)
+    details = shares(core_wait_share=0.02)
+    calm = details | {3: {"core_wait_share": 0.1, "core_users": [HOG]}}
+    details[3] = {"core_wait_share": 0.38}
+    records = [*job.seen(), *crowded(job, 500, calm), *crowded(job, 60, details, compute=slow_3)]
+    (straggler,) = found(records)
+    assert straggler.evidence == ("rank 3 waited 38 % of the time for a core (its peers 2 %)",)
 
 
 def test_evidence_stays_when_the_contention_is_over_before_the_anomaly() -> None:

@@ -100,6 +100,16 @@ def test_all_processes_are_read_twice_and_then_not_for_half_a_minute(tmp_path: P
     assert [one.cores for one in look.look(136.0, wanted=True)] == [1.0]
 
 
+def test_where_waiting_has_risen_they_are_read_again_after_a_few_seconds(tmp_path: Path) -> None:
+    proc = FakeProc(tmp_path)
+    proc.put(7, cpu_s=1.0)
+    look = ProcessorUse(tmp_path)
+    for at in (100.0, 102.0, 104.0, 106.0):
+        assert look.look(at, wanted=True, risen=True) == []
+    proc.put(7, cpu_s=3.0)
+    assert [one.cores for one in look.look(108.0, wanted=True, risen=True)] == [1.0]
+
+
 def test_a_process_of_the_same_user_is_named_with_its_only_core(tmp_path: Path) -> None:
     proc = FakeProc(tmp_path)
     proc.put(3, name="train")

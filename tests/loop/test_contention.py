@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.loop.node import ROOT, LoopNode, loop_node, poll
+from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE, Job
+from warpwatch_detection.replay import Replay
+from warpwatch_telemetry.log import Decoder
 
 pytestmark = pytest.mark.torch
 
@@ -54,23 +55,32 @@ def test_who_uses_the_core_of_a_slow_rank_is_named(node: LoopNode) -> None:
         return [one for one in found if " used " in one["summary"]]
 
     (straggler,) = poll(named, 120, "a straggler with who used its core")
-    assert straggler["rank"] == SLOW
-    (said,) = straggler["evidence"]
-    pattern = rf"rank {SLOW} waited (\d+) % of the time for a core \(its peers \d+ %\), while (.*)"
-    match = re.fullmatch(pattern, said)
-    assert match is not None, said
-    waited, users = match.groups()
-    assert int(waited) >= 10
-    pids = re.findall(rf"python\S* \(pid ([\d, ]+)\) used \d+ % of core {core}", users)
-    assert {int(pid) for pid in pids[0].split(", ")} == {hog.pid for hog in hogs}
+    pids = {hog.pid for hog in hogs}
+    names_who(straggler, core, pids)
     after_s = node.metric("warpwatch_rank_core_wait_seconds_total", rank=str(SLOW))
     assert before_s is not None and after_s is not None and after_s - before_s > 0.5
     node.terminate_daemon()
-    assert said in replayed(node)
+    names_who(replayed(node), core, pids)
 
 
-def replayed(node: LoopNode) -> str:
-    command = ["-m", "warpwatch_daemon", "replay", str(node.folder / "telemetry.jsonl")]
-    command += ["--explain", "--json", "--kind", "straggler"]
-    done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout
+def names_who(straggler: Any, core: int, pids: set[int]) -> None:
+    assert straggler["rank"] == SLOW
+    (said,) = straggler["evidence"]
+    assert said in straggler["summary"]
+    match = re.fullmatch(
+        rf"rank {SLOW} waited (\d+) % of the time for a core \(its peers \d+ %\), while "
+        rf"python\S* \(pid ([\d, ]+)\) used \d+ % of core {core}",
+        said,
+    )
+    assert match is not None, said
+    assert int(match[1]) >= 10
+    assert {int(pid) for pid in match[2].split(", ")} == pids
+
+
+def replayed(node: LoopNode) -> Any:
+    """The straggler as the telemetry log has it at its end."""
+    decoder, replay = Decoder(), Replay()
+    with (node.folder / "telemetry.jsonl").open("rb") as log:
+        for _ in replay.run(decoder.decode_line(line) for line in log):
+            pass
+    return next(asdict(one) for one in replay.anomalies.values() if one.kind == "straggler")

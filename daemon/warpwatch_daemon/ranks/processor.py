@@ -15,12 +15,13 @@ from warpwatch_devices.processor_waits import (
     throttling,
 )
 
-# From this share of the time on it is asked who has the cores.
+# From this share of the time on it is asked who has the cores, and again if it has risen by RISE.
 LONG_WAIT = 0.05
+RISE = 0.10
 
 
 class RankProcessor:
-    """waits_long: whether it waited for LONG_WAIT of the time before the newest look."""
+    """Of two looks, what it waits for in between; ``tell`` when it was said who has its cores."""
 
     def __init__(self, pid: int, proc: Path = PROC, cgroup: Path = CGROUP) -> None:
         self._pid = pid
@@ -29,7 +30,19 @@ class RankProcessor:
         self._throttling: Throttling | None = None
         self._ticks: CoreTicks = {}
         self._counts: dict[str, int] = {}
-        self.waits_long = False
+        self._wait_share = self._told_share = 0.0
+
+    @property
+    def waits_long(self) -> bool:
+        return self._wait_share >= LONG_WAIT
+
+    @property
+    def has_risen(self) -> bool:
+        return self._wait_share >= self._told_share + RISE
+
+    def tell(self) -> None:
+        """Who has its cores is known now."""
+        self._told_share = self._wait_share
 
     def look(self, at: float, ticks: CoreTicks) -> Mapping[str, float]:
         """Fields of the detail of an event ``process``, shares of the time since the look before.
@@ -43,7 +56,7 @@ class RankProcessor:
         if wait is not None:
             shares["core_wait_share"] = wait.share
             self._counts["core_wait_ns"] = wait.wait_ns
-        self.waits_long = wait is not None and wait.share >= LONG_WAIT
+        self._wait_share = 0.0 if wait is None else wait.share
         shares |= self._throttled()
         if any(stolen for _, stolen in ticks.values()):
             shares["steal_share"] = steal_share(

@@ -67,8 +67,10 @@ class RankProcesses:
             rank.counts.grow(processor.take_counts())
             if processor.waits_long:
                 waiting.append(own)
-        uses = self._use.look(at, wanted=bool(waiting))
+        risen = any(self._processors[own.identity].has_risen for own in waiting)
+        uses = self._use.look(at, bool(waiting), risen)
         for own in waiting if uses else ():
+            self._processors[own.identity].tell()
             details[own]["core_users"] = _described(own, known, family, uses)
 
 

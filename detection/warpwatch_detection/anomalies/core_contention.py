@@ -29,7 +29,7 @@ LOOKS = 3
 MAX_AGE_S = 15.0
 # All processes are looked at every half a minute.
 MAX_USERS_AGE_S = 60.0
-# Weight of a look in what is usual.
+# Weight of a look in what is usual; of the first ones, which see the process begin, it is larger.
 USUAL_WEIGHT = 0.02
 MAX_USERS = 3
 MAX_CORES = 1e6
@@ -49,17 +49,20 @@ NONE = Evidence(0.0, "")
 
 @dataclass(slots=True)
 class RankCores:
-    """looks: the newest shares by name; usual: their slow mean while nothing stands out.
+    """looks: the newest shares by name; usual: their slow mean while nothing stands out; count: of
+    all looks.
 
-    users: who used its cores, in words, as it was at users_time.
+    users: who used its cores, in words, as it was at users_time, when it waited users_share.
     """
 
     time: float = float("-inf")
     looks: list[dict[str, float]] = field(default_factory=list)
     usual: dict[str, float] = field(default_factory=dict)
+    count: int = 0
     limit: float | None = None
     users: str = ""
     users_time: float = float("-inf")
+    users_share: float = 0.0
 
     def share(self, name: str) -> float | None:
         known = [look[name] for look in self.looks if name in look]
@@ -67,15 +70,24 @@ class RankCores:
 
     def take(self, seen: RankEvent) -> None:
         shares = {n: s for n in SHARES if (s := detail_number(seen, n)) is not None}
+        self.count += 1
+        weight = max(USUAL_WEIGHT, 1 / self.count)
         for name, share in shares.items():
             usual = self.usual.setdefault(name, share)
             if share < usual + MIN_EXCESS:
-                self.usual[name] = usual + USUAL_WEIGHT * (share - usual)
+                self.usual[name] = usual + weight * (share - usual)
         self.looks = [*self.looks[1 - LOOKS :], shares]
         self.limit, self.time = detail_number(seen, "core_limit"), seen.time
         users = seen.detail.get("core_users")
         if isinstance(users, list):
             self.users, self.users_time = users_text(users), seen.time
+            self.users_share = shares.get("core_wait_share", 0.0)
+
+    def users_at(self, time: float) -> str:
+        """Empty where they were not looked at since it waits for so long."""
+        is_new = time - self.users_time <= MAX_USERS_AGE_S
+        waits = self.looks[-1].get("core_wait_share", 0.0)
+        return self.users if is_new and self.users_share >= waits - MIN_EXCESS else ""
 
 
 # By job and rank.
@@ -132,9 +144,8 @@ def _evidence(
         text = f"the hypervisor kept the cores of rank {number} for {100 * share:.0f} % of the time"
         return Evidence(share, f"{text} {compared}")
     text = f"rank {number} waited {100 * share:.0f} % of the time for a core {compared}"
-    if not rank.users or time - rank.users_time > MAX_USERS_AGE_S:
-        return Evidence(share, text)
-    return Evidence(1.0 + share, f"{text}, while {rank.users}")
+    users = rank.users_at(time)
+    return Evidence(1.0 + share, f"{text}, while {users}") if users else Evidence(share, text)
 
 
 # --- who used them ---

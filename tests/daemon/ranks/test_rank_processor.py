@@ -150,6 +150,18 @@ def test_a_limit_that_is_reached_and_cores_that_are_stolen_are_shares_of_the_tim
     assert processor.take_counts() == {}
 
 
+def test_a_wait_has_risen_only_since_it_was_told_who_has_the_cores(tmp_path: Path) -> None:
+    processor = RankProcessor(7, tmp_path, tmp_path / "cgroup")
+    risen = []
+    for number, wait_s in enumerate((0.0, 0.1, 0.2, 1.2, 2.2)):
+        write(tmp_path / "7/task/7/schedstat", f"{number}000000000 {wait_s * 1e9:.0f} 5\n")
+        processor.look(100.0 + 2 * number, {})
+        risen.append((processor.waits_long, processor.has_risen))
+        if number in (2, 3):
+            processor.tell()
+    assert risen == [(False, False), (True, False), (True, False), (True, True), (True, False)]
+
+
 def test_where_the_kernel_says_nothing_nothing_is_known(tmp_path: Path) -> None:
     processor = RankProcessor(7, tmp_path, tmp_path / "cgroup")
     assert [processor.look(at, {}) for at in (100.0, 102.0)] == [{}, {}]
