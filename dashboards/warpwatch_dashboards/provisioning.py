@@ -27,7 +27,9 @@ _ABSENT = "WarpwatchAbsent"
 # Grafana's uid of its expression engine.
 _EXPRESSIONS = "__expr__"
 # Kinds whose cause a capture shows (the recipes of docs/detection.md).
-CAPTURED_KINDS = "step_.*|comm_slow|straggler|data_stall|gc_pause|hang|memory_leak|memory_pressure"
+CAPTURED_KINDS = (
+    "(step|run)_.*|comm_slow|straggler|data_stall|gc_pause|hang|memory_leak|memory_pressure"
+)
 # Of an instant query only the end counts; Grafana asks for a range all the same.
 _RANGE_S = 600
 

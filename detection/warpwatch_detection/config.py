@@ -61,6 +61,7 @@ class DetectionConfig(Section):
     false_alarms_per_job_day: Budget = FALSE_ALARMS_PER_JOB_DAY
     step_regression: DetectorConfig = DetectorConfig()
     step_drift: DetectorConfig = DetectorConfig()
+    run_regression: DetectorConfig = DetectorConfig()
     step_spikes: DetectorConfig = DetectorConfig()
     comm_slow: DetectorConfig = DetectorConfig()
     data_stall: DetectorConfig = DetectorConfig()

@@ -16,6 +16,7 @@ JOB_KINDS = (
     "step_regression",
     "step_drift",
     "step_spikes",
+    "run_regression",
     "data_stall",
     "comm_slow",
     "straggler",
@@ -42,7 +43,9 @@ DEVICE_KINDS = (
 )
 KINDS = JOB_KINDS + DEVICE_KINDS
 # Kinds that all nodes of a job see at once: only the daemon that has rank 0 acts on them.
-WHOLE_JOB_KINDS = frozenset({"step_regression", "step_drift", "step_spikes", "comm_slow"})
+WHOLE_JOB_KINDS = frozenset(
+    {"step_regression", "step_drift", "step_spikes", "run_regression", "comm_slow"}
+)
 # Kinds about a job or a rank among its peers: judged where all ranks are seen.
 FLEET_KINDS = WHOLE_JOB_KINDS | {"straggler", "data_stall", "hang", "crash"}
 # Kinds that are events, not states: they stay active for a while after the last one.

@@ -129,7 +129,9 @@ Record = RankSeen | Step | DeviceReading | RankEvent | Clock | End
 # trained has ended, the process lives on until it ends or trains again), process (now and
 # then what /proc and its control groups say: cpu_s, io_bytes, disk_wait, anonymous_bytes,
 # available_bytes, limit_bytes, core_wait_share, throttled_share, core_limit, steal_share, and
-# core_users: a list of who used its cores, pid and cores, with name, core and rank where known).
+# core_users: a list of who used its cores, pid and cores, with name, core and rank where known),
+# compared (how the run compares with earlier ones of the job: steps of a rank, step_s their median,
+# earlier_s a list of theirs, phases_s and earlier_phases_s mean seconds a step by phase).
 # What is not known is left out of the detail.
 EVENTS = frozenset(
     {
@@ -144,6 +146,7 @@ EVENTS = frozenset(
         "gc_pause",
         "memory",
         "process",
+        "compared",
         "training",
         "finished",
         "stopped",

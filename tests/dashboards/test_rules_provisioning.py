@@ -100,6 +100,7 @@ def test_the_kinds_that_a_webhook_hears_of_are_those_that_a_capture_shows() -> N
         "step_regression",
         "step_drift",
         "step_spikes",
+        "run_regression",
         "comm_slow",
         "straggler",
         "data_stall",

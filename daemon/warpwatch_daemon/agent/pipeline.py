@@ -84,6 +84,8 @@ class Pipeline:
         """One round. Whatever fails in it costs nothing else; the first failure is raised last."""
         now, at = time.time(), time.monotonic()
         records = [*self._hub.take_records(), *self._poll_ranks(now, at)]
+        if self._runs is not None:
+            records += self._runs.take_events()
         records.sort(key=_order)
         if self._log is not None:
             self._try(self._log.put, records, now)

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 SHOWN = 200
 # Of them, those that the store had no room for.
 SHOWN_REFUSED = 10
+# The kind of a run that is slower than the job's runs before: it has no healthy time of its own.
+RUN_REGRESSION = "run_regression"
 
 
 class CaptureRegister:
@@ -135,6 +137,21 @@ class CaptureRegister:
         complete = [c for c in self.baselines(job, now) if c.outcome == "complete"]
         return complete[-1] if complete else None
 
+    def earlier_baseline(self, job: JobId, now: float) -> Capture | None:
+        """The newest of an earlier run of the job, one that was not found slower itself."""
+        captures = self.all()
+        slow = {c.request.job_id for c in captures if c.request.anomaly_kind == RUN_REGRESSION}
+        found = [
+            capture
+            for capture in captures
+            if capture.request.trigger == "baseline"
+            and capture.outcome == "complete"
+            and capture.time <= now
+            and _is_of(job, capture.request.job_id)
+            and capture.request.job_id not in {job, *slow}
+        ]
+        return found[-1] if found else None
+
     def retain(self, now: float) -> None:
         """Retention of the store."""
         # In this order: a folder is made of a capture that is known.
@@ -179,3 +196,9 @@ class CaptureRegister:
 
     def _publish(self) -> None:
         self._hub.publish_captures(tuple(list(self._captures.values())[-SHOWN:]))
+
+
+def _is_of(job: JobId, other: JobId) -> bool:
+    """Of one owner and name: a second live run is called ``name#<6 digits>``."""
+    names = {one.name.partition("#")[0] for one in (job, other)}
+    return job.owner == other.owner and len(names) == 1

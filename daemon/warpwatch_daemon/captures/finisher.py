@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from warpwatch_daemon.captures import child, usable, verification
-from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.capture_register import RUN_REGRESSION, CaptureRegister
 from warpwatch_daemon.captures.cost import StepCost
 from warpwatch_daemon.captures.fair_queue import FairQueue
 from warpwatch_daemon.captures.session import CaptureSession
@@ -208,6 +208,8 @@ class Finisher:
         request = capture.request
         if request.kind != "torch" or request.trigger == "baseline":
             return None
+        if request.anomaly_kind == RUN_REGRESSION:
+            return self._register.earlier_baseline(request.job_id, capture.time)
         return self._register.baseline(request.job_id, capture.time)
 
     def _price(self, capture: Capture, cost: StepCost) -> None:

@@ -44,6 +44,7 @@ def _default_recipes() -> dict[str, RecipeConfig | None]:
         "step_regression": RecipeConfig(),
         "step_drift": RecipeConfig(),
         "step_spikes": RecipeConfig(),
+        "run_regression": RecipeConfig(),
         "data_stall": RecipeConfig(ranks="culprit_and_peer"),
         "comm_slow": RecipeConfig(),
         "straggler": RecipeConfig(ranks="culprit_and_peer"),

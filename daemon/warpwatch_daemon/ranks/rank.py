@@ -26,7 +26,7 @@ CAPTURE_GRACE_S = 120.0
 REWIND_RECORDS = 200
 # What the daemon alone may say of a process.
 RESERVED_EVENTS = frozenset(
-    {"died", "stopped", "resumed", "process", "memory", "training", "finished"}
+    {"died", "stopped", "resumed", "process", "memory", "training", "finished", "compared"}
 )
 # That a rank trains without a step is said once in so long: often enough for any time-out.
 TRAINING_S = 2.0

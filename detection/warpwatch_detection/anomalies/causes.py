@@ -12,6 +12,9 @@ EXPLAINED_BY: Mapping[str, tuple[str, ...]] = {
     "step_regression": (*_DELAYS, "gc_pause", "comm_slow", "step_spikes", "step_drift"),
     "step_drift": (*_DELAYS, "gc_pause", "comm_slow", "step_spikes", "step_regression"),
     "step_spikes": (*_DELAYS, "gc_pause"),
+    "run_regression": (
+        *(*_DELAYS, "gc_pause", "comm_slow", "step_spikes", "step_drift", "step_regression"),
+    ),
     "comm_slow": (*_DELAYS, "step_spikes"),
 }
 
@@ -24,6 +27,7 @@ DEVICE_CAUSES: Mapping[str, tuple[str, ...]] = {
     "step_regression": _SLOW,
     "step_drift": _SLOW,
     "step_spikes": _SLOW,
+    "run_regression": _SLOW,
     "comm_slow": ("nvlink_error", "pcie_degraded"),
     "hang": (*_FAILED, "nvlink_error"),
     "crash": (*_FAILED, "nvlink_error"),

@@ -2,6 +2,7 @@
 
 - step_regression, comm_slow (both by shift_detector), step_drift, step_spikes, data_stall,
   straggler, gc_pause: kinds that judge the steps of a job
+- run_regression: a run beside the job's earlier ones
 - hang: a job that stands still; step_progress, idleness: what it remembers of steps and activity
 - crash, oom: by deaths, who went first and of what
 - memory_leak, memory_pressure: kinds that judge what ranks and devices say of memory
@@ -24,6 +25,7 @@ from warpwatch_detection.detectors.hang import Hang
 from warpwatch_detection.detectors.memory_leak import MemoryLeak
 from warpwatch_detection.detectors.memory_pressure import MemoryPressure
 from warpwatch_detection.detectors.oom import Oom
+from warpwatch_detection.detectors.run_regression import RunRegression
 from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_regression import StepRegression
 from warpwatch_detection.detectors.step_spikes import StepSpikes
@@ -44,6 +46,7 @@ DETECTORS: dict[str, Callable[[DetectionConfig, AnomaliesConfig], Detector]] = {
     "comm_slow": lambda kinds, _: CommSlow(kinds.false_alarms_per_job_day),
     "step_regression": lambda kinds, _: StepRegression(kinds.false_alarms_per_job_day),
     "step_drift": lambda kinds, _: StepDrift(kinds.false_alarms_per_job_day),
+    "run_regression": lambda *_: RunRegression(),
 }
 
 

@@ -207,3 +207,22 @@ def test_retention_spares_the_baseline_of_a_job_that_runs(node: Node) -> None:
     node.store.config = type(node.store.config)(url=node.store.config.url, max_captures=2)
     node.coordinator.retain()
     assert [kept.id for kept in node.hub.state().captures] == [baseline.id, later[-1].id]
+
+
+def test_a_run_slower_than_those_before_is_compared_with_their_baseline(node: Node) -> None:
+    def taken(number: int, run: str, **changes: Any) -> None:
+        fields: dict[str, Any] = {**TRAIN._replace(run=run).fields(), **changes}
+        asked = replace(MANUAL, **fields)
+        at, name = node.now - 100 + number, f"c{number}"
+        folder = str(node.store.folder(name, at))
+        node.store.create(Capture(name, asked, at, folder=folder, outcome="complete"))
+
+    taken(1, "r-1", trigger="baseline")
+    taken(2, "r-2", trigger="baseline")
+    taken(3, "r-2", trigger="anomaly", anomaly_kind="run_regression")
+    taken(4, TRAIN.run, trigger="baseline")
+    taken(5, "r-3", trigger="baseline", job="another")
+    node.restart()
+    found = node.coordinator.register.earlier_baseline(TRAIN, node.now)
+    assert found is not None
+    assert found.id == "c1"

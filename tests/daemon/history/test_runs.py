@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -279,3 +280,59 @@ def test_a_comparison_says_what_makes_runs_different() -> None:
         "tokens_per_step: 1000 and 2000",
     )
     assert compare(before, after).grown is None
+
+
+def kept(number: int, step_s: float = 0.5, **changes: Any) -> RunSummary:
+    """A run of the node's job that ended before, with 200 steps of each rank."""
+    first = BEGAN - 1000 + number
+    fields = {"first_time": first, "end_time": first + 500, "ranks": (0, 1), "world_size": 2}
+    said = {"gpu_model": "NVIDIA H100", "step_clock": "step()", "tokens_per_step": 1000.0}
+    figures = {"judged_steps": 400, "step_p50_s": step_s, "phases_s": {"forward": step_s}}
+    fields |= {**said, **figures, **changes}
+    return RunSummary("ns/team", "llama 7b", f"r-{number}", first, **fields)  # type: ignore[arg-type]
+
+
+def said(node: Node, *before: RunSummary) -> list[float] | None:
+    """What the detectors are told that earlier runs took; None: nothing."""
+    for run in before:
+        RunFiles(node.path).save(run)
+    node.start()
+    node.train(range(121))
+    events = node.runs.take_events()
+    assert node.runs.take_events() == []
+    if not events:
+        return None
+    assert [(event.event, event.rank, event.job_id) for event in events] == [("compared", 0, JOB)]
+    detail = events[0].detail
+    assert (detail["steps"], detail["step_s"]) == (101, pytest.approx(0.5, rel=0.01))
+    found: list[float] = detail["earlier_s"]
+    return found
+
+
+def test_a_run_is_compared_with_the_last_ones_of_its_kind(node: Node) -> None:
+    runs = [kept(number, 0.4 + number / 100) for number in range(7)]
+    assert said(node, *runs) == pytest.approx([0.46, 0.45, 0.44, 0.43, 0.42])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"world_size": 4},
+        {"gpu_model": "NVIDIA A100"},
+        {"step_clock": "optimizer"},
+        {"tokens_per_step": 2000.0},
+        {"judged_steps": 150},
+        {"end_time": None},
+        {"anomalies": {"run_regression": 1}},
+    ],
+)
+def test_runs_of_another_kind_say_nothing_of_it(node: Node, other: dict[str, Any]) -> None:
+    assert said(node, kept(1, **other)) is None
+    assert said(node, kept(2)) == [0.5]
+
+
+def test_what_three_runs_in_a_row_have_been_is_how_the_job_is_now(node: Node) -> None:
+    slow = {"run_regression": 1}
+    runs = [kept(1), kept(2, 0.6, anomalies=slow), kept(3, 0.62, anomalies=slow)]
+    assert said(node, *runs) == [0.5]
+    assert said(node, kept(4, 0.61, anomalies=slow)) == [0.61, 0.62, 0.6]

@@ -3,5 +3,6 @@
 - run_table: sums up the runs that go on, and knows those that ended
 - run_figures, step_histogram: the figures of one run, as its steps come
 - run_files: summaries on disk; run_uploads: and in the remote store
+- earlier_runs: which ones a run is compared with
 - comparison: two summaries side by side
 """

@@ -14,18 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from warpwatch._version import __version__
+from warpwatch_daemon.history.runs.earlier_runs import compared, earlier, has_enough, name_of
 from warpwatch_daemon.history.runs.run_figures import RunFigures
 from warpwatch_daemon.history.runs.run_files import RunFiles
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.detectors.run_regression import EVENT
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Record, Step
+from warpwatch_telemetry.records import RankEvent, Record, Step
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
 
-REFRESH_S = 15.0
+REFRESH_S = 10.0
 # How much of a run that goes on a daemon that is killed forgets.
 SAVE_S = 60.0
 # Of all owners together: about 5 kB each.
@@ -51,6 +53,8 @@ class RunTable:
         self._dirty: set[JobId] = set()
         self._dropped: set[JobId] = set()
         self._saved_at: dict[JobId, float] = {}
+        # What the detectors are told.
+        self._events: list[RankEvent] = []
         self._began_at = time.monotonic()
         self._refreshed_at = -math.inf
 
@@ -82,9 +86,27 @@ class RunTable:
             self._sum_up(job, of_job, models, now)
             if not any(rank.status in _LIVE for rank in of_job):
                 self._end(job)
+        self._compare(now)
         if at - self._began_at > RETURN_S:
             self._end_interrupted()
         self._make_room()
+
+    def take_events(self) -> list[RankEvent]:
+        """How runs compare with earlier ones, since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _compare(self, now: float) -> None:
+        known: dict[tuple[str, str], list[RunSummary]] = {}
+        for summary in self.all():
+            known.setdefault(name_of(summary.job_id), []).append(summary)
+        for job in self._figures:
+            run = next((one for one in known.get(name_of(job), ()) if one.job_id == job), None)
+            before = earlier(run, known[name_of(job)]) if run and has_enough(run) else ()
+            if run is not None and before:
+                detail, rank = compared(run, before), run.ranks[0]
+                event = RankEvent(now, rank=rank, event=EVENT, detail=detail, **job.fields())
+                self._events.append(event)
 
     def _begin(self, step: Step) -> RunFigures | None:
         """None for a step, read again, of a run that has been summed up to its end."""

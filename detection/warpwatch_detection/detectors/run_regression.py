@@ -1,0 +1,158 @@
+"""A run whose steps take longer than those of the job's last runs took.
+
+The daemon says now and then how the run compares (event ``compared``): a median over all of its
+steps after warm-up, beside those of earlier runs with the same world size, GPU model and work of a
+step. What is slow from a run's first step on is seen by no detector that learns from the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Verdict
+from warpwatch_detection.detectors.event_numbers import MAX_NUMBER, detail_number
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
+from warpwatch_telemetry.anomalies import Found
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.records import RankEvent
+
+EVENT = "compared"
+# Of a rank. The median of so many steps stands still.
+MIN_STEPS = 100
+# However alike the earlier runs are: more than the histogram's 1 %, and what is worth a look.
+MIN_EFFECT = 0.05
+# With fewer runs their spread is not known. GPUs of one model differ by 8 % on average (Sinha et
+# al., "Not All GPUs Are Created Equal", SC 2022), and the next run may be on others.
+KNOWN_RUNS = 3
+UNKNOWN_SPREAD = 0.10
+# A normal distribution has 1 in 740 beyond three deviations.
+DEVIATIONS = 3.0
+# It is over below this part of the way to the limit.
+RELEASE = 0.5
+MAX_RUNS = 16
+MAX_PHASES = 128
+
+
+@dataclass(slots=True)
+class RunLevel:
+    """The newest comparison of a run, in seconds. nearest: the largest part of the limit so far."""
+
+    step_s: float
+    earlier_s: float
+    limit_s: float
+    runs: int
+    phase: str = ""
+    nearest: float = 0.0
+    on: bool = False
+
+    @property
+    def excess(self) -> float:
+        """Part of the way from the earlier runs to the limit."""
+        return (self.step_s - self.earlier_s) / (self.limit_s - self.earlier_s)
+
+
+@dataclass(slots=True)
+class RunRegressionState:
+    jobs: dict[JobId, RunLevel] = field(default_factory=dict)
+
+
+class RunRegression(Detector):
+    kind = "run_regression"
+    reads = (RankEvent,)
+
+    def __init__(self) -> None:
+        self.state = RunRegressionState()
+
+    def observe(self, seen: Any) -> Iterable[Verdict]:
+        if seen.event != EVENT:
+            return ()
+        step_s, steps = detail_number(seen, "step_s"), detail_number(seen, "steps")
+        earlier = _numbers(seen.detail.get("earlier_s"))
+        if step_s is None or not earlier or (steps or 0) < MIN_STEPS:
+            return ()
+        level = self._level(seen, step_s, earlier)
+        was_on = level.on
+        level.on = level.excess > (RELEASE if was_on else 1.0)
+        if level.on:
+            return (self._found(seen, level),)
+        return (Fine(seen.time, seen.job_id),) if was_on else ()
+
+    def _level(self, seen: RankEvent, step_s: float, earlier: list[float]) -> RunLevel:
+        """The job's level with these figures."""
+        earlier_s, effect = spread(earlier)
+        limit_s = earlier_s * (1 + max(MIN_EFFECT, effect))
+        phase = grown(seen.detail.get("phases_s"), seen.detail.get("earlier_phases_s"))
+        before = self.state.jobs.get(seen.job_id)
+        level = RunLevel(step_s, earlier_s, limit_s, len(earlier), phase)
+        if before is not None:
+            level.on, level.nearest = before.on, before.nearest
+        level.nearest = max(level.nearest, level.excess)
+        self.state.jobs[seen.job_id] = level
+        return level
+
+    @staticmethod
+    def _found(seen: RankEvent, level: RunLevel) -> Found:
+        which = "the run" if level.runs == 1 else f"the {level.runs} runs"
+        grown_most = f", most of it in {level.phase}" if level.phase else ""
+        return Found(
+            time=seen.time,
+            severity="warning",
+            **seen.job_id.fields(),
+            value=level.step_s,
+            baseline=level.earlier_s,
+            summary=f"steps take {100 * (level.step_s / level.earlier_s - 1):.0f} % longer than in "
+            f"{which} before: {level.step_s:.3g} s instead of {level.earlier_s:.3g} s{grown_most}",
+        )
+
+    def forget(self, job: JobId) -> None:
+        self.state.jobs.pop(job, None)
+
+    def statuses(self) -> Iterable[DetectorStatus]:
+        for name, level in self.state.jobs.items():
+            yield DetectorStatus(
+                "found" if level.on else "fine",
+                f"a step takes {level.step_s:.3g} s, {level.earlier_s:.3g} s in {level.runs} "
+                f"earlier runs",
+                **name.fields(),
+                value=level.step_s,
+                baseline=level.earlier_s,
+                limit=level.limit_s,
+                nearest=level.nearest,
+            )
+
+
+def spread(earlier: list[float]) -> tuple[float, float]:
+    """The level of these runs, and how far beyond it another one may be, as a part of it."""
+    level = median(earlier)
+    if len(earlier) < KNOWN_RUNS:
+        return level, UNKNOWN_SPREAD
+    deviation = SIGMA_PER_MAD * median([abs(value - level) for value in earlier])
+    return level, DEVIATIONS * deviation / level
+
+
+def grown(now: object, earlier: object) -> str:
+    """The phase whose mean grew most; empty where none did."""
+    if not isinstance(now, Mapping) or not isinstance(earlier, Mapping):
+        return ""
+    if max(len(now), len(earlier)) > MAX_PHASES:
+        return ""
+    growth: dict[str, float] = {}
+    for name, value in now.items():
+        number = _number(value)
+        if number is not None:
+            growth[str(name)] = number - (_number(earlier.get(name)) or 0.0)
+    most = max(growth, key=lambda name: growth[name], default="")
+    return most if most and growth[most] > 0 else ""
+
+
+def _numbers(value: object) -> list[float]:
+    values = value[:MAX_RUNS] if isinstance(value, list | tuple) else []
+    return [number for number in map(_number, values) if number is not None and number > 0]
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= MAX_NUMBER else None

@@ -1,0 +1,97 @@
+"""run_regression: a run beside the job's earlier ones, as the daemon says how they compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.detection.alone import alone
+from warpwatch_detection.engine import Detection
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import RankEvent, Step
+
+PHASES = {"forward": 0.2, "backward": 0.25, "other": 0.05}
+
+
+@pytest.fixture
+def engine() -> Detection:
+    engine = alone("run_regression")
+    engine.feed(Step(0.0, "llama", 0, 1, 0.5))
+    return engine
+
+
+def compared(
+    engine: Detection, step_s: object, earlier_s: object, time: float = 1.0, **detail: Any
+) -> Anomaly | None:
+    """The anomaly after the daemon has said so."""
+    said = {"steps": 200, "step_s": step_s, "earlier_s": earlier_s, **detail}
+    engine.feed(RankEvent(time, "llama", 0, "compared", said))
+    return next(iter(engine.active), None)
+
+
+def test_a_run_slower_than_the_one_before_is_found_with_the_phase_that_grew(
+    engine: Detection,
+) -> None:
+    grown = PHASES | {"forward": 0.3}
+    found = compared(engine, 0.6, [0.5], phases_s=grown, earlier_phases_s=PHASES)
+    assert found is not None
+    assert (found.kind, found.severity, found.rank) == ("run_regression", "warning", None)
+    assert (found.value, found.baseline) == (0.6, 0.5)
+    assert found.summary == (
+        "steps take 20 % longer than in the run before: 0.6 s instead of 0.5 s, most of it in "
+        "forward"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_s", "earlier_s", "is_found"),
+    [
+        # Of one or two runs it is not known how far the next one may be.
+        (0.545, [0.5], False),
+        (0.555, [0.5, 0.5], True),
+        # Three or more say it themselves, but 5 % at least.
+        (0.522, [0.5, 0.501, 0.499], False),
+        (0.530, [0.5, 0.501, 0.499], True),
+        (0.560, [0.5, 0.52, 0.48, 0.53, 0.47], False),
+        (0.600, [0.5, 0.52, 0.48, 0.53, 0.47], True),
+        # One bad run among them does not hide the next.
+        (0.600, [0.5, 0.5, 0.5, 0.5, 0.7], True),
+        (0.400, [0.5, 0.5, 0.5], False),
+    ],
+)
+def test_the_limit_is_the_earlier_runs_own_spread(
+    engine: Detection, step_s: float, earlier_s: list[float], is_found: bool
+) -> None:
+    assert (compared(engine, step_s, earlier_s) is not None) == is_found
+
+
+def test_it_is_over_well_below_the_limit_and_not_at_it(engine: Detection) -> None:
+    assert compared(engine, 0.6, [0.5], 1.0) is not None
+    assert compared(engine, 0.54, [0.5], 2.0) is not None
+    assert compared(engine, 0.52, [0.5], 3.0) is None
+
+
+def test_few_steps_say_nothing(engine: Detection) -> None:
+    assert compared(engine, 0.9, [0.5], steps=99) is None
+    assert compared(engine, 0.9, [0.5], steps=100) is not None
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        {"earlier_s": []},
+        {"earlier_s": "0.5"},
+        {"earlier_s": [0.0, -1.0, True, None, float("nan"), 1e300]},
+        {"earlier_s": [0.5], "step_s": "0.9"},
+        {"earlier_s": [0.5], "steps": None},
+    ],
+)
+def test_what_is_no_comparison_says_nothing(engine: Detection, detail: dict[str, Any]) -> None:
+    assert compared(engine, **({"step_s": 0.9, "earlier_s": None} | detail)) is None
+
+
+def test_it_can_be_switched_off() -> None:
+    engine = alone()
+    engine.feed(Step(0.0, "llama", 0, 1, 0.5))
+    assert compared(engine, 0.9, [0.5]) is None
