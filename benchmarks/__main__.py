@@ -19,6 +19,7 @@ from benchmarks import (
     detectors,
     devices,
     diagnosis,
+    fleet,
     shim_step,
     training,
 )
@@ -34,6 +35,7 @@ BENCHMARKS = {
     "pause": capture_pause.measure,
     "detectors": detectors.measure,
     "diagnosis": diagnosis.measure,
+    "fleet": fleet.measure,
 }
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from warpwatch._version import __version__
+from warpwatch_daemon.agent.open_files import allow_enough
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
@@ -52,6 +53,7 @@ class Fleet:
 
     def __init__(self, config: FleetFile) -> None:
         """Raises UsageError where the configuration cannot be used."""
+        allow_enough()
         own = config.fleet
         self._targets = Targets(own)
         self._cluster = Cluster(config.detection, config.anomalies)

@@ -1,0 +1,131 @@
+"""Many agents in one process, each on a loopback address of its own; what they say is made up.
+
+``simulated_agents.py PORT SETTINGS`` serves `/api/v1/records` as agents do, each rank a step a
+second, with the faults that SETTINGS (JSON) names and when they begin. Prints one line when it
+listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+RANKS_A_NODE = 8
+STEP_S, COMM_S, NOISE_S = 1.0, 0.1, 0.004
+SLOW_S = 0.3
+# Of jobs with 8 to 256 ranks, in turn.
+NODES_A_JOB = (1, 2, 4, 8, 16, 32)
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n\r\n"
+_LEASED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Node(NamedTuple):
+    number: int
+    job: str
+    first_rank: int
+    world_size: int
+
+
+def layout(nodes: int, largest: int) -> list[Node]:
+    """One job over ``largest`` nodes, and smaller ones over the rest."""
+    found: list[Node] = []
+    for number, count in enumerate(_sizes(nodes, largest)):
+        ranks = count * RANKS_A_NODE
+        for member in range(count):
+            found.append(Node(len(found), f"job-{number}", member * RANKS_A_NODE, ranks))
+    return found
+
+
+def _sizes(nodes: int, largest: int) -> Iterator[int]:
+    yield largest
+    left, turn = nodes - largest, 0
+    while left:
+        count = min(NODES_A_JOB[turn % len(NODES_A_JOB)], left)
+        yield count
+        left, turn = left - count, turn + 1
+
+
+def address(number: int) -> str:
+    return f"127.1.{number // 250}.{number % 250 + 1}"
+
+
+class Agents:
+    """slow: by job, which rank; stuck: jobs; from these times on (wall clock)."""
+
+    def __init__(self, nodes: list[Node], settings: dict[str, Any]) -> None:
+        self._nodes = {address(node.number): node for node in nodes}
+        self._slow: dict[str, int] = settings["slow"]
+        self._slow_at: float = settings["slow_at"]
+        self._stuck: list[str] = settings["stuck"]
+        self._stuck_at: float = settings["stuck_at"]
+        self._begun = time.time()
+        # Drawn once: numbers at random would cost more than the lines.
+        self._noise = [random.Random(0).gauss(0.0, NOISE_S) for _ in range(9973)]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        if request.startswith(b"POST"):
+            writer.write(_LEASED)
+            return writer.close()
+        node = self._nodes[writer.get_extra_info("sockname")[0]]
+        writer.write(_HEAD + b"".join(self._ranks(node)))
+        # Not all at the same moment.
+        await asyncio.sleep(node.number % 100 / 100)
+        number = 0
+        while not writer.is_closing():
+            now = time.time()
+            if not (node.job in self._stuck and now >= self._stuck_at):
+                number = int(now - self._begun)
+                writer.write(b"".join(self._steps(node, number, now)))
+            writer.write(_end(node, number, now))
+            await writer.drain()
+            await asyncio.sleep(STEP_S - (time.time() - now))
+
+    def _ranks(self, node: Node) -> Iterator[bytes]:
+        for rank in _ranks_of(node):
+            yield (
+                b'{"type":"rank","time":%.3f,"job":"%s","rank":%d,"world_size":%d,'
+                b'"owner":"ns/bench","run":"1"}\n'
+                % (time.time(), node.job.encode(), rank, node.world_size)
+            )
+
+    def _steps(self, node: Node, number: int, now: float) -> Iterator[bytes]:
+        culprit = self._slow.get(node.job) if now >= self._slow_at else None
+        job = node.job.encode()
+        for rank in _ranks_of(node):
+            noise_s = self._noise[(number * 131 + rank * 17) % len(self._noise)]
+            late_s = 0.0 if culprit is None else SLOW_S
+            comm_s = COMM_S + (late_s if rank != culprit else 0.0)
+            yield (
+                b'{"type":"step","time":%.3f,"job":"%s","rank":%d,"step":%d,"duration_s":%.5f,'
+                b'"phases_s":{"comm":%.5f},"owner":"ns/bench","run":"1"}\n'
+                % (now, job, rank, number, STEP_S + late_s + noise_s, comm_s)
+            )
+
+
+def _ranks_of(node: Node) -> range:
+    return range(node.first_rank, node.first_rank + RANKS_A_NODE)
+
+
+def _end(node: Node, number: int, now: float) -> bytes:
+    return (
+        b'{"type":"clock","time":%.3f}\n'
+        b'{"type":"cursor","cursor":"00000000-%d","node":"node-%d","version":"bench"}\n'
+        % (now, number, node.number)
+    )
+
+
+async def main(port: int, settings: dict[str, Any]) -> None:
+    agents = Agents(layout(settings["nodes"], settings["largest"]), settings)
+    server = await asyncio.start_server(agents.serve, "0.0.0.0", port, backlog=4096)
+    print("listening", flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), json.loads(sys.argv[2])))
