@@ -99,8 +99,9 @@ def _faults(nodes: list[Node], at: float) -> Faults:
     """Among the jobs over several nodes."""
     sizes = {node.job: node.world_size for node in nodes}
     jobs = [job for job, world_size in sizes.items() if world_size > RANKS_A_NODE]
-    slow = {job: sizes[job] // 2 for job in jobs[:SLOW_JOBS]}
-    return Faults(at, slow, jobs[SLOW_JOBS : SLOW_JOBS + STUCK_JOBS])
+    stuck = jobs[-min(STUCK_JOBS, len(jobs) // 2) :]
+    slow = [job for job in jobs if job not in stuck][:SLOW_JOBS]
+    return Faults(at, {job: sizes[job] // 2 for job in slow}, stuck)
 
 
 def _delays(anomalies: list[dict[str, Any]], kind: str, faults: Faults) -> list[float]:

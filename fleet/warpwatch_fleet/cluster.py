@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet import joining
 from warpwatch_fleet.jobs import FleetJob
@@ -98,13 +100,16 @@ class Cluster:
 
     # --- judging ---
 
-    def judge(self, now: float, changed: Callable[[FleetJob], None]) -> None:
-        """``changed``: called of every job whose anomalies may be others now."""
+    def judge(self, now: float) -> list[Change]:
+        """What has changed of the anomalies that are the fleet's to raise, with their nodes."""
+        changes: list[Change] = []
+        names = self.names()
         for job in list(self.jobs.values()):
             if job.judged:
-                job.advance(self._known_until(job, now))
-                changed(job)
+                for change in job.advance(self._known_until(job, now)):
+                    changes.append(replace(change, anomaly=job.located(change.anomaly, names)))
             self._forget(job, now)
+        return changes
 
     def _known_until(self, job: FleetJob, now: float) -> float | None:
         """Until when all of its nodes have told what happened; None while one is away."""

@@ -62,7 +62,6 @@ class Fleet:
         self._hostname = socket.gethostname()
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
         self._follows: dict[str, asyncio.Task[None]] = {}
-        self._raised: dict[str, bool] = {}
         self._stream = RecordStream()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
@@ -163,15 +162,15 @@ class Fleet:
 
     async def _judge(self) -> None:
         with self._lock:
-            self._cluster.judge(time.time(), self._report)
+            changes = self._cluster.judge(time.time())
+        for change in changes:
+            if change.what == "opened":
+                self._report(change.anomaly)
 
-    def _report(self, job: FleetJob) -> None:
-        for anomaly in job.anomalies(self._cluster.names()):
-            active = anomaly.end_time is None
-            if anomaly.id not in self._raised:
-                self.metrics.counter("anomalies_total").labels(anomaly.kind, anomaly.severity).inc()
-                logger.warning("%s of %s: %s", anomaly.kind, anomaly.job, anomaly.summary)
-            self._raised[anomaly.id] = active
+    def _report(self, anomaly: Anomaly) -> None:
+        raised = self.metrics.counter("anomalies_total")
+        raised.labels(anomaly.kind, anomaly.severity).inc()
+        logger.warning("%s of %s: %s", anomaly.kind, anomaly.job, anomaly.summary)
 
     async def _renew_leases(self) -> None:
         """Of the jobs that the fleet judges, on every node; of others the agents judge alone."""

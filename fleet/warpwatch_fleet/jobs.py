@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from warpwatch_daemon.ranks.counts import RankCounts, RecentSteps
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.engine import Detection
 from warpwatch_fleet.merging import Merger
@@ -17,7 +18,6 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import JobState, RankState
 
-# By how much what is said of now is behind: nodes tell what happened twice a second.
 JobRecord = RankSeen | Step | RankEvent | End
 
 
@@ -175,37 +175,38 @@ class FleetJob:
         for member in self.members.values():
             self._merger.add(self._as_ours(member.seen))
 
-    def advance(self, known_until: float | None) -> None:
+    def advance(self, known_until: float | None) -> list[Change]:
         """Judge what is known of all nodes until then; None: one is away, and time stands still.
 
-        Its ranks would look as if they hung.
+        Its ranks would look as if they hung. What has changed of what is the fleet's to raise.
         """
         detection = self.detection
-        if detection is None:
-            return
-        if known_until is None:
+        if detection is None or known_until is None:
             self._skip = True
-            return
+            return []
         if self._skip:
             self._skip = False
             detection.skip_to(known_until)
-        for record in self._merger.until(known_until):
-            detection.feed(record)
+        changes = [c for one in self._merger.until(known_until) for c in detection.feed(one)]
         if known_until > self._time:
             self._time = known_until
-            detection.feed(Clock(known_until))
+            changes += detection.feed(Clock(known_until))
+        return [change for change in changes if change.anomaly.kind in FLEET_KINDS]
 
     def anomalies(self, names: Mapping[str, str]) -> Iterator[Anomaly]:
         """Those that are the fleet's to raise, with the node of their rank. names: of nodes."""
         if self.detection is None:
             return
         for anomaly in (*self.detection.history, *self.detection.active):
-            if anomaly.kind not in FLEET_KINDS:
-                continue
-            member = self.members.get(-1 if anomaly.rank is None else anomaly.rank)
-            node = "" if member is None else names.get(member.node, member.node)
-            where = f" (on {node})" if node else ""
-            yield replace(anomaly, summary=anomaly.summary + where, node=node, judged_by="fleet")
+            if anomaly.kind in FLEET_KINDS:
+                yield self.located(anomaly, names)
+
+    def located(self, anomaly: Anomaly, names: Mapping[str, str]) -> Anomaly:
+        """With the node of its rank."""
+        member = self.members.get(-1 if anomaly.rank is None else anomaly.rank)
+        node = "" if member is None else names.get(member.node, member.node)
+        where = f" (on {node})" if node else ""
+        return replace(anomaly, summary=anomaly.summary + where, node=node, judged_by="fleet")
 
     # --- what is shown ---
 

@@ -56,7 +56,7 @@ class TestCluster:
         for node in nodes or self.nodes:
             self.cluster.take(node.address, node.lines(self.now), self.now)
             self.cluster.nodes[node.address].up = True
-        self.cluster.judge(self.now, lambda job: None)
+        self.cluster.judge(self.now)
 
     def anomalies(self) -> list[Anomaly]:
         return list(self.cluster.anomalies())
