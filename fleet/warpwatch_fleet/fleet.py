@@ -32,7 +32,7 @@ from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.node import TOLD_SKEW_S, Node
 from warpwatch_fleet.targets import Targets
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
@@ -253,8 +253,16 @@ class Fleet:
     def lease(self, job: JobId, holder: str, seconds: float) -> None:
         raise Refused("refused_disabled", "a fleet judges its jobs itself")
 
-    def request_capture(self, request: CaptureRequest) -> Capture:
+    def request_capture(
+        self, request: CaptureRequest, name: str = "", start_step: int | None = None
+    ) -> Capture:
         raise Refused("refused_disabled", "ask the agents of the job's nodes for captures")
+
+    def prepare_capture(self, request: CaptureRequest) -> Prepared:
+        raise Refused("refused_disabled", "a fleet takes no part in another one's captures")
+
+    def cancel_capture(self, name: str) -> Capture | None:
+        return None
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         return None

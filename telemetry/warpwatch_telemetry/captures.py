@@ -92,7 +92,7 @@ class RankCapture:
     """How far one rank came, and why not further.
 
     verified: whether the trace holds what was asked for, None before it was read; problems: what
-    it lacks. events: how many it has.
+    it lacks. events: how many it has. node: which one has its file, of a capture over nodes.
     """
 
     rank: int
@@ -104,6 +104,21 @@ class RankCapture:
     verified: bool | None = None
     problems: tuple[str, ...] = ()
     events: int | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a node would capture now: these ranks, of which the fastest has ``begun`` this step.
+
+    steps: how many each would record. step_s: the median step of the fastest, 0: not known. Of a
+    kind without steps all three are None.
+    """
+
+    ranks: tuple[int, ...]
+    steps: int | None = None
+    begun: int | None = None
+    step_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from warpwatch_devices.simulated.source import simulated_uuid
 from warpwatch_devices.source import Surroundings
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import WarpwatchError
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
@@ -275,8 +275,16 @@ class Daemon:
         down = [health for health in health if not health.up]
         return tuple(f"{health.name}: {health.reason}" for health in down)
 
-    def request_capture(self, request: CaptureRequest) -> Capture:
-        return self.captures.coordinator.request(request)
+    def request_capture(
+        self, request: CaptureRequest, name: str = "", start_step: int | None = None
+    ) -> Capture:
+        return self.captures.coordinator.request(request, name, start_step)
+
+    def prepare_capture(self, request: CaptureRequest) -> Prepared:
+        return self.captures.coordinator.prepare(request)
+
+    def cancel_capture(self, name: str) -> Capture | None:
+        return self.captures.coordinator.cancel(name, "cancelled by the fleet")
 
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]

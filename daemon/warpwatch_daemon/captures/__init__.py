@@ -1,11 +1,13 @@
 """From a request to a stored diagnosis.
 
 - policy: may this be captured now, and if not why; disk: how much room there is
-- session: who records, as the coordinator sees it: backends and their sessions
+- session: who records, as the coordinator sees it: backends and their sessions; pace: how far the
+  ranks are
 - shim, shim_backend: by the shim in the process; kineto: by stock PyTorch; stacks: from outside,
   where a process cannot say them
 - coordinator: the one path for all captures; refusals: which of them are counted
-- capture_register: the captures that are known; store: files, capture.json, retention
+- capture_register: the captures that are known; capture_id: what they are called; store: files,
+  capture.json, retention
 - finisher: what of a capture waits for a disk or a child: folder, files, diagnosis, price;
   fair_queue: owners are served in turn
 - verification: whether a trace holds what was asked for, read in a process of its own

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
+from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import CostWatch
 from warpwatch_daemon.captures.finisher import Finisher
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.refusals import Refusals
-from warpwatch_daemon.captures.session import CaptureBackend, CaptureSession, choose
+from warpwatch_daemon.captures.session import (
+    CaptureBackend,
+    CaptureSession,
+    cancel_safely,
+    check_start,
+    choose,
+    has_ended,
+    pace_of,
+    shown,
+)
 from warpwatch_daemon.captures.shim_backend import ShimBackend
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest
+from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
+
+# The job has paid for what it brought.
+_RECORDED = frozenset({"recording", "exported", "written"})
 
 
 class Coordinator:
@@ -56,6 +68,8 @@ class Coordinator:
         self._backends = (ShimBackend(policy, ranks), *backends)
         self._lock = threading.RLock()
         self._sessions: dict[str, CaptureSession] = {}
+        # When each of them was begun.
+        self._begun_at: dict[str, float] = {}
         self._costs = CostWatch()
         self._refusals = Refusals()
         self.register = CaptureRegister(store, hub)
@@ -72,14 +86,29 @@ class Coordinator:
 
     # --- any thread ---
 
-    def request(self, request: CaptureRequest) -> Capture:
-        """Begin a capture. Raises Refused; every answer is counted, the same again but once."""
+    def request(
+        self, request: CaptureRequest, name: str = "", start_step: int | None = None
+    ) -> Capture:
+        """Begin a capture. Raises Refused; every answer is counted, the same again but once.
+
+        ``name``, ``start_step``: as it is called and begins on all nodes; left out: as is right
+        for this one.
+        """
         at = self._monotonic()
         with self._lock:
             try:
+                if self.register.get(name) is not None:
+                    raise Refused("refused_busy", f"there is a capture {name} already")
                 backend, request, numbers, world_size = choose(self._backends, request)
                 self.policy.check(request, self._busy(request), at)
-                session = self._begin(request, backend, numbers, world_size, at)
+                if start_step is not None:
+                    check_start(backend, request, numbers, start_step)
+                now = time.time()
+                capture = Capture(
+                    name or ids.new(now), request, now, world_size=world_size, backend=backend.name,
+                    start_step=start_step,
+                )  # fmt: skip
+                session = self._begin(capture, backend, numbers, at)
             except Refused as error:
                 self._count_refusal(request, error.reason, error, at)
                 raise
@@ -95,6 +124,33 @@ class Coordinator:
             request.reason or request.trigger,
         )
         return capture
+
+    def prepare(self, request: CaptureRequest) -> Prepared:
+        """What would be captured now, of which nothing is reserved. Raises Refused, counted."""
+        at = self._monotonic()
+        with self._lock:
+            try:
+                backend, request, numbers, _ = choose(self._backends, request)
+                self.policy.check(request, self._busy(request), at)
+                if request.kind not in STEP_KINDS:
+                    return Prepared(tuple(numbers))
+                pace = pace_of(backend, request, numbers)
+                return Prepared(tuple(numbers), self._steps(request, backend), *pace)
+            except Refused as error:
+                self._count_refusal(request, error.reason, error, at)
+                raise
+
+    def cancel(self, name: str, detail: str) -> Capture | None:
+        """End what has brought nothing yet: the capture as it is then; None: there is none."""
+        with self._lock:
+            session = self._sessions.get(name)
+            if session is not None:
+                begun_at = self._begun_at[name]
+                if not any(rank.state in _RECORDED for rank in session.ranks.values()):
+                    self.policy.withdrawn(session.capture.request, begun_at)
+                cancel_safely(session, detail)
+                self._end(session, self._monotonic())
+        return self.register.get(name)
 
     def is_busy(self, job: JobId) -> bool:
         with self._lock:
@@ -115,22 +171,13 @@ class Coordinator:
         }
 
     def _begin(
-        self,
-        request: CaptureRequest,
-        backend: CaptureBackend,
-        numbers: list[int],
-        world_size: int,
-        at: float,
+        self, capture: Capture, backend: CaptureBackend, numbers: list[int], at: float
     ) -> CaptureSession:
         """Ask the ranks. Raises Refused."""
-        now = time.time()
-        name = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + "-" + secrets.token_hex(3)
+        request = capture.request
         steps = self._steps(request, backend) if request.kind in STEP_KINDS else None
-        folder = str(self._store.folder(name, now))
-        capture = Capture(
-            name, request, now, world_size=world_size, backend=backend.name, steps=steps,
-            folder=folder,
-        )  # fmt: skip
+        folder = str(self._store.folder(capture.id, capture.time))
+        capture = replace(capture, steps=steps, folder=folder)
         try:
             self._end_superseded(request, numbers)
             return backend.begin(capture, numbers, at)
@@ -145,8 +192,9 @@ class Coordinator:
         request = session.capture.request
         self.policy.begun(request, at)
         self._sessions[session.capture.id] = session
+        self._begun_at[session.capture.id] = at
         self._costs.begin(session, min(session.ranks))
-        capture = _shown(session)
+        capture = shown(session)
         self.register.keep(capture)
         self._finisher.create(capture, partial(self._refuse_for_disk, capture, at))
         return capture
@@ -156,9 +204,10 @@ class Coordinator:
         request, detail = capture.request, f"{self._store.path}: {error.strerror}"
         with self._lock:
             session = self._sessions.pop(capture.id, None)
+            self._begun_at.pop(capture.id, None)
             if session is not None:
-                _cancel(session, detail)
-                capture = _shown(session)
+                cancel_safely(session, detail)
+                capture = shown(session)
             self._costs.forget(capture.id)
             self.policy.withdrawn(request, at)
             self.register.refuse(
@@ -207,10 +256,10 @@ class Coordinator:
     def advance(self, at: float) -> None:
         with self._lock:
             for session in list(self._sessions.values()):
-                if _is_over(session, at):
+                if has_ended(session, at):
                     self._end(session, at)
                 else:
-                    self.register.keep(_shown(session))
+                    self.register.keep(shown(session))
             for capture, cost in self._costs.take_priced(at):
                 self._finisher.put_cost(capture, cost)
             busy = bool(self._sessions)
@@ -218,9 +267,9 @@ class Coordinator:
 
     def _end(self, session: CaptureSession, at: float) -> None:
         """Nothing more is expected of the ranks; what they left is the finisher's."""
-        capture = _shown(session)
+        capture = shown(session)
         self.register.keep(capture)
-        del self._sessions[capture.id]
+        del self._sessions[capture.id], self._begun_at[capture.id]
         self._costs.end(capture.id, at)
         self._refusals.forget(capture.request)
         self._finisher.put(session)
@@ -229,34 +278,12 @@ class Coordinator:
         """The daemon ends: no rank is to record in vain."""
         with self._lock:
             for session in self._sessions.values():
-                _cancel(session, "the daemon ended")
+                cancel_safely(session, "the daemon ended")
 
     def retain(self) -> None:
         """Retention of the store; a loop of its own."""
         self.register.retain(time.time())
         self.register.publish_residuals()
-
-
-def _is_over(session: CaptureSession, at: float) -> bool:
-    """Whether it has ended, and its ranks know. A session with a fault is over too."""
-    try:
-        if not session.advance(at):
-            return False
-        session.cancel()
-    except Exception:
-        logger.exception("capture %s is given up", session.capture.id)
-    return True
-
-
-def _cancel(session: CaptureSession, detail: str) -> None:
-    try:
-        session.cancel(detail)
-    except Exception:
-        logger.exception("capture %s", session.capture.id)
-
-
-def _shown(session: CaptureSession) -> Capture:
-    return replace(session.capture, ranks=tuple(session.ranks.values()))
 
 
 def _supersedes(request: CaptureRequest, session: CaptureSession) -> bool:

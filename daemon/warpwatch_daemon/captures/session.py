@@ -17,11 +17,13 @@ A session's life, all of it under the coordinator's lock but ``collect``:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from warpwatch_daemon.captures.pace import Pace
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_telemetry.captures import (
     RANK_ENDS,
@@ -33,6 +35,8 @@ from warpwatch_telemetry.captures import (
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent
+
+logger = logging.getLogger(__name__)
 
 # A wrong name is answered with so many right ones.
 MAX_NAMED = 20
@@ -91,8 +95,15 @@ class CaptureBackend(Protocol):
         """The most that a rank says a recorded step of its brings; None: not known."""
         ...
 
+    def pace(self, job: JobId, numbers: Collection[int]) -> Pace | None:
+        """How far these ranks are; None: it cannot be told which steps to record."""
+        ...
+
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> CaptureSession:
-        """Ask these ranks. ``capture.steps`` are to be recorded. Raises Refused."""
+        """Ask these ranks. ``capture.steps`` are to be recorded. Raises Refused.
+
+        A ``capture.start_step`` that is there already is kept, however late a rank is.
+        """
         ...
 
 
@@ -151,3 +162,45 @@ def _is_meant(job: JobId, request: CaptureRequest) -> bool:
     """What the request leaves open may be anything."""
     asked = request.job_id
     return all(said in ("", known) for said, known in zip(asked, job, strict=True))
+
+
+def pace_of(backend: CaptureBackend, request: CaptureRequest, numbers: Sequence[int]) -> Pace:
+    """How far these ranks are. Raises Refused where it cannot be told which steps to record."""
+    pace = backend.pace(request.job_id, numbers)
+    if pace is None:
+        detail = f"{backend.name} records a window of time: no step can be named to begin with"
+        raise Refused("refused_disabled", detail)
+    return pace
+
+
+def check_start(
+    backend: CaptureBackend, request: CaptureRequest, numbers: Sequence[int], start_step: int
+) -> None:
+    """Raises Refused where the step before it, the lead-in, has begun."""
+    begun = pace_of(backend, request, numbers).begun
+    if begun >= start_step - 1:
+        raise Refused("refused_over", f"step {start_step} is too early: step {begun} has begun")
+
+
+def has_ended(session: CaptureSession, at: float) -> bool:
+    """Whether it has ended, and its ranks know. A session with a fault is over too."""
+    try:
+        if not session.advance(at):
+            return False
+        session.cancel()
+    except Exception:
+        logger.exception("capture %s is given up", session.capture.id)
+    return True
+
+
+def cancel_safely(session: CaptureSession, detail: str) -> None:
+    """Also one with a fault."""
+    try:
+        session.cancel(detail)
+    except Exception:
+        logger.exception("capture %s", session.capture.id)
+
+
+def shown(session: CaptureSession) -> Capture:
+    """The capture with its ranks as they are now."""
+    return replace(session.capture, ranks=tuple(session.ranks.values()))

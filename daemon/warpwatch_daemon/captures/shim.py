@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import MAX_ARM_TIMEOUT_S
+from warpwatch_daemon.captures.pace import fastest, median_step_s
 from warpwatch_daemon.captures.session import is_over
 from warpwatch_daemon.captures.stacks import outside
 from warpwatch_daemon.captures.verification import Expectation
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 # A rank must read its command before the start step: this long, and at least two steps.
 MARGIN_S = 0.15
 MARGIN_STEPS = 2
-# No rank is further ahead of its peers than this, whatever it says.
-MAX_AHEAD_STEPS = 1000
 # Not all armed in time: another start step, this often at most in all.
 ATTEMPTS = 3
 # The start step is two steps off, and as much again for a rank that is behind.
@@ -64,7 +62,8 @@ class ShimSession:
     """A ``captures.session.CaptureSession``.
 
     ``targets``: those of the ranks ``numbers`` that have not ended. ``send`` writes a rank's
-    command file; ``begun`` reads the step that a rank has begun.
+    command file; ``begun`` reads the step that a rank has begun. A capture that has its
+    ``start_step`` keeps it: other nodes have the same.
     """
 
     def __init__(
@@ -89,6 +88,7 @@ class ShimSession:
         self._send = send
         self._begun = begun
         self._steps = capture.steps or capture.request.steps
+        self._fixed_start = capture.start_step
         self._attempt = 0
         self._deadline = at + MAX_SESSION_S
         self._recording_at: float | None = None
@@ -131,21 +131,16 @@ class ShimSession:
 
     def _start_step(self) -> int:
         """The newest begun step of the fastest rank, and the margin; wider at each attempt."""
+        if self._fixed_start is not None:
+            return self._fixed_start
         step_s = self._step_s(min)
         margin_s = MARGIN_S * 2 ** (self._attempt - 1)
         in_time = math.ceil(margin_s / step_s) if step_s else 0
-        return self._fastest() + max(MARGIN_STEPS, in_time)
+        begun = fastest(self._begun(target.rank) or 0 for target in self.targets.values())
+        return begun + max(MARGIN_STEPS, in_time)
 
     def _step_s(self, choose: Callable[[list[float]], float]) -> float:
-        """The median step seconds of the fastest (min) or slowest (max) rank; 0: not known."""
-        recent = [list(target.rank.recent) for target in self.targets.values()]
-        return choose([statistics.median(steps_s) for steps_s in recent if steps_s] or [0.0])
-
-    def _fastest(self) -> int:
-        """Ranks step together: one far from the median is no measure for the others."""
-        begun = sorted(self._begun(target.rank) or 0 for target in self.targets.values())
-        middle = begun[(len(begun) - 1) // 2]
-        return max(step for step in begun if step <= middle + MAX_AHEAD_STEPS)
+        return median_step_s((target.rank for target in self.targets.values()), choose)
 
     def cancel(self, detail: str = "") -> None:
         for number, rank in self.ranks.items():
@@ -187,6 +182,8 @@ class ShimSession:
     def _must_rename(self) -> bool:
         """A rank was late or passed the start step unheard, and none has a trace yet."""
         if self.capture.request.kind not in STEP_KINDS or self._attempt >= ATTEMPTS:
+            return False
+        if self._fixed_start is not None:
             return False
         states = {rank.state for rank in self.ranks.values()}
         if "exported" in states:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from warpwatch_daemon.captures.pace import Pace, fastest, median_step_s
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.shim import AskedRank, ShimSession
 from warpwatch_daemon.ranks.source import RanksSource
@@ -36,6 +37,12 @@ class ShimBackend:
     def events_per_step(self, job: JobId) -> int | None:
         said = (rank.claims.events_per_step for rank in self._ranks.targets(job).values())
         return max((events for events in said if events), default=None)
+
+    def pace(self, job: JobId, numbers: Collection[int]) -> Pace:
+        live = self._ranks.targets(job)
+        ranks = [live[number] for number in numbers if number in live]
+        begun = fastest([self._ranks.step_begun(rank) or 0 for rank in ranks] or [0])
+        return Pace(begun, median_step_s(ranks, min))
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> ShimSession:
         live = self._ranks.targets(capture.request.job_id)

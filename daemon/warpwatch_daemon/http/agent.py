@@ -15,7 +15,7 @@ from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import State
@@ -43,8 +43,19 @@ class Agent(Protocol):
     def missing(self) -> tuple[str, ...]:
         """What keeps the daemon from being ready, one line each; empty when it is."""
 
-    def request_capture(self, request: CaptureRequest) -> Capture:
-        """Begin a capture. Raises Refused with a reason from captures.OUTCOMES."""
+    def request_capture(
+        self, request: CaptureRequest, name: str = "", start_step: int | None = None
+    ) -> Capture:
+        """Begin a capture. Raises Refused with a reason from captures.OUTCOMES.
+
+        ``name``, ``start_step``: what a fleet has chosen for all nodes.
+        """
+
+    def prepare_capture(self, request: CaptureRequest) -> Prepared:
+        """What would be captured; nothing is begun. Raises Refused."""
+
+    def cancel_capture(self, name: str) -> Capture | None:
+        """End it, if it runs, for a fleet; None where there is none of this name."""
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         """Where a file of a capture lies, None if it has none of this name; no disk is asked.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch_daemon.http import models
+from warpwatch_daemon.http import bodies, models
 from warpwatch_daemon.http.access import Access, caller_of
 from warpwatch_daemon.http.agent import Agent
 from warpwatch_daemon.http.answers import ApiError, json_answer
@@ -185,31 +186,51 @@ class Api:
 
     async def lease(self, request: Request) -> Response:
         """Have a fleet judge a job for some seconds, or go on with it."""
-        if not self._access.check_change(request).all_jobs:
-            raise ApiError(403, "not_yours", "leases need the token or root")
-        body = await json_body(request, models.LeaseBody)
-        try:
+        self._check_fleet(request, "leases")
+        body = await json_body(request, bodies.LeaseBody)
+        with _refusals():
             job = JobId(body.owner, body.job, body.run)
             self._agent.lease(job, body.holder, body.seconds)
-        except Refused as error:
-            raise ApiError(_CONFLICT, error.reason, str(error)) from error
         return json_answer(models.LeaseAnswer(seconds=body.seconds))
 
     async def request_capture(self, request: Request) -> Response:
         """Ask for a capture."""
         owner = self._access.check_change(request).owner
-        body = await json_body(request, models.CaptureBody)
+        body = await json_body(request, bodies.CaptureBody)
+        if body.is_of_a_fleet:
+            self._check_fleet(request, "id, start_step and anomaly_id")
         if owner is not None and body.owner not in ("", owner):
             # Not their own job of the same name instead.
             raise ApiError(404, "refused_no_rank", f"{owner} may not capture jobs of {body.owner}")
-        try:
+        with _refusals():
             # It waits for the capture that is being begun: off the thread that serves.
-            capture = await run_in_threadpool(self._agent.request_capture, body.request(owner))
-        except Refused as error:
-            status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
-            raise ApiError(status, error.reason, str(error)) from error
+            capture = await run_in_threadpool(
+                self._agent.request_capture, body.request(owner), body.id or "", body.start_step
+            )
         location = {"Location": f"/api/v1/captures/{capture.id}"}
         return json_answer(models.OneCapture(capture), 202, location)
+
+    async def prepare_capture(self, request: Request) -> Response:
+        """What a capture would take now, and how far the ranks are; nothing is begun."""
+        self._check_fleet(request, "captures over nodes")
+        body = await json_body(request, bodies.CaptureBody)
+        with _refusals():
+            prepared = await run_in_threadpool(self._agent.prepare_capture, body.request(None))
+        return json_answer(models.PreparedCapture(prepared))
+
+    async def cancel_capture(self, request: Request) -> Response:
+        """End what a capture has not brought yet; one that has ended stays as it is."""
+        self._check_fleet(request, "captures over nodes")
+        name = request.path_params["id"]
+        capture = await run_in_threadpool(self._agent.cancel_capture, name)
+        if capture is None:
+            raise ApiError(404, "not_found", "there is no such capture")
+        return json_answer(models.OneCapture(capture))
+
+    def _check_fleet(self, request: Request, what: str) -> None:
+        """Raises ApiError unless the caller may act for all jobs."""
+        if not self._access.check_change(request).all_jobs:
+            raise ApiError(403, "not_yours", f"{what} need the token or root")
 
     def _state(self, request: Request) -> State:
         """What the caller may see of it."""
@@ -228,6 +249,16 @@ class Api:
                 job=capture.request.job, owner=capture.request.owner, kind=capture.request.kind
             )
         )
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Answered with the status of their reason."""
+    try:
+        yield
+    except Refused as error:
+        status = _REFUSED_STATUS.get(error.reason, _CONFLICT)
+        raise ApiError(status, error.reason, str(error)) from error
 
 
 def _fields(found: Found) -> dict[str, Any]:

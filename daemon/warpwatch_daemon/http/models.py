@@ -1,4 +1,4 @@
-"""The documents of the API, each written once: bodies of requests, filters of lists, answers.
+"""The documents of the API, each written once: filters of lists, and answers.
 
 `/openapi.json` describes them. A record of the telemetry that the API shows as it is has no model
 of its own: its dataclass serves as one. A number that is not finite is null.
@@ -18,78 +18,17 @@ from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Found,
 from warpwatch_telemetry.captures import (
     CAPTURE_KINDS,
     Capture,
-    CaptureKind,
-    CaptureRequest,
     Decision,
+    Prepared,
 )
 from warpwatch_telemetry.log import series_text
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.samples import Device, DeviceProcess, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState
 
-Rank = Annotated[int, Field(ge=0, lt=2**31)]
 AnomalyKind = Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
 CaptureKindName = Annotated[str, Field(json_schema_extra={"enum": list(CAPTURE_KINDS)})]
 AlertOutcome = Annotated[str, Field(json_schema_extra={"enum": list(ALERT_OUTCOMES)})]
-
-
-class CaptureBody(BaseModel):
-    """What ``POST /api/v1/captures`` asks for."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    job: Annotated[str, Field(min_length=1, max_length=512)]
-    owner: Annotated[
-        str, Field(max_length=128, description="whose job; empty: there is one of this name")
-    ] = ""
-    kind: CaptureKind = "torch"
-    ranks: Annotated[
-        Annotated[list[Rank], Field(min_length=1, max_length=1024)] | None,
-        Field(description="null: all ranks of the job that this daemon sees"),
-    ] = None
-    steps: Annotated[int, Field(ge=1, le=100)] = 5
-    options: Annotated[
-        tuple[Literal["stacks", "shapes", "memory"], ...],
-        Field(description="of kind torch: what it records besides, at a price"),
-    ] = ()
-    backend: Annotated[
-        Literal["shim", "kineto"] | None, Field(description="null: whichever the job has")
-    ] = None
-    reason: Annotated[str, Field(max_length=500)] = ""
-
-    @model_validator(mode="after")
-    def _options_are_of_traces(self) -> CaptureBody:
-        if self.options and self.kind != "torch":
-            raise ValueError(f"options: kind torch has them, {self.kind} has none")
-        return self
-
-    def request(self, owner: str | None) -> CaptureRequest:
-        """``owner``: whose jobs alone may be captured, None for everybody's."""
-        return CaptureRequest(
-            job=self.job,
-            owner=self.owner if owner is None else owner,
-            kind=self.kind,
-            trigger="manual",
-            ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),
-            steps=self.steps,
-            options=tuple(sorted(set(self.options))),
-            backend=self.backend,
-            reason=self.reason,
-        )
-
-
-class LeaseBody(BaseModel):
-    """What ``POST /api/v1/leases`` asks for: that a fleet judges the job, not this node."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    job: Annotated[str, Field(min_length=1, max_length=512)]
-    owner: Annotated[str, Field(max_length=128)]
-    run: Annotated[str, Field(max_length=512)]
-    holder: Annotated[
-        str, Field(min_length=1, max_length=253, description="the fleet; another one is refused")
-    ]
-    seconds: Annotated[float, Field(gt=0, le=60)]
 
 
 # --- filters: the parameters of lists, as they are named in the query ---
@@ -271,6 +210,10 @@ class CaptureList(BaseModel):
 
 
 class OneCapture(RootModel[Capture]):
+    pass
+
+
+class PreparedCapture(RootModel[Prepared]):
     pass
 
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from warpwatch_daemon.captures.alerts.webhook import Webhook
-from warpwatch_daemon.http import models
+from warpwatch_daemon.http import bodies, models
 from warpwatch_daemon.http.alertmanager import AlertWebhook
 from warpwatch_daemon.http.api import Api
 from warpwatch_daemon.http.capture_files import CaptureFiles
@@ -78,7 +78,7 @@ def operations(
             api.lease,
             models.LeaseAnswer,
             method="POST",
-            body=models.LeaseBody,
+            body=bodies.LeaseBody,
             guarded=True,
             errors=(409,),
         ),
@@ -93,10 +93,27 @@ def operations(
             api.request_capture,
             models.OneCapture,
             method="POST",
-            body=models.CaptureBody,
+            body=bodies.CaptureBody,
             guarded=True,
             status=202,
             errors=(404, 409, 503),
+        ),
+        Operation(
+            "/api/v1/captures/prepare",
+            api.prepare_capture,
+            models.PreparedCapture,
+            method="POST",
+            body=bodies.CaptureBody,
+            guarded=True,
+            errors=(404, 409, 503),
+        ),
+        Operation(
+            "/api/v1/captures/{id}/cancel",
+            api.cancel_capture,
+            models.OneCapture,
+            method="POST",
+            guarded=True,
+            errors=(404,),
         ),
         Operation("/api/v1/captures/{id}", api.capture, models.OneCapture, errors=(404,)),
         Operation(

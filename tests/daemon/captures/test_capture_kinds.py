@@ -269,6 +269,9 @@ class BrokenBackend:
     def ranks(self, job: JobId) -> Mapping[int, int]:
         return {0: 1}
 
+    def pace(self, job: JobId, numbers: Collection[int]) -> None:
+        return None
+
     def events_per_step(self, job: JobId) -> int | None:
         return None
 

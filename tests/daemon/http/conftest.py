@@ -30,7 +30,7 @@ from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext, ContextSeries, Worst
-from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
+from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared, RankCapture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
@@ -281,11 +281,21 @@ class MemoryAgent:
     def missing(self) -> tuple[str, ...]:
         return self.lacks
 
-    def request_capture(self, request: CaptureRequest) -> Capture:
+    def request_capture(
+        self, request: CaptureRequest, name: str = "", start_step: int | None = None
+    ) -> Capture:
         if self.refusal is not None:
             raise self.refusal
         self.asked.append(request)
-        return Capture(id="20260921T150000-aaaaaa", request=request, time=NOW)
+        return Capture(name or "20260921T150000-aaaaaa", request, NOW, start_step=start_step)
+
+    def prepare_capture(self, request: CaptureRequest) -> Prepared:
+        if self.refusal is not None:
+            raise self.refusal
+        return Prepared((0, 1), request.steps, 412, 0.212)
+
+    def cancel_capture(self, name: str) -> Capture | None:
+        return next((one for one in self.now.captures if one.id == name), None)
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         path = self.folder / name

@@ -94,6 +94,10 @@ class KinetoBackend:
     def events_per_step(self, job: JobId) -> int | None:
         return None
 
+    def pace(self, job: JobId, numbers: Collection[int]) -> None:
+        """It records a window of time, whatever steps are in it."""
+        return None
+
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> KinetoSession:
         """Order one window of all these ranks. Raises Refused."""
         members = self._pollers.jobs().get(capture.request.job_id, {})

@@ -1,0 +1,106 @@
+"""What requests ask for, each body written once; `/openapi.json` describes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from warpwatch_daemon.captures.capture_id import PATTERN
+from warpwatch_telemetry.captures import STEP_KINDS, CaptureKind, CaptureRequest
+from warpwatch_telemetry.sections import AnomalyKind
+
+Rank = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class CaptureBody(BaseModel):
+    """What ``POST /api/v1/captures`` asks for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    job: Annotated[str, Field(min_length=1, max_length=512)]
+    owner: Annotated[
+        str, Field(max_length=128, description="whose job; empty: there is one of this name")
+    ] = ""
+    kind: CaptureKind = "torch"
+    ranks: Annotated[
+        Annotated[list[Rank], Field(min_length=1, max_length=1024)] | None,
+        Field(description="null: all ranks of the job that this daemon sees"),
+    ] = None
+    steps: Annotated[int, Field(ge=1, le=100)] = 5
+    options: Annotated[
+        tuple[Literal["stacks", "shapes", "memory"], ...],
+        Field(description="of kind torch: what it records besides, at a price"),
+    ] = ()
+    backend: Annotated[
+        Literal["shim", "kineto"] | None, Field(description="null: whichever the job has")
+    ] = None
+    reason: Annotated[str, Field(max_length=500)] = ""
+    run: Annotated[
+        str, Field(max_length=512, description="which start of the job; empty: the only one")
+    ] = ""
+    id: Annotated[
+        Annotated[str, Field(pattern=PATTERN)] | None,
+        Field(description="of a fleet: what the capture is called on all nodes"),
+    ] = None
+    start_step: Annotated[
+        Annotated[int, Field(ge=2, lt=2**63)] | None,
+        Field(description="of a fleet: the first step to record on all nodes"),
+    ] = None
+    anomaly_id: Annotated[
+        Annotated[str, Field(min_length=1, max_length=64)] | None,
+        Field(
+            description="of a fleet: its anomaly that asks, so that the policy of triggers holds"
+        ),
+    ] = None
+    anomaly_kind: AnomalyKind | None = None
+
+    @property
+    def is_of_a_fleet(self) -> bool:
+        """Whether it says what only who may see all jobs may say."""
+        return any(one is not None for one in (self.id, self.start_step, self.anomaly_id))
+
+    @model_validator(mode="after")
+    def _a_start_is_of_steps(self) -> CaptureBody:
+        if self.start_step is not None and self.kind not in STEP_KINDS:
+            raise ValueError(f"start_step: {self.kind} has no steps")
+        if (self.anomaly_id is None) != (self.anomaly_kind is None):
+            raise ValueError("anomaly_id and anomaly_kind are needed together")
+        return self
+
+    @model_validator(mode="after")
+    def _options_are_of_traces(self) -> CaptureBody:
+        if self.options and self.kind != "torch":
+            raise ValueError(f"options: kind torch has them, {self.kind} has none")
+        return self
+
+    def request(self, owner: str | None) -> CaptureRequest:
+        """``owner``: whose jobs alone may be captured, None for everybody's."""
+        return CaptureRequest(
+            job=self.job,
+            owner=self.owner if owner is None else owner,
+            kind=self.kind,
+            run=self.run,
+            trigger="manual" if self.anomaly_id is None else "anomaly",
+            anomaly_id=self.anomaly_id,
+            anomaly_kind=self.anomaly_kind,
+            ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),
+            steps=self.steps,
+            options=tuple(sorted(set(self.options))),
+            backend=self.backend,
+            reason=self.reason,
+        )
+
+
+class LeaseBody(BaseModel):
+    """What ``POST /api/v1/leases`` asks for: that a fleet judges the job, not this node."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    job: Annotated[str, Field(min_length=1, max_length=512)]
+    owner: Annotated[str, Field(max_length=128)]
+    run: Annotated[str, Field(max_length=512)]
+    holder: Annotated[
+        str, Field(min_length=1, max_length=253, description="the fleet; another one is refused")
+    ]
+    seconds: Annotated[float, Field(gt=0, le=60)]

@@ -1,0 +1,74 @@
+"""What a fleet says of captures over HTTP, and that nobody else may."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.daemon.http.conftest import CAPTURE, socket_of
+from tests.loop.other_users import STRANGER, request
+from warpwatch_daemon.http.server import Server
+
+ASK: dict[str, Any] = {"job": "llama-7b", "owner": "uid/1000", "run": "r1"}
+NAME = "20261122T201500-0a1b2c"
+OF_A_FLEET: list[dict[str, Any]] = [
+    {"id": NAME},
+    {"start_step": 40},
+    {"anomaly_id": "a", "anomaly_kind": "hang"},
+]
+
+
+def test_a_fleet_names_the_capture_its_start_step_and_its_anomaly(client: Any, agent: Any) -> None:
+    about = {"id": f"{NAME}-2", "start_step": 40, "anomaly_id": "a7", "anomaly_kind": "straggler"}
+    answer = client.post("/api/v1/captures", json=ASK | about)
+    assert answer.status_code == 202
+    assert (answer.json()["id"], answer.json()["start_step"]) == (f"{NAME}-2", 40)
+    (asked,) = agent.asked
+    assert asked.job_id == ("uid/1000", "llama-7b", "r1")
+    assert (asked.trigger, asked.anomaly_id, asked.anomaly_kind) == ("anomaly", "a7", "straggler")
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"id": "../../etc"}, "id"),
+        ({"id": f"{NAME}-4"}, "id"),
+        ({"start_step": 1}, "start_step"),
+        ({"kind": "stacks", "start_step": 40}, "start_step: stacks has no steps"),
+        ({"anomaly_id": "a7"}, "anomaly_id and anomaly_kind are needed together"),
+        ({"anomaly_id": "a7", "anomaly_kind": "bad_luck"}, "anomaly_kind"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(client: Any, about: Any, said: str) -> None:
+    answer = client.post("/api/v1/captures", json=ASK | about)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["detail"]
+
+
+def test_what_would_be_captured_and_an_end(client: Any) -> None:
+    prepared = client.post("/api/v1/captures/prepare", json=ASK | {"ranks": [0, 1]})
+    assert prepared.json() == {"ranks": [0, 1], "steps": 5, "begun": 412, "step_s": 0.212}
+    ended = client.post(f"/api/v1/captures/{CAPTURE.id}/cancel")
+    assert (ended.status_code, ended.json()["id"]) == (200, CAPTURE.id)
+    assert client.post("/api/v1/captures/none/cancel").status_code == 404
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_may_capture_but_not_speak_for_a_fleet(
+    client: Any, agent: Any, shared_server: Server
+) -> None:
+    asked = [("/api/v1/captures", ASK | about) for about in OF_A_FLEET]
+    asked += [("/api/v1/captures/prepare", ASK), (f"/api/v1/captures/{CAPTURE.id}/cancel", ASK)]
+    for path, body in asked:
+        status, text = request(STRANGER, socket_of(shared_server), path, body)
+        assert (status, json.loads(text)["error"]["reason"]) == (403, "not_yours"), path
+    assert agent.asked == []
+
+
+def test_over_tcp_without_the_token_nothing_changes(tcp: httpx.Client) -> None:
+    for path in ("/api/v1/captures/prepare", f"/api/v1/captures/{CAPTURE.id}/cancel"):
+        assert tcp.post(path, json=ASK).status_code == 403
