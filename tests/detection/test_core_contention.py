@@ -32,7 +32,7 @@ def crowded(
                 yield RankEvent(step.time, "llama", rank, "process", details.get(rank, {}))
 
 
-def shares(**share: float) -> dict[int, dict[str, Any]]:
+def shares(**share: Any) -> dict[int, dict[str, Any]]:
     """The same for each of four ranks."""
     return {rank: dict(share) for rank in range(4)}
 
@@ -113,6 +113,18 @@ def test_a_limit_that_is_reached_is_said_instead_of_the_wait_that_it_makes() -> 
         detail["core_users"] = [HOG]
     (regression,) = found(slow_job(details))
     said = "rank 0 reached its CPU limit of 2 cores in 90 % of the periods (usually 2 %)"
+    assert regression.evidence == (said,)
+
+
+def test_a_limit_that_is_known_later_takes_the_place_of_who_used_the_cores() -> None:
+    job = Job(ranks=4, step_s=0.5, noise=0.02)
+    waits = shares(core_wait_share=0.8, core_users=[HOG])
+    limited = shares(core_wait_share=0.8, throttled_share=0.9)
+    records = [*job.seen(), *crowded(job, 500, shares(core_wait_share=0.02, throttled_share=0.0))]
+    records += crowded(job, 100, waits, compute=lambda *_: 0.2)
+    records += crowded(job, 100, limited, compute=lambda *_: 0.2)
+    (regression,) = found(records)
+    said = "rank 0 reached its CPU limit in 90 % of the periods (usually 0 %)"
     assert regression.evidence == (said,)
 
 

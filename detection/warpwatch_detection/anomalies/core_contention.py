@@ -49,9 +49,9 @@ NONE = Evidence(0.0, "")
 
 @dataclass(slots=True)
 class RankCores:
-    """looks: the newest shares by name; usual: their slow mean while nothing stands out; count: of
-    all looks.
+    """looks: the newest shares by name, of ``count`` in all.
 
+    usual: their slow mean while nothing stands out.
     users: who used its cores, in words, as it was at users_time, when it waited users_share.
     """
 
@@ -139,10 +139,10 @@ def _evidence(
     if name == "throttled_share":
         limit = "" if rank.limit is None else f" of {rank.limit:g} cores"
         text = f"rank {number} reached its CPU limit{limit} in {100 * share:.0f} % of the periods"
-        return Evidence(share, f"{text} {compared}")
+        return Evidence(2.0 + share, f"{text} {compared}")
     if name == "steal_share":
         text = f"the hypervisor kept the cores of rank {number} for {100 * share:.0f} % of the time"
-        return Evidence(share, f"{text} {compared}")
+        return Evidence(1.0 + share, f"{text} {compared}")
     text = f"rank {number} waited {100 * share:.0f} % of the time for a core {compared}"
     users = rank.users_at(time)
     return Evidence(1.0 + share, f"{text}, while {users}") if users else Evidence(share, text)

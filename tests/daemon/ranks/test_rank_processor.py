@@ -78,7 +78,7 @@ def have_used(pids: list[int], cpu_s: float) -> None:
 
 def used_s(pid: int) -> float:
     process = read_process(pid)
-    assert process is not None
+    assert process is not None and process.alive
     return process.cpu_s
 
 
