@@ -153,3 +153,13 @@ def test_a_stall_that_begins_while_the_waits_are_learned_is_found():
     assert opened(engine, job.steps(80)) == []
     found = opened(engine, job.steps(500, wait=lambda _, rank: 0.03 if rank == 2 else 0.0))
     assert [(a.kind, a.rank) for a in found] == [("data_stall", 2)]
+
+
+def test_waits_of_one_rank_that_its_peers_do_not_share_hide_no_stall_of_it():
+    job, engine = Job(ranks=4, step_s=0.1, noise=0.02), alone("data_stall")
+    uneven = job.steps(400, wait=lambda s, r: 0.05 if r == 2 and s // 10 % 4 == 0 else 0.0)
+    opened(engine, uneven)
+    opened(engine, job.steps(300))
+    assert list(engine.active) == []
+    opened(engine, job.steps(300, wait=lambda _, rank: 0.03 if rank == 2 else 0.0))
+    assert [(one.kind, one.rank) for one in engine.active] == [("data_stall", 2)]

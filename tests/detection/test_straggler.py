@@ -317,3 +317,18 @@ def test_a_job_with_one_rank_has_nothing_to_compare_with():
     for step in joined(Job(ranks=1).steps(300)):
         assert not detector.observe(step)
     assert [status.answer for status in detector.statuses()] == ["learning"]
+
+
+def a_busy_core(step: int, rank: int) -> float:
+    """Other programs come to the core of rank 1, for two seconds in six."""
+    return 0.06 if rank == 1 and step // 20 % 3 == 0 else 0.0
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(ranks: int) -> None:
+    job, engine = Job(ranks=ranks, step_s=0.1, noise=0.02), detection()
+    opened(engine, job.steps(500, compute=a_busy_core))
+    opened(engine, job.steps(200))
+    assert list(engine.active) == []
+    opened(engine, job.steps(300, compute=lambda _, rank: 0.04 if rank == 1 else 0.0))
+    assert [(one.kind, one.rank) for one in engine.active] == [("straggler", 1)]

@@ -18,7 +18,8 @@ from warpwatch_detection.detector import (
     JobStep,
     Verdict,
 )
-from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
+from warpwatch_detection.signals.frozen_baseline import PEER_FACTOR, FrozenBaseline
+from warpwatch_detection.signals.medians import median_of_others
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 
@@ -80,7 +81,7 @@ class RankWaits:
 class JobWaits:
     """Seconds per block, newest last: of steps without waiting, and of whole steps.
 
-    steps, work_s, elapsed_s: of the open block.
+    steps, work_s, elapsed_s: of the open block. spreads: of the ranks' baselines, in order.
     """
 
     ranks: dict[int, RankWaits] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class JobWaits:
     works: list[float] = field(default_factory=list)
     spans: list[float] = field(default_factory=list)
     first_steps: list[int] = field(default_factory=list)
+    spreads: list[float] = field(default_factory=list)
     on: bool = False
 
     def add(self, seen: JobStep) -> None:
@@ -150,6 +152,8 @@ class DataStall(JobDetector[JobWaits]):
         return self._judge_block(job, seen)
 
     def _judge_block(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
+        known = (rank.baseline for rank in job.ranks.values() if rank.baseline.blocks)
+        job.spreads = sorted(baseline.spread for baseline in known)
         for rank in job.ranks.values():
             self._judge_rank(job, rank, seen)
         stalled = {number: rank for number, rank in job.ranks.items() if rank.on}
@@ -195,7 +199,9 @@ class DataStall(JobDetector[JobWaits]):
     def _noise(self, job: JobWaits, rank: RankWaits) -> float:
         """What chance may do to a share; two looks in the long window are independent."""
         look_s = sum(job.spans) / 2
-        return rank.baseline.spread * deviations(self._rate_per_s, look_s, len(job.ranks))
+        own = rank.baseline.spread
+        most = PEER_FACTOR * median_of_others(job.spreads, own)
+        return min(own, most) * deviations(self._rate_per_s, look_s, len(job.ranks))
 
     @staticmethod
     def _least_rise(rank: RankWaits, noise: float) -> float:

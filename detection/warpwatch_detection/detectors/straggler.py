@@ -132,7 +132,8 @@ class Straggler(JobDetector[JobLevels]):
         return deviations(self._rate_per_s, job.window_s, len(job.ranks))
 
     def _limit(self, job: JobLevels, rank: RankLevel, error: float, least: float) -> float:
-        return max(least, self._factor(job) * max(rank.baseline.spread, job.noise, error))
+        past = min(max(rank.baseline.spread, job.noise), rank.most_noise)
+        return max(least, self._factor(job) * max(past, error))
 
     @staticmethod
     def _excess(job: JobLevels, rank: RankLevel, level: float, limit: float) -> float:
@@ -151,10 +152,14 @@ class Straggler(JobDetector[JobLevels]):
         job.drop_missing(FORGET_BLOCKS)
         judged = [rank for rank in job.full.values() if rank.missed_blocks == 1]
         for rank in judged:
+            rank.end_block()
+        job.bound_noise()
+        for rank in judged:
             self._judge_block(job, rank, seen, healthy, error)
         if job.groups and judged:
             self._judge_quartiles(job, judged, seen, healthy, error)
-        job.noise = median([rank.baseline.spread for rank in job.ranks.values()])
+        spreads = sorted(rank.baseline.spread for rank in job.ranks.values())
+        job.noise = spreads[(len(spreads) - 1) // 2]
         if not job.groups and all(map(_is_ready, job.ranks.values())):
             job.form_groups()
         for rank in job.ranks.values():

@@ -25,6 +25,18 @@ def median_of_ordered(ordered: Sequence[float]) -> float:
     return (ordered[middle - 1] + ordered[middle]) / 2
 
 
+def median_of_others(ordered: Sequence[float], own: float) -> float:
+    """Without one of the values, ``own``; infinite where there is no other."""
+    half, is_even = divmod(len(ordered) - 1, 2)
+    if half == 0 and not is_even:
+        return math.inf
+    above = half + 1 if own <= ordered[half] else half
+    if is_even:
+        return ordered[above]
+    below = half if own < ordered[half] else half - 1
+    return (ordered[below] + ordered[above]) / 2
+
+
 @dataclass(slots=True)
 class SlidingMedian:
     """The last ``size`` values, as they came (a ring) and in order: two binary searches a value."""
@@ -49,6 +61,10 @@ class SlidingMedian:
         self.recent.clear()
         self.ordered.clear()
         self.oldest = 0
+
+    @property
+    def newest(self) -> float:
+        return self.recent[self.oldest - 1]
 
     @property
     def full(self) -> bool:

@@ -11,8 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import NEVER
-from warpwatch_detection.signals.frozen_baseline import FrozenBaseline
-from warpwatch_detection.signals.medians import SlidingMedian, median
+from warpwatch_detection.signals.frozen_baseline import PEER_FACTOR, FrozenBaseline
+from warpwatch_detection.signals.medians import (
+    SIGMA_PER_MAD,
+    SlidingMedian,
+    median,
+    median_of_others,
+)
 from warpwatch_detection.signals.peers import PeerRatios, group_by_level, lone_outlier
 from warpwatch_detection.signals.work_scaling import WorkScaling
 
@@ -34,6 +39,8 @@ GROUP_NOISE_FACTOR = 4.0
 STAGE_GAP = math.log(1.10)
 # A rank that is slow from the start must be it by a quarter: it has no past to compare with.
 START_RISE = math.log(1.25)
+# Changes of a rank's own time from block to block that say how steady it is.
+MIN_CHANGES, MAX_CHANGES = 5, 40
 # Blocks in a row below half of the limit that end it.
 RELEASE_BLOCKS = 2
 
@@ -65,6 +72,8 @@ class RankLevel:
     now_and_then: it is slow in some steps, not in most.
     limit: of the level's rise until the block ends, by the noise of blocks; NEVER: not known yet.
     excess: the rise over its limit, as judged last.
+    own: log of what it computes itself, of the block's ticks; own_level: of the block before;
+    own_changes: between neighbouring blocks. most_noise: of its level, by what its peers show.
     """
 
     window: SlidingMedian = field(default_factory=lambda: SlidingMedian(WINDOW_TICKS))
@@ -84,6 +93,10 @@ class RankLevel:
     excess: float = 0.0
     nearest: float = 0.0
     nearest_step: int | None = None
+    most_noise: float = NEVER
+    own: list[float] = field(default_factory=list)
+    own_level: float | None = None
+    own_changes: SlidingMedian = field(default_factory=lambda: SlidingMedian(MAX_CHANGES))
 
     @property
     def level(self) -> float:
@@ -93,6 +106,22 @@ class RankLevel:
     def rise(self) -> float:
         """Of what it is found by, over the baseline."""
         return self.upper.rise if self.now_and_then else self.level - self.baseline.center
+
+    @property
+    def steadiness(self) -> float:
+        """Standard deviation of its own level, beside no one; infinite while it is not known."""
+        changes = self.own_changes
+        if len(changes.recent) < MIN_CHANGES:
+            return NEVER
+        return max(SIGMA_PER_MAD * changes.median() / math.sqrt(2), MIN_SPREAD)
+
+    def end_block(self) -> None:
+        if not self.own:
+            return
+        before, self.own_level = self.own_level, median(self.own)
+        if before is not None:
+            self.own_changes.add(abs(self.own_level - before))
+        self.own.clear()
 
     def release(self, excess: float) -> None:
         """At the end of a block: what was found is over if it has been gone for long enough."""
@@ -108,9 +137,9 @@ class RankLevel:
 class JobLevels:
     """The ranks of one job; ``groups`` once the baseline is ready; ``step_s``: the usual step.
 
-    noise: median of the ranks' spreads. One rank's own is known badly from few blocks, and ranks
-    that do the same work on the same machines are about equally noisy. references: per rank the
-    log of its peers' seconds, in the newest tick.
+    noise: the middle one of the ranks' spreads. One rank's own is known badly from few blocks, and
+    ranks that do the same work on the same machines are about equally noisy. references: per rank
+    the log of its peers' seconds, in the newest tick.
     """
 
     ranks: dict[int, RankLevel] = field(default_factory=dict)
@@ -159,6 +188,13 @@ class JobLevels:
     def window_s(self) -> float:
         return WINDOW_TICKS * self.steps_a_tick() * self.step_s
 
+    def bound_noise(self) -> None:
+        """What a rank's level varies by beyond what its peers show is a fault of its own."""
+        steadiness = {number: rank.steadiness for number, rank in self.ranks.items()}
+        ordered = sorted(steadiness.values())
+        for number, rank in self.ranks.items():
+            rank.most_noise = PEER_FACTOR * median_of_others(ordered, steadiness[number])
+
     def steps_a_tick(self) -> int:
         """As many as last TICK_S, by the usual step: a pause must not be a tick of its own."""
         if self.step_s >= TICK_S:
@@ -177,6 +213,8 @@ class JobLevels:
         explained = step.explained
         for number, value in step.references.items():
             self.references[number] = value + explained[number] if explained else value
+            rank = self.ranks[number]
+            rank.own.append(value + rank.window.newest)
         self.block_ticks += 1
         return tick_s
 
