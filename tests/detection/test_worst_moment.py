@@ -57,6 +57,14 @@ def test_what_comes_back_within_the_grace_remembers_what_it_was_before():
     assert (ended.summary, ended.reopened) == ("steps take 62 % longer since step 400", 1)
 
 
+def test_what_comes_back_smaller_does_not_recover():
+    life = Life()
+    life.found("hang", 0, "no step for 140 s", value=140.0, baseline=1.0)
+    life.fine("hang", 60)
+    (again,) = life.found("hang", 120, "no step for 30 s", value=30.0, baseline=1.0)
+    assert (again.summary, again.reopened) == ("no step for 30 s", 1)
+
+
 def test_a_device_says_what_it_did_to_its_job_at_the_worst():
     life = Life()
     life.found("thermal_throttle", 0, "throttled by heat", device="GPU-3", value=0.4)

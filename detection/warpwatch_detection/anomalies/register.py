@@ -200,7 +200,7 @@ class AnomalyRegister:
         if key[0] in EVENT_KINDS:
             tracked.held_until = found.time + self._config.hold_s
             self._schedule()
-        tracked.summarize()
+        tracked.summarize(is_new=what != "updated")
         self._changes.append(Change(what, tracked.anomaly))
 
     # --- closing and continuing ---

@@ -39,10 +39,11 @@ class TrackedAnomaly:
         """The detector has found it again."""
         self.newest, self.worst = found, worse(self.anomaly.kind, self.worst, found)
 
-    def summarize(self) -> None:
-        """Bring what the anomaly says of itself up to date."""
+    def summarize(self, is_new: bool = False) -> None:
+        """Bring what it says of itself up to date. ``is_new``: it began, which is no recovery."""
         newest = self.newest
-        self._say(sentence(self.anomaly.kind, newest, self.worst), newest)
+        said = newest.summary if is_new else sentence(self.anomaly.kind, newest, self.worst)
+        self._say(said, newest)
 
     def end(self, time: float, explained_by: str | None, why: str) -> None:
         """``why``: it ended, if that needs to be said."""
