@@ -34,8 +34,9 @@ STEPS = {
     "a_clock_that_stands_still": 1 + 20 - 15 + 1,
     "phases_of_one_optimizer_each": 200,
     "phases_that_come_back": 60,
-    # Nothing tells the second pair from two more of the first step's.
-    "phases_of_two_optimizers_each": 20 + 20 - 15,
+    "phases_of_two_optimizers_each": 40,
+    # The inner loop of the first step was all that there was.
+    "a_new_optimizer_for_each_inner_loop": 5 + 20,
     # The first step of the generator counts too: no other was seen until then.
     "a_critic_that_steps_five_times": 51,
     "a_generator_before_its_critics_five_steps": 10,

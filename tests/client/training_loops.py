@@ -324,6 +324,13 @@ def phases_of_two_optimizers_each() -> None:
 
 
 @loop
+def a_new_optimizer_for_each_inner_loop() -> None:
+    (outer,) = optimizers(1)
+    for _ in range(20):
+        in_turn(*optimizers(1) * 5, outer)
+
+
+@loop
 def a_critic_that_steps_five_times() -> None:
     critic, generator = optimizers(2)
     in_turn(*[*[critic] * 5, generator] * 10)

@@ -59,6 +59,19 @@ while True:
         time.sleep(0.05)
 """
 
+DAEMON = """
+import sys
+from warpwatch_daemon.cli import main
+
+sys.exit(main(["daemon", "--config", sys.argv[1]]))
+"""
+# As where it is not installed: then nothing reads the stacks of a process that is stopped.
+WITHOUT_PY_SPY = f"""
+from warpwatch_daemon.captures.stacks import py_spy
+
+py_spy.find = lambda: None
+{DAEMON}
+"""
 HANG = {"timeout_s": 4, "warmup_timeout_s": 0, "stopped_after_s": 3}
 
 
@@ -130,7 +143,20 @@ def test_a_c_call_that_holds_the_gil(node: LoopNode, held: str) -> None:
 
 
 @pytest.mark.torch
-def test_a_collective_whose_peer_is_stopped(node: LoopNode) -> None:
+@pytest.mark.parametrize(
+    "daemon",
+    [
+        pytest.param(DAEMON, marks=pytest.mark.slow, id="with py-spy"),
+        pytest.param(WITHOUT_PY_SPY, id="without"),
+    ],
+)
+def test_a_collective_whose_peer_is_stopped(tmp_path: Path, daemon: str) -> None:
+    with loop_node(tmp_path, detection={"hang": HANG}) as node:
+        node.start("daemon", ["-c", daemon, str(node.config)], {})
+        stops_in_a_collective(node)
+
+
+def stops_in_a_collective(node: LoopNode) -> None:
     port = str(free_port())
     node.start_rank(0, REDUCING, port)
     peer = node.start_rank(1, REDUCING, port)

@@ -1,9 +1,9 @@
 """Which of several optimizers ends the steps of the training.
 
 Those that step in turn at every step of it (the two of a GAN) are one step, which the first ends.
-One that steps on its own is the clock from its first step on where that can be known: it was never
-seen while another one stepped on its own, or has had turns of its own before. Else it becomes the
-clock once the other has not stepped for longer than it ever did.
+One that steps on its own is the clock from its first step on where that can be known: it was not
+there at the steps before, or has had turns of its own. Else it becomes the clock once the other has
+not stepped for longer than it ever did.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ class ClockChoice:
     """Asked only when another optimizer than the clock's has stepped.
 
     counts: the steps of each that was seen since the clock's last one; most: how many there ever
-    were between two of the clock's. turners: those that have had turns of their own.
+    were between two of the clock's. turners: those that have had turns of their own. steps: the
+    clock's when another one stepped last; new_at: when one came that was not seen before. Where
+    each step of the training has a new one (inner loops of meta-learning) that says nothing.
     """
 
-    __slots__ = ("_counts", "_most", "_steps", "_turners")
+    __slots__ = ("_counts", "_most", "_new_at", "_steps", "_turners")
 
     def __init__(self) -> None:
         self._counts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         self._turners: WeakSet[Any] = WeakSet()
-        self._most = self._steps = 0
+        self._most = self._steps = self._new_at = 0
 
     def takes_over(self, optimizer: Any, current: Any, clock: StepClock) -> bool:
         """Whether ``optimizer``, which has stepped, is the clock from this step on.
@@ -47,14 +49,16 @@ class ClockChoice:
         if alone:
             self._most = max(self._most, *counts.values(), 0)
             counts.update(dict.fromkeys(counts, 0))
-        is_new = optimizer not in counts
+        if current is not None and alone >= TURN_STEPS:
+            self._turners.add(current)
+        if optimizer in counts:
+            is_turn = self._is_turn(optimizer, current, alone)
+        else:
+            is_turn = clock.steps - self._new_at >= TURN_STEPS
+            self._new_at = clock.steps
         counts[optimizer] = counts.get(optimizer, 0) + 1
-        if current is not None:
-            if alone >= TURN_STEPS:
-                self._turners.add(current)
-            is_turn = alone >= TURN_STEPS if is_new else self._is_turn(optimizer, current, alone)
-            if not is_turn and not self._is_left(counts[optimizer], clock):
-                return False
+        if current is not None and not is_turn and not self._is_left(counts[optimizer], clock):
+            return False
         self._most = counts[optimizer] = 0
         return True
 
