@@ -68,7 +68,10 @@ class Agents:
         self._noise = [random.Random(0).gauss(0.0, NOISE_S) for _ in range(9973)]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = await reader.readuntil(b"\r\n\r\n")
+        try:
+            request = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return writer.close()
         if request.startswith(b"POST"):
             writer.write(_LEASED)
             return writer.close()

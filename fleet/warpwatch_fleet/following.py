@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
@@ -21,6 +22,8 @@ from warpwatch_telemetry.jobs import JobId
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
+# More at once would have to wait for each other longer than that.
+MAX_CONNECTING = 64
 # An agent sends something twice a second.
 SILENCE_S = 10.0
 RETRY_S = (1.0, 30.0)
@@ -49,6 +52,7 @@ class Agents:
         self._shard = shard
         self._scheme = "https" if config.ca_file is not None else "http"
         self._token = _token(config.token_file)
+        self._connecting = asyncio.Semaphore(MAX_CONNECTING)
         self._client = httpx.AsyncClient(
             verify=_context(config) if config.ca_file is not None else True,
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
@@ -66,15 +70,17 @@ class Agents:
         params["shard"] = f"{self._shard.index}/{self._shard.of}"
         if (after := cursor()) is not None:
             params["after"] = after
-        url = f"{self._scheme}://{target.address}/api/v1/records"
+        request = self._client.build_request(
+            "GET",
+            f"{self._scheme}://{target.address}/api/v1/records",
+            params=params,
+            headers=self._headers(target),
+            extensions=_extensions(target),
+        )
         try:
-            async with self._client.stream(
-                "GET",
-                url,
-                params=params,
-                headers=self._headers(target),
-                extensions=_extensions(target),
-            ) as answer:
+            async with self._connecting:
+                answer = await self._client.send(request, stream=True)
+            async with contextlib.aclosing(answer):
                 if answer.status_code != 200:
                     raise AgentError(await _refusal(answer))
                 async for lines in _paced(_lines(answer.aiter_bytes())):
