@@ -6,21 +6,32 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.history.object_store import URL, bucket
-from tests.loop.node import LoopNode, loop_node, poll
+import pytest
 
-# argv: seconds of a forward, and how many steps.
+from tests.loop.node import LoopNode, loop_node, poll
+from warpwatch_daemon.config.triggers import TriggersConfig
+
+pytestmark = pytest.mark.torch
+
+# argv: how often a step sorts, and how many steps.
 PROGRAM = """
-import sys, time, warpwatch
-forward_s, steps = float(sys.argv[1]), int(sys.argv[2])
+import sys, time
+import torch
+import warpwatch
+
+torch.set_num_threads(1)
+sorts, steps = map(int, sys.argv[1:])
+values = torch.rand(20_000)
 monitor = warpwatch.attach(job="train")
 for _ in range(steps):
     with monitor.step(tokens=100):
         with monitor.phase("forward"):
-            time.sleep(forward_s)
+            for _ in range(sorts):
+                torch.sort(values)
         with monitor.phase("backward"):
             time.sleep(0.01)
 """
@@ -34,42 +45,59 @@ def warpwatch(node: LoopNode, *arguments: str) -> str:
     return done.stdout
 
 
-def run(node: LoopNode, name: str, forward_s: float, steps: int) -> None:
-    node.start_rank(0, PROGRAM, str(forward_s), str(steps), world_size=1, WARPWATCH_RUN=name)
+def run(node: LoopNode, name: str, sorts: int, steps: int) -> None:
+    node.start_rank(0, PROGRAM, str(sorts), str(steps), world_size=1, WARPWATCH_RUN=name)
 
 
 def known(node: LoopNode, name: str) -> Any:
-    return next((one for one in node.get("runs") if one["run"] == name), None)
+    return next((one for one in node.get("runs") if one["run"] == name), {})
 
 
-def test_a_run_that_is_slower_than_the_one_before_is_found_and_its_phase_named(
-    tmp_path: Path,
-) -> None:
-    config = {"remote_store": {"url": URL}, "triggers": {"recipes": {"run_regression": None}}}
-    with bucket(tmp_path / "buckets") as s3, loop_node(tmp_path, **config) as node:
-        node.start_daemon(wait=True, **s3.environment)
-        run(node, "monday", 0.02, 200)
-        poll(lambda: (known(node, "monday") or {}).get("end_time"), 90, node.log("rank0"))
-        # What is known of it outlives the daemon.
-        node.kill_daemon()
-        node.start_daemon(wait=True, **s3.environment)
-        run(node, "tuesday", 0.03, 100_000)
+def captured(node: LoopNode, trigger: str) -> Any:
+    found = [c for c in node.get("captures") if c["request"]["trigger"] == trigger]
+    return found[0] if found and found[0]["outcome"] else None
 
-        def raised() -> Any:
-            return [a for a in node.get("anomalies") if a["kind"] == "run_regression"]
 
-        (anomaly,) = poll(raised, 90, node.log("daemon"))
-        assert (anomaly["job"], anomaly["run"], anomaly["rank"]) == ("train", "tuesday", None)
-        assert "longer than in the run before" in anomaly["summary"]
-        assert anomaly["summary"].endswith("most of it in forward")
-        compared = warpwatch(node, "runs", "compare", "monday", "train/tuesday", "--json")
-        found = json.loads(compared)
-        assert (found["grown"], found["differs"]) == ("forward", [])
-        assert 1.2 < found["step_ratio"] < 1.6
-        assert [line.split(":")[0] for line in warpwatch(node, "runs").splitlines()] == [
-            "train/monday",
-            "train/tuesday",
-        ]
-        owner = f"uid%2F{os.getuid()}"
-        copies = [name for name in s3.objects() if "captures" not in name]
-        assert copies == [f"gpus/runs/{owner}/train/monday.json"]
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[LoopNode]:
+    others = {kind: None for kind in TriggersConfig().recipes if kind != "run_regression"}
+    baseline = {"after_steps": 60, "after_s": 1, "steps": 3}
+    triggers = {"cooldown_s": 0, "baseline": baseline, "recipes": others}
+    config = {"remote_store": {"url": (tmp_path / "bucket").as_uri()}, "triggers": triggers}
+    with loop_node(tmp_path, **config) as node:
+        node.start_daemon()
+        yield node
+
+
+def test_a_slower_run_is_found_and_its_phase_and_operator_are_named(node: LoopNode) -> None:
+    run(node, "monday", 2, 250)
+    baseline = poll(lambda: captured(node, "baseline"), 60, node.log("daemon"))
+    poll(lambda: known(node, "monday").get("end_time"), 60, node.log("rank0"))
+    # What is known of it outlives the daemon.
+    node.kill_daemon()
+    node.start_daemon()
+    run(node, "tuesday", 6, 100_000)
+
+    def raised() -> Any:
+        return [a for a in node.get("anomalies") if a["kind"] == "run_regression"]
+
+    (anomaly,) = poll(raised, 60, node.log("daemon"))
+    assert (anomaly["job"], anomaly["run"], anomaly["rank"]) == ("train", "tuesday", None)
+    assert "longer than in the run before" in anomaly["summary"]
+    assert anomaly["summary"].endswith("most of it in forward")
+    found = json.loads(warpwatch(node, "runs", "compare", "monday", "train/tuesday", "--json"))
+    assert (found["grown"], found["differs"]) == ("forward", [])
+    assert found["step_ratio"] > 1.1
+    lines = warpwatch(node, "runs").splitlines()
+    assert [line.split(":")[0] for line in lines] == ["train/monday", "train/tuesday"]
+    capture = poll(lambda: captured(node, "anomaly"), 60, node.log("daemon"))
+    assert capture["baseline_id"] == baseline["id"]
+    (comparison,) = capture["diagnosis"]["comparison"]
+    assert comparison["operators"][0]["name"] == "aten::sort"
+    assert any(text.startswith("operator aten::sort: ") for text in comparison["sentences"])
+    copies = [
+        p.relative_to(node.folder / "bucket")
+        for p in node.folder.rglob("monday.json")
+        if "bucket" in p.parts
+    ]
+    assert copies == [Path("runs", f"uid%2F{os.getuid()}", "train", "monday.json")]

@@ -1,4 +1,4 @@
-"""What two traces of the same work differ in: by phase of the step and by kernel.
+"""What two traces of the same work differ in: by phase of the step, and by kernel or operator.
 
 Before and after a change of the same job, or a slow rank and a typical one. The phases of a step
 are disjoint and add up to it, so their changes add up to the change of the step.
@@ -17,6 +17,7 @@ from warpwatch_diagnosis.measures.intervals import Intervals, total
 from warpwatch_diagnosis.measures.kernels import TOP, KernelClass, KernelTime
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import plain
+from warpwatch_diagnosis.measures.operators import TOP as OPERATORS
 
 # As many kernels a step as before, within this, is the same work.
 SAME_COUNT = 0.02
@@ -71,8 +72,23 @@ class KernelChange:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorChange:
+    """All calls of one operator on the CPU, without what they call, in ms per step."""
+
+    name: str
+    before_ms: float
+    now_ms: float
+    change_ms: float
+
+    def __str__(self) -> str:
+        both = f"{self.before_ms:,.2f} ms -> {self.now_ms:,.2f} ms"
+        return f"operator {self.name[:_MAX_NAME]}: {both} a step"
+
+
+@dataclass(frozen=True, slots=True)
 class BaselineComparison:
-    """phases: largest change first, in order of size; kernels: likewise, at most ten.
+    """phases: largest change first, in order of size; kernels: likewise, at most ten; operators:
+    the same of traces without a GPU.
 
     slowdown_ratio: by which all kernels are slower alike, as with lower clocks; else None.
     """
@@ -83,6 +99,7 @@ class BaselineComparison:
     slowdown_ratio: float | None
     phases: tuple[PhaseChange, ...]
     kernels: tuple[KernelChange, ...]
+    operators: tuple[OperatorChange, ...]
     label: str
 
     @property
@@ -101,7 +118,8 @@ class BaselineComparison:
         ]
         found += [str(p) for p in self.phases if abs(p.change_ms) >= least_ms]
         if self.slowdown_ratio is None:
-            found += [str(k) for k in self.kernels if abs(k.change_ms) >= least_ms]
+            changes: tuple[KernelChange | OperatorChange, ...] = (*self.kernels, *self.operators)
+            found += [str(change) for change in changes if abs(change.change_ms) >= least_ms]
         else:
             slower = 100 * (self.slowdown_ratio - 1)
             found.append(f"the same kernels are all {slower:.0f} % slower, as with lower clocks")
@@ -143,12 +161,9 @@ def compare(now: Measures, before: Measures) -> BaselineComparison | None:
         else None,
         phases=tuple(phases),
         kernels=tuple(kernel_changes(now, before)[:_SHOWN]),
+        operators=tuple(operator_changes(now, before)[:_SHOWN]),
         label=now.label,
     )
-
-
-def _slowdown(now: GpuTime | None, before: GpuTime | None) -> float | None:
-    return slowdown(now.sizes, before.sizes) if now and before else None
 
 
 def phases_ms(measures: Measures) -> dict[str, float]:
@@ -194,6 +209,36 @@ def kernel_changes(now: Measures, before: Measures) -> list[KernelChange]:
         and (name in old or _surely_absent(new[name], now, before))
     ]
     return sorted(changes, key=lambda k: (-abs(k.change_ms), k.name))
+
+
+def operator_changes(now: Measures, before: Measures) -> list[OperatorChange]:
+    """Largest change first; none with a GPU, where its kernels say it."""
+    if now.gpu is not None or before.gpu is not None:
+        return []
+    new, old = _self_ms(now), _self_ms(before)
+    shortest_ms = max(_shortest_ms(now), _shortest_ms(before))
+    changes = [
+        OperatorChange(name, before_ms, now_ms, now_ms - before_ms)
+        for name in {**old, **new}
+        for before_ms, now_ms in [(old.get(name, 0.0), new.get(name, 0.0))]
+        if (name in new and name in old) or max(before_ms, now_ms) > shortest_ms
+    ]
+    return sorted(changes, key=lambda o: (-abs(o.change_ms), o.name))
+
+
+def _self_ms(measures: Measures) -> dict[str, float]:
+    """Per step by the operator's name, of whatever shapes."""
+    found: dict[str, float] = {}
+    for time in measures.operators.by_self_time:
+        spent_ms = time.self_us / measures.step_count / 1e3
+        found[time.name] = found.get(time.name, 0.0) + spent_ms
+    return found
+
+
+def _shortest_ms(measures: Measures) -> float:
+    """What an operator that is not listed takes at most: the list ends with the longest ones."""
+    listed = measures.operators.by_self_time
+    return listed[-1].self_us / measures.step_count / 1e3 if len(listed) >= OPERATORS else 0.0
 
 
 def _by_name(gpu: GpuTime) -> dict[str, KernelTime]:

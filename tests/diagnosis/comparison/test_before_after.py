@@ -120,10 +120,22 @@ def test_a_cpu_trace_and_a_gpu_trace_are_not_compared(tmp_path: Path) -> None:
     assert found.comparison == ()
 
 
+def test_without_a_gpu_the_operators_that_changed_are_named(tmp_path: Path) -> None:
+    now = cpu_rank(0)
+    for begin in now.each_step():
+        now.operator(begin + 1000, 4000, name="aten::sort")
+    comparison = one(compared(tmp_path, now, cpu_rank(0)))
+    sort = next(change for change in comparison.operators if change.name == "aten::sort")
+    assert (sort.before_ms, sort.now_ms, sort.change_ms) == (0.0, 4.0, 4.0)
+    assert "operator aten::sort: 0.00 ms -> 4.00 ms a step" in comparison.sentences
+    assert comparison.kernels == ()
+
+
 def test_the_comparison_is_json(tmp_path: Path) -> None:
     found = compared(tmp_path, busy_trace(factor=1.2), busy_trace()).to_json()["comparison"][0]
     assert json.loads(json.dumps(found)) == found
     assert set(found) == {
-        "rank", "before_step_ms", "now_step_ms", "slowdown_ratio", "phases", "kernels", "sentences",
+        "rank", "before_step_ms", "now_step_ms", "slowdown_ratio", "phases", "kernels", "operators",
+        "sentences",
     }  # fmt: skip
     assert found["before_step_ms"] == STEP_US / 1e3

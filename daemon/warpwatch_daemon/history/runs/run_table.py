@@ -21,13 +21,14 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.detectors.run_regression import EVENT
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import RankEvent, Record, Step
+from warpwatch_telemetry.records import End, RankEvent, Record, Step
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 10.0
+URGENT_S = 1.0
 # How much of a run that goes on a daemon that is killed forgets.
 SAVE_S = 60.0
 # Of all owners together: about 5 kB each.
@@ -57,6 +58,8 @@ class RunTable:
         self._events: list[RankEvent] = []
         self._began_at = time.monotonic()
         self._refreshed_at = -math.inf
+        # A run has begun or ended: it is shown soon.
+        self._is_urgent = False
 
     # --- the pipeline ---
 
@@ -65,6 +68,8 @@ class RunTable:
             figures = self._figures.get(record.job_id) or self._begin(record)
             if figures is not None:
                 figures.add(record)
+        elif type(record) is End:
+            self._is_urgent = True
 
     def take(self, change: Change) -> None:
         job = change.anomaly.job_id
@@ -74,9 +79,10 @@ class RunTable:
     def advance(self, now: float) -> None:
         """Once a round; ``now``: wall clock in seconds."""
         at = time.monotonic()
-        if at - self._refreshed_at < self._refresh_s:
+        wait_s = min(URGENT_S, self._refresh_s) if self._is_urgent else self._refresh_s
+        if at - self._refreshed_at < wait_s:
             return
-        self._refreshed_at = at
+        self._refreshed_at, self._is_urgent = at, False
         ranks: dict[JobId, list[RankState]] = {}
         for rank in self._hub.ranks():
             ranks.setdefault(rank.job_id, []).append(rank)
@@ -115,8 +121,7 @@ class RunTable:
         if before is not None and before.end_time is not None and step.time <= before.time:
             return None
         figures = self._figures[step.job_id] = RunFigures(before)
-        # It is shown at once.
-        self._refreshed_at = -math.inf
+        self._is_urgent = True
         return figures
 
     def _sum_up(
