@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from time import monotonic_ns
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import ref
 
 from warpwatch.steps import StepClock
 
@@ -21,53 +21,82 @@ TURN_STEPS = 2
 TAKE_OVER_AFTER = 16
 # So many are not waited for where the clock's has not stepped for so long.
 TAKE_OVER_NS = 10_000_000_000
+# So many new ones come between two looks at which are gone.
+CLEAN_UP_AFTER = 64
+
+
+class _Seen:
+    """An optimizer that has stepped. ``count``: in ``round``, its steps without one of the clock's.
+
+    has_turns: it has had turns of its own.
+    """
+
+    __slots__ = ("count", "has_turns", "optimizer", "round")
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = ref(optimizer)
+        self.count = self.round = 0
+        self.has_turns = False
 
 
 class ClockChoice:
-    """Asked only when another optimizer than the clock's has stepped.
+    """Asked only when another optimizer than the clock's has stepped, at each step of a GAN.
 
-    counts: the steps of each that was seen since the clock's last one; most: how many there ever
-    were between two of the clock's. turners: those that have had turns of their own. steps: the
-    clock's when another one stepped last; new_at: when one came that was not seen before. Where
-    each step of the training has a new one (inner loops of meta-learning) that says nothing.
+    seen: by the optimizer's id. A round lasts until the clock's steps; run: the most steps of
+    another one in this round; most: in any before. steps: the clock's when another one stepped
+    last; new_at: when one came that was not seen before. Where each step of the training has a new
+    one (inner loops of meta-learning) that says nothing.
     """
 
-    __slots__ = ("_counts", "_most", "_new_at", "_steps", "_turners")
+    __slots__ = ("_most", "_new_at", "_round", "_run", "_seen", "_steps")
 
     def __init__(self) -> None:
-        self._counts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._turners: WeakSet[Any] = WeakSet()
-        self._most = self._steps = self._new_at = 0
+        self._seen: dict[int, _Seen] = {}
+        self._most = self._new_at = self._round = self._run = self._steps = 0
 
     def takes_over(self, optimizer: Any, current: Any, clock: StepClock) -> bool:
         """Whether ``optimizer``, which has stepped, is the clock from this step on.
 
         current: whose steps are the clock, None where it is gone.
         """
-        alone, self._steps = clock.steps - self._steps, clock.steps
-        counts = self._counts
+        steps, alone = clock.steps, clock.steps - self._steps
         if alone:
-            self._most = max(self._most, *counts.values(), 0)
-            counts.update(dict.fromkeys(counts, 0))
-        if current is not None and alone >= TURN_STEPS:
-            self._turners.add(current)
-        if optimizer in counts:
-            is_turn = self._is_turn(optimizer, current, alone)
+            self._steps = steps
+            self._round += 1
+            if self._run > self._most:
+                self._most = self._run
+            self._run = 0
+        if alone >= TURN_STEPS and current is not None:
+            self._of(current).has_turns = True
+        seen = self._seen.get(id(optimizer))
+        if seen is None or seen.optimizer() is not optimizer:
+            seen = self._of(optimizer)
+            is_turn, self._new_at = steps - self._new_at >= TURN_STEPS, steps
         else:
-            is_turn = clock.steps - self._new_at >= TURN_STEPS
-            self._new_at = clock.steps
-        counts[optimizer] = counts.get(optimizer, 0) + 1
-        if current is not None and not is_turn and not self._is_left(counts[optimizer], clock):
+            is_turn = seen.has_turns and self._is_turn(current, alone)
+        seen.count = seen.count + 1 if seen.round == self._round else 1
+        seen.round = self._round
+        if seen.count > self._run:
+            self._run = seen.count
+        is_left = seen.count >= 2 * self._most + 2 and self._is_left(seen.count, clock)
+        if current is not None and not is_turn and not is_left:
             return False
-        self._most = counts[optimizer] = 0
+        self._most = self._run = seen.count = 0
         return True
 
-    def _is_turn(self, optimizer: Any, current: Any, alone: int) -> bool:
-        """Of one that was seen before. One that took the clock for a single step gives it back."""
-        has_turns = optimizer in self._turners
-        return has_turns and (alone >= TURN_STEPS or current not in self._turners)
+    def _of(self, optimizer: Any) -> _Seen:
+        seen = self._seen.get(id(optimizer))
+        if seen is None or seen.optimizer() is not optimizer:
+            if len(self._seen) % CLEAN_UP_AFTER == 0:
+                lives = {key: one for key, one in self._seen.items() if one.optimizer() is not None}
+                self._seen = lives
+            seen = self._seen[id(optimizer)] = _Seen(optimizer)
+        return seen
+
+    def _is_turn(self, current: Any, alone: int) -> bool:
+        """One that took the clock for a single step gives it back."""
+        return alone >= TURN_STEPS or current is None or not self._of(current).has_turns
 
     def _is_left(self, count: int, clock: StepClock) -> bool:
-        """Whether the clock's has not stepped for longer than it ever did."""
-        is_late = monotonic_ns() - clock.begun_ns >= TAKE_OVER_NS
-        return count >= max(2 * self._most + 2, 0 if is_late else TAKE_OVER_AFTER)
+        """Whether the clock's has not stepped for long, as steps or as time go."""
+        return count >= TAKE_OVER_AFTER or monotonic_ns() - clock.begun_ns >= TAKE_OVER_NS
