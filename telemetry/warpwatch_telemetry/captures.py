@@ -44,6 +44,9 @@ OUTCOMES = (
     "refused_over",
 )
 
+# What became of a copy for the remote store: failed is tried again, given_up was removed before.
+UPLOAD_OUTCOMES = ("uploaded", "failed", "given_up")
+
 # How long a rank may take to hand over its file before it is left out: five steps of a slow job
 # and the compression of a large trace.
 CAPTURE_TIMEOUT_S = 120.0

@@ -12,7 +12,7 @@ import pytest
 
 from warpwatch_dashboards import rule_files
 from warpwatch_telemetry.anomalies import KINDS
-from warpwatch_telemetry.captures import CAPTURE_KINDS, OUTCOMES
+from warpwatch_telemetry.captures import CAPTURE_KINDS, OUTCOMES, UPLOAD_OUTCOMES
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import PREFIX
 
@@ -130,7 +130,8 @@ def test_expressions_take_only_series_and_labels_that_exist() -> None:
 
 
 def test_expressions_take_only_values_of_closed_sets() -> None:
-    closed = {"kind": set(KINDS) | set(CAPTURE_KINDS), "outcome": set(OUTCOMES)}
+    outcomes = {*OUTCOMES, *UPLOAD_OUTCOMES}
+    closed = {"kind": set(KINDS) | set(CAPTURE_KINDS), "outcome": outcomes}
     for name, expression in EXPRESSIONS.items():
         for _, text in selectors(expression):
             for label, _, value in matchers(text):

@@ -18,7 +18,7 @@ from warpwatch_daemon.agent.capturing import Capturing
 from warpwatch_daemon.agent.open_files import allow_enough
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
-from warpwatch_daemon.agent.sources import enabled_sources
+from warpwatch_daemon.agent.sources import enabled_sources, hub_of
 from warpwatch_daemon.agent.supervisor import Loop, Supervisor
 from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
 from warpwatch_daemon.api_socket import socket_path
@@ -35,7 +35,6 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_daemon.ranks.gone_pods import GonePods
 from warpwatch_daemon.ranks.load import RankLoad
 from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_daemon.state.hub import Hub
 from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
@@ -81,7 +80,7 @@ class Daemon:
         self._environ = environ
         self.supervisor = Supervisor()
         node = config.node or environ.get("NODE_NAME") or socket.gethostname()
-        self.hub = _hub(config, node)
+        self.hub = hub_of(config, node)
         metrics = self.hub.metrics
         metrics.read("loop_failures_total", self.supervisor.failures)
         metrics.read("loop_duration_seconds", self.supervisor.durations_s)
@@ -310,16 +309,3 @@ class Daemon:
 
     def count_request(self, code: int) -> None:
         self.hub.metrics.counter("http_requests_total").labels(code).inc()
-
-
-def _hub(config: Config, node: str) -> Hub:
-    """What was not read again is believed for three missed intervals, and one for a late one."""
-    sources = config.sources
-    intervals_s = {
-        name: getattr(sources, name).interval_s
-        for name in ("nvml", "simulated", "host", "processes", "dcgm", "dcgm_exporter")
-    }
-    # dcgm-exporter reads DCGM every 30 s only, and what it says again is not published again.
-    intervals_s["dcgm_exporter"] = max(30.0, intervals_s["dcgm_exporter"])
-    stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
-    return Hub(4.0, by_source=stale_after_s, hostname=node)

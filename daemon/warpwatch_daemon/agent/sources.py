@@ -1,11 +1,25 @@
-"""The registry of sources: which of `devices/` the configuration asks for."""
+"""The registry of sources: which of `devices/` the configuration asks for, and what they fill."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.state.hub import Hub
 from warpwatch_devices.source import Source, Surroundings
+
+
+def hub_of(config: Config, node: str) -> Hub:
+    """What was not read again is believed for three missed intervals, and one for a late one."""
+    sources = config.sources
+    intervals_s = {
+        name: getattr(sources, name).interval_s
+        for name in ("nvml", "simulated", "host", "processes", "dcgm", "dcgm_exporter")
+    }
+    # dcgm-exporter reads DCGM every 30 s only, and what it says again is not published again.
+    intervals_s["dcgm_exporter"] = max(30.0, intervals_s["dcgm_exporter"])
+    stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
+    return Hub(4.0, by_source=stale_after_s, hostname=node)
 
 
 def enabled_sources(config: Config, surroundings: Surroundings) -> list[Source]:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from warpwatch_daemon.history.remote_captures import Fetched, fetch, is_address
 from warpwatch_diagnosis import __main__ as diagnosis
 
+if TYPE_CHECKING:
+    from warpwatch_daemon.history.remote_captures import Fetched
+
 PROGRAM = "warpwatch diagnose"
+# s3://bucket/…, not the name of a file.
+_ADDRESS = re.compile(r"[a-z0-9]+://\S+")
 _BASELINE = "--baseline"
 
 
 def main(argv: Sequence[str]) -> int:
     """A capture's address stands for its traces, its baseline's and the ranks without one."""
-    addresses = [argument for argument in argv if is_address(argument)]
+    addresses = [argument for argument in argv if _ADDRESS.fullmatch(argument)]
     if not addresses:
         return diagnosis.main(list(argv), prog=PROGRAM)
+    # Not for who reads files: it loads half of the daemon.
+    from warpwatch_daemon.history.remote_captures import fetch
+
     with tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
         fetched = {}
         for number, address in enumerate(dict.fromkeys(addresses)):

@@ -13,7 +13,6 @@ from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
 
-_ADDRESS = re.compile(r"[a-z0-9]+://\S+")
 # As the coordinator names captures; where one lies follows from its name.
 _NAME = re.compile(r"(\d{4})(\d\d)(\d\d)T\d{6}-[0-9a-f]+")
 TRACES = (".json", ".json.gz")
@@ -29,11 +28,6 @@ class Fetched:
     traces: Sequence[Path]
     missing: Mapping[int, str] = field(default_factory=dict)
     baseline: Sequence[Path] = ()
-
-
-def is_address(text: str) -> bool:
-    """``s3://bucket/…``, not the name of a file."""
-    return _ADDRESS.fullmatch(text) is not None
 
 
 def fetch(address: str, folder: Path) -> Fetched:

@@ -20,13 +20,12 @@ import msgspec
 from warpwatch_daemon.captures.store import RECORD
 from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
-from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "captures"
 MANIFEST = "manifest.json"
-OUTCOMES = ("uploaded", "failed", "given_up")
 # After a failure, doubled up to the second with each that follows.
 PAUSE_S = 5.0
 MAX_PAUSE_S = 120.0
@@ -109,7 +108,9 @@ class Uploads:
         self._pause = Pause(monotonic)
         # All there from the start, so that an increase can be seen.
         outcomes = metrics.counter("uploads_total")
-        self._outcomes = {outcome: outcomes.labels("capture", outcome) for outcome in OUTCOMES}
+        self._outcomes = {
+            outcome: outcomes.labels("capture", outcome) for outcome in UPLOAD_OUTCOMES
+        }
         self._bytes = metrics.counter("upload_bytes_total")
         self._pending = metrics.gauge("uploads_pending").labels("capture")
         self._progress: dict[str, _Progress] = {}

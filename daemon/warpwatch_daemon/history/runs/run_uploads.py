@@ -15,8 +15,9 @@ import msgspec
 from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.history.runs.run_files import FOLDER, key_of
 from warpwatch_daemon.history.runs.run_table import RunTable
-from warpwatch_daemon.history.uploads import OUTCOMES, Pause
+from warpwatch_daemon.history.uploads import Pause
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_telemetry.captures import UPLOAD_OUTCOMES
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
 
@@ -32,7 +33,7 @@ class RunUploads:
         self._remote = remote
         self._runs = runs
         outcomes = metrics.counter("uploads_total")
-        self._outcomes = {outcome: outcomes.labels("run", outcome) for outcome in OUTCOMES}
+        self._outcomes = {outcome: outcomes.labels("run", outcome) for outcome in UPLOAD_OUTCOMES}
         self._bytes = metrics.counter("upload_bytes_total")
         self._pending = metrics.gauge("uploads_pending").labels("run")
         self._pause = Pause()
