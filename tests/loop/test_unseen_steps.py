@@ -35,7 +35,7 @@ while not pathlib.Path(sys.argv[1]).exists():
             parameter -= 1e-3 * parameter.grad
 time.sleep(1000)
 """
-TIMEOUT_S = 4.0
+TIMEOUT_S = 3.0
 
 
 @pytest.fixture
