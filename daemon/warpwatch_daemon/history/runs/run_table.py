@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 REFRESH_S = 10.0
 URGENT_S = 1.0
+# Many short runs take no more of the pipeline's time than this.
+REFRESH_SHARE = 0.02
 # How much of a run that goes on a daemon that is killed forgets.
 SAVE_S = 60.0
 # Of all owners together: about 5 kB each.
@@ -58,6 +60,7 @@ class RunTable:
         self._events: list[RankEvent] = []
         self._began_at = time.monotonic()
         self._refreshed_at = -math.inf
+        self._took_s = 0.0
         # A run has begun or ended: it is shown soon.
         self._is_urgent = False
 
@@ -79,10 +82,16 @@ class RunTable:
     def advance(self, now: float) -> None:
         """Once a round; ``now``: wall clock in seconds."""
         at = time.monotonic()
-        wait_s = min(URGENT_S, self._refresh_s) if self._is_urgent else self._refresh_s
+        wait_s = self._refresh_s
+        if self._is_urgent:
+            wait_s = min(wait_s, max(URGENT_S, self._took_s / REFRESH_SHARE))
         if at - self._refreshed_at < wait_s:
             return
         self._refreshed_at, self._is_urgent = at, False
+        self._refresh(now, at)
+        self._took_s = time.monotonic() - at
+
+    def _refresh(self, now: float, at: float) -> None:
         ranks: dict[JobId, list[RankState]] = {}
         for rank in self._hub.ranks():
             ranks.setdefault(rank.job_id, []).append(rank)
