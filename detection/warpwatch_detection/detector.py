@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -74,7 +74,9 @@ class DetectorStatus:
     answer: learning (not enough data yet), fine or found.
     value, baseline, limit: the quantity judged, what it is compared with, and where it is found.
     nearest: the largest value/limit excess so far, 1 at the limit, and the step (if any) it was at.
-    text: one sentence with numbers.
+    sees, effect: what it would find now at least, and what it is to find, as shares of what is
+    usual; blind: that is less. Only of those that judge noise.
+    text: one line: what it judges with its limit, how near it came, and what it sees.
     """
 
     answer: Literal["learning", "fine", "found"]
@@ -89,6 +91,24 @@ class DetectorStatus:
     nearest_step: int | None = None
     owner: str = ""
     run: str = ""
+    sees: float | None = None
+    effect: float | None = None
+    blind: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        sees, effect = self.sees, self.effect
+        blind = sees is not None and effect is not None and sees > effect
+        object.__setattr__(self, "blind", blind)
+        object.__setattr__(self, "text", "; ".join(self._said()))
+
+    def _said(self) -> Iterator[str]:
+        yield self.text
+        if self.nearest is not None:
+            at = f" at step {self.nearest_step}" if self.nearest_step is not None else ""
+            yield f"came to {self.nearest:.2f} of its limit{at}"
+        if self.sees is not None and self.effect is not None:
+            eyes = f"blind to {self.effect:.0%}, it sees" if self.blind else "sees"
+            yield f"{eyes} {self.sees:.0%} and more"
 
     @property
     def job_id(self) -> JobId | None:

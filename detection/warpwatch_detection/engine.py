@@ -23,6 +23,7 @@ from warpwatch_detection.job_steps import JobSteps
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
+from warpwatch_telemetry.state import DetectorSight
 
 MAX_JOBS = 256
 # If there are too many jobs, one that was silent for so long makes room for another.
@@ -93,6 +94,19 @@ class Detection:
     def statuses(self) -> dict[str, list[DetectorStatus]]:
         """How every detector sees what it judges, by kind."""
         return {detector.kind: list(detector.statuses()) for detector in self._runner.detectors}
+
+    def sights(self) -> tuple[DetectorSight, ...]:
+        """Of each kind and job of which it is known; a rank that is hidden hides the job."""
+        found: dict[tuple[str, str, str], DetectorSight] = {}
+        for kind, some in self.statuses().items():
+            for one in some:
+                if one.sees is None or one.job is None:
+                    continue
+                key = (kind, one.job, one.owner)
+                known = found.get(key)
+                if known is None or (one.blind and not known.blind):
+                    found[key] = DetectorSight(*key, one.blind, one.text)
+        return tuple(found.values())
 
     def take_failure(self) -> Exception | None:
         """What a detector raised since the last call, the first of it."""

@@ -233,6 +233,8 @@ def _agent(state: State) -> Values:
         values["source_duration_seconds", (source.name,)] = round(source.duration_s, 6)
         values["source_errors_total", (source.name,)] = source.errors
     values["ranks_unexported", ()] = len(state.ranks) - len(list(exported_ranks(state)))
+    for sight in state.sights:
+        values["detector_blind", (sight.kind, sight.job, sight.owner)] = int(sight.blind)
     return {**values, **_anomalies(state)}
 
 

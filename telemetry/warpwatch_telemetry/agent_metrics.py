@@ -38,6 +38,12 @@ _FINDINGS = (
         "queue.",
         "operation",
     ),
+    _row(
+        "detector_blind",
+        "gauge",
+        "Whether noise hides from the detector of a kind what it is to find in a job.",
+        *("kind", "training_job", "owner"),
+    ),
     _row("anomaly_active", "gauge", "Anomalies that are active now, by each kind.", "kind"),
     _row(
         "anomaly_info",

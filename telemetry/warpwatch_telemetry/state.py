@@ -121,6 +121,17 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
+class DetectorSight:
+    """Whether the detector of a kind sees what it is to find in a job; text: what it says of it."""
+
+    kind: str
+    job: str
+    owner: str
+    blind: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """kineto_jobs: those that are not among ``jobs``. decisions: one an anomaly at most.
 
@@ -140,4 +151,5 @@ class State:
     contexts: Mapping[str, AnomalyContext] = field(default_factory=dict)
     captures: tuple[Capture, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    sights: tuple[DetectorSight, ...] = ()
     attributions: tuple[Attribution, ...] = ()

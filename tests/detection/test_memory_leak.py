@@ -164,7 +164,7 @@ def test_readings_say_how_near_it_was():
     opened(engine, training(leak_of(1, 1200, 5 * MB), first=100, last=2000))
     answers = {status.rank: status for status in detector.statuses()}
     assert (answers[0].answer, answers[1].answer) == ("fine", "found")
-    assert "device memory of rank 1 moves by 5 MB a step, found above" in answers[1].text
+    assert "device memory of rank 1 moves by 5 MB a step, limit" in answers[1].text
     assert (answers[1].nearest or 0) > 1 > (answers[0].nearest or 0)
 
 

@@ -332,3 +332,13 @@ def test_noise_of_one_rank_that_its_peers_do_not_share_hides_no_fault_of_it(rank
     assert list(engine.active) == []
     opened(engine, job.steps(300, compute=lambda _, rank: 0.04 if rank == 1 else 0.0))
     assert [(one.kind, one.rank) for one in engine.active] == [("straggler", 1)]
+
+
+def test_a_detector_whose_limit_is_above_what_it_is_to_find_says_that_it_is_blind() -> None:
+    quiet, noisy = Job(ranks=2, step_s=0.1, noise=0.02), Job(ranks=2, step_s=0.1, noise=0.6)
+    for job, blind in ((quiet, False), (noisy, True)):
+        engine = detection()
+        opened(engine, job.steps(1000))
+        sights = {sight.kind: sight for sight in engine.sights()}
+        assert (sights["straggler"].blind, sights["step_regression"].blind) == (blind, blind)
+        assert ("blind to 20%" in sights["straggler"].text) is blind

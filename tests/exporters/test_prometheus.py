@@ -18,7 +18,7 @@ from warpwatch_exporters.prometheus import Options, render
 from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.samples import Device, DeviceSample
-from warpwatch_telemetry.state import State
+from warpwatch_telemetry.state import DetectorSight, State
 
 Golden = Callable[[str, bytes], None]
 
@@ -187,6 +187,17 @@ def test_findings_come_from_the_newest_diagnosis_and_only_active_anomalies_count
     assert value_of(page, "source_up", source="nvml") == 0
     assert value_of(page, "source_errors_total", source="nvml") == 3
     assert value_of(page, "build_info", version="0.1.0") == 1
+
+
+def test_who_sees_and_who_is_blind_is_a_gauge_of_kind_and_job() -> None:
+    sights = tuple(
+        DetectorSight("straggler", job, "ns/team", blind, "limit 1.9")
+        for job, blind in (("llama", True), ("other", False))
+    )
+    page = render(replace(full_state(), sights=sights))
+    about = {"kind": "straggler", "owner": "ns/team"}
+    assert value_of(page, "detector_blind", **about, training_job="llama") == 1
+    assert value_of(page, "detector_blind", **about, training_job="other") == 0
 
 
 def test_an_active_anomaly_says_what_it_is_about() -> None:

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 3.0
 # A clock that is set forward by more, or a machine that slept for longer, makes all look silent.
 LEAP_S = 10.0
+# How often detectors are asked what they see: it changes slowly, and every rank answers.
+SIGHTS_INTERVAL_S = 15.0
 
 P = ParamSpec("P")
 
@@ -73,6 +75,7 @@ class Pipeline:
         # What went wrong first in this round.
         self._failure: Exception | None = None
         self._rank_errors = 0
+        self._sights_due = 0.0
         hub.watch_ranks(lambda: ranks.states(time.monotonic()))
         hub.metrics.read("anomalies_suppressed_total", lambda: detection.suppressed_counts)
         hub.metrics.read("detector_errors_total", lambda: detection.failures)
@@ -97,6 +100,7 @@ class Pipeline:
             self._failure = self._failure or self._detection.take_failure()
             self._raise(self.leases.expire(self._detection.active))
             self._try(self._archive.advance, now)
+            self._try(self._look_at_sights, at)
         if self._runs is not None:
             self._try(self._runs.advance, now)
         self._try(self._coordinator.advance, at)
@@ -145,6 +149,11 @@ class Pipeline:
             self._try(self._stream.put_anomaly, change.anomaly)
             if change.what == "opened":
                 self._try(self._report, change.anomaly)
+
+    def _look_at_sights(self, at: float) -> None:
+        if at >= self._sights_due:
+            self._sights_due = at + SIGHTS_INTERVAL_S
+            self._hub.publish_sights(self._detection.sights())
 
     def _publish(self) -> None:
         detection = self._detection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -45,6 +45,19 @@ def suppressed_to_json(one: Suppressed) -> dict[str, Any]:
         "type": "suppressed", "kind": one.kind, "job": one.found.job, "rank": one.found.rank,
         "cause": one.cause, "since": one.since, "summary": one.found.summary, **_whose(one.found),
     }  # fmt: skip
+
+
+def budget_to_json(kind: str, a_day: float) -> dict[str, Any]:
+    """``a_day``: the false alarms of a kind that a job may raise."""
+    return {"type": "budget", "kind": kind, "false_alarms_per_job_day": a_day}
+
+
+def budget_lines(given: Mapping[str, float]) -> Iterator[str]:
+    """``given``: by kind, the false alarms that a job may raise a day."""
+    if given:
+        kinds = ", ".join(f"{kind} {a_day:.3g}" for kind, a_day in given.items())
+        yield ""
+        yield from textwrap.wrap(f"false alarms a job and day that limits allow: {kinds}", WIDTH)
 
 
 def lines(

@@ -14,6 +14,7 @@ from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.loading import parse_value
 from warpwatch_daemon.config.sections import Config
+from warpwatch_detection.budget import SHARES
 from warpwatch_detection.replay import Replay
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.errors import UsageError
@@ -39,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     if complaint := reader.complaint():
         sys.stderr.write(f"warpwatch: {complaint}\n")
     if arguments.explain:
-        for line in _explanation(replay, shown, arguments.json):
+        per_job_day = config.detection.false_alarms_per_job_day
+        for line in _explanation(replay, shown, arguments.json, per_job_day):
             print(line)
     return 1 if found else 0
 
@@ -87,17 +89,22 @@ def _filter(job: str | None, kind: str | None) -> Shown:
     return shown
 
 
-def _explanation(replay: Replay, shown: Shown, as_json: bool) -> Iterator[str]:
+def _explanation(replay: Replay, shown: Shown, as_json: bool, per_job_day: float) -> Iterator[str]:
     suppressed = [one for one in replay.suppressed() if shown(one.kind, one.found.job)]
     statuses = [one for one in replay.statuses() if shown(one[0], one[1].job)]
+    judged = {kind for kind, _ in statuses}
+    given = {kind: share * per_job_day for kind, share in SHARES.items() if kind in judged}
     if as_json:
         for one in suppressed:
             yield json.dumps(explanation.suppressed_to_json(one))
         for kind, status in statuses:
             yield json.dumps(explanation.status_to_json(kind, status))
+        for kind, a_day in given.items():
+            yield json.dumps(explanation.budget_to_json(kind, a_day))
         return
     anomalies = [one for one in replay.anomalies.values() if shown(one.kind, one.job)]
     yield from explanation.lines(anomalies, suppressed, statuses)
+    yield from explanation.budget_lines(given)
 
 
 def _line(anomaly: Anomaly, as_json: bool) -> str:

@@ -28,6 +28,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = command.parse_args(argv)
     api = parsing.api(arguments)
     status: dict[str, Any] = {part: api.get(f"/api/v1/{part}")[part] for part in PARTS}
+    status["blind"] = [
+        {"kind": detector["kind"], **reading}
+        for detector in api.get("/api/v1/detectors")["detectors"]
+        for reading in detector["readings"]
+        if reading["blind"]
+    ]
     active = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is None]
     serious = [anomaly for anomaly in active if anomaly["severity"] != "info"]
     if arguments.json:
@@ -47,6 +53,8 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
     for job in status["jobs"]:
         if job["backend"] == "kineto":
             yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"
+    for one in status["blind"]:
+        yield f"  noise hides from {one['kind']} of {one['job']} what it is to find: {one['text']}"
     ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]
     for anomaly in (*active, *sorted(ended, key=lambda one: -one["end_time"])[:MAX_ENDED]):
         yield _anomaly(anomaly, time.time())

@@ -18,7 +18,7 @@ from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
-from warpwatch_telemetry.state import JobState, RankState, State
+from warpwatch_telemetry.state import DetectorSight, JobState, RankState, State
 
 # Which pods there are is read each second; what is older than this may have changed.
 PODS_BELIEVED_S = 15.0
@@ -56,6 +56,7 @@ class Hub:
         self._energy = JobEnergy()
         self._anomalies: tuple[Anomaly, ...] = ()
         self._contexts: Mapping[str, AnomalyContext] = {}
+        self._sights: tuple[DetectorSight, ...] = ()
         self._captures: tuple[Capture, ...] = ()
         self._decisions: tuple[Decision, ...] = ()
         self._hostname = hostname or socket.gethostname()
@@ -120,6 +121,10 @@ class Hub:
         with self._lock:
             self._anomalies = anomalies
             self._contexts = contexts
+
+    def publish_sights(self, sights: tuple[DetectorSight, ...]) -> None:
+        with self._lock:
+            self._sights = sights
 
     def publish_captures(self, captures: tuple[Capture, ...]) -> None:
         with self._lock:
@@ -191,6 +196,7 @@ class Hub:
                 kineto_jobs=tuple(j for j in self._kineto_jobs if (j.owner, j.name) not in known),
                 anomalies=self._anomalies,
                 contexts=self._contexts,
+                sights=self._sights,
                 captures=self._captures,
                 decisions=self._decisions,
                 attributions=tuple(self._attributions.values()),

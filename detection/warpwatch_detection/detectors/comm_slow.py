@@ -27,6 +27,7 @@ class CommSlow(ShiftDetector):
     """
 
     kind = "comm_slow"
+    judged = "communication, in shares of the step,"
 
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
         comm_s = min(seen.comm_s.values(), default=0.0)

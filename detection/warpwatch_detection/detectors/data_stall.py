@@ -39,7 +39,7 @@ SHORT_BLOCKS = 3
 SHORT_RISE = 0.15
 # The baseline's spread is that of single blocks; the short window asks for half as much again.
 SHORT_FACTOR = 1.5
-# A quarter of the time lost is a stall, also if it was never otherwise.
+# A quarter of the time lost is a stall, also if it was never otherwise; who misses it is blind.
 START_SHARE = 0.25
 # Shares of the time are not known better than this.
 MIN_SPREAD = 0.01
@@ -254,11 +254,12 @@ class DataStall(JobDetector[JobWaits]):
             text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known"
             return DetectorStatus("learning", text, **name.fields(), rank=number)
         value = job.share(rank, LONG_BLOCKS)
-        limit = baseline.center + self._least_rise(rank, self._noise(job, rank))
+        least = self._least_rise(rank, self._noise(job, rank))
+        limit = baseline.center + least
         return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} waits for data {100 * value:.1f} % of the time, usually "
-            f"{100 * baseline.center:.1f} %; found from {100 * limit:.1f} % on",
+            f"{100 * baseline.center:.1f} %, limit {100 * limit:.1f} %",
             **name.fields(),
             rank=number,
             value=value,
@@ -266,4 +267,6 @@ class DataStall(JobDetector[JobWaits]):
             limit=limit,
             nearest=rank.nearest,
             nearest_step=rank.nearest_step,
+            sees=least,
+            effect=START_SHARE,
         )

@@ -227,9 +227,9 @@ class GcPause(JobDetector[JobPauses]):
         known = regular.known or reported.recent
         return DetectorStatus(
             "found" if rank.on else "fine" if known else "learning",
-            f"rank {number}: reported pauses take {100 * reported.share:.2f} % of the time; "
-            f"the longest chain of slow steps at equal gaps has {regular.longest_chain} of "
-            f"{MIN_PAUSES}",
+            f"reported pauses of rank {number} take {100 * reported.share:.2f} % of the time, "
+            f"limit {100 * MIN_SHARE:.0f} %; {regular.longest_chain} slow steps at equal gaps, "
+            f"limit {MIN_PAUSES}",
             **name.fields(),
             rank=number,
             value=reported.share,

@@ -102,8 +102,8 @@ class Hang(Detector):
             limit_s, step_s = self._limit_s(job), median(job.times.recent_s)
             yield DetectorStatus(
                 "found" if job.hung else "fine",
-                f"{len(job.ranks)} ranks step every {step_s:.3g} s; without a step for "
-                f"{limit_s:.0f} s it hangs; the longest pause was {job.longest_gap_s:.3g} s",
+                f"{len(job.ranks)} ranks step every {step_s:.3g} s, longest pause "
+                f"{job.longest_gap_s:.3g} s, limit {limit_s:.0f} s",
                 **name.fields(),
                 value=job.newest_time - job.last_time,
                 baseline=step_s,

@@ -221,7 +221,7 @@ class MemoryLeak(Detector):
         text = f"{of} of rank {rank}: {known} of {WINDOW_BLOCKS} blocks are there"
         if known >= WINDOW_BLOCKS:
             text = (
-                f"{of} of rank {rank} moves by {size(trend.slope)} a step, found above "
+                f"{of} of rank {rank} moves by {size(trend.slope)} a step, limit "
                 f"{size(trend.limit)} in every part of {WINDOW_BLOCKS} blocks"
             )
         return DetectorStatus(

@@ -17,6 +17,8 @@ from warpwatch_telemetry.jobs import JobId
 LEAST_WINDOW_S = 1.0
 # A level that lasted so long is the new normal: as long as an operator may take to look.
 ACCEPT_AFTER_S = 600.0
+# Whoever does not see a tenth is blind.
+EFFECT = 0.10
 # An open anomaly is found again, with its newest numbers, after so many samples.
 UPDATE_SAMPLES = 20
 
@@ -51,7 +53,9 @@ class ShiftState:
 
 
 class ShiftDetector(JobDetector[ShiftJob]):
-    """A detector says ``sample``, ``confirms`` and ``found``; the rest is here."""
+    """A detector says ``judged``, ``sample``, ``confirms`` and ``found``; the rest is here."""
+
+    judged: str
 
     state_type = ShiftState
 
@@ -120,9 +124,10 @@ class ShiftDetector(JobDetector[ShiftJob]):
         if not shifts.ready:
             text = f"{len(shifts.samples.values)} samples seen, its noise is not known yet"
             return DetectorStatus("learning", text, **name.fields())
-        limit = shifts.limit(self._rate_per_s * job.signal.sample_s)
+        rate = self._rate_per_s * job.signal.sample_s
+        limit = shifts.limit(rate)
         text = (
-            f"level {100 * shifts.difference:+.1f} % against the steps before, "
+            f"{self.judged} {100 * shifts.difference:+.1f} % against the samples before, "
             f"limit {100 * limit:.1f} %"
         )
         return DetectorStatus(
@@ -134,4 +139,6 @@ class ShiftDetector(JobDetector[ShiftJob]):
             limit=limit,
             nearest=job.nearest,
             nearest_step=job.nearest_step,
+            sees=shifts.least_limit(rate),
+            effect=EFFECT,
         )

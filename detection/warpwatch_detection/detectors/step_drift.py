@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
-from warpwatch_detection.detectors.shift_detector import ACCEPT_AFTER_S
+from warpwatch_detection.detectors.shift_detector import ACCEPT_AFTER_S, EFFECT
 from warpwatch_detection.signals.level_shift import LevelShift
 from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import level
@@ -171,7 +171,7 @@ class StepDrift(JobDetector[DriftJob]):
                 continue
             yield DetectorStatus(
                 answer="found" if job.on else "fine",
-                text=f"level {100 * job.difference:+.1f} % against long ago, "
+                text=f"slow rise of the steps {100 * job.difference:+.1f} %, "
                 f"limit {100 * job.limit:.1f} %",
                 **name.fields(),
                 value=job.difference,
@@ -179,6 +179,8 @@ class StepDrift(JobDetector[DriftJob]):
                 limit=job.limit,
                 nearest=job.nearest,
                 nearest_step=job.nearest_step,
+                sees=math.expm1(min(job.limit, 10.0)),
+                effect=EFFECT,
             )
 
 

@@ -14,6 +14,7 @@ class StepRegression(ShiftDetector):
     """Judges the log of the common time: a shift is a ratio."""
 
     kind = "step_regression"
+    judged = "level of the steps"
 
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:
         return job.signal.add(seen, seen.common_s)

@@ -28,6 +28,8 @@ from warpwatch_telemetry.jobs import JobId
 MIN_SPIKE = 0.15
 MIN_SPIKE_S = 0.02
 NOISE_FACTOR = 3.5
+# Who does not see steps that take half as long again is blind.
+EFFECT = 0.5
 # The share of slow steps that is worth an alarm.
 ALARM_SHARE = 0.1
 # Steps around the newest that say what is normal; looked at every few steps.
@@ -122,14 +124,17 @@ class StepSpikes(JobDetector[SpikesJob]):
                 continue
             yield DetectorStatus(
                 answer="found" if job.on else "fine",
-                text=f"{100 * job.recent:.1f} % of the last steps are above "
-                f"{math.exp(job.limit):.3g} s, {100 * job.rate:.1f} % are usual",
+                text=f"{100 * job.recent:.1f} % of the last steps take {math.exp(job.limit):.3g} s "
+                f"or more, usually {100 * job.rate:.1f} %: evidence {job.evidence:.1f}, "
+                f"limit {self._needed(job):.1f}",
                 **name.fields(),
                 value=job.evidence,
                 baseline=0.0,
                 limit=self._needed(job),
                 nearest=job.nearest,
                 nearest_step=job.nearest_step,
+                sees=math.expm1(min(job.limit - job.level, 10.0)),
+                effect=EFFECT,
             )
 
     def _learn(self, job: SpikesJob, value: float) -> bool:

@@ -41,6 +41,8 @@ READY_BLOCKS = 5
 DRIFT_RISE = math.log(1.06)
 # A fifth longer in a quarter of the steps costs them together 5 %.
 QUARTILE_RISE = math.log(1.20)
+# Whoever does not see a rank that takes a fifth longer is blind.
+EFFECT = 0.20
 # What Greyhound calls slow.
 MIN_RISE = math.log(1.10)
 # Ticks and seconds that the level must stay above the limit, less in proportion to how far above it
@@ -262,11 +264,12 @@ class Straggler(JobDetector[JobLevels]):
             return DetectorStatus("learning", text, **name.fields(), rank=number)
         usual, value = math.exp(rank.baseline.center), math.exp(rank.level)
         error = error_of(job.full.values())
-        limit = usual * math.exp(self._limit(job, rank, error, MIN_RISE))
+        rise = self._limit(job, rank, error, MIN_RISE)
+        limit = usual * math.exp(rise)
         return DetectorStatus(
             "found" if rank.on else "fine",
             f"rank {number} computes {value:.3f} times as long as its peers, usually "
-            f"{usual:.3f}; found from {limit:.3f} on",
+            f"{usual:.3f}, limit {limit:.3f}",
             **name.fields(),
             rank=number,
             value=value,
@@ -274,6 +277,8 @@ class Straggler(JobDetector[JobLevels]):
             limit=limit,
             nearest=rank.nearest,
             nearest_step=rank.nearest_step,
+            sees=math.expm1(min(rise, 10.0)),
+            effect=EFFECT,
         )
 
 

@@ -147,6 +147,14 @@ class LevelShift:
         past = self.noises[self.looked].peak
         return max(least_effect(WINDOWS[self.looked]), self.scale * max(noise, past))
 
+    def least_limit(self, rate: float) -> float:
+        """A lasting rise of so much is found in one of the windows whose noise is known."""
+        return min(
+            max(least_effect(noise.window), self.deviation(rate, index) + MIN_DEVIATION, noise.peak)
+            for index, noise in enumerate(self.noises)
+            if noise.count >= MIN_LEARNED
+        )
+
     def deviation(self, rate: float, index: int = len(WINDOWS) - 1) -> float:
         """What chance may do to a window's difference; infinite while nothing is known.
 

@@ -62,7 +62,9 @@ def test_explain_keeps_anomalies_as_they_are_and_adds_readings(
     assert explained[: len(plain)] == plain
     more = [json.loads(line) for line in explained[len(plain) :]]
     statuses = [line for line in more if line["type"] == "reading"]
-    assert {line["type"] for line in more} <= {"reading", "suppressed"}
+    assert {line["type"] for line in more} <= {"reading", "suppressed", "budget"}
+    (given,) = [line for line in more if line["type"] == "budget" and line["kind"] == "straggler"]
+    assert given["false_alarms_per_job_day"] == pytest.approx(0.5 * 0.15)
     assert {"answer", "value", "baseline", "limit", "nearest", "text"} <= statuses[0].keys()
 
 

@@ -16,7 +16,7 @@ from warpwatch_daemon.quantities import ago, gibibytes, rate, seconds, text
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.samples import SourceHealth
-from warpwatch_telemetry.state import State
+from warpwatch_telemetry.state import DetectorSight, State
 from warpwatch_telemetry.xids import explain
 
 HOSTILE = '<script>alert(1)</script>\n"onload=x\x00\x1b[31m&' + "y" * 2**20
@@ -34,6 +34,15 @@ def test_a_critical_anomaly_comes_before_a_newer_warning(agent):
     crash = replace(straggler, severity="critical", time=0.0, summary="rank 0 died")
     found = headline(replace(agent.now, anomalies=(straggler, crash)))
     assert (found.level, found.sentence) == ("critical", "2 anomalies: rank 0 died")
+
+
+def test_a_detector_that_noise_blinds_is_named_on_top(agent):
+    blind = DetectorSight("straggler", "llama-7b", "uid/1000", True, "limit 1.9; blind to 20%")
+    sees = DetectorSight("data_stall", "llama-7b", "uid/1000", False, "limit 10 %")
+    notes = headline(replace(agent.now, sights=(blind, sees))).notes
+    assert [note for note in notes if "noise hides" in note] == [
+        "llama-7b: noise hides from straggler what it is to find: limit 1.9; blind to 20%"
+    ]
 
 
 def test_the_headline_without_anomalies_counts_what_is_well(agent):

@@ -12,6 +12,7 @@ from warpwatch_telemetry.state import RankState, State
 
 Level = Literal["well", "idle", "info", "warning", "critical"]
 
+MAX_BLIND = 5
 SEVERITIES = ("critical", "warning", "info")
 
 
@@ -30,6 +31,11 @@ def headline(state: State) -> Headline:
         for source in state.sources
         if not source.up
     )
+    notes += tuple(
+        f"{text(sight.job)}: noise hides from {sight.kind} what it is to find: {text(sight.text)}"
+        for sight in state.sights
+        if sight.blind
+    )[:MAX_BLIND]
     active = worst_first(state)
     if active:
         return Headline(active[0].severity, _sentence(active), notes)
