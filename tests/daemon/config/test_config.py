@@ -42,6 +42,8 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("sources: {host: {interval_s: 0}}", "expected a number >= 0.1, not 0"),
         ("store: {max_bytes: 5 parsecs}", "unit 'parsecs' is none of B, KiB"),
         ("store: {url: 's3://bucket'}", "store.url: "),
+        ("remote_store: {url: 's3://bucket?secret=x'}", "remote_store.url: "),
+        ("remote_store: {url: 'https://bucket'}", "remote_store.url: "),
         ("detection: {hang: {timeout_s: -1}}", "detection.hang.timeout_s: "),
         ("detectors: {hang: {timeout_s: 9}}", "detectors: is called detection now"),
         ("anomalies: {max_history: 5}", "anomalies.max_history: was removed: it only tuned"),
