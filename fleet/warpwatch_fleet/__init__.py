@@ -7,5 +7,6 @@
 - joining: which runs of several nodes are one
 - merging: records of several nodes in one order of time
 - jobs: the ranks of a job, and who judges it
+- captures: captures over nodes
 - fleet: all of it together, as the HTTP server asks for it
 """

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from warpwatch_detection.anomalies.changes import Change
+from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet import joining
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.node import Node
@@ -150,6 +152,17 @@ class Cluster:
             yield from job.anomalies(names)
         for node in self.nodes.values():
             yield from node.anomalies()
+
+    def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], list[Suppressed]]:
+        """How the detectors see all that the fleet judges, by kind, and what is explained."""
+        statuses: dict[str, list[DetectorStatus]] = {}
+        suppressed: list[Suppressed] = []
+        for job in self.jobs.values():
+            if job.detection is not None:
+                for kind, readings in job.detection.statuses().items():
+                    statuses.setdefault(kind, []).extend(readings)
+                suppressed += job.detection.suppressed
+        return statuses, suppressed
 
     def count_refused(self) -> Counter[str]:
         """Lines and ranks that were not believed, by why."""

@@ -25,18 +25,18 @@ from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
+from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
 from warpwatch_fleet.jobs import FleetJob
-from warpwatch_fleet.node import TOLD_SKEW_S, Node
+from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Targets
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
-from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.state import State
 
 logger = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class Fleet:
         self._hostname = socket.gethostname()
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
         self._follows: dict[str, asyncio.Task[None]] = {}
+        recipes = config.triggers.recipes
+        self._captures = Captures(self._cluster, self._lock, self._agents, recipes)
         self._stream = RecordStream()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
@@ -166,6 +168,7 @@ class Fleet:
         for change in changes:
             if change.what == "opened":
                 self._report(change.anomaly)
+                self._captures.trigger(change.anomaly)
 
     def _report(self, anomaly: Anomaly) -> None:
         raised = self.metrics.counter("anomalies_total")
@@ -187,7 +190,7 @@ class Fleet:
             *(self._agents.lease(target, job) for target, job in wanted), return_exceptions=True
         )
         for (target, job), result in zip(wanted, results, strict=True):
-            if isinstance(result, AgentError):
+            if isinstance(result, AgentError | Refused):
                 logger.warning("%s judges %s itself: %s", target.address, job.name, result)
 
     # --- what HTTP asks ---
@@ -196,14 +199,17 @@ class Fleet:
         with self._lock:
             names = self._cluster.names()
             jobs = list(self._cluster.jobs.values())
+            now = time.time()
             return State(
-                time=time.time(),
+                time=now,
                 version=__version__,
                 hostname=self._hostname,
-                sources=tuple(self._health(node) for node in self._cluster.nodes.values()),
+                sources=tuple(node.health(now) for node in self._cluster.nodes.values()),
                 ranks=tuple(rank for job in jobs for rank in job.ranks(names)),
                 jobs=tuple(job.state() for job in jobs),
                 anomalies=tuple(sorted(self._cluster.anomalies(), key=lambda one: one.time)),
+                captures=self._captures.shown(),
+                decisions=self._captures.decisions(),
             )
 
     def exported(self) -> State:
@@ -211,15 +217,6 @@ class Fleet:
         with self._lock:
             own = tuple(one for one in self._cluster.anomalies() if one.judged_by == "fleet")
         return State(time=time.time(), version=__version__, hostname=self._hostname, anomalies=own)
-
-    @staticmethod
-    def _health(node: Node) -> SourceHealth:
-        reason = node.reason
-        if node.up and abs(node.skew_s) > TOLD_SKEW_S:
-            side = "behind" if node.skew_s > 0 else "ahead"
-            reason = f"its clock is {abs(node.skew_s):.0f} s {side}"
-        lag_s = max(0.0, time.time() - node.clock) if node.up else 0.0
-        return SourceHealth(node.name, node.up, reason, lag_s, sum(node.refused.values()))
 
     def _count_agents(self) -> Mapping[str, float]:
         with self._lock:
@@ -256,7 +253,12 @@ class Fleet:
     def request_capture(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None
     ) -> Capture:
-        raise Refused("refused_disabled", "ask the agents of the job's nodes for captures")
+        """May wait for an agent."""
+        if name or start_step is not None:
+            raise Refused("refused_disabled", "a fleet chooses ids and start steps itself")
+        if self._loop is None:
+            raise Refused("failed", "the fleet is starting")
+        return self._captures.ask(request, self._loop)
 
     def prepare_capture(self, request: CaptureRequest) -> Prepared:
         raise Refused("refused_disabled", "a fleet takes no part in another one's captures")
@@ -276,15 +278,8 @@ class Fleet:
     def detector_statuses(
         self,
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
-        statuses: dict[str, list[DetectorStatus]] = {}
-        suppressed: list[Suppressed] = []
         with self._lock:
-            for job in self._cluster.jobs.values():
-                if job.detection is not None:
-                    for kind, readings in job.detection.statuses().items():
-                        statuses.setdefault(kind, []).extend(readings)
-                    suppressed += job.detection.suppressed
-        return statuses, suppressed
+            return self._cluster.detector_statuses()
 
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]

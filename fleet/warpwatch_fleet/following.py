@@ -8,15 +8,17 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
 from warpwatch_fleet.config import AgentsConfig, ShardConfig
 from warpwatch_fleet.targets import Target
-from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.captures import OUTCOMES
+from warpwatch_telemetry.errors import Refused, UsageError
 from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
@@ -89,17 +91,40 @@ class Agents:
             raise AgentError(_in_a_line(error)) from error
 
     async def lease(self, target: Target, job: JobId) -> None:
-        """Tell an agent that the fleet judges this job. Raises AgentError."""
-        url = f"{self._scheme}://{target.address}/api/v1/leases"
-        body = {**job.fields(), "holder": self._holder, "seconds": LEASE_S}
+        """Tell an agent that the fleet judges this job. Raises AgentError, Refused."""
+        await self.ask(
+            target, "leases", {**job.fields(), "holder": self._holder, "seconds": LEASE_S}
+        )
+
+    async def ask(self, target: Target, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that an agent answers. Raises Refused as the agent does, else AgentError."""
+        url = f"{self._scheme}://{target.address}/api/v1/{path}"
         try:
-            answer = await self._client.post(
-                url, json=body, headers=self._headers(target), extensions=_extensions(target)
-            )
+            async with (
+                asyncio.timeout(SILENCE_S),
+                self._client.stream(
+                    "POST",
+                    url,
+                    json=body,
+                    headers=self._headers(target),
+                    extensions=_extensions(target),
+                ) as answer,
+            ):
+                content = await _content(answer)
+        except TimeoutError as error:
+            raise AgentError(f"no answer within {SILENCE_S:g} s") from error
         except httpx.HTTPError as error:
             raise AgentError(_in_a_line(error)) from error
-        if answer.status_code != 200:
-            raise AgentError(f"lease: {answer.status_code}: {answer.text[:200]}")
+        try:
+            said = msgspec.json.decode(content)
+        except msgspec.DecodeError as error:
+            raise AgentError(f"{answer.status_code}: no JSON: {error}") from error
+        if answer.status_code in (200, 202):
+            return said
+        reason, detail = _refused(said)
+        if reason in OUTCOMES:
+            raise Refused(reason, detail)
+        raise AgentError(f"{answer.status_code}: {detail}")
 
     def _headers(self, target: Target) -> dict[str, str]:
         """An agent that is a tenant's own is not shown the token of all."""
@@ -156,12 +181,31 @@ async def _paced(batches: AsyncIterator[list[bytes]]) -> AsyncIterator[list[byte
 
 
 async def _refusal(answer: httpx.Response) -> str:
-    text = (await answer.aread())[:2000].decode(errors="replace")
+    content = await _content(answer)
     try:
-        said = str(httpx.Response(200, text=text).json()["error"]["detail"])
-    except (ValueError, KeyError, TypeError):
-        said = text
-    return f"{answer.status_code}: {' '.join(said.split())[:200]}"
+        _, detail = _refused(msgspec.json.decode(content))
+    except msgspec.DecodeError:
+        detail = " ".join(content.decode(errors="replace").split())[:200]
+    return f"{answer.status_code}: {detail}"
+
+
+async def _content(answer: httpx.Response) -> bytes:
+    """As much as an agent has to say at once; one that says more is none. Raises AgentError."""
+    content = b""
+    async for part in answer.aiter_bytes():
+        content += part
+        if len(content) > MAX_LINE_BYTES:
+            raise AgentError(f"an answer is longer than {MAX_LINE_BYTES} bytes")
+    return content
+
+
+def _refused(said: Any) -> tuple[str, str]:
+    """Reason and detail of an error, each in a line."""
+    try:
+        error = said["error"]
+        return str(error["reason"])[:64], " ".join(str(error["detail"]).split())[:200]
+    except (KeyError, TypeError):
+        return "", " ".join(str(said).split())[:200]
 
 
 def _in_a_line(error: Exception) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
 
+from warpwatch_daemon.captures import capture_id
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
+from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
+from warpwatch_telemetry.samples import SourceHealth
 from warpwatch_telemetry.stream import AnomalyLine, CaptureLine, CursorLine, GapLine, StreamDecoder
 
 # A node's clock is corrected by what it is ahead or behind; less than this is the network's.
@@ -23,6 +27,10 @@ MAX_ANOMALIES = 1000
 # Records that come before the agent has told its time: what it keeps for a new reader.
 MAX_EARLY = 200_000
 MAX_TEXT = 500
+# The newest that are shown; of their diagnosis only what fits a line.
+MAX_CAPTURES = 20
+_OF_DIAGNOSIS = ("verdict", "summary")
+_CAPTURE_ID = re.compile(capture_id.PATTERN)
 
 
 class Node:
@@ -44,6 +52,8 @@ class Node:
         self.gaps = 0
         self.refused: Counter[str] = Counter()
         self._anomalies: dict[str, Anomaly] = {}
+        # As its agent says them, by id, the one that has changed last at the end.
+        self.captures: dict[str, Capture] = {}
         self._decoder = StreamDecoder()
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
@@ -74,9 +84,11 @@ class Node:
             self.lost += max(0, said.lost or 0)
         elif isinstance(said, AnomalyLine):
             self._take_anomaly(said.anomaly)
+        elif isinstance(said, CaptureLine):
+            self.take_capture(said.capture)
         elif isinstance(said, Clock):
             yield from self._take_clock(said, now)
-        elif said is not None and not isinstance(said, CaptureLine | DeviceReading):
+        elif said is not None and not isinstance(said, DeviceReading):
             yield from self._take_record(said, now)
 
     def _take_clock(self, clock: Clock, now: float) -> Iterator[Record]:
@@ -137,6 +149,43 @@ class Node:
                 time=anomaly.time + self.skew_s,
                 end_time=None if end is None else end + self.skew_s,
             )
+
+    def take_capture(self, capture: Capture) -> None:
+        """One that has begun or changed; of another owner, or with a name that is none, refused."""
+        owner = self.target.owner
+        foreign = owner is not None and capture.request.owner != owner
+        if foreign or not _CAPTURE_ID.fullmatch(capture.id):
+            self.refused["bad_capture"] += 1
+            return
+        diagnosis = capture.diagnosis or {}
+        kept = {
+            name: str(diagnosis[name])[:MAX_TEXT] for name in _OF_DIAGNOSIS if name in diagnosis
+        }
+        self.captures.pop(capture.id, None)
+        self.captures[capture.id] = replace(capture, diagnosis=kept or None)
+        if len(self.captures) > MAX_CAPTURES:
+            del self.captures[next(iter(self.captures))]
+
+    def shown_captures(self) -> Iterator[Capture]:
+        """With its name and in the fleet's time. The files are its agent's to give."""
+        for capture in self.captures.values():
+            end = capture.end_time
+            yield replace(
+                capture,
+                time=capture.time + self.skew_s,
+                end_time=None if end is None else end + self.skew_s,
+                ranks=tuple(replace(rank, node=self.name) for rank in capture.ranks[:MAX_RANKS]),
+                folder=None,
+                files=(),
+            )
+
+    def health(self, now: float) -> SourceHealth:
+        reason = self.reason
+        if self.up and abs(self.skew_s) > TOLD_SKEW_S:
+            side = "behind" if self.skew_s > 0 else "ahead"
+            reason = f"its clock is {abs(self.skew_s):.0f} s {side}"
+        lag_s = max(0.0, now - self.clock) if self.up else 0.0
+        return SourceHealth(self.name, self.up, reason, lag_s, sum(self.refused.values()))
 
     def forget_ranks(self, job: tuple[object, ...]) -> None:
         """The job has ended there: its ranks no longer count."""

@@ -12,6 +12,7 @@ import pytest
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
 from warpwatch_fleet.merging import Merger
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
 
 STEP_S = 0.5
@@ -192,6 +193,31 @@ def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
     assert cluster.job().id.owner == "ns/other"
     assert [one.id for one in cluster.anomalies()] == ["2@gpu-1"]
     assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
+
+
+def test_captures_of_a_node_are_bounded_its_owners_and_without_their_files():
+    cluster = TestCluster(TestNode("gpu-1", ahead_s=100), owner="ns/team")
+    request = CaptureRequest("llama", "torch", "manual", owner=OWNER)
+    known = Capture(
+        "20261122T201500-000000", request, NOW + 100, (RankCapture(0, "written", file="rank0.gz"),),
+        folder="/store", files=("rank0.gz",), diagnosis={"verdict": "x" * 900, "findings": []},
+    )  # fmt: skip
+    stream = cluster.nodes[0].stream
+    stream.put_captures(
+        [
+            replace(known, id="../../etc"),
+            replace(known, id=f"{known.id}-2", request=replace(request, owner="ns/other")),
+            *(replace(known, id=f"20261122T201500-{number:06x}") for number in range(30)),
+        ]
+    )
+    cluster.hear()
+    (node,) = cluster.cluster.nodes.values()
+    shown = list(node.shown_captures())
+    assert [one.id[-2:] for one in shown] == [f"{number:02x}" for number in range(10, 30)]
+    newest = shown[-1]
+    assert (newest.time, newest.ranks[0].node) == (NOW, "gpu-1")
+    assert (newest.folder, newest.files, newest.diagnosis) == (None, (), {"verdict": "x" * 500})
+    assert cluster.cluster.count_refused() == {"bad_capture": 2}
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from warpwatch_fleet import following
 from warpwatch_fleet.config import AgentsConfig, ShardConfig
 from warpwatch_fleet.following import AgentError, Agents
 from warpwatch_fleet.targets import Target
+from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.stream import CursorLine, StreamDecoder
@@ -122,7 +125,7 @@ def test_nobody_listens_there():
         followed(AgentsConfig(), Target(f"127.0.0.1:{port}"), lambda lines: None)
 
 
-def answering(body: bytes) -> tuple[Target, socket.socket]:
+def answering(body: bytes, linger_s: float = 0.0) -> tuple[Target, socket.socket]:
     """Something that is no agent, and says this to whoever comes."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -131,6 +134,7 @@ def answering(body: bytes) -> tuple[Target, socket.socket]:
         with connection:
             connection.recv(65536)
             connection.sendall(body)
+            time.sleep(linger_s)
 
     threading.Thread(target=answer, daemon=True).start()
     return Target(f"127.0.0.1:{listener.getsockname()[1]}"), listener
@@ -186,3 +190,44 @@ def test_a_lease_is_taken_by_name_and_a_refusal_is_told(serve, agent, token):
 
     asyncio.run(lease())
     assert agent.leased == [(JOB, "fleet-0", 60.0)]
+
+
+def asked(config: AgentsConfig, to: Target, path: str) -> Any:
+    async def ask() -> Any:
+        agents = Agents(config, ShardConfig(), "fleet-0")
+        try:
+            return await agents.ask(to, path, {"job": "llama"})
+        finally:
+            await agents.close()
+
+    return asyncio.run(ask())
+
+
+def test_what_an_agent_refuses_keeps_its_reason_and_what_it_does_not_know_is_an_error(
+    serve, agent, token
+):
+    to, config = target(serve(token_file=token)), AgentsConfig(token_file=token, allow_plain=True)
+    assert asked(config, to, "captures/prepare")["begun"] == 412
+    agent.refusal = Refused("refused_busy", "rank 0 is being captured")
+    with pytest.raises(Refused, match="rank 0 is being captured") as refused:
+        asked(config, to, "captures")
+    assert refused.value.reason == "refused_busy"
+    with pytest.raises(AgentError, match=r"^404: Not Found"):
+        asked(config, to, "readiness")
+    with pytest.raises(AgentError, match=r"^401: this needs the token"):
+        asked(AgentsConfig(), to, "captures")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "^200: no JSON"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + 1100 * b"x" * 1024, "an answer is longer than"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "^no answer within 0.5 s"),
+    ],
+)
+def test_an_answer_that_is_none_is_named_in_one_line(monkeypatch, body, said):
+    monkeypatch.setattr(following, "SILENCE_S", 0.5)
+    to, listener = answering(body, linger_s=1.0)
+    with listener, pytest.raises(AgentError, match=said):
+        asked(AgentsConfig(), to, "captures")

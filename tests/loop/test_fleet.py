@@ -1,38 +1,88 @@
-"""A job over two nodes, a fleet over their agents: one fault is one anomaly, with its node."""
+"""A job over two nodes, a fleet over their agents: one fault is one anomaly and one capture."""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.loop.cluster import loop_cluster
+from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE, RANKS
 
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_straggler_of_a_job_over_two_nodes_is_named_once_with_its_node(tmp_path: Path) -> None:
+NODES = ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LoopCluster]:
     with loop_cluster(tmp_path, 2, detection=ON_A_BUSY_MACHINE) as cluster:
         cluster.start()
-        faults = cluster.train("both", WARPWATCH_RUN="first")
+        yield cluster
 
-        def is_known() -> bool:
-            """How the ranks compare in health."""
-            seen = cluster.get("detectors", kind="straggler", job="both")
-            return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * RANKS]
 
-        poll(is_known, 300, cluster.log())
-        ranks = cluster.get("ranks", job="both")
-        assert [rank["host"] for rank in ranks] == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
-        (faults / "fault").write_text("slow_forward 3")
-        (found,) = poll(
-            lambda: [one for one in cluster.get("anomalies") if one["kind"] == "straggler"],
-            120,
-            cluster.log(),
-        )
-        assert (found["rank"], found["node"], found["judged_by"]) == (3, "gpu-2", "fleet")
-        assert found["summary"].endswith("(on gpu-2)")
-        for node in cluster.nodes:
-            assert [one for one in node.get("anomalies") if one["kind"] == "straggler"] == []
+def found(cluster: LoopCluster, kind: str, timeout_s: float) -> Any:
+    """The only anomaly of this kind, once it is there; no agent has one of its own."""
+
+    def those() -> list[Any]:
+        return [one for one in cluster.get("anomalies") if one["kind"] == kind]
+
+    (anomaly,) = poll(those, timeout_s, cluster.log())
+    for node in cluster.nodes:
+        assert [one for one in node.get("anomalies") if one["kind"] == kind] == []
+    return anomaly
+
+
+def captured(cluster: LoopCluster, anomaly: Any) -> Any:
+    """The only capture that the anomaly asked for, once it has ended."""
+
+    def those() -> list[Any]:
+        asked = [
+            one for one in cluster.get("captures") if one["request"]["anomaly_id"] == anomaly["id"]
+        ]
+        return asked if all(one["outcome"] for one in asked) else []
+
+    (capture,) = poll(those, 180, cluster.log())
+    return capture
+
+
+def test_a_straggler_and_a_hang_over_two_nodes_are_named_and_captured_once(
+    cluster: LoopCluster,
+) -> None:
+    faults = cluster.train("both", WARPWATCH_RUN="first")
+
+    def is_known() -> bool:
+        """How the ranks compare in health."""
+        seen = cluster.get("detectors", kind="straggler", job="both")
+        return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * RANKS]
+
+    poll(is_known, 300, cluster.log())
+    assert [rank["host"] for rank in cluster.get("ranks", job="both")] == NODES
+    (faults / "fault").write_text("slow_forward 3")
+    straggler = found(cluster, "straggler", 120)
+    assert (straggler["rank"], straggler["node"], straggler["judged_by"]) == (3, "gpu-2", "fleet")
+    assert straggler["summary"].endswith("(on gpu-2)")
+    capture = captured(cluster, straggler)
+    assert (capture["outcome"], capture["detail"]) == ("complete", ""), cluster.log()
+    ranks = [(one["rank"], one["state"], one["node"]) for one in capture["ranks"]]
+    assert ranks == [(rank, "written", NODES[rank]) for rank in range(RANKS)]
+    assert {one["first_step"] for one in capture["ranks"]} == {capture["start_step"]}
+    for node in cluster.nodes:
+        own = [one for one in node.get("captures") if one["outcome"] == "complete"]
+        assert [one["id"][:22] for one in own] == [capture["id"]]
+        assert [one["start_step"] for one in own] == [capture["start_step"]]
+
+    (stopped,) = [one for one in cluster.nodes[0].get("ranks") if one["rank"] == 1]
+    os.kill(stopped["pid"], signal.SIGSTOP)
+    hang = found(cluster, "hang", 180)
+    assert (hang["rank"], hang["node"], hang["judged_by"]) == (1, "gpu-1", "fleet")
+    stacks = captured(cluster, hang)
+    assert stacks["request"]["kind"] == "stacks"
+    states = {one["rank"]: one["state"] for one in stacks["ranks"]}
+    assert [states[rank] for rank in (0, 2, 3)] == ["written"] * 3, stacks
+    os.kill(stopped["pid"], signal.SIGCONT)

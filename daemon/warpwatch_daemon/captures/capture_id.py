@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 
 # Of a capture over nodes a second and a third try have a name of their own on each node.
 PATTERN = r"^\d{8}T\d{6}-[0-9a-f]{6}(-[23])?$"
+_TRY = re.compile(r"-[23]$")
 
 
 def new(now: float) -> str:
     """``now``: wall clock in seconds."""
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + "-" + secrets.token_hex(3)
+
+
+def base(capture_id: str) -> str:
+    """What the capture over nodes is called that it is a try of."""
+    return _TRY.sub("", capture_id)

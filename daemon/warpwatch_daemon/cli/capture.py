@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.wait:
         capture = wait(api, capture["id"], arguments.timeout)
     print(json.dumps(capture, indent=1) if arguments.json else describe(capture, api.shown_url))
-    if capture["outcome"] == "refused_disk":
+    if str(capture["outcome"]).startswith("refused_"):
         return Refused.exit_code
     return 1 if capture["outcome"] in ("partial", "failed") else 0
 
@@ -103,7 +103,8 @@ def describe(capture: Any, url: str) -> str:
     lines = [f"capture {capture['id']}: {_outcome(capture)}"]
     for rank in capture["ranks"]:
         why = "; ".join(filter(None, [rank["detail"], *rank["problems"]]))
-        lines.append(f"  rank {rank['rank']}: {rank['state']}{f' ({why})' if why else ''}")
+        where = f" on {rank['node']}" if rank["node"] else ""
+        lines.append(f"  rank {rank['rank']}{where}: {rank['state']}{f' ({why})' if why else ''}")
     asked, steps = capture["request"]["steps"], capture["steps"]
     if steps is not None and steps < asked:
         lines.append(f"  {steps} of {asked} steps: more would exceed triggers.max_events")

@@ -30,6 +30,8 @@ DEVICE_INTERVAL_S = 5.0
 MAX_BATCH_BYTES = 256 * 2**10
 # Live ranks that a new reader hears of first: as many as there may be rings.
 MAX_RANKS = 1024
+# Captures that it hears of: also whether those that it waits for have ended.
+MAX_CAPTURES = 20
 
 _CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>\d{1,18})")
 
@@ -156,6 +158,9 @@ class RecordStream:
         for anomaly in self._anomalies.values():
             if shard.has(_anomaly_key(anomaly)):
                 yield encode_stream_line(AnomalyLine(anomaly))
+        for capture in list(self._captures.values())[-MAX_CAPTURES:]:
+            if shard.has(shard_key(capture.request.job_id)):
+                yield encode_stream_line(CaptureLine(capture))
 
     def _after(self, number: int) -> Iterator[_Line]:
         """Readers are mostly near the end, so they look from there."""

@@ -54,6 +54,13 @@ def test_options_and_back_end_are_asked_for(client: Any, agent: Any) -> None:
     assert (asked.options, asked.backend) == (("shapes", "stacks"), "kineto")
 
 
+def test_of_a_capture_over_nodes_each_rank_has_its_node(verified: Capture) -> None:
+    ranks = tuple(replace(rank, node=f"gpu-{rank.rank}") for rank in verified.ranks)
+    said = describe(shown(replace(verified, ranks=ranks)), "http://fleet")
+    assert "  rank 1 on gpu-1: written\n" in said
+    assert "  rank 1: written\n" in describe(shown(verified), "http://node")
+
+
 def test_the_page_says_what_was_verified_and_what_it_cost(
     client: Any, agent: Any, verified: Capture
 ) -> None:

@@ -1,0 +1,7 @@
+"""Captures over nodes: the same steps on all ranks, under one id.
+
+- choosing: which ranks of a large job
+- part: what one node does of a capture
+- over_nodes: one capture, from the start step that all nodes are given to its outcome
+- requests: all of them, as people and anomalies ask
+"""

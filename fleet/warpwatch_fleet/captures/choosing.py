@@ -1,0 +1,27 @@
+"""Which ranks of a job over nodes are captured where nobody has said."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+# More traces than a person compares, and as many exports at a time as a shared disk stands.
+MAX_RANKS = 16
+# Enough to tell what is usual.
+PEERS = 3
+
+
+def choose(nodes: Mapping[int, str], named: Collection[int]) -> tuple[int, ...]:
+    """All of a small job; else those that are named and three peers, each of another node.
+
+    ``nodes``: of each live rank. Where nobody is named it is one rank a node, MAX_RANKS in all.
+    """
+    if len(nodes) <= MAX_RANKS:
+        return tuple(sorted(nodes))
+    chosen = sorted(nodes.keys() & set(named))[: MAX_RANKS - PEERS]
+    count = len(chosen) + PEERS if chosen else MAX_RANKS
+    seen = {nodes[rank] for rank in chosen}
+    for rank, node in sorted(nodes.items()):
+        if node not in seen and len(chosen) < count:
+            seen.add(node)
+            chosen.append(rank)
+    return tuple(sorted(chosen))

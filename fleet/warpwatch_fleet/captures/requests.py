@@ -1,0 +1,272 @@
+"""All captures that go through the fleet: asked for by people and by its own anomalies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from warpwatch_daemon.captures import capture_id
+from warpwatch_daemon.captures.session import MAX_NAMED
+from warpwatch_daemon.config.triggers import RecipeConfig
+from warpwatch_fleet.captures.choosing import choose
+from warpwatch_fleet.captures.over_nodes import OverNodes
+from warpwatch_fleet.captures.part import Part
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.following import AgentError, Agents
+from warpwatch_fleet.jobs import FleetJob
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import (
+    CAPTURED,
+    NO_RECIPE,
+    STEP_KINDS,
+    Capture,
+    CaptureRequest,
+    Decision,
+)
+from warpwatch_telemetry.errors import Refused
+
+logger = logging.getLogger(__name__)
+
+# Those that have ended are shown so long as there are not more.
+MAX_KEPT = 200
+MAX_DECISIONS = 1000
+# How long another thread waits for the agent of a job on one node.
+ASK_TIMEOUT_S = 30.0
+
+
+class Captures:
+    """``lock`` guards the cluster. Coroutines are of the loop that follows the agents."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        lock: threading.Lock,
+        agents: Agents,
+        recipes: Mapping[str, RecipeConfig | None],
+    ) -> None:
+        self._cluster = cluster
+        self._lock = lock
+        self._agents = agents
+        self._recipes = recipes
+        self._captures: dict[str, Capture] = {}
+        self._decisions: dict[str, Decision] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a capture is being begun or followed."""
+        return bool(self._tasks)
+
+    # --- asking ---
+
+    def ask(self, request: CaptureRequest, loop: asyncio.AbstractEventLoop) -> Capture:
+        """``request`` from another thread. It may wait for an agent. Raises Refused."""
+        asked = asyncio.run_coroutine_threadsafe(self.request(request), loop)
+        try:
+            return asked.result(ASK_TIMEOUT_S)
+        except TimeoutError as error:
+            asked.cancel()
+            raise Refused("failed", f"no answer within {ASK_TIMEOUT_S:g} s") from error
+
+    async def request(self, request: CaptureRequest) -> Capture:
+        """Begin a capture. Raises Refused."""
+        with self._lock:
+            job = self._find(request)
+            parts = self._parts(job, request)
+        if len(parts) == 1:
+            return await self._pass_on(parts[0], request)
+        now = time.time()
+        request = replace(request, **job.id.fields())
+        ranks = tuple(
+            sorted((one for part in parts for one in part.states()), key=attrgetter("rank"))
+        )
+        capture = Capture(capture_id.new(now), request, now, ranks, job.world_size)
+        self._keep(capture)
+        self._begin(self._take(capture, parts))
+        return capture
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """The loop alone would forget it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _find(self, request: CaptureRequest) -> FleetJob:
+        """The one job that is meant, of those that run. Raises Refused."""
+        live = [job for job in self._cluster.jobs.values() if job.live_nodes()]
+        meant = [job for job in live if _is_meant(job, request)]
+        if len(meant) > 1:
+            owners = ", ".join(sorted(job.id.owner for job in meant))
+            raise Refused(
+                "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
+            )
+        if not meant:
+            names = {job.id.name for job in live if request.owner in ("", job.id.owner)}
+            known = ", ".join(sorted(names)[:MAX_NAMED]) or "none"
+            raise Refused(
+                "refused_no_rank",
+                f"no running rank of job {request.job!r} is known; running jobs: {known}",
+            )
+        return meant[0]
+
+    def _parts(self, job: FleetJob, request: CaptureRequest) -> list[Part]:
+        """The nodes of the ranks that are asked for, or of those that the fleet chooses."""
+        live = {rank: member.node for rank, member in job.members.items() if member.is_live}
+        ranks = request.ranks or self._chosen(job, request, live)
+        unknown = sorted(set(ranks) - live.keys())
+        if unknown:
+            names, known = ", ".join(map(str, unknown)), ", ".join(map(str, sorted(live)))
+            raise Refused(
+                "refused_no_rank", f"{request.job} has no running rank {names}, only {known}"
+            )
+        return [
+            self._part(job, address, tuple(rank for rank in ranks if live[rank] == address))
+            for address in sorted({live[rank] for rank in ranks})
+        ]
+
+    def _part(self, job: FleetJob, address: str, ranks: tuple[int, ...]) -> Part:
+        node = self._cluster.nodes.get(address)
+        if node is None:
+            raise Refused("refused_no_rank", f"{address} is no longer a target of the fleet")
+        lost = "" if node.up else f"cannot be followed: {node.reason}"
+        return Part(node.name, node.target, job.nodes[address], ranks, lost)
+
+    def _chosen(
+        self, job: FleetJob, request: CaptureRequest, live: Mapping[int, str]
+    ) -> tuple[int, ...]:
+        """Stacks cost next to nothing: they are taken of all."""
+        if request.kind not in STEP_KINDS:
+            return tuple(sorted(live))
+        active = [one for one in self._cluster.anomalies() if one.end_time is None]
+        return choose(
+            live, [one.rank for one in active if one.rank is not None and _is_of(one, job)]
+        )
+
+    async def _pass_on(self, part: Part, request: CaptureRequest) -> Capture:
+        """Ranks of one node are its agent's to capture."""
+        if part.lost:
+            raise Refused("failed", part.shortcoming())
+        body = part.body(request)
+        body["ranks"] = None if request.ranks is None else body["ranks"]
+        try:
+            answer = await self._agents.ask(part.target, "captures", body)
+            capture = msgspec.convert(answer, Capture)
+        except Refused as error:
+            raise Refused(error.reason, f"{part.node}: {error}") from error
+        except (AgentError, msgspec.ValidationError) as error:
+            raise Refused("failed", f"{part.node}: {error}") from error
+        with self._lock:
+            node = self._cluster.nodes.get(part.target.address)
+            if node is not None:
+                node.take_capture(capture)
+        return capture
+
+    async def _take(self, capture: Capture, parts: list[Part]) -> None:
+        logger.info(
+            "capture %s: %s of %s, %d ranks on %d nodes (%s)",
+            capture.id,
+            capture.request.kind,
+            capture.request.job,
+            len(capture.ranks),
+            len(parts),
+            capture.request.reason or capture.request.trigger,
+        )
+        try:
+            ended = await OverNodes(capture, parts, self._agents, self._look, self._keep).take()
+        except Exception as error:
+            logger.exception("capture %s is given up", capture.id)
+            detail = f"{type(error).__name__}: {error}"
+            ended = replace(capture, outcome="failed", detail=detail, end_time=time.time())
+            self._keep(ended)
+        logger.info("capture %s: %s %s", ended.id, ended.outcome, ended.detail)
+        if ended.request.anomaly_id and (ended.outcome or "").startswith("refused_"):
+            self._decide(ended.request.anomaly_id, str(ended.outcome), ended.detail, ended.id)
+
+    def _look(self, part: Part, name: str) -> str:
+        with self._lock:
+            node = self._cluster.nodes.get(part.target.address)
+            if node is None:
+                return "no longer a target of the fleet"
+            part.said = node.captures.get(name, part.said)
+            return "" if node.up else f"cannot be followed: {node.reason}"
+
+    # --- anomalies ---
+
+    def trigger(self, anomaly: Anomaly) -> None:
+        """Ask once for what the kind's recipe says; the agents' own policies have their say."""
+        self._begin(self._triggered(anomaly))
+
+    async def _triggered(self, anomaly: Anomaly) -> None:
+        recipe = self._recipes.get(anomaly.kind)
+        if recipe is None or anomaly.job_id is None:
+            self._decide(anomaly.id, NO_RECIPE, f"triggers.recipes: none for {anomaly.kind}")
+            return
+        named = recipe.ranks == "culprit" and anomaly.rank is not None
+        request = CaptureRequest(
+            **anomaly.job_id.fields(),
+            kind=recipe.kind,
+            trigger="anomaly",
+            ranks=(anomaly.rank,) if named and anomaly.rank is not None else None,
+            steps=recipe.steps,
+            options=tuple(recipe.options) if recipe.kind == "torch" else (),
+            reason=anomaly.summary,
+            anomaly_id=anomaly.id,
+            anomaly_kind=anomaly.kind,
+        )
+        try:
+            capture = await self.request(request)
+        except Refused as error:
+            logger.info("no %s capture for %s: %s", recipe.kind, anomaly.kind, error)
+            self._decide(anomaly.id, error.reason, str(error))
+        else:
+            self._decide(anomaly.id, CAPTURED, "", capture.id)
+
+    def _decide(
+        self, anomaly_id: str, outcome: str, detail: str, capture_id: str | None = None
+    ) -> None:
+        with self._lock:
+            self._decisions[anomaly_id] = Decision(
+                time.time(), anomaly_id, outcome, detail, capture_id
+            )
+            if len(self._decisions) > MAX_DECISIONS:
+                del self._decisions[next(iter(self._decisions))]
+
+    # --- what is shown, with the lock held ---
+
+    def shown(self) -> tuple[Capture, ...]:
+        """Those over nodes whole, and those that agents took alone."""
+        return tuple(sorted(self._all(), key=lambda capture: capture.time))
+
+    def _all(self) -> Iterator[Capture]:
+        yield from self._captures.values()
+        for node in self._cluster.nodes.values():
+            for capture in node.shown_captures():
+                if capture_id.base(capture.id) not in self._captures:
+                    yield capture
+
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(self._decisions.values())
+
+    def _keep(self, capture: Capture) -> None:
+        with self._lock:
+            self._captures[capture.id] = capture
+            ended = [one.id for one in self._captures.values() if one.outcome is not None]
+            for name in ended[: max(0, len(ended) - MAX_KEPT)]:
+                del self._captures[name]
+
+
+def _is_meant(job: FleetJob, request: CaptureRequest) -> bool:
+    """What the request leaves open may be anything."""
+    return all(said in ("", known) for said, known in zip(request.job_id, job.id, strict=True))
+
+
+def _is_of(anomaly: Anomaly, job: FleetJob) -> bool:
+    return anomaly.job_id == job.id or anomaly.job_id in job.nodes.values()
