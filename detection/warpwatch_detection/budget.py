@@ -16,10 +16,10 @@ FALSE_ALARMS_PER_JOB_DAY = 0.5
 SHARES = {
     "step_regression": 0.35,
     "step_drift": 0.1,
-    "step_spikes": 0.1,
+    "step_spikes": 0.15,
     "comm_slow": 0.1,
     "data_stall": 0.1,
-    "straggler": 0.15,
+    "straggler": 0.1,
     "gc_pause": 0.1,
 }
 # A look that says yes once in a hundred times is no test any more, however large the budget.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY, rate_per_s
 from warpwatch_detection.detector import DetectorStatus, Fine, JobDetector, JobStep, Verdict
 from warpwatch_detection.detectors.shift_detector import ACCEPT_AFTER_S, EFFECT
 from warpwatch_detection.signals.level_shift import LevelShift
@@ -85,6 +86,11 @@ class StepDrift(JobDetector[DriftJob]):
 
     state_type = DriftState
 
+    def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
+        super().__init__(false_alarms_per_job_day)
+        # What is a shift there is no drift here.
+        self._shifts_per_s = rate_per_s("step_regression", false_alarms_per_job_day)
+
     def begin(self) -> DriftJob:
         return DriftJob()
 
@@ -96,7 +102,7 @@ class StepDrift(JobDetector[DriftJob]):
         if not job.shifts.least_window:
             shortest = job.signal.window_of(SHORTEST_WINDOW_S)
             job.shifts.least_window = max(SHORTEST_WINDOW, shortest)
-        if job.shifts.judge(self._rate_per_s * job.signal.sample_s) is not None:
+        if job.shifts.judge(self._shifts_per_s * job.signal.sample_s) is not None:
             return self._restart(job, seen)
         if not job.block:
             job.first_steps.append(job.signal.first_step)

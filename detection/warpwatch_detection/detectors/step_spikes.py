@@ -188,11 +188,14 @@ class StepSpikes(JobDetector[SpikesJob]):
     def _needed(self, job: SpikesJob) -> float:
         """Log of the likelihood ratio that chance reaches as often as the budget allows.
 
-        The evidence begins at a spike, which comes at ``rate``, and reaches h from there with at
-        most the probability e^-h times the ratio that the first spike brings (Wald).
+        The evidence begins at a spike, which comes at the usual rate, and reaches h from there with
+        the probability e^-h times the ratio that the first spike brings (Wald), divided by the
+        ratio of the overshoot, on average half of a spike (Siegmund, Sequential Analysis, 1985).
         """
-        step_s = math.exp(job.level)
-        return math.log(max(ALARM_SHARE, MIN_RATIO * job.rate) / (self._rate_per_s * step_s))
+        step_s, usual = math.exp(job.level), max(MIN_RATE, job.rate)
+        alarming = max(ALARM_SHARE, MIN_RATIO * usual)
+        chance = alarming / (self._rate_per_s * step_s)
+        return math.log(chance) - math.log(alarming / usual) / 2
 
     def _periodic(self, job: SpikesJob) -> bool:
         job.spikes = [*job.spikes[-PERIODIC_GAPS:], job.count]

@@ -64,7 +64,7 @@ def test_explain_keeps_anomalies_as_they_are_and_adds_readings(
     statuses = [line for line in more if line["type"] == "reading"]
     assert {line["type"] for line in more} <= {"reading", "suppressed", "budget"}
     (given,) = [line for line in more if line["type"] == "budget" and line["kind"] == "straggler"]
-    assert given["false_alarms_per_job_day"] == pytest.approx(0.5 * 0.15)
+    assert given["false_alarms_per_job_day"] == pytest.approx(0.5 * 0.1)
     assert {"answer", "value", "baseline", "limit", "nearest", "text"} <= statuses[0].keys()
 
 
