@@ -176,6 +176,15 @@ def test_of_two_fleets_the_second_is_refused(
     assert (capture.outcome, capture.detail) == ("complete", "")
 
 
+def test_a_fleet_that_was_restarted_shows_what_nodes_say_of_one_capture_as_one(
+    fleet: PlayedFleet, agents: list[PlayedAgent], tmp_path: Path, stack: ExitStack
+) -> None:
+    before = only(fleet.run(lambda captures: captures.request(MANUAL)))
+    after = only(PlayedFleet(tmp_path, stack, *agents).run(lambda captures: None))
+    assert (after.id, after.outcome, after.start_step) == (before.id, "complete", before.start_step)
+    assert states(after) == states(before)
+
+
 def test_ranks_of_one_node_are_its_agents_to_capture(
     fleet: PlayedFleet, agents: list[PlayedAgent]
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from warpwatch_fleet.targets import Target
@@ -79,7 +80,29 @@ def are_armed(parts: Iterable[Part]) -> bool | None:
 
 def outcome_of(parts: Iterable[Part]) -> str:
     """Of captures.OUTCOMES."""
-    outcomes = {None if part.lost or part.said is None else part.said.outcome for part in parts}
+    return _together({"" if part.lost or not part.said else part.said.outcome for part in parts})
+
+
+def _together(outcomes: set[str | None]) -> str:
     if outcomes == {"complete"}:
         return "complete"
     return "partial" if outcomes & {"complete", "partial"} else "failed"
+
+
+def joined(captures: Sequence[Capture]) -> Capture:
+    """What several nodes say of one capture, where the fleet no longer knows how it was begun."""
+    first, *others = captures
+    if not others:
+        return first
+    outcomes = {one.outcome for one in captures}
+    ranks = sorted((rank for one in captures for rank in one.ranks), key=attrgetter("rank"))
+    return replace(
+        first,
+        ranks=tuple(ranks),
+        outcome=None if None in outcomes else _together(outcomes),
+        detail="; ".join(filter(None, (one.detail for one in captures))),
+        diagnosis=None,
+        cost_s=None,
+        residual=None,
+        step_s={},
+    )

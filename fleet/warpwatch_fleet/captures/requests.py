@@ -18,7 +18,7 @@ from warpwatch_daemon.captures.session import MAX_NAMED
 from warpwatch_daemon.config.triggers import RecipeConfig
 from warpwatch_fleet.captures.choosing import choose
 from warpwatch_fleet.captures.over_nodes import OverNodes
-from warpwatch_fleet.captures.part import Part
+from warpwatch_fleet.captures.part import Part, joined
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.following import AgentError, Agents
 from warpwatch_fleet.jobs import FleetJob
@@ -32,6 +32,7 @@ from warpwatch_telemetry.captures import (
     Decision,
 )
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
@@ -247,10 +248,12 @@ class Captures:
 
     def _all(self) -> Iterator[Capture]:
         yield from self._captures.values()
+        others: dict[tuple[JobId, str], list[Capture]] = {}
         for node in self._cluster.nodes.values():
             for capture in node.shown_captures():
                 if capture_id.base(capture.id) not in self._captures:
-                    yield capture
+                    others.setdefault((capture.request.job_id, capture.id), []).append(capture)
+        yield from map(joined, others.values())
 
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(self._decisions.values())
