@@ -77,17 +77,17 @@ class Agents:
             return writer.close()
         node = self._nodes[writer.get_extra_info("sockname")[0]]
         writer.write(_HEAD + b"".join(self._ranks(node)))
-        # Not all at the same moment.
-        await asyncio.sleep(node.number % 100 / 100)
-        number = 0
+        # Not all at the same moment, but all ranks of a job the same steps.
+        begun = self._begun + node.number % 100 / 100
+        number = int(time.time() - begun) + 1
         while not writer.is_closing():
+            await asyncio.sleep(begun + number * STEP_S - time.time())
             now = time.time()
             if not (node.job in self._stuck and now >= self._stuck_at):
-                number = int(now - self._begun)
                 writer.write(b"".join(self._steps(node, number, now)))
             writer.write(_end(node, number, now))
             await writer.drain()
-            await asyncio.sleep(STEP_S - (time.time() - now))
+            number += 1
 
     def _ranks(self, node: Node) -> Iterator[bytes]:
         for rank in _ranks_of(node):

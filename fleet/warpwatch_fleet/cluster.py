@@ -37,6 +37,8 @@ class Cluster:
         # By address, as all that names a node here.
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[JobId, FleetJob] = {}
+        # Who has a name, of those that may be followed.
+        self._holders: dict[str, Node] = {}
         self._job_of: dict[tuple[str, JobId], FleetJob] = {}
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
@@ -47,7 +49,9 @@ class Cluster:
     def set_targets(self, targets: Mapping[str, Target]) -> None:
         """Those that are gone are forgotten with what they said; their ranks stay as they were."""
         for address in self.nodes.keys() - targets.keys():
-            del self.nodes[address]
+            gone = self.nodes.pop(address)
+            if self._holders.get(gone.name) is gone:
+                del self._holders[gone.name]
         for address, target in targets.items():
             node = self.nodes.get(address)
             if node is None or node.target.owner != target.owner:
@@ -59,10 +63,11 @@ class Cluster:
 
     def is_second(self, node: Node) -> bool:
         """Whether another agent that is followed has this name already."""
-        return any(
-            other.name == node.name and other.up and other is not node
-            for other in self.nodes.values()
-        )
+        holder = self._holders.get(node.name)
+        if holder is None or holder is node or not holder.up:
+            self._holders[node.name] = node
+            return False
+        return True
 
     # --- what they say ---
 
