@@ -86,7 +86,10 @@ class Agents:
             if not (node.job in self._stuck and now >= self._stuck_at):
                 writer.write(b"".join(self._steps(node, number, now)))
             writer.write(_end(node, number, now))
-            await writer.drain()
+            try:
+                await writer.drain()
+            except ConnectionError:
+                return None
             number += 1
 
     def _ranks(self, node: Node) -> Iterator[bytes]:

@@ -23,9 +23,9 @@ from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
-# More at once would have to wait for each other longer than that.
-MAX_CONNECTING = 64
+CONNECT_TIMEOUT_S = 10.0
+# More at once would wait for each other too long.
+MAX_CONNECTING = 256
 # An agent sends something twice a second.
 SILENCE_S = 10.0
 RETRY_S = (1.0, 30.0)
@@ -55,10 +55,14 @@ class Agents:
         self._scheme = "https" if config.ca_file is not None else "http"
         self._token = _token(config.token_file)
         self._connecting = asyncio.Semaphore(MAX_CONNECTING)
-        self._client = httpx.AsyncClient(
-            verify=_context(config) if config.ca_file is not None else True,
+        self._verify = _context(config) if config.ca_file is not None else False
+        self._client = self._new_client()
+
+    def _new_client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            verify=self._verify,
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_keepalive_connections=MAX_CONNECTING),
             follow_redirects=False,
             trust_env=False,
         )
@@ -72,17 +76,20 @@ class Agents:
         params["shard"] = f"{self._shard.index}/{self._shard.of}"
         if (after := cursor()) is not None:
             params["after"] = after
-        request = self._client.build_request(
-            "GET",
-            f"{self._scheme}://{target.address}/api/v1/records",
-            params=params,
-            headers=self._headers(target),
-            extensions=_extensions(target),
-        )
+        url = f"{self._scheme}://{target.address}/api/v1/records"
+        # A client of its own: what a pool does for a connection takes longer the more it has.
         try:
-            async with self._connecting:
-                answer = await self._client.send(request, stream=True)
-            async with contextlib.aclosing(answer):
+            async with self._new_client() as client, contextlib.AsyncExitStack() as stack:
+                async with self._connecting:
+                    answer = await stack.enter_async_context(
+                        client.stream(
+                            "GET",
+                            url,
+                            params=params,
+                            headers=self._headers(target),
+                            extensions=_extensions(target),
+                        )
+                    )
                 if answer.status_code != 200:
                     raise AgentError(await _refusal(answer))
                 async for lines in _paced(_lines(answer.aiter_bytes())):
@@ -101,6 +108,7 @@ class Agents:
         url = f"{self._scheme}://{target.address}/api/v1/{path}"
         try:
             async with (
+                self._connecting,
                 asyncio.timeout(SILENCE_S),
                 self._client.stream(
                     "POST",
