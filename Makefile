@@ -7,7 +7,7 @@ ARGS ?=
 SEEDS ?= 24
 SBOM ?= build/sbom.cdx.json
 
-.PHONY: demo test slow fuzz soak check format bench judge docs protobuf requirements sbom clean
+.PHONY: demo test slow fuzz soak check format bench judge frontier docs protobuf requirements sbom clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
@@ -46,6 +46,10 @@ bench: $(VENV)/.bench
 # Recall and false alarms of the detectors on labelled logs, into docs/detection-methods.md. SEEDS=24.
 judge: $(VENV)/.dev
 	@$(BIN)/python -m benchmarks.judge --seeds $(SEEDS) $(ARGS)
+
+# What a budget of false alarms finds, as a plot.
+frontier: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks.frontier
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m warpwatch_telemetry.catalogue > docs/metrics.md
