@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -93,7 +93,7 @@ class DetectorStatus:
     run: str = ""
     sees: float | None = None
     effect: float | None = None
-    blind: bool = field(init=False)
+    blind: bool = False
 
     def __post_init__(self) -> None:
         sees, effect = self.sees, self.effect

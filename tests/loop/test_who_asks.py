@@ -110,6 +110,7 @@ def test_the_owner_captures_on_the_socket_and_no_one_else_reads_it(node: LoopNod
     assert JOB not in request(STRANGER, node.port, "/")[1]
     assert JOB in request(OWNER, node.port, "/")[1]
     shown = command(STRANGER, node.run_dir, "status", "--json")
+    assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout)["ranks"] == []
 
 

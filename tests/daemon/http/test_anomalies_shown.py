@@ -67,6 +67,15 @@ def test_detectors_say_why_and_what_something_else_explains(client, agent):
     assert client.get("/api/v1/detectors?rank=1").status_code == 400
 
 
+def test_a_detector_that_noise_blinds_says_so(agent, client):
+    text = "rank 1 computes 1.01 times as long as its peers, limit 1.9"
+    status = DetectorStatus("fine", text, job="llama-7b", rank=1, sees=0.9, effect=0.2)
+    agent.seen = ({"straggler": [status]}, ())
+    (reading,) = client.get("/api/v1/detectors").json()["detectors"][0]["readings"]
+    assert (reading["blind"], reading["sees"], reading["effect"]) == (True, 0.9, 0.2)
+    assert reading["text"] == f"{text}; blind to 20%, it sees 90% and more"
+
+
 # --- on the page ---
 
 
