@@ -29,6 +29,7 @@ EXCEPTIONS = {
     "warpwatch_daemon/cli/__init__.py": "/dev/null",
     "warpwatch_daemon/demo/processes.py": "logs in the demo's own folder, appended to",
     "warpwatch_daemon/history/store.py": "SQLite, after files.touch",
+    "warpwatch_daemon/history/remote_store.py": "`warpwatch diagnose`, in its own folder: O_EXCL",
     "warpwatch_exporters/jsonl.py": "the telemetry log: O_NOFOLLOW",
 }
 WRITING_METHODS = {"write_text", "write_bytes", "touch", "mkstemp", "NamedTemporaryFile"}

@@ -82,10 +82,10 @@ class RemoteStore:
             return bytes(result.bytes())
 
     def fetch(self, key: str, path: Path) -> None:
-        """Write the object into a file. Raises RemoteStoreError, and OSError of the file."""
+        """Write the object into a new file. Raises RemoteStoreError, and OSError of the file."""
         with self._errors(key):
             chunks = iter(self._obstore.get(self._store, key).stream(min_chunk_size=READ_BYTES))
-        with path.open("wb") as file:
+        with path.open("xb") as file:
             while chunk := self._next(chunks, key):
                 file.write(chunk)
 
