@@ -284,7 +284,9 @@ class Fleet:
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
     ) -> list[Answer]:
-        return []
+        """A fleet asks for captures by its own anomalies; alerts are the agents' to answer."""
+        detail = "a fleet takes no alerts; send them to the agents"
+        return [Answer(alert.fingerprint, "refused_disabled", detail) for alert in alerts]
 
     def count_alerts(self, outcome: str, count: int) -> None:
         self.metrics.counter("alerts_received_total").labels(outcome).inc(count)

@@ -43,13 +43,11 @@ class Node:
     def __init__(self, target: Target) -> None:
         self.target = target
         self.name = target.address
-        self.version = ""
         self.cursor: str | None = None
         self.up = False
         self.reason = "not asked yet"
         self.clock = float("-inf")
         self.lost = 0
-        self.gaps = 0
         self.refused: Counter[str] = Counter()
         self._anomalies: dict[str, Anomaly] = {}
         # As its agent says them, by id, the one that has changed last at the end.
@@ -77,10 +75,8 @@ class Node:
             return
         if isinstance(said, CursorLine):
             self.cursor = said.cursor[:64]
-            self.version = said.version[:64]
             self.name = said.node[:253] or self.name
         elif isinstance(said, GapLine):
-            self.gaps += 1
             self.lost += max(0, said.lost or 0)
         elif isinstance(said, AnomalyLine):
             self._take_anomaly(said.anomaly)
@@ -184,6 +180,8 @@ class Node:
         if self.up and abs(self.skew_s) > TOLD_SKEW_S:
             side = "behind" if self.skew_s > 0 else "ahead"
             reason = f"its clock is {abs(self.skew_s):.0f} s {side}"
+        elif self.up and self.lost:
+            reason = f"{self.lost} lines were lost: the fleet came too late for them"
         lag_s = max(0.0, now - self.clock) if self.up else 0.0
         return SourceHealth(self.name, self.up, reason, lag_s, sum(self.refused.values()))
 
