@@ -2,8 +2,9 @@
 
 ``source``: runs the source with the settings in NVML_PROCESS, an object, and prints what it
 publishes. ``device``: waits on its input for numbers of rounds, one a line, runs the device at
-index 0 that often, and prints the newest of all; ``new`` is another device at that index. Both
-print one JSON object a line.
+index 0 that often, and prints the newest of all; ``new`` is another device at that index.
+``by_hand``: runs the source's loops whose names it is given, one a line, each once, then prints an
+empty object. All print one JSON object a line.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_devices import loops
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import Companions, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
@@ -96,7 +99,7 @@ class GatheringSink(PrintingSink):
         self.counts[key] = self.counts.get(key, 0.0) + by
 
 
-def run_source(supervisor: Supervisor, settings: dict[str, Any]) -> NvmlSource:
+def start_source(supervisor: loops.Supervisor, settings: dict[str, Any]) -> NvmlSource:
     sink = PrintingSink()
     surroundings = Surroundings(
         load_of=lambda index: None,
@@ -109,8 +112,38 @@ def run_source(supervisor: Supervisor, settings: dict[str, Any]) -> NvmlSource:
         config, surroundings, XidLedger(), retry_interval_s=0.2, probe_interval_s=0.3
     )
     source.start(supervisor, sink)
-    sys.stdin.read()
     return source
+
+
+class LoopByHand:
+    """A loop that goes round when it is told to."""
+
+    alive = False
+    busy_s = last_duration_s = 0.0
+
+    def __init__(self, interval_s: float, step: Callable[[], None]) -> None:
+        self.interval_s, self.step = interval_s, step
+
+    def wake(self) -> None: ...
+
+    def stop(self, timeout_s: float = 0.0) -> None: ...
+
+
+class LoopsByHand:
+    def __init__(self) -> None:
+        self.loops: dict[str, LoopByHand] = {}
+
+    def every(self, name: str, interval_s: float, step: Callable[[], None]) -> LoopByHand:
+        self.loops[name] = LoopByHand(interval_s, step)
+        return self.loops[name]
+
+
+def run_by_hand(settings: dict[str, Any]) -> None:
+    supervisor = LoopsByHand()
+    start_source(supervisor, settings)
+    for line in sys.stdin:
+        supervisor.loops[line.strip()].step()
+        print("{}", flush=True)
 
 
 def run_device(supervisor: Supervisor) -> None:
@@ -129,9 +162,13 @@ def run_device(supervisor: Supervisor) -> None:
 
 if __name__ == "__main__":
     supervisor = Supervisor()
+    settings = json.loads(os.environ.get("NVML_PROCESS", "{}"))
     if sys.argv[1] == "device":
         run_device(supervisor)
+    elif sys.argv[1] == "by_hand":
+        run_by_hand(settings)
     else:
-        source = run_source(supervisor, json.loads(os.environ.get("NVML_PROCESS", "{}")))
+        source = start_source(supervisor, settings)
+        sys.stdin.read()
         supervisor.stop(1.0)
         source.close()

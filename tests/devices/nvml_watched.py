@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.devices.recording import wait_until
+
 PROCESS = Path(__file__).with_name("nvml_process.py")
 
 
@@ -27,6 +29,7 @@ class Watched:
         self.lines: list[dict[str, Any]] = []
         self.process = process
         self.log = ""
+        self._asked = 0
         self._threads = [
             threading.Thread(target=self._read),
             threading.Thread(target=self._read_log),
@@ -78,11 +81,22 @@ class Watched:
         for thread in self._threads:
             thread.join(10)
 
+    def run(self, *loops: str) -> None:
+        """One round of each, where the loops go round by hand."""
+        assert self.process.stdin is not None
+        self._asked += len(loops)
+        self.process.stdin.write("".join(f"{loop}\n" for loop in loops))
+        self.process.stdin.flush()
+        wait_until(lambda: sum(set(line) == {"seen"} for line in list(self.lines)) == self._asked)
+
 
 @contextmanager
-def watched(environment: dict[str, str], **settings: float | bool) -> Iterator[Watched]:
+def watched(
+    environment: dict[str, str], mode: str = "source", **settings: float | bool
+) -> Iterator[Watched]:
+    """``mode``: ``source``, or ``by_hand`` for a source whose loops the test runs."""
     process = subprocess.Popen(
-        [sys.executable, str(PROCESS), "source"],
+        [sys.executable, str(PROCESS), mode],
         env=os.environ | environment | {"NVML_PROCESS": json.dumps(settings)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -182,6 +182,19 @@ def test_a_driver_that_goes_away_takes_the_devices_down_until_it_is_back(
         assert watch.newest(0)["info"]["driver_version"] == "615.71.05"
 
 
+def test_devices_that_the_watchdog_has_not_seen_yet_go_down_with_the_driver(
+    fake_driver: FakeDriver,
+) -> None:
+    with watched(fake_driver.environment, mode="by_hand") as watch:
+        watch.run("nvml", *(f"nvml-{gpu}" for gpu in range(8)))
+        assert watch.all_up()
+        fake_driver.set(driver_gone=1)
+        while watch.newest(0)["up"]:
+            watch.run("nvml-0")
+        watch.run("nvml", "nvml-watchdog")
+        assert {watch.reason(gpu) for gpu in range(8)} == {"driver"}
+
+
 def test_a_driver_of_another_version_is_reported_and_then_ends_the_daemon_once(
     fake_driver: FakeDriver,
 ) -> None:

@@ -11,7 +11,7 @@ import time
 
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.loops import Loop, Supervisor
-from warpwatch_devices.nvml.device import PROBE_INTERVAL_S
+from warpwatch_devices.nvml.device import PROBE_INTERVAL_S, NvmlDevice
 from warpwatch_devices.nvml.generation import Generation
 from warpwatch_devices.nvml.last_resort import LastResort
 from warpwatch_devices.nvml.library import (
@@ -74,7 +74,7 @@ class NvmlSource:
         self._generation: Generation | None = None
         # Ended ones with a call inside NVML still: each holds its initialisation.
         self._left: list[Generation] = []
-        # Every device that was seen, with the UUID of its GPU; of the watchdog's loop alone.
+        # Every device that was seen, with the UUID of its GPU.
         self._known: dict[str, tuple[Device, str]] = {}
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
@@ -106,6 +106,8 @@ class NvmlSource:
     def _leave(self, sink: Sink) -> None:
         generation, self._generation = self._generation, None
         assert generation is not None
+        # The watchdog may not have looked since a device was read first.
+        self._remember(generation.devices)
         generation.drain(sink)
         self._errors += generation.errors + 1
         self._unavailable("the driver went away")
@@ -189,20 +191,25 @@ class NvmlSource:
             generation.watch()
         self._speak_for_missing(generation, sink)
 
+    def _remember(self, gpus: tuple[NvmlDevice, ...]) -> set[str]:
+        """Note which devices there are; returns their UUIDs."""
+        there = {
+            device.uuid: (device, gpu.device.uuid)
+            for gpu in gpus
+            if gpu.known
+            for device in gpu.devices
+        }
+        self._known.update(there)
+        return set(there)
+
     def _speak_for_missing(self, generation: Generation | None, sink: Sink) -> None:
         """Who was there and is not any more is down, but a MIG device of a GPU that is there:
         that one was taken down in order."""
-        present: dict[str, str] = {}
-        settled: set[str] = set()
-        for gpu in generation.devices if generation else ():
-            uuid = gpu.device.uuid
-            for device in gpu.devices if gpu.known else ():
-                present[device.uuid] = uuid
-                self._known[device.uuid] = (device, uuid)
-            if gpu.settled:
-                settled.add(uuid)
+        gpus = generation.devices if generation else ()
+        present = self._remember(gpus)
+        settled = {gpu.device.uuid for gpu in gpus if gpu.settled}
         # While devices are still being opened, any of them may be the one that is missing.
-        complete = generation and all(gpu.known or gpu.reason for gpu in generation.devices)
+        complete = generation and all(gpu.known or gpu.reason for gpu in gpus)
         reason = "lost" if complete else "driver"
         for uuid, (device, gpu_uuid) in tuple(self._known.items()):
             if uuid in present:
