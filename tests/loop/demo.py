@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
-def demo(fault: str, store: Path) -> tuple[int, Any, str]:
+def demo(store: Path, *faults: str) -> tuple[int, Any, str]:
+    """The faults in a row, all where none is named: exit status, JSON, and what it said."""
     command = [sys.executable, "-m", "warpwatch_daemon", "demo", "--once", "--json"]
-    command += ["--fault", fault, "--listen", "127.0.0.1:0", "--store", str(store)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    command += ["--listen", "127.0.0.1:0", "--store", str(store)]
+    command += ["--fault", *faults] if faults else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr

@@ -70,7 +70,7 @@ def test_captured_traces_open_in_perfetto(tmp_path: Path, perfetto: tuple[str, P
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
     url, folder = perfetto
-    code, ending, story = demo("data_stall", tmp_path / "store")
+    code, ending, story = demo(tmp_path / "store", "data_stall")
     assert code == 0, story
     (captured,) = (tmp_path / "store").rglob(ending["capture"]["id"])
     traces = sorted(captured.glob("rank*.pt.trace.json.gz"))

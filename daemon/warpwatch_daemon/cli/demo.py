@@ -25,7 +25,11 @@ def main(argv: Sequence[str]) -> int:
         "warpwatch demo --fault data_stall",
     )
     command.add_argument(
-        "--fault", choices=[*FAULTS], help="only this fault; without it one after another"
+        "--fault",
+        choices=[*FAULTS],
+        nargs="+",
+        default=[*FAULTS],
+        help="only these; without it all, one after another",
     )
     command.add_argument("--once", action="store_true", help="end after the last fault")
     command.add_argument(
@@ -38,11 +42,11 @@ def main(argv: Sequence[str]) -> int:
         raise WarpwatchError("the demo trains with torch: pip install 'warpwatch[demo]'")
     # Ended from outside, it stops what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    faults = [FAULTS[arguments.fault]] if arguments.fault else list(FAULTS.values())
+    faults = [FAULTS[name] for name in arguments.fault]
     with DemoProcesses(arguments.listen, arguments.store) as processes:
         endings = _run(processes, faults)
         if arguments.json:
-            print(json.dumps(_json(endings, arguments.fault is not None)), flush=True)
+            print(json.dumps(_json(endings)), flush=True)
         if not arguments.once:
             _stay(processes)
     return 0 if all(ending.closed for ending in endings) else 1
@@ -75,8 +79,9 @@ def _one(story: Story, fault: Fault, say: Say) -> Ending:
         return Ending(fault.name)
 
 
-def _json(endings: list[Ending], single: bool) -> object:
-    return endings[0].to_json() if single else {"runs": [e.to_json() for e in endings]}
+def _json(endings: list[Ending]) -> object:
+    runs = [ending.to_json() for ending in endings]
+    return runs[0] if len(runs) == 1 else {"runs": runs}
 
 
 def _stay(processes: DemoProcesses) -> None:

@@ -43,6 +43,7 @@ class DemoProcesses:
         self.api = ApiClient(self.url, socket_path=socket_path(self.work / "run"))
         self.store = store or self.work / "captures"
         self.switch = Switch(self.work / "fault")
+        self.training_since = 0.0
         self._daemon: subprocess.Popen[bytes] | None = None
         self._ranks: list[subprocess.Popen[bytes]] = []
 
@@ -107,6 +108,7 @@ class DemoProcesses:
     def start_training(self) -> None:
         self.switch.set(NONE)
         (self.work / "stop").unlink(missing_ok=True)
+        self.training_since = time.time()
         meeting = self.work / f"gloo-{time.monotonic_ns()}"
         for rank in range(RANKS):
             environment = {

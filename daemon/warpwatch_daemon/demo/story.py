@@ -15,9 +15,9 @@ from warpwatch_telemetry.errors import WarpwatchError
 BASELINE_STEPS = 100
 BASELINE_S = 16.0
 # How long nothing may be found when nothing is wrong.
+QUIET_S = 30.0
 # What the machine's other programs do to the ranks is less.
 LEAST_RISE = 1.5
-QUIET_S = 30.0
 START_TIMEOUT_S = 120.0
 FOUND_TIMEOUT_S = 60.0
 CAPTURE_TIMEOUT_S = 90.0
@@ -124,9 +124,13 @@ class Story:
     def wait_for_steps(self) -> None:
         def ready() -> Any:
             ranks = self._api.get("/api/v1/ranks")["ranks"]
-            mine = [rank for rank in ranks if rank["job"] == JOB and rank["status"] == "running"]
-            enough = [rank for rank in mine if _has_baseline(rank)]
-            return len(enough) == RANKS or None
+            # Those of the run before may be shown as running for a moment.
+            mine = [
+                rank
+                for rank in ranks
+                if rank["job"] == JOB and rank["first_time"] >= self._processes.training_since
+            ]
+            return sum(map(_has_baseline, mine)) == RANKS or None
 
         if self._poll(ready, START_TIMEOUT_S) is None:
             raise WarpwatchError(f"the ranks did not train: {self._processes.log_tail('rank0')}")
