@@ -9,19 +9,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from warpwatch._version import __version__
 from warpwatch_daemon.agent.open_files import allow_enough
-from warpwatch_daemon.captures.alerts.alert_requests import Answer
-from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
-from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
@@ -33,9 +30,8 @@ from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Targets
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
-from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import State
 
@@ -49,7 +45,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class Fleet:
-    """Implements ``http.agent.Agent``."""
+    """Implements ``http.agent.Watcher``."""
 
     def __init__(self, config: FleetFile) -> None:
         """Raises UsageError where the configuration cannot be used."""
@@ -64,7 +60,6 @@ class Fleet:
         self._follows: dict[str, asyncio.Task[None]] = {}
         recipes = config.triggers.recipes
         self._captures = Captures(self._cluster, self._lock, self._agents, recipes)
-        self._stream = RecordStream()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
         self.metrics = AgentMetrics()
@@ -244,27 +239,11 @@ class Fleet:
         """A fleet without some agents is ready: it says of each job whether it sees all of it."""
         return self._targets.failing
 
-    def records(self) -> RecordStream:
-        return self._stream
-
-    def lease(self, job: JobId, holder: str, seconds: float) -> None:
-        raise Refused("refused_disabled", "a fleet judges its jobs itself")
-
-    def request_capture(
-        self, request: CaptureRequest, name: str = "", start_step: int | None = None
-    ) -> Capture:
+    def request_capture(self, request: CaptureRequest) -> Capture:
         """May wait for an agent."""
-        if name or start_step is not None:
-            raise Refused("refused_disabled", "a fleet chooses ids and start steps itself")
         if self._loop is None:
             raise Refused("failed", "the fleet is starting")
         return self._captures.ask(request, self._loop)
-
-    def prepare_capture(self, request: CaptureRequest) -> Prepared:
-        raise Refused("refused_disabled", "a fleet takes no part in another one's captures")
-
-    def cancel_capture(self, name: str) -> Capture | None:
-        return None
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         return None
@@ -280,16 +259,6 @@ class Fleet:
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
         with self._lock:
             return self._cluster.detector_statuses()
-
-    def receive_alerts(
-        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
-    ) -> list[Answer]:
-        """A fleet asks for captures by its own anomalies; alerts are the agents' to answer."""
-        detail = "a fleet takes no alerts; send them to the agents"
-        return [Answer(alert.fingerprint, "refused_disabled", detail) for alert in alerts]
-
-    def count_alerts(self, outcome: str, count: int) -> None:
-        self.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def count_request(self, code: int) -> None:
         self.metrics.counter("http_requests_total").labels(code).inc()

@@ -135,6 +135,11 @@ class Access:
             raise ApiError(403, "token_needed", _NO_CHANGES)
         return caller
 
+    def check_all_jobs(self, request: HTTPConnection, what: str) -> None:
+        """Raises ApiError unless they may act for all jobs; ``what`` needs it."""
+        if not self.check_change(request).all_jobs:
+            raise ApiError(403, "not_yours", f"{what} need the token or root")
+
     def check_files(self, request: HTTPConnection) -> Caller:
         """Who asks. Raises ApiError unless they may read files of captures."""
         caller = caller_of(request)

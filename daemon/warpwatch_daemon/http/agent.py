@@ -1,10 +1,10 @@
-"""What the HTTP side needs of the daemon."""
+"""What the HTTP side needs of who watches: the agent of a node, or a fleet over many."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry
 
@@ -21,18 +21,13 @@ from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import State
 
 
-class Agent(Protocol):
+class Watcher(Protocol):
     """Called from the server's thread; every method returns at once, but where it says."""
 
     def state(self) -> State: ...
 
     def exported(self) -> State:
         """What of the state is on ``/metrics``."""
-
-    def records(self) -> RecordStream: ...
-
-    def lease(self, job: JobId, holder: str, seconds: float) -> None:
-        """Let a fleet judge the job. Raises Refused while another one does."""
 
     def exposition(self) -> Options:
         """How ``/metrics`` is written."""
@@ -43,19 +38,8 @@ class Agent(Protocol):
     def missing(self) -> tuple[str, ...]:
         """What keeps the daemon from being ready, one line each; empty when it is."""
 
-    def request_capture(
-        self, request: CaptureRequest, name: str = "", start_step: int | None = None
-    ) -> Capture:
-        """Begin a capture. Raises Refused with a reason from captures.OUTCOMES.
-
-        ``name``, ``start_step``: what a fleet has chosen for all nodes.
-        """
-
-    def prepare_capture(self, request: CaptureRequest) -> Prepared:
-        """What would be captured; nothing is begun. Raises Refused."""
-
-    def cancel_capture(self, name: str) -> Capture | None:
-        """End it, if it runs, for a fleet; None where there is none of this name."""
+    def request_capture(self, request: CaptureRequest) -> Capture:
+        """Begin a capture. Raises Refused with a reason from captures.OUTCOMES."""
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         """Where a file of a capture lies, None if it has none of this name; no disk is asked.
@@ -77,6 +61,29 @@ class Agent(Protocol):
         May wait for the detectors: not from the thread that serves.
         """
 
+    def count_request(self, code: int) -> None: ...
+
+
+@runtime_checkable
+class Agent(Watcher, Protocol):
+    """What only the daemon of a node has: what it tells a fleet, and does for one."""
+
+    def records(self) -> RecordStream: ...
+
+    def lease(self, job: JobId, holder: str, seconds: float) -> None:
+        """Let a fleet judge the job. Raises Refused while another one does."""
+
+    def request_capture(
+        self, request: CaptureRequest, name: str = "", start_step: int | None = None
+    ) -> Capture:
+        """``name``, ``start_step``: what a fleet has chosen for all nodes."""
+
+    def prepare_capture(self, request: CaptureRequest) -> Prepared:
+        """What would be captured; nothing is begun. Raises Refused."""
+
+    def cancel_capture(self, name: str) -> Capture | None:
+        """End it, if it runs, for a fleet; None where there is none of this name."""
+
     def receive_alerts(
         self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
     ) -> Sequence[Answer]:
@@ -87,5 +94,3 @@ class Agent(Protocol):
 
     def count_alerts(self, outcome: str, count: int) -> None:
         """``outcome``: of telemetry.alerts.ALERT_OUTCOMES."""
-
-    def count_request(self, code: int) -> None: ...

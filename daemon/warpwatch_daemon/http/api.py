@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from warpwatch_daemon.http import bodies, models
 from warpwatch_daemon.http.access import Access, caller_of
-from warpwatch_daemon.http.agent import Agent
+from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.request_data import filters, json_body
 from warpwatch_daemon.http.visibility import may_see, visible
@@ -21,7 +21,6 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
-from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State
 
 # The status of a refusal by its reason; what is not here is a conflict with what goes on.
@@ -32,25 +31,25 @@ _CONFLICT = 409
 class Api:
     """One method a route. Answers are documents of the newest state."""
 
-    def __init__(self, agent: Agent, access: Access) -> None:
-        self._agent = agent
+    def __init__(self, watcher: Watcher, access: Access) -> None:
+        self._watcher = watcher
         self._access = access
 
     async def healthz(self, request: Request) -> Response:
         """Whether the process lives."""
-        return json_answer(models.Health(version=self._agent.state().version))
+        return json_answer(models.Health(version=self._watcher.state().version))
 
     async def readyz(self, request: Request) -> Response:
         """Whether every source can be read."""
-        missing = self._agent.missing()
-        sources = self._agent.state().sources
+        missing = self._watcher.missing()
+        sources = self._watcher.state().sources
         document = models.Readiness(ready=not missing, missing=missing, sources=sources)
         return json_answer(document, 503 if missing else 200)
 
     async def devices(self, request: Request) -> Response:
         """Devices with their newest values."""
         filters(request, models.Filters)
-        devices = [models.DeviceReport.of(sample) for sample in self._agent.state().devices]
+        devices = [models.DeviceReport.of(sample) for sample in self._watcher.state().devices]
         return json_answer(models.DeviceList(devices=devices))
 
     async def ranks(self, request: Request) -> Response:
@@ -96,7 +95,7 @@ class Api:
         found = next((one for one in state.anomalies if one.id == ident), None)
         context = state.contexts.get(ident)
         if found is None or context is None:
-            stored = await run_in_threadpool(self._agent.anomaly, ident)
+            stored = await run_in_threadpool(self._watcher.anomaly, ident)
             if stored is not None and self._may_see(request, stored[0]):
                 found, context = found or stored[0], stored[1]
         if found is None:
@@ -110,7 +109,7 @@ class Api:
     async def detectors(self, request: Request) -> Response:
         """How the detectors see what they judge, and why."""
         wanted = filters(request, models.DetectorFilters)
-        statuses, suppressed = await run_in_threadpool(self._agent.detector_statuses)
+        statuses, suppressed = await run_in_threadpool(self._watcher.detector_statuses)
         caller = caller_of(request)
 
         def seen(one: DetectorStatus | Found) -> bool:
@@ -154,7 +153,7 @@ class Api:
         wanted, owner = filters(request, models.RunFilters), caller_of(request).owner
         runs = [
             run
-            for run in self._agent.run_summaries()
+            for run in self._watcher.run_summaries()
             if owner in (None, run.owner)
             and wanted.admits(job=run.job, owner=run.owner, run=run.run)
             and wanted.admits(active=run.end_time is None)
@@ -184,57 +183,29 @@ class Api:
                 return json_answer(models.OneCapture(capture))
         raise ApiError(404, "not_found", "there is no such capture")
 
-    async def lease(self, request: Request) -> Response:
-        """Have a fleet judge a job for some seconds, or go on with it."""
-        self._check_fleet(request, "leases")
-        body = await json_body(request, bodies.LeaseBody)
-        with _refusals():
-            job = JobId(body.owner, body.job, body.run)
-            self._agent.lease(job, body.holder, body.seconds)
-        return json_answer(models.LeaseAnswer(seconds=body.seconds))
-
     async def request_capture(self, request: Request) -> Response:
         """Ask for a capture."""
         owner = self._access.check_change(request).owner
         body = await json_body(request, bodies.CaptureBody)
         if body.is_of_a_fleet:
-            self._check_fleet(request, "id, start_step and anomaly_id")
+            self._access.check_all_jobs(request, "id, start_step and anomaly_id")
         if owner is not None and body.owner not in ("", owner):
             # Not their own job of the same name instead.
             raise ApiError(404, "refused_no_rank", f"{owner} may not capture jobs of {body.owner}")
-        with _refusals():
+        with refusals():
             # It waits for the capture that is being begun: off the thread that serves.
-            capture = await run_in_threadpool(
-                self._agent.request_capture, body.request(owner), body.id or "", body.start_step
-            )
+            capture = await run_in_threadpool(self._begin, body, owner)
         location = {"Location": f"/api/v1/captures/{capture.id}"}
         return json_answer(models.OneCapture(capture), 202, location)
 
-    async def prepare_capture(self, request: Request) -> Response:
-        """What a capture would take now, and how far the ranks are; nothing is begun."""
-        self._check_fleet(request, "captures over nodes")
-        body = await json_body(request, bodies.CaptureBody)
-        with _refusals():
-            prepared = await run_in_threadpool(self._agent.prepare_capture, body.request(None))
-        return json_answer(models.PreparedCapture(prepared))
-
-    async def cancel_capture(self, request: Request) -> Response:
-        """End what a capture has not brought yet; one that has ended stays as it is."""
-        self._check_fleet(request, "captures over nodes")
-        name = request.path_params["id"]
-        capture = await run_in_threadpool(self._agent.cancel_capture, name)
-        if capture is None:
-            raise ApiError(404, "not_found", "there is no such capture")
-        return json_answer(models.OneCapture(capture))
-
-    def _check_fleet(self, request: Request, what: str) -> None:
-        """Raises ApiError unless the caller may act for all jobs."""
-        if not self._access.check_change(request).all_jobs:
-            raise ApiError(403, "not_yours", f"{what} need the token or root")
+    def _begin(self, body: bodies.CaptureBody, owner: str | None) -> Capture:
+        if body.is_of_a_fleet:
+            raise Refused("refused_disabled", "a fleet chooses id, start_step and anomaly itself")
+        return self._watcher.request_capture(body.request(owner))
 
     def _state(self, request: Request) -> State:
         """What the caller may see of it."""
-        return visible(self._agent.state(), caller_of(request).owner)
+        return visible(self._watcher.state(), caller_of(request).owner)
 
     def _may_see(self, request: Request, anomaly: Anomaly) -> bool:
         owner = caller_of(request).owner
@@ -252,7 +223,7 @@ class Api:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def refusals() -> Iterator[None]:
     """Answered with the status of their reason."""
     try:
         yield

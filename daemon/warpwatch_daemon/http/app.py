@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.access import Access
-from warpwatch_daemon.http.agent import Agent
+from warpwatch_daemon.http.agent import Agent, Watcher
+from warpwatch_daemon.http.agent_api import AgentApi
 from warpwatch_daemon.http.alertmanager import AlertWebhook
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.api import Api
@@ -25,13 +26,13 @@ from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.openapi import openapi
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
 from warpwatch_daemon.http.records import RecordsEndpoint
-from warpwatch_daemon.http.routes import operations
+from warpwatch_daemon.http.routes import agent_operations, operations
 
 _REASONS = {404: "not_found", 405: "method_not_allowed"}
 
 
 def create_app(
-    agent: Agent,
+    watcher: Watcher,
     config: HttpConfig,
     *,
     loopback: bool,
@@ -45,16 +46,16 @@ def create_app(
     """
     access = Access(config, loopback=loopback)
     admission = Admission(access, limit or PeerLimit(), basic_auth)
-    pages = MetricsPages(agent)
-    guard = Middleware(Guard, admission=admission, count=agent.count_request)
-    table = operations(
-        Api(agent, access),
-        CaptureFiles(agent, access),
-        AlertWebhook(agent, access, config),
-        pages,
-        PageEndpoint(agent),
-        RecordsEndpoint(agent, access),
-    )
+    pages = MetricsPages(watcher)
+    guard = Middleware(Guard, admission=admission, count=watcher.count_request)
+    files, page = CaptureFiles(watcher, access), PageEndpoint(watcher)
+    if isinstance(watcher, Agent):
+        api = AgentApi(watcher, access)
+        webhook = AlertWebhook(watcher, access, config)
+        table = operations(api, files, pages, page)
+        table += agent_operations(api, webhook, RecordsEndpoint(watcher, access))
+    else:
+        table = operations(Api(watcher, access), files, pages, page)
     app = Starlette(
         routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in table],
         middleware=[guard],
@@ -64,7 +65,7 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.pages = pages
     # It takes 20 ms to make, and few ask for it.
-    app.state.document = functools.cache(lambda: openapi(agent.state().version, table))
+    app.state.document = functools.cache(lambda: openapi(watcher.state().version, table))
     return app
 
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from warpwatch_daemon.http.access import PERFETTO_ORIGIN, Access
-from warpwatch_daemon.http.agent import Agent
+from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError
 
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
@@ -37,8 +37,8 @@ _REPORT_POLICY = (
 
 
 class CaptureFiles:
-    def __init__(self, agent: Agent, access: Access) -> None:
-        self._agent = agent
+    def __init__(self, watcher: Watcher, access: Access) -> None:
+        self._watcher = watcher
         self._access = access
 
     async def send(self, request: Request) -> Response:
@@ -47,7 +47,7 @@ class CaptureFiles:
         capture_id, name = request.path_params["id"], request.path_params["file"]
         path = None
         if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
-            path = self._agent.capture_file(capture_id, name, caller.owner)
+            path = self._watcher.capture_file(capture_id, name, caller.owner)
         # Off the thread that serves: the store's disk may be slow.
         if path is None or not await run_in_threadpool(_is_plain_file, path):
             raise ApiError(404, "not_found", "there is no such capture or file")

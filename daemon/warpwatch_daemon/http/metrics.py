@@ -19,7 +19,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch_daemon.http.agent import Agent
+from warpwatch_daemon.http.agent import Watcher
 from warpwatch_exporters.prometheus import render
 
 # Fastest: a node has its cycles for something else than a denser scrape.
@@ -54,8 +54,8 @@ class MetricsPage:
 class MetricsPages:
     """For the server's thread alone."""
 
-    def __init__(self, agent: Agent, clock: Callable[[], float] = time.monotonic) -> None:
-        self._agent = agent
+    def __init__(self, watcher: Watcher, clock: Callable[[], float] = time.monotonic) -> None:
+        self._watcher = watcher
         self._clock = clock
         self._pages: dict[Format, MetricsPage] = {}
 
@@ -89,9 +89,9 @@ class MetricsPages:
 
     def _render(self, form: Format, page: MetricsPage, now: float) -> None:
         encode = openmetrics.generate_latest if form.openmetrics else generate_latest
-        options = self._agent.exposition()
-        state = render(self._agent.exported(), options, openmetrics=form.openmetrics)
-        content = state + encode(self._agent.registry())
+        options = self._watcher.exposition()
+        state = render(self._watcher.exported(), options, openmetrics=form.openmetrics)
+        content = state + encode(self._watcher.registry())
         page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
         page.rendered_at = now
 

@@ -37,11 +37,7 @@ class RecordsEndpoint:
 
     async def send(self, request: Request) -> Response:
         """Lines of the telemetry log as they come, and anomalies and captures as they change."""
-        caller = self._access.check_change(request)
-        if not caller.all_jobs:
-            raise ApiError(
-                403, "not_yours", "the records of all users' jobs need the token or root"
-            )
+        self._access.check_all_jobs(request, "the records of all users' jobs")
         wanted = filters(request, models.RecordFilters)
         if wanted.follow and self._followers >= MAX_FOLLOWERS:
             detail = f"{MAX_FOLLOWERS} follow already"

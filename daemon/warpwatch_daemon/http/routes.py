@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from warpwatch_daemon.captures.alerts.webhook import Webhook
 from warpwatch_daemon.http import bodies, models
+from warpwatch_daemon.http.agent_api import AgentApi
 from warpwatch_daemon.http.alertmanager import AlertWebhook
 from warpwatch_daemon.http.api import Api
 from warpwatch_daemon.http.capture_files import CaptureFiles
@@ -51,11 +52,10 @@ async def describe(request: Request) -> Response:
 def operations(
     api: Api,
     files: CaptureFiles,
-    webhook: AlertWebhook,
     metrics: MetricsPages,
     page: PageEndpoint,
-    records: RecordsEndpoint,
 ) -> list[Operation]:
+    """What agents and fleets answer."""
     return [
         Operation("/", page.show, "text/html"),
         Operation("/metrics", metrics.scrape, "text/plain"),
@@ -65,6 +65,42 @@ def operations(
         Operation("/api/v1/devices", api.devices, models.DeviceList, models.Filters),
         Operation("/api/v1/jobs", api.jobs, models.JobList, models.JobFilters),
         Operation("/api/v1/ranks", api.ranks, models.RankList, models.JobFilters),
+        Operation("/api/v1/anomalies", api.anomalies, models.AnomalyList, models.AnomalyFilters),
+        Operation(
+            "/api/v1/anomalies/{id}", api.anomaly, models.OneAnomaly, models.Filters, errors=(404,)
+        ),
+        Operation("/api/v1/detectors", api.detectors, models.DetectorList, models.DetectorFilters),
+        Operation("/api/v1/captures", api.captures, models.CaptureList, models.CaptureFilters),
+        Operation(
+            "/api/v1/captures",
+            api.request_capture,
+            models.OneCapture,
+            method="POST",
+            body=bodies.CaptureBody,
+            guarded=True,
+            status=202,
+            errors=(404, 409, 503),
+        ),
+        Operation("/api/v1/captures/{id}", api.capture, models.OneCapture, errors=(404,)),
+        Operation(
+            "/api/v1/captures/{id}/{file}",
+            files.send,
+            "application/octet-stream",
+            guarded=True,
+            errors=(404,),
+        ),
+        Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
+        Operation(
+            "/api/v1/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters
+        ),
+    ]
+
+
+def agent_operations(
+    api: AgentApi, webhook: AlertWebhook, records: RecordsEndpoint
+) -> list[Operation]:
+    """What agents answer besides."""
+    return [
         Operation(
             "/api/v1/records",
             records.send,
@@ -82,22 +118,6 @@ def operations(
             guarded=True,
             errors=(409,),
         ),
-        Operation("/api/v1/anomalies", api.anomalies, models.AnomalyList, models.AnomalyFilters),
-        Operation(
-            "/api/v1/anomalies/{id}", api.anomaly, models.OneAnomaly, models.Filters, errors=(404,)
-        ),
-        Operation("/api/v1/detectors", api.detectors, models.DetectorList, models.DetectorFilters),
-        Operation("/api/v1/captures", api.captures, models.CaptureList, models.CaptureFilters),
-        Operation(
-            "/api/v1/captures",
-            api.request_capture,
-            models.OneCapture,
-            method="POST",
-            body=bodies.CaptureBody,
-            guarded=True,
-            status=202,
-            errors=(404, 409, 503),
-        ),
         Operation(
             "/api/v1/captures/prepare",
             api.prepare_capture,
@@ -114,18 +134,6 @@ def operations(
             method="POST",
             guarded=True,
             errors=(404,),
-        ),
-        Operation("/api/v1/captures/{id}", api.capture, models.OneCapture, errors=(404,)),
-        Operation(
-            "/api/v1/captures/{id}/{file}",
-            files.send,
-            "application/octet-stream",
-            guarded=True,
-            errors=(404,),
-        ),
-        Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
-        Operation(
-            "/api/v1/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters
         ),
         Operation(
             "/api/v1/alertmanager",

@@ -18,7 +18,7 @@ import uvicorn
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate, web_config
 from warpwatch_daemon.http.addresses import is_loopback
-from warpwatch_daemon.http.agent import Agent
+from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.basic_auth import BasicAuth
 from warpwatch_daemon.http.connection import (
@@ -52,13 +52,13 @@ class Server:
 
     def __init__(
         self,
-        agent: Agent,
+        watcher: Watcher,
         config: HttpConfig,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
         """Raises UsageError when web_config or what it names cannot be used."""
-        self._agent = agent
+        self._watcher = watcher
         self._config = config
         self._connection = functools.partial(
             Connection,
@@ -81,7 +81,7 @@ class Server:
         loopback = is_loopback(str(listener.getsockname()[0]))
         try:
             app = create_app(
-                self._agent, self._config, loopback=loopback, basic_auth=self._basic_auth
+                self._watcher, self._config, loopback=loopback, basic_auth=self._basic_auth
             )
             probes = self._config.probe_listen
             probe_socket = listen_on(probes, "http.probe_listen") if probes else None
@@ -92,7 +92,7 @@ class Server:
         config = _uvicorn_config(app, self._connection, self._refresh_certificate)
         self._uvicorn = _Uvicorn(config, pages.refresh)
         if probe_socket is not None:
-            probes_served = Probes(self._agent.missing)
+            probes_served = Probes(self._watcher.missing)
             self._uvicorn.serve_besides(probe_socket, probes_served.connect)
         self._uvicorn.config.load()
         # Not by file name: the context is ours, so that a renewed certificate gets into it.

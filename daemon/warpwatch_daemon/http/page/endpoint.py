@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from warpwatch_daemon import quantities
 from warpwatch_daemon.http.access import caller_of
-from warpwatch_daemon.http.agent import Agent
+from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.page import captures, charts, devices, findings, jobs, minutes
 from warpwatch_daemon.http.page.headline import headline
 from warpwatch_daemon.http.visibility import visible
@@ -28,13 +28,13 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 class PageEndpoint:
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
 
     async def show(self, request: Request) -> Response:
         """The web page."""
         caller = caller_of(request)
-        state = visible(self._agent.state(), caller.owner)
+        state = visible(self._watcher.state(), caller.owner)
         page = self._template.render(
             state=state,
             headline=headline(state),
