@@ -68,7 +68,7 @@ def test_the_pipe_is_the_processs_alone_full_and_gone_at_exit(folder: Folder) ->
         assert path.name == f"held.{folder.ring().name}.stacks.fifo"
         assert stat.S_ISFIFO(found.st_mode)
         assert stat.S_IMODE(found.st_mode) == 0o600
-        process.communicate("go on\n", timeout=20)
+        process.communicate("go on\n", timeout=60)
         assert process.returncode == 0
     assert held(folder) == []
 
@@ -121,7 +121,7 @@ def test_a_forked_child_ends_as_always(folder: Folder, stopped: bool) -> None:
             process.send_signal(signal.SIGSTOP)
             time.sleep(1.3)
             process.send_signal(signal.SIGCONT)
-        out, _ = process.communicate("fork\n", timeout=20)
+        out, _ = process.communicate("fork\n", timeout=60)
     assert (out, process.returncode) == ("7\n", 0)
 
 
@@ -143,7 +143,7 @@ def test_the_programs_own_timer_wins_for_good(folder: Folder, tmp_path: Path, us
         asked.touch()
         eventually(lambda: "held_stacks" not in folder.ring().metadata)
         eventually(lambda: not held(folder))
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert out.count("Timeout (0:00:00.500000)!") == 1
     assert process.returncode == 0
 
@@ -152,7 +152,7 @@ def test_a_timer_that_the_program_armed_before_is_left_alone(folder: Folder) -> 
     code = "import faulthandler, sys\nfaulthandler.dump_traceback_later(3, file=sys.stdout)\n"
     with program(folder, code + ATTACH + "step(5)\n", **QUICK) as process:
         eventually(folder.rings)
-        out, _ = process.communicate(timeout=20)
+        out, _ = process.communicate(timeout=60)
     assert "Timeout (0:00:03)!" in out
     assert "held_stacks" not in folder.ring().metadata
 

@@ -91,7 +91,7 @@ def test_a_program_without_torch_is_left_as_it_is(folder: Folder) -> None:
     )
     done = run(folder, "--", sys.executable, "-c", code)
     bare = subprocess.run([sys.executable, "-c", "import sys; print(len(sys.meta_path))"],
-        capture_output=True, text=True, timeout=20)  # fmt: skip
+        capture_output=True, text=True, timeout=60)  # fmt: skip
     assert done.stdout == f"False 1 {int(bare.stdout) + 1}\n"
     assert folder.rings() == []
 

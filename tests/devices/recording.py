@@ -46,7 +46,7 @@ class RecordingSink:
         self.healths.append(health)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Raises TimeoutError when ``condition`` does not come true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

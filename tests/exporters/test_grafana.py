@@ -351,7 +351,7 @@ def test_the_authority_of_grafanas_certificate_may_be_ones_own(
         "-subj /CN=grafana -addext subjectAltName=IP:127.0.0.1 "
         f"-keyout {tmp_path}/grafana.key -out {tmp_path}/grafana.crt"
     )
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "grafana.crt", tmp_path / "grafana.key")
     with grafana_stand_in(tls=context) as grafana:

@@ -70,6 +70,6 @@ def test_the_images_are_of_this_version() -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_shell_can_read_the_script(name: str) -> None:
     script = FOLDER / "slurm" / name
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=10)
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "#SBATCH --job-name=" in script.read_text()

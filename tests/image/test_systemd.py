@@ -41,7 +41,7 @@ def test_the_rendezvous_folder_has_a_size_of_its_own(tmp_path: Path) -> None:
     assert setting("run-warpwatch.mount", "Where") == "/run/warpwatch"
     options = setting("run-warpwatch.mount", "Options")
     mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(tmp_path)]
-    done = subprocess.run(mount, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(mount, capture_output=True, text=True, timeout=60)
     if "permission denied" in done.stderr:
         pytest.skip("root may not mount here")
     assert (done.returncode, done.stderr) == (0, "")
@@ -50,7 +50,7 @@ def test_the_rendezvous_folder_has_a_size_of_its_own(tmp_path: Path) -> None:
         assert (found.f_blocks * found.f_frsize, found.f_files) == (256 * 2**20, 64 * 2**10)
         assert tmp_path.stat().st_mode & 0o777 == 0o755
     finally:
-        subprocess.run(["umount", str(tmp_path)], check=True, timeout=10)
+        subprocess.run(["umount", str(tmp_path)], check=True, timeout=60)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root is a daemon of several users")

@@ -50,7 +50,7 @@ class LoopCluster:
         self.http = httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}",
             headers={"Authorization": f"Bearer {TOKEN}"},
-            timeout=10,
+            timeout=60,
         )
 
     def start(self) -> None:

@@ -74,7 +74,7 @@ class LoopNode:
         self.url = f"http://127.0.0.1:{self.port}"
         # Through the socket: it may do what over TCP only a token does.
         transport = SocketTransport(socket_path(self.run_dir))
-        self.http = httpx.Client(base_url="http://localhost", transport=transport, timeout=10)
+        self.http = httpx.Client(base_url="http://localhost", transport=transport, timeout=60)
 
     # --- daemon ---
 

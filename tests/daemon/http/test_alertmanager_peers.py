@@ -392,7 +392,7 @@ def certificate(tmp_path_factory):
         "-subj /CN=peers -addext subjectAltName=DNS:localhost "
         f"-keyout {folder}/peers.key -out {folder}/peers.crt"
     )
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
     (folder / "web.yml").write_text(
         "tls_server_config: {cert_file: peers.crt, key_file: peers.key}\n"
     )

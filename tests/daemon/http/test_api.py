@@ -262,7 +262,7 @@ def test_every_answer_carries_the_security_headers(client):
 
 def test_something_that_is_not_http_is_turned_away(serve):
     server = serve()
-    with socket.create_connection(server.address, timeout=5) as connection:
+    with socket.create_connection(server.address, timeout=30) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
     assert httpx.get(server.url + "healthz").status_code == 200

@@ -103,7 +103,7 @@ def test_a_body_over_one_mebibyte_is_refused(client, agent, declared):
 
 
 def test_a_peer_that_sends_no_request_is_cut_off(serve):
-    with socket.create_connection(serve(head_timeout_s=0.3).address, timeout=5) as connection:
+    with socket.create_connection(serve(head_timeout_s=0.3).address, timeout=30) as connection:
         begun = time.monotonic()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         while time.monotonic() - begun < 0.2:
@@ -140,7 +140,7 @@ def test_refused_connections_take_no_place_of_another_peers(serve, monkeypatch):
     server = serve()
     with contextlib.ExitStack() as stack:
         for _ in range(200):
-            stack.enter_context(socket.create_connection(server.address, timeout=5))
+            stack.enter_context(socket.create_connection(server.address, timeout=30))
         # All are accepted; who is refused and asks nothing is closed after a second.
         time.sleep(0.3)
         client = stack.enter_context(local_client(server))
@@ -149,7 +149,7 @@ def test_refused_connections_take_no_place_of_another_peers(serve, monkeypatch):
 
 def test_a_ninth_connection_of_a_peer_takes_the_place_of_an_idle_one(serve):
     server = serve()
-    held = [socket.create_connection(server.address, timeout=5) for _ in range(8)]
+    held = [socket.create_connection(server.address, timeout=30) for _ in range(8)]
     try:
         assert httpx.get(server.url + "healthz").status_code == 200
         assert held[0].recv(100) == b""

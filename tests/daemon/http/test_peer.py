@@ -64,7 +64,7 @@ def test_the_kernel_says_whose_process_asks(
         connection, _ = listener.accept()
         with connection:
             assert identify(Transport(connection)) == expected
-        child.communicate(b"\n", timeout=10)
+        child.communicate(b"\n", timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Answers:
 
 
 def connect(server: Any) -> socket.socket:
-    return socket.create_connection(server.address, timeout=10)
+    return socket.create_connection(server.address, timeout=60)
 
 
 @pytest.mark.parametrize(

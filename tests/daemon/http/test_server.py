@@ -25,7 +25,7 @@ def make_certificate(folder: Path, name: str) -> None:
         f"-subj /CN={name} -addext subjectAltName=IP:127.0.0.1 "
         f"-keyout {folder}/{name}.key -out {folder}/{name}.crt"
     )
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=20)
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture(scope="module")

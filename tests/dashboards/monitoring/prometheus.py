@@ -90,7 +90,7 @@ def served(command: Sequence[str], port: int, log: Path) -> Iterator[httpx.Clien
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             poll(lambda: client.get("/-/ready").status_code == 200, 60, f"ready: see {log}")
             yield client
     finally:
