@@ -43,6 +43,8 @@ class Cluster:
         # By owner and base name.
         self._by_name: dict[tuple[str, str], list[FleetJob]] = {}
         self.refused: Counter[str] = Counter()
+        # Anomalies that the fleet has found, of the newest runs, by kind.
+        self.raised: dict[JobId, Counter[str]] = {}
 
     # --- nodes ---
 
@@ -90,6 +92,8 @@ class Cluster:
                 self.refused["too_many_jobs" if job is None else "second_process"] += 1
                 return
             self._job_of[key] = job
+            if job.id != record.job_id:
+                self.nodes[address].join_run(record.job_id, job.id)
         elif job is None:
             self.refused["unknown_rank"] += 1
         else:
@@ -114,8 +118,12 @@ class Cluster:
         for job in list(self.jobs.values()):
             if job.judged:
                 for change in job.advance(self._known_until(job, now)):
+                    if change.what == "opened":
+                        self.raised.setdefault(job.id, Counter())[change.anomaly.kind] += 1
                     changes.append(replace(change, anomaly=job.located(change.anomaly, names)))
             self._forget(job, now)
+        while len(self.raised) > MAX_JOBS:
+            del self.raised[next(iter(self.raised))]
         return changes
 
     def _known_until(self, job: FleetJob, now: float) -> float | None:

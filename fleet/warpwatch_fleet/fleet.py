@@ -28,6 +28,7 @@ from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.node import Node
+from warpwatch_fleet.runs import merged
 from warpwatch_fleet.targets import Targets
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
@@ -252,7 +253,10 @@ class Fleet:
         return None
 
     def run_summaries(self) -> Sequence[RunSummary]:
-        return ()
+        with self._lock:
+            parts = [part for node in self._cluster.nodes.values() for part in node.runs()]
+            raised = {run: dict(counts) for run, counts in self._cluster.raised.items()}
+        return merged(parts, raised)
 
     def detector_statuses(
         self,

@@ -10,12 +10,22 @@ from dataclasses import replace
 import msgspec
 
 from warpwatch_daemon.captures import capture_id
+from warpwatch_fleet.runs import RunPart
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
+from warpwatch_telemetry.runs import SCHEMA, RunSummary
 from warpwatch_telemetry.samples import SourceHealth
-from warpwatch_telemetry.stream import AnomalyLine, CaptureLine, CursorLine, GapLine, StreamDecoder
+from warpwatch_telemetry.stream import (
+    AnomalyLine,
+    CaptureLine,
+    CursorLine,
+    GapLine,
+    RunLine,
+    StreamDecoder,
+)
 
 # A node's clock is corrected by what it is ahead or behind; less than this is the network's.
 LEAST_SKEW_S = 0.5
@@ -27,8 +37,13 @@ MAX_ANOMALIES = 1000
 # Records that come before the agent has told its time: what it keeps for a new reader.
 MAX_EARLY = 200_000
 MAX_TEXT = 500
+# Of a summary of a run.
+MAX_RUN_BYTES = 64 << 10
+# Year 5138: what a calendar can show.
+MAX_TIME = 1e11
 # The newest that are shown; of their diagnosis only what fits a line.
 MAX_CAPTURES = 20
+MAX_RUNS = 20
 _OF_DIAGNOSIS = ("verdict", "summary")
 _CAPTURE_ID = re.compile(capture_id.PATTERN)
 
@@ -52,6 +67,9 @@ class Node:
         self._anomalies: dict[str, Anomaly] = {}
         # As its agent says them, by id, the one that has changed last at the end.
         self.captures: dict[str, Capture] = {}
+        # As JSON; by its own name, and what the fleet calls those that it has joined.
+        self._runs: dict[JobId, bytes] = {}
+        self._joined: dict[JobId, JobId] = {}
         self._decoder = StreamDecoder()
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
@@ -82,6 +100,8 @@ class Node:
             self._take_anomaly(said.anomaly)
         elif isinstance(said, CaptureLine):
             self.take_capture(said.capture)
+        elif isinstance(said, RunLine):
+            self._take_run(said.run)
         elif isinstance(said, Clock):
             yield from self._take_clock(said, now)
         elif said is not None and not isinstance(said, DeviceReading):
@@ -174,6 +194,35 @@ class Node:
                 folder=None,
                 files=(),
             )
+
+    def _take_run(self, run: RunSummary) -> None:
+        owner = self.target.owner
+        texts = (*run.job_id, run.gpu_model or "", run.framework, run.version, run.remote or "")
+        encoded = msgspec.json.encode(run)
+        if (
+            (owner is not None and run.owner != owner)
+            or run.schema != SCHEMA
+            or not 0 <= run.first_time <= min(run.time, MAX_TIME)
+            or max(map(len, texts)) > MAX_TEXT
+            or len(encoded) > MAX_RUN_BYTES
+        ):
+            self.refused["bad_run"] += 1
+            return
+        self._runs.pop(run.job_id, None)
+        self._runs[run.job_id] = encoded
+        if len(self._runs) > MAX_RUNS:
+            del self._runs[next(iter(self._runs))]
+
+    def join_run(self, run: JobId, as_run: JobId) -> None:
+        """The fleet calls it by another name, as it is over nodes."""
+        self._joined[run] = as_run
+        if len(self._joined) > MAX_RANKS:
+            del self._joined[next(iter(self._joined))]
+
+    def runs(self) -> Iterator[RunPart]:
+        """The newest, in its own time."""
+        for run, encoded in self._runs.items():
+            yield RunPart(self._joined.get(run, run), self.name, self.skew_s, encoded)
 
     def health(self, now: float) -> SourceHealth:
         reason = self.reason

@@ -1,6 +1,7 @@
 """What an agent streams to a fleet: lines of the telemetry log, and what only the stream has.
 
-One JSON object a line. An anomaly or a capture comes whole whenever it has changed.
+One JSON object a line. An anomaly or a capture comes whole whenever it has changed, a run when it
+begins, once a minute, and when it ends.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.log import Decoder
 from warpwatch_telemetry.records import Record
+from warpwatch_telemetry.runs import RunSummary
 
 
 class AnomalyLine(msgspec.Struct, frozen=True, tag_field="type", tag="anomaly"):
@@ -22,6 +24,10 @@ class AnomalyLine(msgspec.Struct, frozen=True, tag_field="type", tag="anomaly"):
 
 class CaptureLine(msgspec.Struct, frozen=True, tag_field="type", tag="capture"):
     capture: Capture
+
+
+class RunLine(msgspec.Struct, frozen=True, tag_field="type", tag="run"):
+    run: RunSummary
 
 
 class CursorLine(msgspec.Struct, frozen=True, tag_field="type", tag="cursor"):
@@ -41,11 +47,11 @@ class GapLine(msgspec.Struct, frozen=True, tag_field="type", tag="gap", omit_def
     lost: int | None = None
 
 
-StreamLine = AnomalyLine | CaptureLine | CursorLine | GapLine
+StreamLine = AnomalyLine | CaptureLine | RunLine | CursorLine | GapLine
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[StreamLine] = msgspec.json.Decoder(StreamLine)
-_TAGS = {"anomaly", "capture", "cursor", "gap"}
+_TAGS = {"anomaly", "capture", "run", "cursor", "gap"}
 
 
 def encode_stream_line(line: StreamLine) -> bytes:

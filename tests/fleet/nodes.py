@@ -11,6 +11,7 @@ from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, End, RankSeen, Record, Step
+from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 NOW = 1_790_000_000.0
@@ -77,3 +78,9 @@ def step(rank: int, number: int, time: float, duration_s: float = 0.5, **fields:
 
 def end(rank: int | None, time: float) -> End:
     return End(time, "llama", rank, owner=OWNER, run="41")
+
+
+def run(*ranks: int, **fields: Any) -> RunSummary:
+    about: dict[str, Any] = {"world_size": 4, "ranks": ranks, "steps": 100, "judged_steps": 80}
+    about |= {"time": NOW + 60, "first_time": NOW, "tokens_per_s": 1000.0, "tokens_per_step": 500.0}
+    return RunSummary(**{"owner": OWNER, "job": "llama", "run": "41"} | about | fields)

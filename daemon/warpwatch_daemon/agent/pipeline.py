@@ -103,6 +103,7 @@ class Pipeline:
             self._try(self._look_at_sights, at)
         if self._runs is not None:
             self._try(self._runs.advance, now)
+            self._try(self._stream.put_runs, self._runs.take_changed())
         self._try(self._coordinator.advance, at)
         changes, self._changes = self._changes, []
         active = self.leases.shown(self._detection.active)

@@ -51,7 +51,7 @@ class Watcher(Protocol):
         """An anomaly of the history. May wait for a disk: not from the thread that serves."""
 
     def run_summaries(self) -> Sequence[RunSummary]:
-        """Runs that go on and those that ended, oldest first."""
+        """Runs that go on and those that ended, oldest first. Takes a while: as ``anomaly``."""
 
     def detector_statuses(
         self,

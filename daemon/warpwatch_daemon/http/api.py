@@ -153,7 +153,7 @@ class Api:
         wanted, owner = filters(request, models.RunFilters), caller_of(request).owner
         runs = [
             run
-            for run in self._watcher.run_summaries()
+            for run in await run_in_threadpool(self._watcher.run_summaries)
             if owner in (None, run.owner)
             and wanted.admits(job=run.job, owner=run.owner, run=run.run)
             and wanted.admits(active=run.end_time is None)

@@ -20,7 +20,14 @@ from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId, shard_key
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, DeviceReading, End, RankEvent, RankSeen, Record
-from warpwatch_telemetry.stream import AnomalyLine, CaptureLine, GapLine, encode_stream_line
+from warpwatch_telemetry.runs import RunSummary
+from warpwatch_telemetry.stream import (
+    AnomalyLine,
+    CaptureLine,
+    GapLine,
+    RunLine,
+    encode_stream_line,
+)
 
 MAX_BYTES = 16 * 2**20
 # A reader that was restarted rebuilds what it knew from the lines of this time; a node that was
@@ -32,6 +39,7 @@ MAX_BATCH_BYTES = 256 * 2**10
 MAX_RANKS = 1024
 # Captures that it hears of: also whether those that it waits for have ended.
 MAX_CAPTURES = 20
+MAX_RUNS = 20
 
 _CURSOR = re.compile(r"(?P<epoch>[0-9a-f]{8})-(?P<number>\d{1,18})")
 
@@ -81,6 +89,7 @@ class RecordStream:
         self._ranks: dict[tuple[JobId, int], RankSeen] = {}
         self._anomalies: dict[str, Anomaly] = {}
         self._captures: dict[str, Capture] = {}
+        self._runs: dict[JobId, RunSummary] = {}
         self._device_at: dict[str, float] = {}
         # Followers end when they see it, so that the server need not wait for them.
         self.closed = False
@@ -117,6 +126,19 @@ class RecordStream:
                 if before.get(capture.id) is not capture:
                     key = shard_key(capture.request.job_id)
                     self._add(key, encode_stream_line(CaptureLine(capture)))
+
+    def put_runs(self, summaries: Iterable[RunSummary]) -> None:
+        """Those that have changed."""
+        with self._lock:
+            for summary in summaries:
+                job = summary.job_id
+                # Again at the end of the order.
+                self._runs.pop(job, None)
+                self._runs[job] = summary
+                if len(self._runs) > MAX_RUNS:
+                    del self._runs[next(iter(self._runs))]
+                if self._is_read():
+                    self._add(shard_key(job), encode_stream_line(RunLine(summary)))
 
     # --- who reads ---
 
@@ -161,6 +183,10 @@ class RecordStream:
         for capture in list(self._captures.values())[-MAX_CAPTURES:]:
             if shard.has(shard_key(capture.request.job_id)):
                 yield encode_stream_line(CaptureLine(capture))
+
+        for run in self._runs.values():
+            if shard.has(shard_key(run.job_id)):
+                yield encode_stream_line(RunLine(run))
 
     def _after(self, number: int) -> Iterator[_Line]:
         """Readers are mostly near the end, so they look from there."""

@@ -55,6 +55,8 @@ class RunTable:
         self._runs = {summary.job_id: summary for summary in files.load()}
         self._dirty: set[JobId] = set()
         self._dropped: set[JobId] = set()
+        # What a fleet is told.
+        self._changed = dict(self._runs)
         self._saved_at: dict[JobId, float] = {}
         # What the detectors are told.
         self._events: list[RankEvent] = []
@@ -110,6 +112,12 @@ class RunTable:
         """How runs compare with earlier ones, since the last call."""
         events, self._events = self._events, []
         return events
+
+    def take_changed(self) -> list[RunSummary]:
+        """Those that have changed since the last call, at first all; as seldom as on disk."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+        return list(changed.values())
 
     def _compare(self, now: float) -> None:
         known: dict[tuple[str, str], list[RunSummary]] = {}
@@ -169,7 +177,7 @@ class RunTable:
             self._runs[job] = replace(summary, remote=before.remote if before else None)
             if at - self._saved_at.get(job, -SAVE_S) >= SAVE_S:
                 self._saved_at[job] = at
-                self._dirty.add(job)
+                self._note(job)
 
     def _end(self, job: JobId) -> None:
         """None of its ranks lives; one that comes back goes on with it."""
@@ -179,7 +187,7 @@ class RunTable:
             self._saved_at.pop(job, None)
             if summary is not None:
                 self._runs[job] = replace(summary, end_time=summary.time, remote=None)
-                self._dirty.add(job)
+                self._note(job)
 
     def _end_interrupted(self) -> None:
         """What ended while no daemon looked."""
@@ -189,7 +197,12 @@ class RunTable:
                 if summary.job_id not in self._figures:
                     ended = replace(summary, end_time=summary.time, remote=None)
                     self._runs[summary.job_id] = ended
-                    self._dirty.add(summary.job_id)
+                    self._note(summary.job_id)
+
+    def _note(self, job: JobId) -> None:
+        """It has changed; the lock is held."""
+        self._dirty.add(job)
+        self._changed[job] = self._runs[job]
 
     def _make_room(self) -> None:
         """Of who has the most runs the oldest goes."""

@@ -1,0 +1,109 @@
+"""Runs over nodes: each agent sums up its own ranks, and all of them together are the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+
+from warpwatch_daemon.history.runs.step_histogram import StepHistogram
+from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.runs import RunSummary
+
+# Of nodes that are named.
+MAX_NAMED = 8
+MAX_CAPTURES = 20
+
+
+class RunPart(NamedTuple):
+    """What one agent keeps of a run. encoded: a RunSummary as JSON, a fifth of its size in memory.
+
+    run: what the fleet calls it. ahead_s: what the fleet's clock is ahead of the agent's.
+    """
+
+    run: JobId
+    node: str
+    ahead_s: float
+    encoded: bytes
+
+
+def merged(parts: Iterable[RunPart], raised: Mapping[JobId, Mapping[str, int]]) -> list[RunSummary]:
+    """Oldest first. raised: anomalies that the fleet has found, by kind."""
+    runs: dict[JobId, list[RunSummary]] = {}
+    for part in parts:
+        said = msgspec.json.decode(part.encoded, type=RunSummary)
+        end = said.end_time
+        summary = replace(
+            said,
+            **part.run.fields(),
+            node=part.node,
+            time=said.time + part.ahead_s,
+            first_time=said.first_time + part.ahead_s,
+            end_time=None if end is None else end + part.ahead_s,
+        )
+        runs.setdefault(part.run, []).append(summary)
+    found = [_together(of_run, raised.get(run, {})) for run, of_run in runs.items()]
+    return sorted(found, key=lambda run: run.first_time)
+
+
+def _together(parts: Sequence[RunSummary], raised: Mapping[str, int]) -> RunSummary:
+    parts = sorted(parts, key=lambda part: part.ranks[:1])
+    counts, anomalies = Counter[int](), Counter(raised)
+    for part in parts:
+        counts.update(part.step_counts)
+        anomalies.update(part.anomalies)
+    histogram = StepHistogram(counts)
+    ends = [part.end_time for part in parts]
+    models = {part.gpu_model for part in parts if part.gpu_model}
+    phases = dict.fromkeys(name for part in parts for name in part.phases_s)
+    return replace(
+        parts[0],
+        node=_names([part.node for part in parts]),
+        time=max(part.time for part in parts),
+        first_time=min(part.first_time for part in parts),
+        end_time=None if None in ends else max(end for end in ends if end is not None),
+        world_size=max(part.world_size for part in parts),
+        ranks=tuple(sorted({rank for part in parts for rank in part.ranks})),
+        gpu_model=", ".join(sorted(models)) or None,
+        steps=max(part.steps for part in parts),
+        judged_steps=histogram.count,
+        step_p50_s=histogram.percentile(0.5),
+        step_p95_s=histogram.percentile(0.95),
+        step_counts=histogram.counts,
+        phases_s={
+            name: _mean(parts, [part.phases_s.get(name, 0.0) for part in parts]) or 0.0
+            for name in phases
+        },
+        tokens_per_step=_mean(parts, [part.tokens_per_step for part in parts]),
+        samples_per_step=_mean(parts, [part.samples_per_step for part in parts]),
+        tokens_per_s=_sum(part.tokens_per_s for part in parts),
+        samples_per_s=_sum(part.samples_per_s for part in parts),
+        energy_j=_sum(part.energy_j for part in parts),
+        anomalies=dict(anomalies),
+        captures=tuple(sorted({one for part in parts for one in part.captures})[-MAX_CAPTURES:]),
+        remote=next((part.remote for part in parts if part.remote), None),
+    )
+
+
+def _names(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - MAX_NAMED} more" if len(nodes) > MAX_NAMED else ""
+    return ", ".join(nodes[:MAX_NAMED]) + more
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean(parts: Sequence[RunSummary], values: Sequence[float | None]) -> float | None:
+    """Of all steps, where each part says it of its own."""
+    known = [
+        (part.judged_steps, value)
+        for part, value in zip(parts, values, strict=True)
+        if value is not None and part.judged_steps
+    ]
+    steps = sum(count for count, _ in known)
+    return sum(count * value for count, value in known) / steps if steps else None
