@@ -20,12 +20,10 @@ ALERTING = ("anomalies.yaml", "fleet.yaml", "agent.yaml")
 
 BEGIN, END = "<!-- alerts:begin -->", "<!-- alerts:end -->"
 
-_OWN_SEVERITY = "the anomaly's"
-
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One alert rule. ``wait`` is its ``for``; severity may be a template."""
+    """One alert rule. ``wait`` is its ``for``."""
 
     name: str
     expression: str
@@ -35,9 +33,12 @@ class Alert:
 
     @property
     def severity(self) -> str:
-        """The constant, or whose severity the template takes."""
-        severity = self.labels["severity"]
-        return _OWN_SEVERITY if "{{" in severity else severity
+        return self.labels["severity"]
+
+    @property
+    def runbook(self) -> str:
+        """Its file; the alerts of one kind share theirs."""
+        return self.annotations["runbook_url"].rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _rows() -> Iterable[str]:
     yield "| alert | severity | for |\n"
     yield "|---|---|---|\n"
     for alert in alerts():
-        yield f"| [{alert.name}](runbooks/{alert.name}.md) | {alert.severity} | {alert.wait} |\n"
+        yield f"| [{alert.name}](runbooks/{alert.runbook}) | {alert.severity} | {alert.wait} |\n"
 
 
 def into_document(document: str) -> str:

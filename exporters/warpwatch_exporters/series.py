@@ -72,6 +72,9 @@ def labels_of(group: SeriesGroup, key: SeriesKey) -> dict[str, str] | None:
         return None
     labels = {label: value for label, value in zip(identity, group.identity, strict=True) if value}
     labels |= zip(row.labels, own, strict=True)
+    if not labels.get("node", "-"):
+        # An empty one would hide the node of the scraped target.
+        del labels["node"]
     if group.workload:
         labels |= asdict(group.workload)
     return labels
@@ -253,5 +256,5 @@ def _anomalies(state: State) -> Values:
         whose = (name, "") if place == "ns" else ("", name)
         what = (anomaly.kind, anomaly.severity, scope_of(anomaly.kind))
         about = (anomaly.job or "", rank, anomaly.owner, *whose, indices.get(device, ""), device)
-        values["anomaly_info", (*what, *about)] = 1
+        values["anomaly_info", (*what, *about, anomaly.node)] = 1
     return values

@@ -48,9 +48,10 @@ _FINDINGS = (
     _row(
         "anomaly_info",
         "gauge",
-        "What an active anomaly is about, and how bad it is; always 1. Of the newest 200.",
+        "What an active anomaly is about, and how bad it is; always 1. Of the newest 200; of a "
+        "fleet with the node that it is on.",
         *("kind", "severity", "scope", "training_job", "rank", "owner", "namespace", "user"),
-        *("gpu", "uuid"),
+        *("gpu", "uuid", "node"),
     ),
     _row(
         "captures_total",

@@ -27,6 +27,9 @@ COUNTED_FROM_START = tuple(
     xid.number for xid in XIDS.values() if xid.blame == "hardware" and xid.severity == "critical"
 )
 
+# Of the GPU's memory: what the ECC counters and the rows taken out of use tell, too.
+MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95, 140, 160, 161, 168, 171, 172})
+
 _INTRODUCTION = """\
 # XIDs
 

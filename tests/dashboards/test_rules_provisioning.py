@@ -75,10 +75,10 @@ def test_texts_have_no_dollar_that_grafana_would_take_for_a_variable() -> None:
 
 def test_a_text_of_prometheus_becomes_one_of_grafana() -> None:
     rules = grafana_rules()
-    assert rules["WarpwatchXid"]["labels"] == {
-        "severity": '{{ or .Labels.severity "warning" }}',
-        "kind": "xid",
-    }
+    user = (
+        '{{ if match "^uid/" .Labels.owner }}{{ reReplaceAll "^uid/" "" .Labels.owner }}{{ end }}'
+    )
+    assert rules["WarpwatchGoodputLow"]["labels"]["user"] == user
     assert rules["WarpwatchGoodputLow"]["annotations"]["summary"] == (
         "{{ .Labels.training_job }} spends {{ humanizePercentage .Values.B.Value }} of its time "
         "on training"

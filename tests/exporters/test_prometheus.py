@@ -209,6 +209,10 @@ def test_an_active_anomaly_says_what_it_is_about() -> None:
     page = render(replace(state, anomalies=(found,)))
     assert value_of(page, "anomaly_info", **on_device, owner="ns/team", user="") == 1
     assert value_of(page, "anomaly_active", kind="hang") == 0
+    # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
+    assert b'node="' not in next(line for line in page.splitlines() if b"anomaly_info{" in line)
+    there = render(replace(state, anomalies=(replace(found, node="gpu-7"),)))
+    assert value_of(there, "anomaly_info", **on_device, owner="ns/team", user="", node="gpu-7") == 1
 
 
 def test_more_anomalies_than_can_be_described_are_counted() -> None:

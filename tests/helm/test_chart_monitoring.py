@@ -66,6 +66,38 @@ def test_an_alert_can_be_left_out(helm4: Path) -> None:
     assert left == [alert for alert in everything if alert != "WarpwatchDown"]
 
 
+def test_rules_can_be_made_a_sites_own(helm4: Path) -> None:
+    site = {
+        "enabled": True,
+        "namespace": "rules",
+        "additionalRuleLabels": {"team": "platform"},
+        "runbookUrl": "https://wiki.example/gpus/",
+        "overrides": {"WarpwatchHang": {"severity": "info", "for": "5m"}},
+    }
+    values = ["--set-json", f"prometheusRule={json.dumps(site)}"]
+    found = chart.only(chart.render(helm4, *values), "PrometheusRule")
+    assert found["metadata"]["namespace"] == "rules"
+    ours = [rule for group in committed_groups() for rule in group["rules"]]
+    theirs = [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+    for own, rule in zip(ours, theirs, strict=True):
+        if "record" in own:
+            assert rule == own
+            continue
+        hang = own["alert"] == "WarpwatchHang"
+        changed = {"team": "platform"} | ({"severity": "info"} if hang else {})
+        assert rule["labels"] == own["labels"] | changed
+        assert rule["for"] == ("5m" if hang else own["for"])
+        runbook = own["annotations"]["runbook_url"].rpartition("/")[2]
+        assert rule["annotations"]["runbook_url"] == f"https://wiki.example/gpus/{runbook}"
+
+
+def test_an_alert_that_does_not_exist_is_refused(helm4: Path) -> None:
+    enabled = "prometheusRule.enabled=true"
+    for value in ("overrides.WarpwatchHung.for=5m", "disabledAlerts={WarpwatchHung}"):
+        said = chart.refusal(helm4, enabled, f"prometheusRule.{value}")
+        assert "there is no alert WarpwatchHung" in said
+
+
 def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_takes(helm4: Path) -> None:
     objects = chart.scenario(helm4, "dashboards-values.yaml")
     found: dict[str, object] = {}

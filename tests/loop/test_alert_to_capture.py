@@ -32,6 +32,8 @@ TOKEN = "only-alertmanager-and-the-daemon-know-it"
 ALERT, WAIT = "WarpwatchStraggler", "2s"
 LOST_GPU, BROKEN_GPU = 2, 1
 CONTAINED_MEMORY_ERROR = 94
+# Recorded of a job that stands still alone.
+STALLED = "warpwatch:job:stalled:group"
 # What speaks of damaged traces, which nothing here makes, and what has a part of its own below.
 NOT_BROKEN_HERE = frozenset({"Problems of traces", "Mostly idle though allocated"})
 # Whose fault is made here beside ALERT's, which the broken GPU explains; the others are only asked.
@@ -39,8 +41,8 @@ REPORTED_HERE = frozenset(
     {
         "WarpwatchMemoryPressure",
         "WarpwatchDeviceLost",
-        "WarpwatchXid",
-        "WarpwatchNvlinkError",
+        "WarpwatchXidCritical",
+        "WarpwatchNvlinkErrorCritical",
         "WarpwatchPcieDegraded",
         "WarpwatchDown",
         "WarpwatchSourceDown",
@@ -118,7 +120,8 @@ def everything_has_data(found: Fleet) -> None:
         if not expression.empty_when_healthy:
             poll(partial(asked, found, expression), 60, expression.where)
     for name, promql in rules_of("record"):
-        poll(partial(found.prometheus.query, promql), 60, name)
+        if name != STALLED:
+            poll(partial(found.prometheus.query, promql), 60, name)
 
 
 def alerts_tell_of_their_faults(found: Fleet) -> None:

@@ -33,6 +33,13 @@ DEVICE_CAUSES: Mapping[str, tuple[str, ...]] = {
     "crash": (*_FAILED, "nvlink_error"),
 }
 
+# One memory error shows as an XID, in the ECC counters, and as rows taken out of use. Of XIDs
+# only those that speak of memory.
+MEMORY_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "ecc_uncorrectable": ("xid",),
+    "row_remap": ("xid", "ecc_uncorrectable"),
+}
+
 # What is found about a job explains that nothing runs on its devices.
 JOB_CAUSES: Mapping[str, tuple[str, ...]] = {
     "device_idle": ("hang", "crash", "data_stall"),

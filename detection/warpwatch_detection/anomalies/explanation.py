@@ -5,18 +5,23 @@ the device that its rank runs on (``DEVICE_CAUSES``). Of a finding about a job a
 its devices is the cause if it stopped the job; if the job is slow, half of them must be at fault:
 one slow device is one slow rank. What stops a job is explained only by a critical fault, and by no
 XID that a program brings on itself. What is found about a device is explained by what its job does
-(``JOB_CAUSES``).
+(``JOB_CAUSES``), or by the same memory error seen elsewhere (``MEMORY_CAUSES``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, EXPLAINED_BY, JOB_CAUSES
+from warpwatch_detection.anomalies.causes import (
+    DEVICE_CAUSES,
+    EXPLAINED_BY,
+    JOB_CAUSES,
+    MEMORY_CAUSES,
+)
 from warpwatch_detection.anomalies.rank_devices import RankDevices
 from warpwatch_detection.anomalies.register_state import Key, TrackedAnomaly
 from warpwatch_telemetry.anomalies import Anomaly, Severity
-from warpwatch_telemetry.xids import explain
+from warpwatch_telemetry.xids import MEMORY_XIDS, explain
 
 # All ranks wait for the one whose device fails.
 _STOPPED = frozenset({"hang", "crash"})
@@ -29,6 +34,9 @@ def cause_of(
 ) -> TrackedAnomaly | None:
     """The active anomaly that explains a finding of this kind about this job, rank or device."""
     kind, job, device = key
+    if job is None and kind in MEMORY_CAUSES:
+        memory = {of: known for of, known in active.items() if _is_of_memory(known.anomaly)}
+        return _first(memory, ((cause, None, device) for cause in MEMORY_CAUSES[kind]))
     if job is None:
         jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
         return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))
@@ -53,6 +61,10 @@ def _is_own(fault: Anomaly) -> bool:
     if fault.kind != "xid" or fault.value is None:
         return False
     return explain(int(fault.value)).blame == "application"
+
+
+def _is_of_memory(fault: Anomaly) -> bool:
+    return fault.kind != "xid" or fault.value in MEMORY_XIDS
 
 
 def _device_cause(

@@ -271,10 +271,14 @@ class AnomalyRegister:
             self._add_effect(cause, key, found)
 
     def _add_effect(self, cause: TrackedAnomaly, key: Key, found: Found) -> None:
-        name = f"{key[0]} of {found.job}"
+        if key[1] is None and key[0] in EVENT_KINDS:
+            # As long as the error shows in either way.
+            cause.held_until = max(cause.held_until, found.time + self._config.hold_s)
+            self._schedule()
+        name = f"{key[0]} of {found.job or key[2]}"
         if name not in cause.effects and len(cause.effects) >= MAX_EFFECTS:
             return
-        said = f"in {found.job} {found.summary}"
+        said = f"in {found.job} {found.summary}" if found.job else found.summary
         cause.effects[name] = worse(key[0], cause.effects.get(name), found, said)
         before = cause.anomaly
         cause.anomaly = replace(

@@ -32,9 +32,6 @@ def alertmanager(
     folder: Path, webhook: str, token_file: Path, alert: str
 ) -> Iterator[Alertmanager]:
     """Groups nothing and waits for nothing; resolved alerts are told too."""
-    binary = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
-    if binary is None:
-        pytest.skip("prometheus-alertmanager is not installed")
     credentials = {"credentials_file": str(token_file)}
     receiver: dict[str, Any] = {
         "name": "warpwatch",
@@ -43,8 +40,18 @@ def alertmanager(
     chosen = {"receiver": "warpwatch", "matchers": [f'alertname="{alert}"']}
     route = {"receiver": "nobody", "routes": [chosen], "group_by": ["..."], "group_wait": "0s"}
     route |= {"group_interval": "1s", "repeat_interval": "10s"}
+    config = {"route": route, "receivers": [receiver, {"name": "nobody"}]}
+    with configured(folder, config) as running:
+        yield running
+
+
+@contextmanager
+def configured(folder: Path, config: dict[str, Any]) -> Iterator[Alertmanager]:
+    binary = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+    if binary is None:
+        pytest.skip("prometheus-alertmanager is not installed")
     path = folder / "alertmanager.yml"
-    path.write_text(yaml.safe_dump({"route": route, "receivers": [receiver, {"name": "nobody"}]}))
+    path.write_text(yaml.safe_dump(config))
     port = free_port()
     # Without an address for its cluster it stays on this machine.
     arguments = [f"--config.file={path}", f"--storage.path={folder / 'alerts'}"]

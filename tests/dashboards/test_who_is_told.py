@@ -1,0 +1,181 @@
+"""Who is told of what, with kube-prometheus-stack's own routing in a real Alertmanager.
+
+Detection, exporter, rules, Prometheus and Alertmanager are real; only the waits are short.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import warpwatch_dashboards
+from tests.dashboards.monitoring.alertmanager import configured
+from tests.dashboards.monitoring.prometheus import prometheus
+from tests.detection.gpus import Node, key
+from tests.detection.streams import EPOCH_S, detection, fed
+from tests.loop.node import poll
+from warpwatch_exporters.prometheus import render
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import Clock, RankEvent, RankSeen
+from warpwatch_telemetry.state import State
+
+RULES = Path(warpwatch_dashboards.__file__).parent / "rules"
+# As the chart has it (values.yaml, alertmanager.config), inhibition and grouping alike.
+STOCK: dict[str, Any] = {
+    "inhibit_rules": [
+        {
+            "source_matchers": ["severity = critical"],
+            "target_matchers": ["severity =~ warning|info"],
+            "equal": ["namespace", "alertname"],
+        },
+        {
+            "source_matchers": ["severity = warning"],
+            "target_matchers": ["severity = info"],
+            "equal": ["namespace", "alertname"],
+        },
+    ],
+    "route": {
+        "group_by": ["namespace"],
+        "group_wait": "1s",
+        "group_interval": "1s",
+        "repeat_interval": "12h",
+        "receiver": "null",
+    },
+}
+
+
+class Web:
+    """Serves pages by path, and keeps what is posted by path."""
+
+    def __init__(self, pages: Mapping[str, bytes]) -> None:
+        self.posted: dict[str, list[Any]] = {}
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(pages[self.path])
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                web.posted.setdefault(self.path, []).append(json.loads(body))
+                self.answer(b"")
+
+            def answer(self, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @contextmanager
+    def serving(self) -> Iterator[Web]:
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    def told(self, path: str) -> set[tuple[str, str]]:
+        """Names of alerts, with the node, in all notifications to a receiver."""
+        alerts = [alert for note in self.posted.get(path, ()) for alert in note["alerts"]]
+        return {(one["labels"]["alertname"], one["labels"].get("node", "")) for one in alerts}
+
+
+def of_gpus(number: str) -> tuple[Anomaly, ...]:
+    node, engine = Node(), detection()
+    fed(engine, [*node.seen(), *node.readings(150)])
+    fed(engine, node.readings(10, lambda *_: {key("xid_errors_total", number): 1.0}))
+    return engine.active
+
+
+def of_an_end(owner: str, job: str, error: str) -> tuple[Anomaly, ...]:
+    engine = detection()
+    fed(engine, [RankSeen(EPOCH_S, job, 0, owner=owner)])
+    detail = {"type": error, "message": error}
+    fed(engine, [RankEvent(EPOCH_S + 60, job, 0, "exception", detail, owner=owner)])
+    fed(engine, [Clock(EPOCH_S + 70)])
+    return engine.active
+
+
+def straggler(owner: str) -> tuple[Anomaly, ...]:
+    words = "rank 3 computes longer than its peers"
+    return (Anomaly(EPOCH_S, "warning", words, "llama", 3, owner=owner, id="1", kind="straggler"),)
+
+
+def page(anomalies: tuple[Anomaly, ...]) -> bytes:
+    return render(State(time=EPOCH_S, version="1", hostname="h", anomalies=anomalies))
+
+
+def in_no_time(folder: Path) -> Path:
+    rules = yaml.safe_load((RULES / "anomalies.yaml").read_text())
+    for group in rules["groups"]:
+        group["interval"] = "1s"
+        for rule in group["rules"]:
+            rule["for"] = "0s"
+    copy = folder / "rules.yaml"
+    copy.write_text(yaml.safe_dump(rules))
+    return copy
+
+
+def stock(port: int) -> dict[str, Any]:
+    """Stock, with what a site adds: critical to the pager, and each namespace's to its team."""
+    names = ("pager", "ml", "web", "operators")
+    receivers: list[dict[str, Any]] = [
+        {"name": name, "webhook_configs": [{"url": f"http://127.0.0.1:{port}/{name}"}]}
+        for name in names
+    ]
+    routes = [
+        {"receiver": "pager", "matchers": ["severity = critical"]},
+        {"receiver": "ml", "matchers": ["namespace = ml"]},
+        {"receiver": "web", "matchers": ["namespace = web"]},
+        {"receiver": "operators", "matchers": ["scope =~ hardware|agent"]},
+    ]
+    return {
+        **STOCK,
+        "route": STOCK["route"] | {"routes": routes},
+        "receivers": [*receivers, {"name": "null"}],
+    }
+
+
+def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:
+    pages = {
+        "gpu-1": page(of_gpus("79")),
+        # A warning of the same kind on another node, which a critical one must not mute.
+        "gpu-2": page(of_gpus("31")),
+        "gpu-3": page(of_an_end("ns/ml", "bert", "KeyError")),
+        "gpu-4": page(of_an_end("ns/ml", "gpt", "KeyboardInterrupt")),
+        "gpu-5": page(straggler("ns/web")),
+    }
+    webs = {node: Web({"/metrics": text}) for node, text in pages.items()}
+    inbox = Web({})
+    wanted = {
+        "/pager": {("WarpwatchXidCritical", "gpu-1")},
+        "/operators": {("WarpwatchXid", "gpu-2")},
+        "/ml": {("WarpwatchCrash", "gpu-3")},
+        "/web": {("WarpwatchStraggler", "gpu-5")},
+    }
+    targets = {web.port: {"node": node} for node, web in webs.items()}
+    with ExitStack() as stack:
+        for web in (inbox, *webs.values()):
+            stack.enter_context(web.serving())
+        manager = stack.enter_context(configured(tmp_path, stock(inbox.port)))
+        rules = [in_no_time(tmp_path)]
+        stack.enter_context(prometheus(tmp_path, targets, rules=rules, alertmanager=manager.port))
+        told = lambda: {path: inbox.told(path) for path in wanted} == wanted  # noqa: E731
+        poll(told, 60, "each is told of what is theirs")
+    assert inbox.posted.keys() == wanted.keys()
