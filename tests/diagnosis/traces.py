@@ -72,9 +72,11 @@ class TraceFile:
         return path
 
 
-def cpu_rank(rank: int, *, host_us: int = 0, loading_us: int = 0, waiting_us: int = 0) -> TraceFile:
-    """Four steps of one rank on the CPU; operators take what the arguments leave of 10 ms."""
-    trace = TraceFile(distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
+def cpu_rank(
+    rank: int, *, host_us: int = 0, loading_us: int = 0, waiting_us: int = 0, steps: int = 4
+) -> TraceFile:
+    """The steps of one rank on the CPU; operators take what the arguments leave of 10 ms."""
+    trace = TraceFile(steps, distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
     for begin in trace.each_step():
         trace.annotation(LOADER, begin, loading_us)
         busy_from = begin + loading_us + host_us
@@ -91,13 +93,15 @@ def rank_trace(
     clock_us: float = 0,
     first_step: int = 3,
     name: str = "allreduce",
+    steps: int = 4,
+    world: int = RANKS,
 ) -> TraceFile:
-    """Four steps: compute, then a collective that all ranks leave at 9.5 ms of the step.
+    """The steps: compute, then a collective that all ranks leave at 9.5 ms of the step.
 
     A rank that is late computes longer and enters it later.
     """
-    trace = TraceFile(steps=0, distributedInfo={"rank": rank, "world_size": RANKS})
-    trace.steps = 4
+    trace = TraceFile(steps=0, distributedInfo={"rank": rank, "world_size": world})
+    trace.steps = steps
     for step, begin in enumerate(trace.each_step()):
         at, end = begin + clock_us, begin + clock_us + 9500
         trace.annotation(f"ProfilerStep#{step + first_step}", at, STEP_US)
@@ -105,7 +109,7 @@ def rank_trace(
         trace.kernel(at, computed, at - 50, name="gemm")
         trace.event(
             "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + computed, end - at - computed,
-            20, **{"Collective name": name, "dtype": "Float", "Group size": RANKS,
+            20, **{"Collective name": name, "dtype": "Float", "Group size": world,
                    "In msg nelems": MB, "Out msg nelems": MB, "Process Group Name": "0"},
         )  # fmt: skip
         trace.kernel(end, 500, at, name="optimizer")

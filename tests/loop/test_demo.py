@@ -23,6 +23,7 @@ def test_faults_in_a_row_are_found_captured_and_diagnosed(tmp_path: Path) -> Non
     (folder,) = tmp_path.rglob(capture["id"])
     assert len(list(folder.glob("rank*.pt.trace.json.gz"))) == 2
     assert (hang["anomaly"]["kind"], hang["capture"]["kind"]) == ("hang", "stacks")
+    assert hang["diagnosis"]["verdict"] == "late_rank"
     # Newer versions of torch number their collectives: "; rank 0 never entered all_reduce #812".
     said = hang["diagnosis"]["summary"].partition(";")[0]
     assert said == "rank 1 waits in all_reduce for rank 0"

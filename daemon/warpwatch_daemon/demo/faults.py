@@ -52,7 +52,7 @@ FAULTS = {
             f"rank {CULPRIT} now waits for a lock that is never released",
             "hang",
             capture="stacks",
-            verdicts=("inconclusive",),
+            verdicts=("late_rank",),
         ),
         Fault(NONE, "nothing is wrong; nothing may be found"),
     )

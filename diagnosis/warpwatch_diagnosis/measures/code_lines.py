@@ -1,6 +1,7 @@
 """Lines of the user's code: behind a call or an operator, and where a part of the step was spent.
 
-They come from stacks and from recorded Python frames, where the trace has them.
+They come from stacks and from recorded Python frames, where the trace has them. What the host was
+in, a call, an operator or an annotation, is found in the same way.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -37,7 +38,8 @@ TOP = 3
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
-    """``place``: ``file.py(12): function``; ``us``: of the time that was looked at, estimated."""
+    """``place``: ``file.py(12): function``, or the name of an event; ``us``: of the time that was
+    looked at, estimated."""
 
     place: str
     us: float
@@ -58,8 +60,18 @@ def line_of_stack(stack: str) -> str | None:
     return next((line for f in stack.split(";") if (line := own_line(f.strip()))), None)
 
 
-def lines_at(frames: Sequence[Event], instants: Iterable[Instant]) -> dict[Instant, str]:
-    """The innermost own frame around each instant, from ``python_function`` events."""
+def event_name(name: str) -> str | None:
+    """For what the host was in; a step is no answer."""
+    return None if name.startswith("ProfilerStep") else name[:_MAX_CHARS]
+
+
+def lines_at(
+    frames: Iterable[Event],
+    instants: Iterable[Instant],
+    named: Callable[[str], str | None] = own_line,
+) -> dict[Instant, str]:
+    """The innermost event around each instant that has a name by ``named``: of ``python_function``
+    events the innermost own frame."""
     wanted: dict[str, list[float]] = {}
     for thread, at_us in sorted(set(instants)):
         wanted.setdefault(thread, []).append(at_us)
@@ -68,7 +80,7 @@ def lines_at(frames: Sequence[Event], instants: Iterable[Instant]) -> dict[Insta
         times = wanted.get(frame.thread, [])
         index = bisect_left(times, frame.begin_us)
         if index < len(times) and times[index] <= frame.end_us:
-            line = own_line(frame.name)
+            line = named(frame.name)
             if line is not None:
                 found = (frame.begin_us, -frame.end_us, line)
                 own.setdefault(frame.thread, []).append(found)
@@ -98,19 +110,25 @@ def _innermost(frames: list[_OwnFrame], times: list[float]) -> Iterator[tuple[fl
 
 
 def longest_lines(
-    frames: Sequence[Event], threads: set[str], parts: Mapping[str, Intervals]
+    frames: Sequence[Event],
+    threads: set[str],
+    parts: Mapping[str, Intervals],
+    named: Callable[[str], str | None] = own_line,
 ) -> dict[str, tuple[CodeLine, ...]]:
     """For each of the named parts of the window the lines that take most of it, at most TOP.
 
-    Samples the innermost own frame at even distances. Nothing without Python frames.
+    Samples the innermost own frame (``named``: as lines_at takes it) at even distances. Nothing
+    without frames.
     """
-    if not frames or not threads:
+    parts = {name: spent for name, spent in parts.items() if spent}
+    if not frames or not threads or not parts:
         return {}
     samples = {
         name: [(thread, at_us) for at_us in _even_times(spent) for thread in sorted(threads)]
         for name, spent in parts.items()
     }
-    lines = lines_at(frames, (instant for instants in samples.values() for instant in instants))
+    wanted = (instant for instants in samples.values() for instant in instants)
+    lines = lines_at(frames, wanted, named)
     found = {}
     for name, instants in samples.items():
         counts = Counter(lines[at] for at in instants if at in lines)

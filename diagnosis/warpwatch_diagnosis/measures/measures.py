@@ -6,8 +6,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 
-from warpwatch_diagnosis.measures.code_lines import CodeLine, longest_lines
+from warpwatch_diagnosis.measures.code_lines import CodeLine, event_name, longest_lines
 from warpwatch_diagnosis.measures.cpu_time import CpuTime, cpu_time
 from warpwatch_diagnosis.measures.gpu_time import GpuEvents, GpuTime, gpu_time
 from warpwatch_diagnosis.measures.host_events import LOADING, HostTime, host_time
@@ -32,8 +33,10 @@ _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 # stop() in the middle of a step leaves a last annotation of some µs.
 RUNT_STEP_SHARE = 0.01
 MIN_STEPS = 2
-# What a trace without step annotations must hold to be judged at all.
+# What a trace without step annotations must hold to be as sure as one with them.
 MIN_EVENTS_WITHOUT_STEPS = 100
+# Of the window, what must be unexplained or the host's own to look for what the host was in.
+MIN_NAMED_SHARE = 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ class Measures:
     device, empty without profile_memory. roofline: None without a GPU. per_step: as ``steps``.
     timeline: the longest step, to be drawn.
     lines: of the user's code in loading, gc, compile, checkpoint and the host's own time (with a
-    GPU: while it idles for it); empty without stacks.
+    GPU: while it idles for it); empty without stacks. doing: the calls, operators and annotations
+    that the host was in during idle time that is unexplained, or its own, if it is much.
     """
 
     file: str
@@ -73,6 +77,7 @@ class Measures:
     per_step: tuple[StepTime, ...]
     timeline: StepTimeline | None
     lines: Mapping[str, tuple[CodeLine, ...]]
+    doing: Mapping[str, tuple[CodeLine, ...]]
 
     @property
     def window_us(self) -> float:
@@ -104,15 +109,26 @@ class Measures:
     def shortage(self) -> str | None:
         """Why this trace holds too little to conclude anything, in a clause; None if enough."""
         if self.gpu is None and self.launches:
-            return f"{self.launches} kernels were launched but no GPU event was recorded"
-        if self.steps and len(self.steps) < MIN_STEPS:
-            return f"only {len(self.steps)} step was recorded, at least {MIN_STEPS} are needed"
-        events = self.gpu.kernels.count if self.gpu else self.cpu.operators_count if self.cpu else 0
-        if not events:
+            return (
+                f"{self.launches} kernels were launched but no GPU event was recorded; record with "
+                "ProfilerActivity.CUDA, and with no other profiler on the GPU"
+            )
+        if not self._events and not (self.cpu and self.cpu.collectives):
             return "there is no kernel and no operator of the training thread in the window"
-        if not self.steps and events < MIN_EVENTS_WITHOUT_STEPS:
-            return f"no step is annotated and there are only {events} kernels or operators"
         return None
+
+    @property
+    def brevity(self) -> str | None:
+        """Why what this trace says is less sure, in a clause; None if it is not."""
+        if self.steps and len(self.steps) < MIN_STEPS:
+            return f"only {len(self.steps)} step was recorded"
+        if not self.steps and self._events < MIN_EVENTS_WITHOUT_STEPS:
+            return f"no step is annotated and there are only {self._events} kernels or operators"
+        return None
+
+    @property
+    def _events(self) -> int:
+        return self.gpu.kernels.count if self.gpu else self.cpu.operators_count if self.cpu else 0
 
 
 def measure(trace: Trace) -> Measures:
@@ -151,7 +167,22 @@ def measure(trace: Trace) -> Measures:
         per_step=per_step,
         timeline=longest_step(per_step, work.events, host, running, gpu),
         lines=longest_lines(trace.events["python"], training, _parts(host, gpu, cpu)),
+        doing=_doing(trace, threads, window, gpu, cpu),
     )
+
+
+def _doing(
+    trace: Trace, threads: set[str], window: Interval, gpu: GpuTime | None, cpu: CpuTime | None
+) -> dict[str, tuple[CodeLine, ...]]:
+    parts = {"host": cpu.host if cpu else []}
+    if gpu:
+        parts = {cause: gpu.idle_time.by_cause[cause] for cause in ("host", "unexplained")}
+    least_us = MIN_NAMED_SHARE * (window[1] - window[0])
+    large = {part: spent for part, spent in parts.items() if total(spent) > least_us}
+    if not large:
+        return {}
+    events = [trace.events[kind] for kind in ("runtime", "operator", "annotation")]
+    return longest_lines(list(chain.from_iterable(events)), threads, large, event_name)
 
 
 def _parts(host: HostTime, gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str, Intervals]:
@@ -163,6 +194,7 @@ def _parts(host: HostTime, gpu: GpuTime | None, cpu: CpuTime | None) -> dict[str
         "compile": host.compile.intervals,
         "checkpoint": host.checkpoint.intervals,
         "host": own,
+        "unexplained": gpu.idle_time.by_cause["unexplained"] if gpu else [],
     }
 
 

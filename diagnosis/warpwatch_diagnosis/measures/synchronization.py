@@ -31,6 +31,8 @@ _READS = frozenset({"aten::_local_scalar_dense", "aten::nonzero"})
 AFTER_COPY_US = 100.0
 # Larger copies to the host are data (outputs, a checkpoint), not values that steer the program.
 MAX_READ_BYTES = 1 << 20
+# An asynchronous copy takes some µs to launch; one that takes this long waits (own value).
+BLOCKING_COPY_US = 1_000.0
 TOP = 20
 
 
@@ -83,7 +85,7 @@ def waits(
     threads: set[str],
 ) -> list[BlockingCall]:
     """Every call of the threads in the window that waits for the device, by its end; ``copies``:
-    GPU copies by correlation."""
+    GPU copies by correlation. A copy that keeps the host is one, whatever it is called."""
     named = {name for name in {call.name for call in runtime} if _WAITS.match(name)}
     launched: dict[str, list[Event]] = defaultdict(list)
     for call in runtime:
@@ -96,7 +98,8 @@ def waits(
             c.begin_us, c.end_us, c.thread, c.name, _purpose(c, launched[c.thread], copies)
         )
         for c in inside(runtime, window)
-        if c.thread in threads and (c.name in named or _is_pageable(copies.get(c.correlation)))
+        if c.thread in threads
+        and (c.name in named or _is_pageable(copies.get(c.correlation)) or _keeps_host(c))
     )
 
 
@@ -109,8 +112,16 @@ def reads(operators: Sequence[Event], window: Interval, threads: set[str]) -> li
     )
 
 
+def waits_by_name(name: str) -> bool:
+    return bool(_WAITS.match(name))
+
+
 def _by_end(calls: Iterable[BlockingCall]) -> list[BlockingCall]:
     return sorted(calls, key=lambda w: (w.end_us, w.begin_us, w.thread, w.name))
+
+
+def _keeps_host(call: Event) -> bool:
+    return call.end_us - call.begin_us >= BLOCKING_COPY_US and "Memcpy" in call.name
 
 
 def _is_pageable(copy: Event | None) -> bool:
@@ -125,7 +136,7 @@ def _purpose(call: Event, launched: list[Event], copies: Mapping[int | None, Eve
         if index >= 0 and call.begin_us - launched[index].end_us <= AFTER_COPY_US:
             copy = copies.get(launched[index].correlation)
     if copy is None:
-        return "wait"
+        return "copy" if _keeps_host(call) else "wait"
     direction, _ = copy_kind(copy.name)
     small = (copy.number("bytes") or 0) <= MAX_READ_BYTES
     return "read" if direction == "DtoH" and small else "copy"

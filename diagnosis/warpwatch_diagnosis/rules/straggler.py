@@ -7,7 +7,7 @@ wait is in the trace, and the straggler's steps are longer without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us
@@ -20,12 +20,12 @@ from warpwatch_diagnosis.rules.base import Finding, Rule, milliseconds, percent
 
 # Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.
 MIN_LOCAL_RATIO = 1.25
-# Operators that merely run slower on one rank mostly shared their cores for a moment.
+# Operators that merely run slower on one rank may have shared their cores for a moment: below this
+# it is named with low confidence.
 MIN_OPERATOR_RATIO = 2.0
 # By how much of the window the others must wait longer than the culprit (our own value).
 MIN_WAIT_EXCESS = 0.10
 # A cause is there in (nearly) every step; noise changes sides.
-MIN_STEPS = 3
 MIN_CONSISTENCY = 0.80
 HIGH_RATIO = 1.5
 # The parts of a step on the CPU as the evidence names them, and the rules that say more.
@@ -82,39 +82,38 @@ class StragglerRule(Rule):
         return []
 
     def _on_cpu(self, ranks: list[_RankSteps]) -> list[Finding]:
-        """The rank with the longest steps, if more than somewhat slower operators explain them."""
+        """The rank with the longest steps without waiting."""
         culprit = max(ranks, key=lambda r: median(r.local_us))
         others = [r for r in ranks if r is not culprit]
         usual = {part: median(r.parts_us[part] for r in others) for part in culprit.parts_us}
         part = max(usual, key=lambda name: culprit.parts_us[name] - usual[name])
         own, typical = median(culprit.local_us), median(median(r.local_us) for r in others)
-        shared_cores = part == OPERATORS and own < MIN_OPERATOR_RATIO * typical
-        if shared_cores or not _lags(culprit, others):
+        if not _lags(culprit, others):
             return []
+        shared_cores = part == OPERATORS and own < MIN_OPERATOR_RATIO * typical
         measures = culprit.measures
         lost_us = (own - typical) * len(measures.steps)
-        return [
-            self.finding(
-                measures,
-                share=measures.share_of_us(lost_us),
-                recoverable_us=lost_us,
-                sure=own > HIGH_RATIO * typical,
-                evidence=(
-                    f"{measures.label} keeps the others waiting: without waiting its step takes "
-                    f"{milliseconds(own)}, theirs {milliseconds(typical)}",
-                    f"the difference is {part}: {milliseconds(culprit.parts_us[part])} a step "
-                    f"against {milliseconds(usual[part])}",
-                    f"the others wait {percent(min(r.wait_share for r in others))} of the time or "
-                    f"more for collectives, {measures.label} {percent(culprit.wait_share)}",
-                ),
-                advice=(
-                    f"Look at what {measures.label} alone does (rank-dependent code, logging, "
-                    "validation, a larger share of the data) and at its machine: load, clocks, "
-                    "throttling."
-                ),
-                yields_to=_CPU_PARTS[part],
-            )
-        ]
+        found = self.finding(
+            measures,
+            share=measures.share_of_us(lost_us),
+            recoverable_us=lost_us,
+            sure=own > HIGH_RATIO * typical,
+            evidence=(
+                f"{measures.label} keeps the others waiting: without waiting its step takes "
+                f"{milliseconds(own)}, theirs {milliseconds(typical)}",
+                f"the difference is {part}: {milliseconds(culprit.parts_us[part])} a step "
+                f"against {milliseconds(usual[part])}",
+                f"the others wait {percent(min(r.wait_share for r in others))} of the time or "
+                f"more for collectives, {measures.label} {percent(culprit.wait_share)}",
+            ),
+            advice=(
+                f"Look at what {measures.label} alone does (rank-dependent code, logging, "
+                "validation, a larger share of the data) and at its machine: load, clocks, "
+                "throttling."
+            ),
+            yields_to=_CPU_PARTS[part],
+        )
+        return [replace(found, confidence="low") if shared_cores else found]
 
     def _on_gpu(self, capture: Sequence[Measures], alignment: Alignment) -> list[Finding]:
         """The rank that the others wait for, if it is (nearly) always the same one."""
@@ -189,8 +188,7 @@ def _lags(culprit: _RankSteps, others: list[_RankSteps]) -> bool:
     typical = median(median(r.local_us) for r in others)
     slower = sum(culprit.local_us[i] > max(r.local_us[i] for r in others) for i in range(steps))
     return (
-        steps >= MIN_STEPS
-        and median(culprit.local_us) > MIN_LOCAL_RATIO * typical
+        median(culprit.local_us) > MIN_LOCAL_RATIO * typical
         and slower >= MIN_CONSISTENCY * steps
         and min(r.wait_share for r in others) - culprit.wait_share > MIN_WAIT_EXCESS
     )

@@ -7,7 +7,7 @@ and for those that are stopped, dead, or keep their GIL.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from warpwatch_diagnosis.stacks.stacks_file import (
     HOLDS_GIL,
@@ -18,7 +18,7 @@ from warpwatch_diagnosis.stacks.stacks_file import (
 )
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.reader import TraceSource
-from warpwatch_diagnosis.verdict.conclusion import INCONCLUSIVE, SCHEMA
+from warpwatch_diagnosis.verdict.conclusion import SCHEMA
 
 # So many ranks are named one by one where none waits.
 MAX_NAMED = 8
@@ -27,6 +27,28 @@ WAITS_S = 2.0
 _UNREAD = "could not be read"
 # What the daemon says of a rank without stacks, and what follows for those that wait for it.
 _FATES = (("stopped", "stopped"), ("died", "dead"), ("ended", "gone"), ("gone", "gone"))
+_ADVICE = {
+    "stopped_rank": "Let a stopped process go on (kill -CONT), or find what ended it in its log, "
+    "in the kernel's (dmesg: OOM killer, Xid) and at the scheduler.",
+    "late_rank": "Look at what the named rank does at that line and the others do not: "
+    "rank-dependent code, a lock, a slow file, an exception that it handles.",
+    "mismatched_collectives": "Make all ranks call the same collectives in the same order: look "
+    "for one behind a condition that depends on the rank or on its data.",
+    "stuck_collective": "All ranks are in it, so look at what carries it: links, NICs, switches, a "
+    "GPU that is stuck; NCCL_DEBUG=INFO and the Flight Recorder name the peer.",
+    "blocked_rank": "Look at who holds what the named line waits for.",
+    "no_rank_waits": "Take stacks once more: ranks that are still at the same lines hang there.",
+}
+
+
+class _Found(NamedTuple):
+    """One of _ADVICE's kinds, the ranks that it is about, and the sentence; sure: seen in the
+    frames and not only concluded from them."""
+
+    kind: str
+    ranks: list[int]
+    sentence: str
+    sure: bool = True
 
 
 def diagnose_stacks(
@@ -51,19 +73,33 @@ def diagnose_stacks(
             stacks[stack.rank] = stack
     if not stacks:
         raise TraceError(trouble[0] if trouble else "no stacks file was given")
+    found = _find(
+        [stacks[rank] for rank in sorted(stacks)],
+        {rank: fate for rank, fate in sorted(lost.items()) if rank not in stacks},
+    )
     return {
         "schema": SCHEMA,
         "traces": [],
-        "findings": [],
-        "verdict": INCONCLUSIVE,
-        "summary": _summary(
-            [stacks[rank] for rank in sorted(stacks)],
-            {rank: fate for rank, fate in sorted(lost.items()) if rank not in stacks},
-        ),
+        "findings": [_finding(found)],
+        "verdict": found.kind,
+        "summary": found.sentence,
     }
 
 
-def _summary(stacks: list[RankStack], lost: dict[int, str]) -> str:
+def _finding(found: _Found) -> dict[str, Any]:
+    """As that of a trace; a stack shows no times."""
+    return {
+        "kind": found.kind,
+        "rank": found.ranks[0] if len(found.ranks) == 1 else None,
+        "share": None,
+        "recoverable_s": None,
+        "confidence": "high" if found.sure else "medium",
+        "evidence": [found.sentence],
+        "advice": _ADVICE[found.kind],
+    }
+
+
+def _find(stacks: list[RankStack], lost: dict[int, str]) -> _Found:
     """``lost``: ranks without a stack, and what has become of them."""
     waiting = [s for s in stacks if s.collective and not s.silent]
     busy = [s for s in stacks if s not in waiting]
@@ -74,29 +110,55 @@ def _summary(stacks: list[RankStack], lost: dict[int, str]) -> str:
     others = [s for s in busy if s not in backward]
     if backward and (others or lost):
         verb = "is" if len(backward) == 1 else "are"
-        return (
+        return _late(
+            others,
+            lost,
             f"{_ranks([s.rank for s in backward])} {verb} in backward, where ranks wait for each "
-            f"other's gradients: probably for {_culprits(others, lost)}{behind}"
+            f"other's gradients: probably for {_culprits(others, lost)}{behind[1]}",
+            sure=False,
         )
-    explained = any(s.waits_for or s.silent for s in stacks)
-    lead = "" if explained else "no rank waits in a collective: "
+    blocked = [s.rank for s in stacks if s.waits_for or s.silent]
+    lead = "" if blocked else "no rank waits in a collective: "
     unread = "".join(f"; {_ranks(of)} {_is(of, fate)}" for fate, of in _by_fate(lost).items())
-    return f"{lead}{_whereabouts(stacks)}{unread}{behind}"
+    sentence = f"{lead}{_whereabouts(stacks)}{unread}{behind[1]}"
+    stopped = _stopped(stacks, lost)
+    if stopped or not behind[0]:
+        kind = "stopped_rank" if stopped else "blocked_rank" if blocked else "no_rank_waits"
+        return _Found(kind, stopped or blocked, sentence, sure=bool(stopped or blocked))
+    return _Found("late_rank", behind[0], sentence)
 
 
 def _who_waits_for_whom(
-    waiting: list[RankStack], busy: list[RankStack], lost: dict[int, str], behind: str
-) -> str:
+    waiting: list[RankStack],
+    busy: list[RankStack],
+    lost: dict[int, str],
+    behind: tuple[list[int], str],
+) -> _Found:
     names = sorted({s.collective for s in waiting if s.collective})
     verb = "waits" if len(waiting) == 1 else "wait"
     text = f"{_ranks([s.rank for s in waiting])} {verb} in {' and '.join(names)}"
     if busy or lost:
-        return f"{text} for {_culprits(busy, lost)}{behind}"
-    if behind:
-        return text + behind
+        return _late(busy, lost, f"{text} for {_culprits(busy, lost)}{behind[1]}")
+    if behind[0]:
+        return _Found("late_rank", behind[0], text + behind[1])
     if len(names) > 1:
-        return f"{text}: they are in different collectives ({_whereabouts(waiting)})"
-    return f"{text} and none is missing: the collective itself hangs, or a rank is elsewhere"
+        text += f": they are in different collectives ({_whereabouts(waiting)})"
+        return _Found("mismatched_collectives", [], text)
+    text += " and none is missing: the collective itself hangs, or a rank is elsewhere"
+    return _Found("stuck_collective", [], text)
+
+
+def _late(busy: list[RankStack], lost: dict[int, str], sentence: str, sure: bool = True) -> _Found:
+    """Those that the others wait for; if some of them are stopped or dead, these."""
+    stopped = _stopped(busy, lost)
+    if stopped:
+        return _Found("stopped_rank", stopped, sentence, sure)
+    return _Found("late_rank", [s.rank for s in busy] + list(lost), sentence, sure)
+
+
+def _stopped(stacks: list[RankStack], lost: dict[int, str]) -> list[int]:
+    silent = [s.rank for s in stacks if s.silent == STOPPED]
+    return silent + [rank for rank, fate in lost.items() if fate != _UNREAD]
 
 
 def _culprits(busy: list[RankStack], lost: dict[int, str]) -> str:
@@ -137,8 +199,8 @@ def _whereabouts(stacks: list[RankStack]) -> str:
     return ", ".join(named) + more
 
 
-def _who_is_behind(stacks: list[RankStack]) -> str:
-    """Who never entered the collective in which a peer waits.
+def _who_is_behind(stacks: list[RankStack]) -> tuple[list[int], str]:
+    """Who never entered the collective in which a peer waits, and the clause that says so.
 
     The stacks of a job that goes on are not of the same moment: a newer collective alone says
     nothing of who has not come to it yet.
@@ -155,8 +217,8 @@ def _who_is_behind(stacks: list[RankStack]) -> str:
         behind = [rank for rank, sequence in ranks.items() if sequence == last]
         if any(_has_waited(peer, group, last, stacks, behind) for peer in stacks):
             missed = names.get((group, last + 1), "collective")
-            return f"; {_ranks(behind)} never entered {missed} #{last + 1}"
-    return ""
+            return behind, f"; {_ranks(behind)} never entered {missed} #{last + 1}"
+    return [], ""
 
 
 def _has_waited(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, align
 from warpwatch_diagnosis.comparison.before_after import BaselineComparison, compare_captures
@@ -15,6 +15,12 @@ from warpwatch_diagnosis.rules.base import Finding, percent
 from warpwatch_diagnosis.rules.communication_bound import CommunicationBoundRule
 from warpwatch_diagnosis.verdict.doubts import doubts, waits_for_missing
 from warpwatch_diagnosis.verdict.findings import find
+from warpwatch_diagnosis.verdict.likeliest import (
+    MAX_UNEXPLAINED_SHARE,
+    likeliest,
+    unexplained,
+    unexplained_share,
+)
 
 SCHEMA = 1
 HEALTHY = "healthy"
@@ -73,24 +79,45 @@ def conclude(
 ) -> Diagnosis:
     """The verdict on the ranks of one capture; ``missing``: ranks without a trace, and why."""
     enough = [m for m in capture if m.shortage is None]
-    well = [m for m in baseline if m.shortage is None]
+    well = [m for m in baseline if m.shortage is None and m.brevity is None]
     alignment, comparison = align(enough), compare_captures(enough, well)
     reasons = waits_for_missing(enough, missing or {})
+    brief = next((m.brevity for m in enough if m.brevity), None)
     findings = find(enough, alignment, well)
     if reasons:
         findings = [_unsure(f) for f in findings]
     reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
-    sure = [f for f in findings if f.confidence != "low"]
-    if sure or (findings and not reasons):
-        first = (sure or findings)[0]
+    first = _heads(findings, enough, sure_only=bool(reasons))
+    if brief:
+        findings = [_brief(f, brief) for f in findings]
+    if first is not None:
         verdict, summary = first.kind, _first_sentence(first, several=len(capture) > 1)
     else:
         reasons += doubts(capture, enough, alignment)
+        reasons += [f"{m.label}: {m.brevity}" for m in enough if m.brevity and not m.steps]
         verdict = INCONCLUSIVE if reasons or not enough else HEALTHY
-        summary = reasons[0] if reasons else _well(enough)
+        summary = reasons[0] + likeliest(enough, findings) if reasons else _well(enough)
+        if brief and not reasons:
+            summary += f"; {brief}: what comes seldom is not in it"
     if baseline and enough and not comparison:
         summary += f"; the baseline cannot be compared: {_useless(baseline)}"
     return Diagnosis(tuple(capture), tuple(findings), verdict, summary, alignment, comparison)
+
+
+def _heads(findings: list[Finding], enough: Sequence[Measures], sure_only: bool) -> Finding | None:
+    """The first that is sure, unless more of the time is unexplained; then what the host was in."""
+    sure = [f for f in findings if f.confidence != "low"]
+    if unexplained_share(enough) > max([MAX_UNEXPLAINED_SHARE, *(f.share for f in sure)]):
+        findings += unexplained(enough)
+        findings.sort(key=lambda f: -f.recoverable_s)
+        return next((f for f in findings if f.confidence == "low"), None)
+    return next(iter(sure or ([] if sure_only else findings)), None)
+
+
+def _brief(finding: Finding, brevity: str) -> Finding:
+    """A single step may be an odd one."""
+    lower: Literal["medium", "low"] = "medium" if finding.confidence == "high" else "low"
+    return replace(finding, confidence=lower, evidence=(*finding.evidence, brevity))
 
 
 def _unsure(finding: Finding) -> Finding:
@@ -106,7 +133,7 @@ def _first_sentence(finding: Finding, several: bool) -> str:
 
 def _useless(baseline: Sequence[Measures]) -> str:
     """Why a baseline cannot be compared with."""
-    short = next((m.shortage for m in baseline if m.shortage), None)
+    short = next((why for m in baseline if (why := m.shortage or m.brevity)), None)
     return short or "only one of the two has GPU events, or annotated steps"
 
 

@@ -86,7 +86,7 @@ def _main_cause(gpu: GpuTime) -> str:
     """Of the idle time; it is too small for a finding of its own."""
     cause = max(CAUSES, key=gpu.idle_time.total_us)
     if cause in ("unexplained", "kernel_gap"):
-        return "for no visible reason"
+        return "for no visible reason; record CUDA's synchronization events and stacks"
     return f"for several reasons, of which {cause.replace('_', ' ')} takes most"
 
 

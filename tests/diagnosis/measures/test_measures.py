@@ -93,7 +93,8 @@ def test_launches_without_gpu_events_are_a_shortage(tmp_path: Path) -> None:
     trace.operator(0, 5_000)
     trace.event("cuda_runtime", "cudaLaunchKernel", 10, 5, 77)
     assert measured(trace, tmp_path).shortage == (
-        "1 kernels were launched but no GPU event was recorded"
+        "1 kernels were launched but no GPU event was recorded; record with "
+        "ProfilerActivity.CUDA, and with no other profiler on the GPU"
     )
 
 

@@ -235,7 +235,9 @@ def test_one_rank_alone_that_waits_for_others_is_inconclusive(tmp_path: Path) ->
     found = diagnosed(tmp_path, cpu_rank(0, waiting_us=8000))
     assert found.verdict == "inconclusive"
     assert found.summary == (
-        "rank 0: 80 % of the step waits in collectives; the other ranks' traces say why"
+        "rank 0: 80 % of the step waits in collectives; the other ranks' traces say why; "
+        "likeliest: communication_bound (80 %) or straggler (80 %); the traces of all "
+        "ranks of the same steps say who waits for whom"
     )
 
 
@@ -244,12 +246,11 @@ def test_ranks_that_all_wait_long_are_communication_bound(tmp_path: Path) -> Non
     assert [(f.kind, f.rank, f.share) for f in found.findings] == [("communication_bound", 0, 0.5)]
 
 
-def test_one_step_is_not_enough(tmp_path: Path) -> None:
-    trace = TraceFile(steps=1)
-    trace.operator(0, 100)
-    found = diagnosed(tmp_path, trace)
-    assert found.verdict == "inconclusive"
-    assert found.summary == "rank 0: only 1 step was recorded, at least 2 are needed"
+def test_one_step_is_enough_for_a_verdict_that_is_less_sure(tmp_path: Path) -> None:
+    found = {steps: diagnosed(tmp_path, cpu_rank(0, host_us=4000, steps=steps)) for steps in (1, 5)}
+    assert {n: f.verdict for n, f in found.items()} == {1: "host_bound", 5: "host_bound"}
+    assert {n: f.findings[0].confidence for n, f in found.items()} == {1: "medium", 5: "high"}
+    assert found[1].findings[0].evidence[-1] == "only 1 step was recorded"
 
 
 def test_what_was_so_in_the_baseline_comes_after_what_is_new(tmp_path: Path) -> None:

@@ -42,13 +42,36 @@ def summary(folder: Path, functions: list[str | None], **options: Any) -> str:
 
 def test_the_diagnosis_of_stacks_has_the_form_of_every_diagnosis(tmp_path: Path) -> None:
     files = [stack(tmp_path, 1, "all_reduce"), stack(tmp_path, 0, None)]
-    assert diagnose_stacks(files) == {
-        "schema": 1,
-        "traces": [],
-        "findings": [],
-        "verdict": "inconclusive",
-        "summary": "rank 1 waits in all_reduce for rank 0",
-    }
+    sentence = "rank 1 waits in all_reduce for rank 0"
+    found = diagnose_stacks(files)
+    (finding,) = found.pop("findings")
+    assert found == {"schema": 1, "traces": [], "verdict": "late_rank", "summary": sentence}
+    assert finding.pop("advice").startswith("Look at what the named rank does")
+    assert finding == {
+        "kind": "late_rank", "rank": 0, "share": None, "recoverable_s": None,
+        "confidence": "high", "evidence": [sentence],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("functions", "missing", "kind", "rank"),
+    [
+        ([None, "barrier"], {}, "late_rank", 0),
+        (["barrier", "barrier"], {2: "the process is stopped"}, "stopped_rank", 2),
+        (["barrier", "barrier", None], {3: "the process died"}, "stopped_rank", 3),
+        (["barrier", None, None], {}, "late_rank", None),
+        (["all_reduce", "broadcast"], {}, "mismatched_collectives", None),
+        (["barrier", "barrier"], {}, "stuck_collective", None),
+        ([None, None], {}, "no_rank_waits", None),
+    ],
+)
+def test_the_verdict_is_what_was_found(
+    tmp_path: Path, functions: list[str | None], missing: dict[int, str], kind: str, rank: int
+) -> None:
+    files = [stack(tmp_path, number, function) for number, function in enumerate(functions)]
+    found = diagnose_stacks(files, missing=missing)
+    assert found["verdict"] == found["findings"][0]["kind"] == kind
+    assert found["findings"][0]["rank"] == rank
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""What is said where no rule is sure: what the host was in, and the two likeliest kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.measures.synchronization import waits_by_name
+from warpwatch_diagnosis.rules import RULES
+from warpwatch_diagnosis.rules.base import Finding, RankRule, idle, percent, short
+from warpwatch_diagnosis.rules.communication_bound import exposed
+
+# Above it idle time without a visible reason is put to what the host was in (the limit of idle time
+# that is no finding), if one place takes most of it.
+MAX_UNEXPLAINED_SHARE = 0.15
+MIN_PLACE_SHARE = 0.50
+# A kind that takes less of the step is no candidate.
+MIN_LIKELY_SHARE = 0.01
+WITH_STACKS = "a capture with stacks (with_stack=True) names the lines"
+# What would decide whether it is this kind.
+_DECIDES = {
+    "communication_bound": "the traces of all ranks of the same steps say who waits for whom",
+    "straggler": "more steps of all ranks show whether it is always the same one",
+    "data_loading": "a capture of more steps, from profiler.step() to profiler.step(), shows it",
+    "transfer_bound": "a capture with pin_memory=True and non_blocking=True shows what copies cost",
+    "memory_bound": "a capture with record_shapes=True places the kernels on the roofline",
+    "allocator_thrash": "a capture with profile_memory=True shows the allocator",
+}
+
+
+def unexplained_share(capture: Sequence[Measures]) -> float:
+    """Of the window, the largest of a rank; what the device takes from kernel to kernel is not."""
+    return max((m.share(idle(m, "unexplained")) for m in capture), default=0.0)
+
+
+def unexplained(capture: Sequence[Measures]) -> Iterator[Finding]:
+    """Idle time without a visible reason as a finding of what the host was in meanwhile."""
+    for m in capture:
+        share = m.share(idle(m, "unexplained"))
+        places = m.doing.get("unexplained", ())
+        if share > MAX_UNEXPLAINED_SHARE and places:
+            us = share * m.window_us
+            if places[0].us >= MIN_PLACE_SHARE * us:
+                yield _in_place(m, places[0].place, share, places[0].us)
+
+
+def _in_place(measures: Measures, place: str, share: float, us: float) -> Finding:
+    kind = "transfer_bound" if "Memcpy" in place or "Memset" in place else "host_bound"
+    kind = "sync_bound" if waits_by_name(place) else kind
+    rule = next(rule for rule in RULES if rule.kind == kind and isinstance(rule, RankRule))
+    lines = measures.lines.get("unexplained", ())
+    more = [f"lines that take it: {', '.join(line.place for line in lines)}"] if lines else []
+    evidence = (
+        f"the GPU is idle for {percent(share)} of the step for a reason that the trace does not "
+        f"show, and {percent(us / (share * measures.window_us))} of it the host is in "
+        f"{short(place)}",
+        *more,
+    )
+    found = rule.finding(
+        measures, us / measures.window_us, us, False, evidence, rule.advice(measures)
+    )
+    return replace(found, confidence="low")
+
+
+def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> str:
+    """A clause that names the two kinds that take most and what would decide; empty without one."""
+    shares = {finding.kind: finding.share for finding in findings}
+    for m in capture:
+        for rule in RULES:
+            if isinstance(rule, RankRule) and (m.gpu is not None or not rule.needs_gpu):
+                share = m.share(rule.lost(m))
+                shares[rule.kind] = max(share, shares.get(rule.kind, 0.0))
+        # Either the transfer takes long, or another rank comes late.
+        for kind in ("communication_bound", "straggler"):
+            shares[kind] = max(m.share(exposed(m)), shares.get(kind, 0.0))
+    # Both are the host's time, and kernels that compute all the time are no loss.
+    shares.pop("launch_bound", None)
+    shares.pop("memory_bound", None)
+    ranked = sorted(shares, key=lambda kind: (-shares[kind], kind))[:2]
+    named = [f"{k} ({percent(shares[k])})" for k in ranked if shares[k] >= MIN_LIKELY_SHARE]
+    if not named:
+        return ""
+    return f"; likeliest: {' or '.join(named)}; {_DECIDES.get(ranked[0], WITH_STACKS)}"
