@@ -155,7 +155,8 @@ def _fleet(folder: Path, targets: list[str]) -> Iterator[tuple[int, ApiClient]]:
     """Its process and API, once it follows all agents."""
     port, token, config = free_port(), folder / "token", folder / "fleet.yaml"
     token.write_text("bench")
-    own = {"listen": f"127.0.0.1:{port}", "targets": targets, "token_file": str(token)}
+    own: dict[str, Any] = {"listen": f"127.0.0.1:{port}", "targets": targets}
+    own |= {"token_file": str(token), "state_dir": str(folder / "state")}
     hang = {"hang": {"timeout_s": HANG_TIMEOUT_S}}
     config.write_text(yaml.safe_dump({"fleet": own, "detection": hang}))
     process = start(

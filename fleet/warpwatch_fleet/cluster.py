@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from warpwatch_detection.anomalies.changes import Change
@@ -13,6 +13,7 @@ from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet import joining
 from warpwatch_fleet.jobs import FleetJob
+from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
@@ -26,12 +27,23 @@ LATE_S = 5.0
 # Ended jobs are shown for so long.
 KEPT_S = 600.0
 MAX_JOBS = 4096
+# In so many rounds every job has been kept once; there are more in SAVE_INTERVAL_S.
+MIN_SAVE_ROUNDS = 400
 
 
 class Cluster:
     """Not thread-safe: one owner feeds and reads. ``now``: wall clock, in seconds."""
 
-    def __init__(self, kinds: DetectionConfig, anomalies: AnomaliesConfig) -> None:
+    def __init__(
+        self,
+        kinds: DetectionConfig,
+        anomalies: AnomaliesConfig,
+        saved: Mapping[JobId, SavedJob] | None = None,
+    ) -> None:
+        # What the fleet before this one knew, by what a job is called on a node.
+        self._saved = saved or {}
+        # Jobs that are not kept any more, for who keeps them over a restart.
+        self.forgotten: list[JobId] = []
         self._kinds = kinds
         self._anomalies = anomalies
         # By address, as all that names a node here.
@@ -104,8 +116,11 @@ class Cluster:
         named = self._by_name.get(name, [])
         job = joining.find(seen, address, named)
         if job is None and len(self.jobs) < MAX_JOBS:
-            ident = joining.new(seen, [one.id for one in named])
-            job = self.jobs[ident] = FleetJob(ident, seen, self._kinds, self._anomalies)
+            saved = self._saved.get(seen.job_id)
+            if saved is not None and saved.id in self.jobs:
+                saved = None
+            ident = saved.id if saved else joining.new(seen, [one.id for one in named])
+            job = self.jobs[ident] = FleetJob(ident, seen, self._kinds, self._anomalies, saved)
             self._by_name.setdefault(name, []).append(job)
         return job
 
@@ -117,14 +132,43 @@ class Cluster:
         names = self.names()
         for job in list(self.jobs.values()):
             if job.judged:
-                for change in job.advance(self._known_until(job, now)):
-                    if change.what == "opened":
-                        self.raised.setdefault(job.id, Counter())[change.anomaly.kind] += 1
-                    changes.append(replace(change, anomaly=job.located(change.anomaly, names)))
+                found = job.advance(self._known_until(job, now))
+                changes += (
+                    replace(change, anomaly=job.located(change.anomaly, names))
+                    for change in found
+                    if self._is_ours(job, change)
+                )
             self._forget(job, now)
         while len(self.raised) > MAX_JOBS:
             del self.raised[next(iter(self.raised))]
         return changes
+
+    def _is_ours(self, job: FleetJob, change: Change) -> bool:
+        """Whether the fleet raises it; it counts those that it does."""
+        kind, ident = change.anomaly.kind, change.anomaly.id
+        if change.what == "opened" and self._raised_by_agents(job, kind):
+            job.left.add(ident)
+        elif change.what == "opened":
+            self.raised.setdefault(job.id, Counter())[kind] += 1
+        return ident not in job.left
+
+    def _raised_by_agents(self, job: FleetJob, kind: str) -> bool:
+        """Whether one has this, from when nobody else judged the job."""
+        return any(
+            node.has_active(kind, name)
+            for address, name in job.nodes.items()
+            if (node := self.nodes.get(address))
+        )
+
+    def to_save(self, now: float, changed: Collection[JobId | None]) -> list[SavedJob]:
+        """Of the jobs that have changed, and a few whose turn it is."""
+        judged = [job for job in self.jobs.values() if job.judged]
+        due = [job for job in judged if now - job.saved_at > SAVE_INTERVAL_S]
+        wanted = {job.id: job for job in due[: 1 + len(judged) // MIN_SAVE_ROUNDS]}
+        wanted |= {job.id: job for job in judged if job.id in changed}
+        for job in wanted.values():
+            job.saved_at = now
+        return [saved for job in wanted.values() if (saved := job.saved())]
 
     def _known_until(self, job: FleetJob, now: float) -> float | None:
         """Until when all of its nodes have told what happened; None while one is away."""
@@ -147,6 +191,7 @@ class Cluster:
         job.ended_at = now if job.ended_at is None else job.ended_at
         if now - job.ended_at > KEPT_S:
             del self.jobs[job.id]
+            self.forgotten.append(job.id)
             name = (job.id.owner, job.id.base_name)
             self._by_name[name].remove(job)
             if not self._by_name[name]:
@@ -161,10 +206,16 @@ class Cluster:
     def anomalies(self) -> Iterator[Anomaly]:
         """The fleet's own, and those of the agents."""
         names = self.names()
+        own: set[str] = set()
         for job in self.jobs.values():
-            yield from job.anomalies(names)
+            for anomaly in job.anomalies(names):
+                own.add(anomaly.id)
+                yield anomaly
         for node in self.nodes.values():
-            yield from node.anomalies()
+            for anomaly in node.anomalies():
+                # What an agent goes on with while no fleet is there has the fleet's id.
+                if anomaly.id.removesuffix(f"@{node.name}") not in own:
+                    yield anomaly
 
     def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], list[Suppressed]]:
         """How the detectors see all that the fleet judges, by kind, and what is explained."""

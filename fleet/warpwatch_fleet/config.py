@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from warpwatch_daemon.config.sections import Config, Listen
-from warpwatch_telemetry.sections import Boolean, Section
+from warpwatch_daemon.config.triggers import Steps
+from warpwatch_telemetry.sections import WHOLE, Age, Boolean, Section
 
 ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 Address = Annotated[str, Field(pattern=ADDRESS)]
@@ -52,12 +53,25 @@ class AgentsConfig(Section):
         return self
 
 
+class ScheduleConfig(Section):
+    """Of each job whose name is like ``job`` (shell-style), ``ranks`` are captured ``every`` so
+    often while it is well, over as many nodes as possible. Five steps are what PyTorch's own
+    examples record; eight ranks tell one slow rank from a slow job.
+    """
+
+    job: Annotated[str, Field(min_length=1, max_length=512)]
+    every: Annotated[Age, Field(ge=600.0)]
+    kind: Literal["torch", "memory"] = "torch"
+    steps: Steps = 5
+    ranks: Annotated[int, Field(ge=1, le=64), WHOLE] = 8
+
+
 class FleetConfig(Section):
     """``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of
     a name) together are the agents that are followed.
 
     ``token_file``: what the fleet demands of who asks it. ``probe_listen``: where nothing but
-    probes is answered.
+    probes is answered. ``state_dir``: what it has judged, for its next start.
     """
 
     listen: Listen = "127.0.0.1:9401"
@@ -69,6 +83,8 @@ class FleetConfig(Section):
     token_file: Path | None = None
     web_config: Path | None = None
     agents: AgentsConfig = AgentsConfig()
+    schedules: tuple[ScheduleConfig, ...] = ()
+    state_dir: Path = Path("/var/lib/warpwatch/fleet")
 
 
 class FleetFile(Config):

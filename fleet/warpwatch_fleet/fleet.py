@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -23,16 +23,19 @@ from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.captures.schedules import Schedules
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
 from warpwatch_fleet.jobs import FleetJob
+from warpwatch_fleet.memory import Memory, SavedJob
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.runs import merged
 from warpwatch_fleet.targets import Targets
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.runs import RunSummary
 from warpwatch_telemetry.state import State
 
@@ -41,6 +44,7 @@ logger = logging.getLogger(__name__)
 TARGETS_INTERVAL_S = 5.0
 JUDGE_INTERVAL_S = 0.5
 LEASE_INTERVAL_S = 20.0
+SCHEDULE_INTERVAL_S = 30.0
 # How long the end waits for what is on its way.
 STOP_TIMEOUT_S = 5.0
 
@@ -53,14 +57,16 @@ class Fleet:
         allow_enough()
         own = config.fleet
         self._targets = Targets(own)
-        self._cluster = Cluster(config.detection, config.anomalies)
         # Who holds it owns the cluster: the loop that follows, and for a moment whoever asks.
         self._lock = threading.Lock()
         self._hostname = socket.gethostname()
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
         self._follows: dict[str, asyncio.Task[None]] = {}
+        self._memory = Memory(own.state_dir)
+        self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
         recipes = config.triggers.recipes
         self._captures = Captures(self._cluster, self._lock, self._agents, recipes)
+        self._schedules = own.schedules
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
         self.metrics = AgentMetrics()
@@ -103,12 +109,14 @@ class Fleet:
     async def _follow_all(self) -> None:
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        schedules = Schedules(self._schedules, self._cluster, self._lock, self._captures)
         loops = [
             asyncio.create_task(_every(interval_s, work))
             for interval_s, work in (
                 (TARGETS_INTERVAL_S, self._look_for_targets),
                 (JUDGE_INTERVAL_S, self._judge),
                 (LEASE_INTERVAL_S, self._renew_leases),
+                (SCHEDULE_INTERVAL_S, schedules.advance),
             )
         ]
         await self._ended.wait()
@@ -159,33 +167,48 @@ class Fleet:
     # --- judging ---
 
     async def _judge(self) -> None:
+        now = time.time()
         with self._lock:
-            changes = self._cluster.judge(time.time())
-        for change in changes:
-            if change.what == "opened":
-                self._report(change.anomaly)
-                self._captures.trigger(change.anomaly)
+            changes = self._cluster.judge(now)
+            changed = {one.anomaly.job_id for one in changes if one.what != "updated"}
+            saved = self._cluster.to_save(now, changed)
+            forgotten, self._cluster.forgotten = self._cluster.forgotten, []
+        if saved or forgotten:
+            # Before anything is said of it: a fleet that is killed now says it once.
+            await asyncio.to_thread(self._keep, saved, forgotten)
+        opened = [change.anomaly for change in changes if change.what == "opened"]
+        for anomaly in opened:
+            self._report(anomaly)
+            self._captures.trigger(anomaly)
+        if opened:
+            await self._renew_leases(changed)
+
+    def _keep(self, saved: Sequence[SavedJob], forgotten: Sequence[JobId]) -> None:
+        for job in saved:
+            self._memory.save(job)
+        for ident in forgotten:
+            self._memory.forget(ident)
 
     def _report(self, anomaly: Anomaly) -> None:
         raised = self.metrics.counter("anomalies_total")
         raised.labels(anomaly.kind, anomaly.severity).inc()
         logger.warning("%s of %s: %s", anomaly.kind, anomaly.job, anomaly.summary)
 
-    async def _renew_leases(self) -> None:
+    async def _renew_leases(self, jobs: Collection[JobId | None] | None = None) -> None:
         """Of the jobs that the fleet judges, on every node; of others the agents judge alone."""
         with self._lock:
             now = time.time()
             wanted = [
-                (self._cluster.nodes[address].target, known)
+                (self._cluster.nodes[address].target, known, job.raised())
                 for job in self._cluster.jobs.values()
-                if self._cluster.is_whole(job, now)
+                if (jobs is None or job.id in jobs) and self._cluster.is_whole(job, now)
                 for address, known in job.nodes.items()
                 if address in self._cluster.nodes
             ]
         results = await asyncio.gather(
-            *(self._agents.lease(target, job) for target, job in wanted), return_exceptions=True
+            *(self._agents.lease(*one) for one in wanted), return_exceptions=True
         )
-        for (target, job), result in zip(wanted, results, strict=True):
+        for (target, job, _), result in zip(wanted, results, strict=True):
             if isinstance(result, AgentError | Refused):
                 logger.warning("%s judges %s itself: %s", target.address, job.name, result)
 

@@ -97,11 +97,10 @@ class Agents:
         except httpx.HTTPError as error:
             raise AgentError(_in_a_line(error)) from error
 
-    async def lease(self, target: Target, job: JobId) -> None:
+    async def lease(self, target: Target, job: JobId, raised: Mapping[str, str]) -> None:
         """Tell an agent that the fleet judges this job. Raises AgentError, Refused."""
-        await self.ask(
-            target, "leases", {**job.fields(), "holder": self._holder, "seconds": LEASE_S}
-        )
+        said = {"holder": self._holder, "seconds": LEASE_S, "raised": dict(raised)}
+        await self.ask(target, "leases", {**job.fields(), **said})
 
     async def ask(self, target: Target, path: str, body: Mapping[str, Any]) -> Any:
         """The JSON that an agent answers. Raises Refused as the agent does, else AgentError."""

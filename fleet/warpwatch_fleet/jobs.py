@@ -3,102 +3,47 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 
-from warpwatch_daemon.ranks.counts import RankCounts, RecentSteps
+from warpwatch._version import __version__
+from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.engine import Detection
+from warpwatch_fleet.member import JobRecord, Member
+from warpwatch_fleet.memory import SavedJob
 from warpwatch_fleet.merging import Merger
 from warpwatch_telemetry.anomalies import FLEET_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import JobState, RankState
 
-JobRecord = RankSeen | Step | RankEvent | End
-
-
-@dataclass(slots=True)
-class Member:
-    """One rank of the job, on the node of this address."""
-
-    node: str
-    seen: RankSeen
-    status: str = "running"
-    silent_reason: str | None = None
-    step: int | None = None
-    last_step_time: float | None = None
-    samples: int = 0
-    tokens: int = 0
-    steps: int = 0
-    memory_allocated_bytes: int | None = None
-    phases_s: dict[str, float] = field(default_factory=dict)
-    counts: RankCounts = field(default_factory=RankCounts)
-    recent: RecentSteps = field(default_factory=RecentSteps)
-
-    @property
-    def is_live(self) -> bool:
-        return self.status in ("running", "stopped")
-
-    def take(self, record: JobRecord) -> None:
-        if isinstance(record, Step):
-            self._take_step(record)
-        elif isinstance(record, End):
-            self.status = "exited"
-        elif isinstance(record, RankEvent) and record.event in ("died", "stopped", "resumed"):
-            self.status = "running" if record.event == "resumed" else record.event
-            reason = record.detail.get("silent_reason")
-            self.silent_reason = str(reason)[:32] if record.event == "stopped" else None
-
-    def _take_step(self, step: Step) -> None:
-        self.step, self.last_step_time = step.step, step.time
-        self.steps += 1
-        self.samples += step.samples
-        self.tokens += step.tokens
-        self.memory_allocated_bytes = step.memory_allocated_bytes
-        for name, seconds in step.phases_s.items():
-            if name in self.phases_s or len(self.phases_s) < 16:
-                self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
-        self.counts.add_step(step.duration_s)
-        self.recent.add(step)
-
-    def state(self, job: JobId, host: str) -> RankState:
-        return RankState(
-            rank=self.seen.rank,
-            name=str(self.seen.rank),
-            **job.fields(),
-            pid=0,
-            host=host,
-            world_size=self.seen.world_size,
-            device=self.seen.device,
-            status=self.status,
-            silent_reason=self.silent_reason,
-            first_time=self.seen.time,
-            seen_time=self.seen.time,
-            last_step_time=self.last_step_time,
-            step=self.step,
-            steps_total=self.steps,
-            samples_total=self.samples,
-            tokens_total=self.tokens,
-            phases_s=dict(self.phases_s),
-            durations=self.counts.durations,
-            recent_s=tuple(self.recent),
-            **(self.recent.throughput() if self.is_live else {}),
-            memory_allocated_bytes=self.memory_allocated_bytes,
-        )
+# Of a job that was judged before a restart all ranks are awaited for so long.
+RANKS_AWAITED_S = 30.0
+# Anomalies that have ended, which a restart remembers.
+MAX_SAVED_HISTORY = 100
 
 
 class FleetJob:
     """``nodes``: by address, what the job is called there. judged: whether by the fleet.
 
+    left: ids of what the fleet has found when an agent had raised it: it stays the agent's.
+    saved_at: wall clock; when what is known was last kept for a restart.
+
     A job of one node is its agent's; the fleet shows it and judges only what several nodes have.
     """
 
     def __init__(
-        self, job: JobId, seen: RankSeen, kinds: DetectionConfig, anomalies: AnomaliesConfig
+        self,
+        job: JobId,
+        seen: RankSeen,
+        kinds: DetectionConfig,
+        anomalies: AnomaliesConfig,
+        saved: SavedJob | None = None,
     ) -> None:
         self.id = job
         self.world_size = seen.world_size
@@ -113,6 +58,10 @@ class FleetJob:
         self._merger = Merger()
         self._time = -math.inf
         self._skip = False
+        self._saved = saved
+        self._awaited_until: float | None = None
+        self.left = set() if saved is None else set(saved.left)
+        self.saved_at = -math.inf
         self.detection: Detection | None = None
 
     @property
@@ -121,6 +70,10 @@ class FleetJob:
 
     def run_of(self, node: str) -> str:
         return self.nodes[node].run
+
+    def names(self) -> set[JobId]:
+        """What it is called here and on its nodes."""
+        return {self.id, *self.nodes.values()}
 
     def live_nodes(self) -> set[str]:
         return {member.node for member in self.members.values() if member.is_live}
@@ -184,29 +137,81 @@ class FleetJob:
         if detection is None or known_until is None:
             self._skip = True
             return []
-        if self._skip:
-            self._skip = False
+        if self._saved is not None and self._awaits_ranks(known_until):
+            return []
+        records: Iterable[Record] = self._merger.until(known_until)
+        changes: list[Change] = []
+        if self._saved is not None:
+            records = list(records)
+            changes = self._resume(detection, self._saved, records, known_until)
+            known_since, self._saved = detection.state.time, None
+            records = [r for r in records if r.time > known_since or isinstance(r, RankSeen)]
+        elif self._skip:
             detection.skip_to(known_until)
-        changes = [c for one in self._merger.until(known_until) for c in detection.feed(one)]
+        self._skip = False
+        changes += [change for one in records for change in detection.feed(one)]
         if known_until > self._time:
             self._time = known_until
             changes += detection.feed(Clock(known_until))
         return [change for change in changes if change.anomaly.kind in FLEET_KINDS]
+
+    # --- over a restart of the fleet ---
+
+    def _awaits_ranks(self, now: float) -> bool:
+        """Those of a node that is not followed yet would look as if they had ended."""
+        if self._awaited_until is None:
+            self._awaited_until = now + RANKS_AWAITED_S
+        return len(self.members) < self.world_size and now < self._awaited_until
+
+    def _resume(
+        self, detection: Detection, saved: SavedJob, records: Iterable[Record], until: float
+    ) -> list[Change]:
+        """Go on as the fleet before this one. Time that no records tell of has not passed."""
+        fresh = snapshot.give_back(saved.detectors, detection.parts(), __version__)
+        detection.history.extend(saved.history)
+        if snapshot.ENGINE in fresh:
+            return []
+        known_since = detection.state.time
+        begun = min((one.time for one in records if one.time > known_since), default=until)
+        return detection.resume(begun, fresh)
+
+    def saved(self) -> SavedJob | None:
+        """What a restart needs to know; None of one that is not judged, or not yet again."""
+        detection = self.detection
+        if detection is None or self._saved is not None:
+            return None
+        detectors = snapshot.take(detection.parts(), __version__)
+        return SavedJob(
+            self.id,
+            tuple(self.nodes.values()),
+            msgspec.msgpack.decode(detectors, type=snapshot.Snapshot),
+            tuple(detection.history)[-MAX_SAVED_HISTORY:],
+            frozenset(self.left),
+        )
+
+    # --- what it finds ---
 
     def anomalies(self, names: Mapping[str, str]) -> Iterator[Anomaly]:
         """Those that are the fleet's to raise, with the node of their rank. names: of nodes."""
         if self.detection is None:
             return
         for anomaly in (*self.detection.history, *self.detection.active):
-            if anomaly.kind in FLEET_KINDS:
+            if anomaly.kind in FLEET_KINDS and anomaly.id not in self.left:
                 yield self.located(anomaly, names)
 
+    def raised(self) -> dict[str, str]:
+        """The ids of what is active and the fleet's, by kind."""
+        found = self.anomalies({})
+        return {anomaly.kind: anomaly.id for anomaly in found if anomaly.end_time is None}
+
     def located(self, anomaly: Anomaly, names: Mapping[str, str]) -> Anomaly:
-        """With the node of its rank."""
+        """With the node of its rank, and an id that no other job's has."""
+        ident = f"{anomaly.id}-{zlib.crc32(repr(self.id).encode()):08x}"
         member = self.members.get(-1 if anomaly.rank is None else anomaly.rank)
         node = "" if member is None else names.get(member.node, member.node)
         where = f" (on {node})" if node else ""
-        return replace(anomaly, summary=anomaly.summary + where, node=node, judged_by="fleet")
+        summary = anomaly.summary + where
+        return replace(anomaly, id=ident, summary=summary, node=node, judged_by="fleet")
 
     # --- what is shown ---
 

@@ -153,6 +153,12 @@ class Node:
         if len(self._anomalies) > MAX_ANOMALIES:
             del self._anomalies[next(iter(self._anomalies))]
 
+    def has_active(self, kind: str, job: JobId) -> bool:
+        return any(
+            one.kind == kind and one.job_id == job and one.end_time is None
+            for one in self._anomalies.values()
+        )
+
     def anomalies(self) -> Iterator[Anomaly]:
         """Those that it has raised, with its name and in the fleet's time."""
         for anomaly in self._anomalies.values():

@@ -21,8 +21,10 @@ CAPTURE_OPTIONS = ("stacks", "shapes", "memory")
 BACKENDS = ("shim", "kineto")
 
 # Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
-# The one capture of a healthy job that later ones are compared with (baseline) has its own budget.
-TRIGGERS = ("anomaly", "manual", "alert", "code", "baseline")
+# What is taken of a healthy job, and later ones are compared with, has its own budget: once
+# (baseline), or by a fleet again and again (schedule).
+TRIGGERS = ("anomaly", "manual", "alert", "code", "baseline", "schedule")
+REGULAR_TRIGGERS = frozenset({"baseline", "schedule"})
 
 # How a capture ended: every targeted rank brought its file, some did, none did, or it was never
 # begun and why (the reasons of the policy and of safety).

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from warpwatch_daemon.state.record_stream import RecordStream
+from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.memory import Memory
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.log import encode_line
@@ -28,7 +31,7 @@ class TestNode:
         self.address = f"{name}:9400"
         self.ahead_s = ahead_s
         self.stream = RecordStream()
-        self.cursor = self.stream.read(None).cursor
+        self.cursor: str | None = self.stream.read(None).cursor
 
     def say(self, *records: Record) -> None:
         self.stream.put(records)
@@ -50,6 +53,9 @@ class TestCluster:
         self.now = NOW
         self.nodes = nodes
         self.cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+        self.labels = labels
+        self.steps = 0
+        self.changes: list[Change] = []
         self.cluster.set_targets({one.address: Target(one.address, labels) for one in nodes})
 
     def hear(self, *nodes: TestNode) -> None:
@@ -57,7 +63,25 @@ class TestCluster:
         for node in nodes or self.nodes:
             self.cluster.take(node.address, node.lines(self.now), self.now)
             self.cluster.nodes[node.address].up = True
-        self.cluster.judge(self.now)
+        self.changes += self.cluster.judge(self.now)
+
+    def restart(self, folder: Path, *, forget: bool = False) -> None:
+        """Another fleet goes on in the place of this one. forget: agents have kept no lines."""
+        for node in self.nodes:
+            if forget:
+                node.stream = RecordStream()
+            node.cursor = None
+        self.cluster = Cluster(DetectionConfig(), AnomaliesConfig(), Memory(folder).load())
+        targets = {one.address: Target(one.address, self.labels) for one in self.nodes}
+        self.cluster.set_targets(targets)
+        self.changes.clear()
+
+    def save(self, folder: Path) -> None:
+        for job in self.cluster.to_save(self.now, [one.id for one in self.cluster.jobs.values()]):
+            Memory(folder).save(job)
+
+    def raised(self) -> list[str]:
+        return [one.anomaly.kind for one in self.changes if one.what == "opened"]
 
     def anomalies(self) -> list[Anomaly]:
         return list(self.cluster.anomalies())

@@ -34,9 +34,9 @@ def begin(cluster: TestCluster) -> None:
 def train(cluster: TestCluster, steps: int, slow: float = 1.0) -> None:
     """Steps of all ranks; rank 3 computes ``slow`` times as long, and the others wait for it."""
     noise = random.Random(len(cluster.job().members[0].recent))
-    number = cluster.job().members[0].step or 0
     for _ in range(steps):
-        number += 1
+        cluster.steps += 1
+        number = cluster.steps
         cluster.now += STEP_S * slow
         for rank in range(4):
             node = cluster.nodes[rank // 2]
@@ -260,3 +260,55 @@ def test_records_of_several_nodes_come_in_order_and_late_ones_as_of_now():
     late = step(0, 2, 2.5)
     merger.add(late)
     assert list(merger.until(5.0)) == [step(0, 2, 3.0), step(0, 5, 5.0)]
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_path, forget):
+    begin(two)
+    train(two, 300)
+    train(two, 60, slow=1.4)
+    (before,) = two.anomalies()
+    two.save(tmp_path)
+    # What happens between the last save and the end is in the agents' lines.
+    train(two, 40, slow=1.4)
+    two.restart(tmp_path, forget=forget)
+    if forget:
+        two.now += 900
+        two.nodes[0].say(seen(0), seen(1))
+        two.nodes[1].say(seen(2), seen(3))
+    two.hear()
+    train(two, 60, slow=1.4)
+    (after,) = two.anomalies()
+    assert (two.raised(), after.id, after.end_time) == ([], before.id, None)
+    train(two, 200)
+    (over,) = two.anomalies()
+    assert over.end_time is not None
+    assert two.raised() == []
+
+
+def test_what_an_agent_raised_while_no_fleet_judged_stays_its_own(two):
+    begin(two)
+    train(two, 300)
+    own = Anomaly(
+        time=two.now, severity="warning", summary="slow", owner=OWNER, job="llama", run="41",
+        rank=3, id="7", kind="straggler",
+    )  # fmt: skip
+    two.nodes[1].stream.put_anomaly(own)
+    train(two, 60, slow=1.4)
+    assert two.raised() == []
+    assert [one.id for one in two.anomalies()] == ["7@gpu-2"]
+    two.nodes[1].stream.put_anomaly(replace(own, end_time=two.now))
+    train(two, 200)
+    train(two, 60, slow=1.4)
+    assert two.raised() == []
+
+
+def test_what_an_agent_goes_on_with_is_shown_once(two):
+    begin(two)
+    train(two, 300)
+    train(two, 60, slow=1.4)
+    (found,) = two.anomalies()
+    two.nodes[1].stream.put_anomaly(replace(found, judged_by="agent"))
+    two.hear()
+    assert [one.id for one in two.anomalies()] == [found.id]
+    assert two.job().raised() == {"straggler": found.id}

@@ -184,7 +184,7 @@ def test_a_lease_is_taken_by_name_and_a_refusal_is_told(serve, agent, token):
     async def lease() -> None:
         agents = Agents(AgentsConfig(token_file=token, allow_plain=True), ShardConfig(), "fleet-0")
         try:
-            await agents.lease(to, JOB)
+            await agents.lease(to, JOB, {"hang": "1-1"})
         finally:
             await agents.close()
 

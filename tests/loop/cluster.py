@@ -40,6 +40,7 @@ class LoopCluster:
                 "listen": f"127.0.0.1:{self.port}",
                 "targets": [f"127.0.0.1:{node.port}" for node in self.nodes],
                 "token_file": str(token),
+                "state_dir": str(folder / "fleet"),
                 "agents": {"token_file": str(token), "allow_plain": True},
             },
             "detection": config.get("detection", {}),

@@ -257,8 +257,8 @@ class Daemon:
     def records(self) -> RecordStream:
         return self._stream
 
-    def lease(self, job: JobId, holder: str, seconds: float) -> None:
-        self.pipeline.leases.take(job, holder, seconds)
+    def lease(self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str]) -> None:
+        self.pipeline.leases.take(job, holder, seconds, raised)
 
     def exposition(self) -> Options:
         configured = self._config.exporters.prometheus

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from warpwatch_detection.anomalies.changes import Change
@@ -16,15 +17,32 @@ from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 
 MAX_LEASES = 1024
+# None is longer.
+MAX_S = 60.0
+# What a fleet that is gone has raised is the same anomaly for so long.
+REMEMBERED_S = 600.0
 # As many as may be active, and as many again that have ended and are remembered.
 MAX_KEPT_BACK = 2000
 
 
 class Lease(NamedTuple):
-    """Until a time of the monotonic clock. holder: what the fleet calls itself."""
+    """Until a time of the monotonic clock. holder: what the fleet calls itself.
+
+    raised: ids of what it has raised of the job, by kind: without it, this node goes on with them.
+    """
 
     holder: str
     until: float
+    raised: Mapping[str, str] = {}
+
+
+@dataclass(slots=True)
+class LeasesState:
+    """For the next daemon; leases until a wall clock's time."""
+
+    leases: dict[JobId, Lease] = field(default_factory=dict)
+    kept_back: dict[str, None] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 class Leases:
@@ -36,8 +54,31 @@ class Leases:
         self._leases: dict[JobId, Lease] = {}
         # Ids of anomalies that are not raised, in the order in which they were found.
         self._kept_back: dict[str, None] = {}
+        # What the fleet calls those that it had raised before it went, by our own ids.
+        self._names: dict[str, str] = {}
 
-    def take(self, job: JobId, holder: str, seconds: float) -> None:
+    @property
+    def state(self) -> LeasesState:
+        ahead_s = time.time() - self._clock()
+        with self._lock:
+            leases = {
+                job: lease._replace(until=lease.until + ahead_s)
+                for job, lease in self._leases.items()
+            }
+        return LeasesState(leases, self._kept_back, self._names)
+
+    @state.setter
+    def state(self, state: LeasesState) -> None:
+        now, ahead_s = self._clock(), time.time() - self._clock()
+        self._kept_back, self._names = state.kept_back, state.names
+        self._leases = {
+            job: lease._replace(until=min(lease.until - ahead_s, now + MAX_S))
+            for job, lease in state.leases.items()
+        }
+
+    def take(
+        self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str] | None = None
+    ) -> None:
         """Take or renew it. Raises Refused while another fleet has it."""
         now = self._clock()
         with self._lock:
@@ -46,37 +87,80 @@ class Leases:
                 raise Refused("refused_busy", f"{held.holder} judges this job")
             if held is None and len(self._leases) >= MAX_LEASES:
                 raise Refused("refused_busy", f"{MAX_LEASES} jobs are judged by fleets already")
-            self._leases[job] = Lease(holder, now + seconds)
+            self._leases[job] = Lease(holder, now + seconds, raised or {})
 
     def raised(self, changes: Iterable[Change]) -> list[Change]:
         """Those that are this node's to raise."""
-        return [change for change in changes if not self._keeps_back(change)]
+        found = [self._raised(change) for change in changes]
+        return [change for change in found if change is not None]
 
-    def _keeps_back(self, change: Change) -> bool:
+    def _raised(self, change: Change) -> Change | None:
         anomaly = change.anomaly
         if change.what == "opened" and self._is_judged(anomaly):
-            self._kept_back[anomaly.id] = None
-            if len(self._kept_back) > MAX_KEPT_BACK:
-                del self._kept_back[next(iter(self._kept_back))]
-        return anomaly.id in self._kept_back
+            self._keep_back(anomaly)
+        if anomaly.id in self._kept_back:
+            return None
+        if change.what == "opened":
+            return self._goes_on(anomaly)
+        return Change(change.what, self._named(anomaly))
+
+    def _keep_back(self, anomaly: Anomaly) -> None:
+        self._kept_back[anomaly.id] = None
+        if len(self._kept_back) > MAX_KEPT_BACK:
+            del self._kept_back[next(iter(self._kept_back))]
+
+    def _lease(self, anomaly: Anomaly) -> Lease | None:
+        """That the anomaly falls under, or did until a moment ago."""
+        if anomaly.kind not in FLEET_KINDS or anomaly.job_id is None:
+            return None
+        return self._leases.get(anomaly.job_id)
 
     def _is_judged(self, anomaly: Anomaly) -> bool:
-        return anomaly.kind in FLEET_KINDS and anomaly.job_id in self._leases
+        lease = self._lease(anomaly)
+        return lease is not None and lease.until > self._clock()
+
+    def _named(self, anomaly: Anomaly) -> Anomaly:
+        name = self._names.get(anomaly.id)
+        return anomaly if name is None else replace(anomaly, id=name)
 
     def expire(self, active: Iterable[Anomaly]) -> list[Change]:
-        """Of jobs whose lease has ended: what is still so is raised now."""
-        now = self._clock()
+        """Of jobs whose lease has ended: what is still so is raised now.
+
+        What the fleet had raised goes on under its id; once a fleet judges the job again, it is
+        the fleet's.
+        """
+        changes = []
+        for one in active:
+            if one.id in self._kept_back and not self._is_judged(one):
+                del self._kept_back[one.id]
+                changes.append(self._goes_on(one))
+            elif one.id in self._names and self._is_judged(one):
+                changes.append(self._handed_back(one))
         with self._lock:
-            ended = [job for job, lease in self._leases.items() if lease.until <= now]
-            for job in ended:
+            past = self._clock() - REMEMBERED_S
+            for job in [job for job, lease in self._leases.items() if lease.until <= past]:
                 del self._leases[job]
-        if not ended:
-            return []
-        raised = [one for one in active if one.id in self._kept_back and one.job_id in ended]
-        for one in raised:
-            del self._kept_back[one.id]
-        return [Change("opened", one) for one in raised]
+        return changes
+
+    def _goes_on(self, anomaly: Anomaly) -> Change:
+        lease = self._lease(anomaly)
+        name = None if lease is None else lease.raised.get(anomaly.kind)
+        if name is None:
+            return Change("opened", anomaly)
+        self._names[anomaly.id] = name
+        if len(self._names) > MAX_KEPT_BACK:
+            del self._names[next(iter(self._names))]
+        return Change("reopened", self._named(anomaly))
+
+    def _handed_back(self, anomaly: Anomaly) -> Change:
+        said = f"{anomaly.summary}; a fleet judges the job again"
+        closed = Change("closed", replace(self._named(anomaly), summary=said, end_time=time.time()))
+        del self._names[anomaly.id]
+        self._keep_back(anomaly)
+        return closed
 
     def shown(self, anomalies: Iterable[Anomaly]) -> tuple[Anomaly, ...]:
         """Without those that are kept back."""
-        return tuple(one for one in anomalies if one.id not in self._kept_back)
+        if not (self._kept_back or self._names):
+            return tuple(anomalies)
+        return tuple(self._named(one) for one in anomalies if one.id not in self._kept_back)

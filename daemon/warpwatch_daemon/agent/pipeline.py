@@ -23,6 +23,7 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register_state import Suppressed
+from warpwatch_detection.anomalies.snapshot import SnapshotPart
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly
@@ -65,10 +66,12 @@ class Pipeline:
         self._runs = runs
         # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
+        archive.parts["leases"] = SnapshotPart(self.leases, versioned=False)
         archive.restore(time.time())
         # What triggers have not heard of yet: at first, the anomalies that outlived a restart.
-        self._changes = [Change("opened", anomaly) for anomaly in detection.active]
-        for anomaly in detection.active:
+        active = self.leases.shown(detection.active)
+        self._changes = [Change("opened", anomaly) for anomaly in active]
+        for anomaly in active:
             stream.put_anomaly(anomaly)
         # By how much the wall clock is ahead of the monotonic one.
         self._ahead_s = time.time() - time.monotonic()

@@ -12,7 +12,12 @@ from typing import Any
 
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.state.hub import Hub
-from warpwatch_telemetry.captures import INTERRUPTED, Capture, CaptureRequest
+from warpwatch_telemetry.captures import (
+    INTERRUPTED,
+    REGULAR_TRIGGERS,
+    Capture,
+    CaptureRequest,
+)
 from warpwatch_telemetry.jobs import JobId
 
 logger = logging.getLogger(__name__)
@@ -126,10 +131,11 @@ class CaptureRegister:
         return [
             capture
             for capture in self.all()
-            if capture.request.trigger == "baseline"
+            if capture.request.trigger in REGULAR_TRIGGERS
+            and capture.request.kind == "torch"
             and capture.request.job_id == job
             and capture.outcome != "refused_disk"
-            and capture.time <= now
+            and capture.time < now
         ]
 
     def baseline(self, job: JobId, now: float) -> Capture | None:
@@ -144,7 +150,8 @@ class CaptureRegister:
         found = [
             capture
             for capture in captures
-            if capture.request.trigger == "baseline"
+            if capture.request.trigger in REGULAR_TRIGGERS
+            and capture.request.kind == "torch"
             and capture.outcome == "complete"
             and capture.time <= now
             and _is_of(job, capture.request.job_id)

@@ -210,7 +210,10 @@ class Finisher:
             return None
         if request.anomaly_kind == RUN_REGRESSION:
             return self._register.earlier_baseline(request.job_id, capture.time)
-        return self._register.baseline(request.job_id, capture.time)
+        last = self._register.baseline(request.job_id, capture.time)
+        if last is None and request.trigger == "schedule":
+            return self._register.earlier_baseline(request.job_id, capture.time)
+        return last
 
     def _price(self, capture: Capture, cost: StepCost) -> None:
         try:

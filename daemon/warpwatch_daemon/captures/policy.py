@@ -11,7 +11,7 @@ from warpwatch_daemon.captures.disk import Disk
 from warpwatch_daemon.config import quiet_hours
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks.usage import Owner
-from warpwatch_telemetry.captures import CaptureRequest
+from warpwatch_telemetry.captures import REGULAR_TRIGGERS, CaptureRequest
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 
@@ -34,7 +34,7 @@ class _Begun(NamedTuple):
 class Policy:
     """Busy ranks and the disk hold for all, what ``triggers`` says for automatic requests.
 
-    Baselines, which are taken once a job, have a budget of their own and no cooldown. ``check``
+    Baselines and a fleet's schedules have a budget of their own and no cooldown. ``check``
     touches no file, for detection waits for it. ``disk``: the store's; ``at`` is monotonic,
     ``clock`` the wall clock. ``excess``: what an owner has too much of.
     """
@@ -62,7 +62,7 @@ class Policy:
         if automatic:
             self._check_quiet_hours()
         self._forget(at)
-        if request.trigger == "baseline":
+        if request.trigger in REGULAR_TRIGGERS:
             allowed = self.config.baseline.captures_per_day
             self._check_budget(request, self._baselines, at, "day", allowed)
         elif automatic:
@@ -89,7 +89,7 @@ class Policy:
 
     def begun(self, request: CaptureRequest, at: float) -> None:
         """An allowed capture was begun: it counts against budgets and cooldown."""
-        if request.trigger == "baseline":
+        if request.trigger in REGULAR_TRIGGERS:
             self._baselines.append(_Begun(at, request.owner))
         elif request.trigger != "manual":
             self._automatic.append(_Begun(at, request.owner))
@@ -98,7 +98,7 @@ class Policy:
 
     def withdrawn(self, request: CaptureRequest, at: float) -> None:
         """What was begun ``at`` came to nothing by no fault of its own: it counts for nothing."""
-        begun = self._baselines if request.trigger == "baseline" else self._automatic
+        begun = self._baselines if request.trigger in REGULAR_TRIGGERS else self._automatic
         this = _Begun(at, request.owner)
         if request.trigger != "manual" and this in begun:
             begun.remove(this)
@@ -135,7 +135,7 @@ class Policy:
         total, own = taken.total(), taken[request.owner]
         part = max(min(1, allowed), allowed // len(taken.keys() | {request.owner}))
         if total >= allowed and own >= part:
-            section = "triggers.baseline" if request.trigger == "baseline" else "triggers"
+            section = "triggers.baseline" if request.trigger in REGULAR_TRIGGERS else "triggers"
             raise Refused(
                 "refused_budget",
                 f"{total} captures in the last {span}; {section}.captures_per_{span} is {allowed}",

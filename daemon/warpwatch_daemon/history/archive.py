@@ -69,6 +69,8 @@ class Archive:
         self._state_path = folder / state_file.FILE
         self._store = HistoryStore(folder, config.max_age, fail)
         self._detection = detection
+        # All that a snapshot holds.
+        self.parts = detection.parts()
         self._fail = fail
         self._wake = wake
         self._context = Context()
@@ -92,7 +94,7 @@ class Archive:
         detection = self._detection
         saved = state_file.load(self._state_path)
         if saved is not None:
-            fresh = snapshot.give_back(saved, detection.parts(), __version__)
+            fresh = snapshot.give_back(saved, self.parts, __version__)
             if fresh:
                 logger.info("detectors that learn from the start: %s", ", ".join(sorted(fresh)))
             if snapshot.ENGINE not in fresh:
@@ -186,7 +188,7 @@ class Archive:
         self._wake()
 
     def _take_snapshot(self, at: float) -> None:
-        body = snapshot.take(self._detection.parts(), __version__)
+        body = snapshot.take(self.parts, __version__)
         with self._lock:
             self._body = body
         took_s = time.monotonic() - at

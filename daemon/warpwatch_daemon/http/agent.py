@@ -70,7 +70,7 @@ class Agent(Watcher, Protocol):
 
     def records(self) -> RecordStream: ...
 
-    def lease(self, job: JobId, holder: str, seconds: float) -> None:
+    def lease(self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str]) -> None:
         """Let a fleet judge the job. Raises Refused while another one does."""
 
     def request_capture(

@@ -27,7 +27,7 @@ class AgentApi(Api):
         body = await json_body(request, bodies.LeaseBody)
         with refusals():
             job = JobId(body.owner, body.job, body.run)
-            self._agent.lease(job, body.holder, body.seconds)
+            self._agent.lease(job, body.holder, body.seconds, body.raised)
         return json_answer(models.LeaseAnswer(seconds=body.seconds))
 
     async def prepare_capture(self, request: Request) -> Response:

@@ -54,11 +54,15 @@ class CaptureBody(BaseModel):
         ),
     ] = None
     anomaly_kind: AnomalyKind | None = None
+    scheduled: Annotated[
+        bool, Field(description="of a fleet: by `fleet.schedules`, so that triggers.baseline holds")
+    ] = False
 
     @property
     def is_of_a_fleet(self) -> bool:
         """Whether it says what only who may see all jobs may say."""
-        return any(one is not None for one in (self.id, self.start_step, self.anomaly_id))
+        about = (self.id, self.start_step, self.anomaly_id)
+        return self.scheduled or any(one is not None for one in about)
 
     @model_validator(mode="after")
     def _a_start_is_of_steps(self) -> CaptureBody:
@@ -81,7 +85,7 @@ class CaptureBody(BaseModel):
             owner=self.owner if owner is None else owner,
             kind=self.kind,
             run=self.run,
-            trigger="manual" if self.anomaly_id is None else "anomaly",
+            trigger="anomaly" if self.anomaly_id else "schedule" if self.scheduled else "manual",
             anomaly_id=self.anomaly_id,
             anomaly_kind=self.anomaly_kind,
             ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),
@@ -104,3 +108,7 @@ class LeaseBody(BaseModel):
         str, Field(min_length=1, max_length=253, description="the fleet; another one is refused")
     ]
     seconds: Annotated[float, Field(gt=0, le=60)]
+    raised: Annotated[
+        dict[AnomalyKind, Annotated[str, Field(min_length=1, max_length=64)]],
+        Field(description="ids of what the fleet has raised of the job and is active, by kind"),
+    ] = {}

@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
@@ -90,6 +90,7 @@ class RecordStream:
         self._anomalies: dict[str, Anomaly] = {}
         self._captures: dict[str, Capture] = {}
         self._runs: dict[JobId, RunSummary] = {}
+        self._shown: Sequence[Capture] = ()
         self._device_at: dict[str, float] = {}
         # Followers end when they see it, so that the server need not wait for them.
         self.closed = False
@@ -116,9 +117,12 @@ class RecordStream:
             if self._is_read():
                 self._add(_anomaly_key(anomaly), encode_stream_line(AnomalyLine(anomaly)))
 
-    def put_captures(self, captures: Iterable[Capture]) -> None:
+    def put_captures(self, captures: Sequence[Capture]) -> None:
         """All that are shown; those that have changed are streamed."""
         with self._lock:
+            if captures is self._shown:
+                return
+            self._shown = captures
             before, self._captures = self._captures, {one.id: one for one in captures}
             if not self._is_read():
                 return

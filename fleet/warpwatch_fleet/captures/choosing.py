@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 # More traces than a person compares, and as many exports at a time as a shared disk stands.
 MAX_RANKS = 16
 # Enough to tell what is usual.
 PEERS = 3
+
+
+def spread(nodes: Mapping[int, str], count: int) -> tuple[int, ...]:
+    """``count`` of these ranks, over as many nodes as there are."""
+    before: Counter[str] = Counter()
+    turns = []
+    for rank, node in sorted(nodes.items()):
+        turns.append((before[node], rank))
+        before[node] += 1
+    return tuple(sorted(rank for _, rank in sorted(turns)[:count]))
 
 
 def choose(nodes: Mapping[int, str], named: Collection[int]) -> tuple[int, ...]:

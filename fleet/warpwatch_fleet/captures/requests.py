@@ -148,7 +148,8 @@ class Captures:
             return tuple(sorted(live))
         active = [one for one in self._cluster.anomalies() if one.end_time is None]
         return choose(
-            live, [one.rank for one in active if one.rank is not None and _is_of(one, job)]
+            live,
+            [one.rank for one in active if one.rank is not None and one.job_id in job.names()],
         )
 
     async def _pass_on(self, part: Part, request: CaptureRequest) -> Capture:
@@ -269,7 +270,3 @@ class Captures:
 def _is_meant(job: FleetJob, request: CaptureRequest) -> bool:
     """What the request leaves open may be anything."""
     return all(said in ("", known) for said, known in zip(request.job_id, job.id, strict=True))
-
-
-def _is_of(anomaly: Anomaly, job: FleetJob) -> bool:
-    return anomaly.job_id == job.id or anomaly.job_id in job.nodes.values()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from warpwatch_daemon.agent.leases import Leases
@@ -88,3 +89,45 @@ def test_a_second_fleet_is_refused_until_the_first_is_gone(clock):
         leases.take(JOB, "fleet-1", 60.0)
     clock.now += 61
     leases.take(JOB, "fleet-1", 60.0)
+
+
+def test_what_the_fleet_had_raised_goes_on_under_its_id_until_one_judges_again(clock):
+    leases = Leases(clock)
+    leases.take(JOB, "fleet", 60.0, {"hang": "1-f"})
+    leases.raised(opened(HANG))
+    clock.now += 60
+    (change,) = leases.expire([HANG])
+    assert (change.what, change.anomaly.id) == ("reopened", "1-f")
+    assert [one.id for one in leases.shown([HANG])] == ["1-f"]
+    (update,) = leases.raised([Change("updated", HANG)])
+    assert update.anomaly.id == "1-f"
+    leases.take(JOB, "fleet", 60.0, {"hang": "1-f"})
+    (change,) = leases.expire([HANG])
+    assert (change.what, change.anomaly.id) == ("closed", "1-f")
+    assert leases.shown([HANG]) == ()
+    assert leases.raised([Change("closed", HANG)]) == []
+
+
+def test_another_daemon_keeps_back_what_this_one_did_until_the_lease_ends(clock):
+    before, after = Leases(clock), Leases(clock)
+    before.take(JOB, "fleet", 60.0, {"hang": "1-f"})
+    before.raised(opened(HANG))
+    saved = msgspec.msgpack.encode(before.state)
+    after.state = msgspec.msgpack.decode(saved, type=type(before.state))
+    assert after.shown([HANG]) == ()
+    clock.now += 55
+    assert after.expire([HANG]) == []
+    clock.now += 6
+    assert [one.anomaly.id for one in after.expire([HANG])] == ["1-f"]
+
+
+def test_what_an_agent_finds_soon_after_the_fleet_went_is_what_that_had_raised(clock):
+    leases = Leases(clock)
+    leases.take(JOB, "fleet", 60.0, {"hang": "1-f"})
+    clock.now += 120
+    (change,) = leases.raised(opened(HANG))
+    assert (change.what, change.anomaly.id) == ("reopened", "1-f")
+    assert leases.raised(opened(replace(HANG, id="2", kind="crash")))[0].what == "opened"
+    clock.now += 600
+    leases.expire([])
+    assert leases.raised(opened(replace(HANG, id="3")))[0].what == "opened"

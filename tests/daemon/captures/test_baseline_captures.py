@@ -192,6 +192,15 @@ def test_a_later_capture_of_the_job_is_compared_with_it(node: Node) -> None:
     assert node.capture(later).baseline_id == baseline.id
 
 
+def test_what_a_schedule_takes_is_compared_with_the_last_one_that_was_good(node: Node) -> None:
+    (baseline,) = node.look(90)
+    node.complete(baseline)
+    asked = replace(MANUAL, trigger="schedule")
+    first = node.complete(node.coordinator.request(asked))
+    second = node.complete(node.coordinator.request(asked))
+    assert (first.baseline_id, second.baseline_id) == (baseline.id, first.id)
+
+
 def test_a_baseline_that_cannot_be_read_costs_no_diagnosis(node: Node) -> None:
     (baseline,) = node.look(90)
     stored = node.complete(baseline)

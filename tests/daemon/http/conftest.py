@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -264,7 +264,7 @@ class MemoryAgent:
     def records(self) -> RecordStream:
         return self.stream
 
-    def lease(self, job: JobId, holder: str, seconds: float) -> None:
+    def lease(self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str]) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.leased.append((job, holder, seconds))

@@ -1,0 +1,88 @@
+"""What a fleet has judged, in a file a job, so that its restart neither repeats nor forgets it.
+
+Agents keep the lines of ten minutes: a state that is not older goes on without a gap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import time
+import zlib
+from pathlib import Path
+
+import msgspec
+
+from warpwatch_daemon import files
+from warpwatch_detection.anomalies.snapshot import Snapshot
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.jobs import JobId
+
+logger = logging.getLogger(__name__)
+
+# Within what agents keep, twice over.
+SAVE_INTERVAL_S = 240.0
+# One that nobody has spoken of since is not given back.
+KEPT_S = 86400.0
+# 2,048 ranks take some 15 MB.
+MAX_BYTES = 256 * 2**20
+
+
+class SavedJob(msgspec.Struct, frozen=True):
+    """names: what the job is called on its nodes. left: what agents had raised before."""
+
+    id: JobId
+    names: tuple[JobId, ...]
+    detectors: Snapshot
+    history: tuple[Anomaly, ...] = ()
+    left: frozenset[str] = frozenset()
+
+
+class Memory:
+    """Below ``folder``. What cannot be written or read is logged, and costs only itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._complaint = ""
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self._complain(f"fleet.state_dir {folder}: {error.strerror}")
+
+    def load(self) -> dict[JobId, SavedJob]:
+        """By what it is called on a node."""
+        found = (self._read(path) for path in sorted(self._folder.glob("*.job")))
+        return {name: saved for saved in found if saved is not None for name in saved.names}
+
+    def save(self, job: SavedJob) -> None:
+        try:
+            body = zlib.compress(msgspec.msgpack.encode(job), 1)
+            files.write(self._path(job.id), body, durable=False)
+        except OSError as error:
+            self._complain(f"cannot keep what is known of {job.id.name}: {error}")
+
+    def forget(self, job: JobId) -> None:
+        with contextlib.suppress(OSError):
+            self._path(job).unlink()
+
+    def _path(self, job: JobId) -> Path:
+        name = "\0".join(job).encode(errors="replace")
+        return self._folder / f"{hashlib.sha256(name).hexdigest()[:32]}.job"
+
+    def _read(self, path: Path) -> SavedJob | None:
+        try:
+            if time.time() - path.stat().st_mtime > KEPT_S:
+                path.unlink()
+                return None
+            unpacker = zlib.decompressobj()
+            body = unpacker.decompress(path.read_bytes(), MAX_BYTES)
+            return msgspec.msgpack.decode(body, type=SavedJob)
+        except (OSError, zlib.error, msgspec.DecodeError) as error:
+            logger.warning("a job is judged from the start: %s: %s", path, error)
+            return None
+
+    def _complain(self, why: str) -> None:
+        if why != self._complaint:
+            logger.warning("a restart begins from what agents keep: %s", why)
+        self._complaint = why

@@ -1,0 +1,156 @@
+"""A fleet that is killed again and again: training goes on, and one fault stays one anomaly."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.loop.cluster import TOKEN, LoopCluster, loop_cluster
+from tests.loop.node import poll
+from tests.loop.trainings import ON_A_BUSY_MACHINE, PROGRAM, RANKS
+
+pytestmark = [pytest.mark.slow, pytest.mark.torch]
+
+KILLS = 10
+COMPARED_STEPS = 200
+_LOSS = re.compile(r"^step (\d+): ([\d.]+)$", re.MULTILINE)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LoopCluster]:
+    with loop_cluster(tmp_path, 2, detection=ON_A_BUSY_MACHINE) as cluster:
+        cluster.start()
+        yield cluster
+
+
+def stragglers(of: Any) -> list[str]:
+    """Ids of those that are active, as a node or the fleet says them."""
+    found = of.get("anomalies")
+    return [one["id"] for one in found if one["kind"] == "straggler" and not one["end_time"]]
+
+
+def kill_in_capture(cluster: LoopCluster, moment: int) -> None:
+    """As soon as it is asked for, when the start step is known, or when ranks record."""
+    body = {"job": "train", "kind": "torch", "steps": 2}
+    asked = cluster.http.post("/api/v1/captures", json=body)
+    assert asked.status_code == 202, asked.text
+
+    def has_come() -> bool:
+        capture = cluster.http.get(f"/api/v1/captures/{asked.json()['id']}").json()
+        states = {rank["state"] for rank in capture["ranks"]}
+        reached = (True, capture["start_step"], states & {"armed"}, states & {"recording"})
+        return bool(reached[moment] or capture["outcome"])
+
+    poll(has_come, 60, cluster.log())
+    cluster.kill_fleet()
+
+
+def nothing_is_armed(cluster: LoopCluster) -> bool:
+    return all(one["outcome"] for node in cluster.nodes for one in node.get("captures"))
+
+
+def losses(text: str) -> dict[int, str]:
+    return {int(step): loss for step, loss in _LOSS.findall(text)}
+
+
+def losses_alone(folder: Path) -> dict[int, str]:
+    """Of the same training with nobody who watches."""
+    folder.mkdir()
+    (folder / "fault").write_text("")
+    kept = {name: value for name, value in os.environ.items() if "WARPWATCH" not in name}
+    own = {"WORLD_SIZE": str(RANKS), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    log = folder / "log"
+    with log.open("wb") as output:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(folder)],
+                env=kept | own | {"RANK": str(rank)},
+                stdout=output if rank == 0 else subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(RANKS)
+        ]
+    try:
+        poll(lambda: COMPARED_STEPS in losses(log.read_text()), 300, "the training alone")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return losses(log.read_text())
+
+
+def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(
+    cluster: LoopCluster, tmp_path: Path
+) -> None:
+    faults = cluster.train("train", WARPWATCH_RUN="first")
+
+    def is_known() -> bool:
+        seen = cluster.get("detectors", kind="straggler", job="train")
+        return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * RANKS]
+
+    poll(is_known, 300, cluster.log())
+    (faults / "fault").write_text("slow_forward 3")
+    (found,) = poll(lambda: stragglers(cluster), 120, cluster.log())
+    poll(lambda: cluster.get("captures") and nothing_is_armed(cluster), 180, cluster.log())
+    for number in range(KILLS):
+        kill_in_capture(cluster, number % 4)
+        # Ranks that wait for a start step have it, or disarm.
+        poll(lambda: nothing_is_armed(cluster), 180, cluster.log())
+        cluster.start_fleet()
+        poll(lambda: stragglers(cluster) == [found], 90, cluster.log())
+    # An agent that is killed while the fleet judges goes on keeping back what it finds.
+    for node in cluster.nodes:
+        node.kill_daemon()
+        node.start_daemon()
+    poll(lambda: len(cluster.up()) == 2, 60, cluster.log())
+    assert [stragglers(node) for node in cluster.nodes] == [[], []]
+    assert len(re.findall("straggler of train", cluster.log())) == 1
+    asked = [one["request"]["anomaly_id"] for one in cluster.get("captures")]
+    assert asked.count(found) == 1
+
+    told = losses(cluster.nodes[0].log("rank0"))
+    alone = losses_alone(tmp_path / "alone")
+    assert all(told[step] == alone[step] for step in range(10, COMPARED_STEPS + 1, 10))
+    ranks = [rank for node in cluster.nodes for rank in node.get("ranks")]
+    assert all(rank["status"] == "running" for rank in ranks)
+    assert min(rank["steps_total"] for rank in ranks) >= max(told)
+
+
+def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(
+    cluster: LoopCluster,
+) -> None:
+    """A hang is what each of them sees by itself."""
+    faults = cluster.train("train", WARPWATCH_RUN="first")
+
+    def hangs(of: Any) -> list[str]:
+        found = of.get("anomalies")
+        return [one["id"] for one in found if one["kind"] == "hang" and not one["end_time"]]
+
+    poll(lambda: len(cluster.get("ranks")) == RANKS, 60, cluster.log())
+    poll(lambda: all(r["steps_total"] > 100 for r in cluster.get("ranks")), 120, cluster.log())
+    (faults / "fault").write_text("stuck 3")
+    (found,) = poll(lambda: hangs(cluster), 180, cluster.log())
+    time.sleep(10)
+    assert [hangs(node) for node in cluster.nodes] == [[], []]
+    cluster.kill_fleet()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    url = f"{cluster.nodes[0].url}/api/v1/records?follow=true"
+    with httpx.stream("GET", url, headers=headers) as reader:
+        assert reader.status_code == 200
+        alone = poll(lambda: [i for node in cluster.nodes for i in hangs(node)], 180, "by itself")
+    assert set(alone) == {found}
+    cluster.start_fleet()
+    poll(lambda: not any(hangs(node) for node in cluster.nodes), 60, cluster.log())
+    assert hangs(cluster) == [found]
+    assert len(re.findall("hang of train", cluster.log())) == 1
+    (faults / "fault").write_text("")
+    poll(lambda: not hangs(cluster), 120, cluster.log())
