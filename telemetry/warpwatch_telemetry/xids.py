@@ -6,20 +6,46 @@ Facts are NVIDIA's (its XID catalogue and debug guidelines), the words are ours.
 
 from __future__ import annotations
 
+import csv
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Literal, get_args
 
-from warpwatch_telemetry.xid import Xid
-from warpwatch_telemetry.xid_hardware import HARDWARE_XIDS
-from warpwatch_telemetry.xid_software import SOFTWARE_XIDS
+import msgspec
 
-XIDS: Mapping[int, Xid] = MappingProxyType(
-    {
-        xid.number: xid
-        for xid in sorted(HARDWARE_XIDS + SOFTWARE_XIDS, key=lambda entry: entry.number)
-    }
-)
+Blame = Literal["application", "driver", "hardware", "system", "thermal_power", "unknown"]
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[str, ...] = get_args(Severity)
+TABLE = Path(__file__).with_name("xids.csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """A number that the NVIDIA driver reports an error under, in our words: a row of ``xids.csv``.
+
+    blame: where the cause is most often found: the program on the GPU, the driver and its
+        firmware, the GPU and its links, the machine around it, its power and cooling.
+    severity: info needs no one, warning ends work or foretells trouble, critical means that
+        someone must act on the GPU.
+    """
+
+    number: int
+    name: str
+    blame: Blame
+    severity: Severity
+    meaning: str
+    action: str
+
+
+def _read(table: Path) -> list[Xid]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return msgspec.convert(list(csv.DictReader(file)), list[Xid], strict=False)
+
+
+XIDS: Mapping[int, Xid] = MappingProxyType({xid.number: xid for xid in _read(TABLE)})
 
 # Trouble with the hardware that someone must act on. Their counters begin at 0, so that a rule
 # with increase() sees the first one.
@@ -53,9 +79,9 @@ def explain(number: int) -> Xid:
     return XIDS.get(number) or Xid(
         number,
         "not in the catalogue",
-        "Not in this catalogue: the number is new, unused, or of no concern to computing.",
         "unknown",
         "warning",
+        "Not in this catalogue: the number is new, unused, or of no concern to computing.",
         "Read the driver's own text in the kernel log, and NVIDIA's list of XIDs for its version.",
     )
 

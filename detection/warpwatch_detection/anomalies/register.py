@@ -26,7 +26,7 @@ from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.detector import NEVER, Fine, Verdict
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, EVENT_KINDS, Anomaly, Found
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.xid import SEVERITIES
+from warpwatch_telemetry.xids import SEVERITIES
 
 # Of devices, and of jobs.
 MAX_ACTIVE = 1000

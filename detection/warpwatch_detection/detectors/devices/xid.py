@@ -10,8 +10,7 @@ from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.records import DeviceReading
-from warpwatch_telemetry.xid import SEVERITIES, Xid
-from warpwatch_telemetry.xids import explain
+from warpwatch_telemetry.xids import SEVERITIES, Xid, explain
 
 COUNTS = "device_xid_errors_total"
 # How many numbers of one device are counted, and named in one sentence.
