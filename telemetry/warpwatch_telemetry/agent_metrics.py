@@ -2,52 +2,44 @@
 
 from __future__ import annotations
 
-from warpwatch_telemetry.metric import Kind, Metric
+from warpwatch_telemetry.metric import Metric, metric
 
 
-def _row(
-    name: str, kind: Kind, help: str, *labels: str, unit: str = "", origin: str = "daemon"
-) -> Metric:
-    return Metric(name, kind, help, "agent", labels=labels, unit=unit, origin=origin)
+def _row(name: str, help: str, *labels: str, origin: str = "daemon") -> Metric:
+    return metric(name, help, "agent", origin, *labels)
 
 
 _FINDINGS = (
-    _row("anomalies_total", "counter", "Anomalies raised.", "kind", "severity"),
+    _row("anomalies_total", "Anomalies raised.", "kind", "severity"),
     _row(
         "anomalies_suppressed_total",
-        "counter",
         "Findings that were not raised because another anomaly explains them.",
         *("kind", "cause"),
     ),
     _row(
         "detection_refused_total",
-        "counter",
         "What was too much for the detection: anomalies not raised, jobs forgotten early.",
         "what",
     ),
     _row(
         "detector_errors_total",
-        "counter",
         "What a detector could not take, by its kind: a fault of the agent; the others go on.",
         "kind",
     ),
     _row(
         "anomaly_store_errors_total",
-        "counter",
         "What the history of anomalies and the detectors' memory lost: read, write, snapshot, "
         "queue.",
         "operation",
     ),
     _row(
         "detector_blind",
-        "gauge",
         "Whether noise hides from the detector of a kind what it is to find in a job.",
         *("kind", "training_job", "owner"),
     ),
-    _row("anomaly_active", "gauge", "Anomalies that are active now, by each kind.", "kind"),
+    _row("anomaly_active", "Anomalies that are active now, by each kind.", "kind"),
     _row(
         "anomaly_info",
-        "gauge",
         "What an active anomaly is about, and how bad it is; always 1. Of the newest 200; of a "
         "fleet with the node that it is on.",
         *("kind", "severity", "scope", "training_job", "rank", "owner", "namespace", "user"),
@@ -55,173 +47,112 @@ _FINDINGS = (
     ),
     _row(
         "captures_total",
-        "counter",
         "Captures asked for, also those not taken: the outcome says why.",
         *("kind", "trigger", "outcome"),
     ),
     _row(
         "capture_problems_total",
-        "counter",
         "What traces lacked when they were verified: unreadable, no_operators, "
         "no_kernels, steps, rank, timestamps.",
         "problem",
     ),
     _row(
         "capture_cost_seconds_total",
-        "counter",
         "What captures cost one rank: the steps that started, recorded and exported them, less "
         "what they used to take.",
         "kind",
-        unit="seconds",
     ),
     _row(
         "capture_residual_ratio",
-        "gauge",
         "Median step after a job's newest capture by the median before it; 1: nothing stayed.",
         *("training_job", "owner"),
-        unit="ratio",
     ),
     _row(
         "alerts_received_total",
-        "counter",
         "Alerts that webhooks brought, by what became of them: captured, or why not.",
         "outcome",
     ),
-    _row("store_captures", "gauge", "Captures in the store."),
-    _row("store_bytes", "gauge", "Size of the store.", unit="bytes"),
+    _row("store_captures", "Captures in the store."),
+    _row("store_bytes", "Size of the store."),
     _row(
         "uploads_total",
-        "counter",
         "Copied to the remote store, captures and runs: uploaded, failed (tried again), given_up "
         "(removed before that).",
         *("what", "outcome"),
     ),
-    _row("upload_bytes_total", "counter", "Copied to the remote store.", unit="bytes"),
-    _row("uploads_pending", "gauge", "What is not in the remote store yet.", "what"),
+    _row("upload_bytes_total", "Copied to the remote store."),
+    _row("uploads_pending", "What is not in the remote store yet.", "what"),
 )
 
 _INPUT = (
-    _row("source_up", "gauge", "Whether a source can be read.", "source"),
+    _row("source_up", "Whether a source can be read.", "source"),
+    _row("source_duration_seconds", "How long the newest reading of a source took.", "source"),
+    _row("source_errors_total", "Readings of a source that failed.", "source"),
+    _row("nvml_calls_total", "Calls of NVML by reader, all devices together.", "reader"),
     _row(
-        "source_duration_seconds",
-        "gauge",
-        "How long the newest reading of a source took.",
-        "source",
-        unit="seconds",
-    ),
-    _row("source_errors_total", "counter", "Readings of a source that failed.", "source"),
-    _row("nvml_calls_total", "counter", "Calls of NVML by reader, all devices together.", "reader"),
-    _row(
-        "nvml_call_seconds_total",
-        "counter",
-        "Time spent in NVML by reader, all devices together.",
-        "reader",
-        unit="seconds",
+        "nvml_call_seconds_total", "Time spent in NVML by reader, all devices together.", "reader"
     ),
     _row(
         "nvml_errors_total",
-        "counter",
         "Answers of NVML other than success and not supported, by reader and return code.",
         *("reader", "code"),
     ),
     _row(
         "attribution_timestamp_seconds",
-        "gauge",
         "When it was last read with success whose work runs where "
         "(kubelet, slurm, cgroup, pod_logs).",
         "origin",
-        unit="seconds",
     ),
-    _row("attribution_errors_total", "counter", "Readings of an origin that failed.", "origin"),
+    _row("attribution_errors_total", "Readings of an origin that failed.", "origin"),
     _row(
         "rendezvous_rejected_total",
-        "counter",
         "Input from training processes that was refused, by reason.",
         "reason",
         origin="rendezvous",
     ),
-    _row("ranks_unexported", "gauge", "Ranks beyond the 1,000 whose series are exported."),
+    _row("ranks_unexported", "Ranks beyond the 1,000 whose series are exported."),
 )
 
 _SELF = (
-    _row("build_info", "gauge", "The version that runs; always 1.", "version"),
-    _row("loop_failures_total", "counter", "Rounds of a loop that failed.", "loop"),
-    _row(
-        "loop_duration_seconds",
-        "gauge",
-        "How long the newest round of a loop took.",
-        "loop",
-        unit="seconds",
-    ),
-    _row("http_requests_total", "counter", "HTTP requests by status code.", "code"),
-    _row(
-        "config_reloads_total",
-        "counter",
-        "Reloads of the configuration by result (ok, failed).",
-        "result",
-    ),
-    _row("jsonl_records_total", "counter", "Records written to the telemetry log."),
-    _row(
-        "jsonl_errors_total",
-        "counter",
-        "Records that could not be written, e.g. to a full disk.",
-    ),
+    _row("build_info", "The version that runs; always 1.", "version"),
+    _row("loop_failures_total", "Rounds of a loop that failed.", "loop"),
+    _row("loop_duration_seconds", "How long the newest round of a loop took.", "loop"),
+    _row("http_requests_total", "HTTP requests by status code.", "code"),
+    _row("config_reloads_total", "Reloads of the configuration by result (ok, failed).", "result"),
+    _row("jsonl_records_total", "Records written to the telemetry log."),
+    _row("jsonl_errors_total", "Records that could not be written, e.g. to a full disk."),
     _row(
         "grafana_annotations_total",
-        "counter",
         "Annotations in Grafana by result: written, updated, known, refused, failed, dropped.",
         "result",
     ),
-    _row(
-        "agent_resident_memory_bytes",
-        "gauge",
-        "Memory of the daemon.",
-        unit="bytes",
-        origin="/proc/self",
-    ),
-    _row(
-        "agent_cpu_seconds_total",
-        "counter",
-        "Processor time of the daemon.",
-        unit="seconds",
-        origin="/proc/self",
-    ),
-    _row("agent_open_files", "gauge", "Open file descriptors.", origin="/proc/self"),
-    _row("agent_threads", "gauge", "Threads of the daemon.", origin="/proc/self"),
+    _row("agent_resident_memory_bytes", "Memory of the daemon.", origin="/proc/self"),
+    _row("agent_cpu_seconds_total", "Processor time of the daemon.", origin="/proc/self"),
+    _row("agent_open_files", "Open file descriptors.", origin="/proc/self"),
+    _row("agent_threads", "Threads of the daemon.", origin="/proc/self"),
     _row(
         "agent_start_timestamp_seconds",
-        "gauge",
         "When the daemon was started (wall clock).",
-        unit="seconds",
         origin="/proc/self",
     ),
 )
 
 _FLEET = (
-    _row(
-        "fleet_agents",
-        "gauge",
-        "Agents by state: up (followed) or down.",
-        "state",
-        origin="fleet",
-    ),
+    _row("fleet_agents", "Agents by state: up (followed) or down.", "state", origin="fleet"),
     _row(
         "fleet_refused_total",
-        "counter",
         "What agents said and the fleet did not believe, by why.",
         "reason",
         origin="fleet",
     ),
     _row(
         "fleet_job_ranks",
-        "gauge",
         "Ranks of a job that are seen, over all nodes.",
         *("training_job", "owner", "run"),
         origin="fleet",
     ),
     _row(
         "fleet_job_nodes",
-        "gauge",
         "Nodes on which a job has live ranks.",
         *("training_job", "owner", "run"),
         origin="fleet",

@@ -2,156 +2,116 @@
 
 from __future__ import annotations
 
-from warpwatch_telemetry.metric import Kind, Metric
+from warpwatch_telemetry.metric import Kind, Metric, metric
 
 
 def _rank(
-    name: str, kind: Kind, help: str, *labels: str, unit: str = "", origin: str = "rendezvous"
+    name: str, help: str, *labels: str, origin: str = "rendezvous", kind: Kind | None = None
 ) -> Metric:
-    return Metric(name, kind, help, "rank", labels=labels, unit=unit, origin=origin)
+    return metric(name, help, "rank", origin, *labels, kind=kind)
 
 
-def _job(
-    name: str, kind: Kind, help: str, *labels: str, unit: str = "", origin: str = "rendezvous"
-) -> Metric:
-    return Metric(name, kind, help, "job", labels=labels, unit=unit, origin=origin)
+def _job(name: str, help: str, *labels: str, origin: str = "rendezvous") -> Metric:
+    return metric(name, help, "job", origin, *labels)
 
 
 _STEPS = (
     _rank(
         "step_duration_seconds",
-        "histogram",
         "Time from the end of one step to the end of the next.",
-        unit="seconds",
+        kind="histogram",
     ),
-    _rank("steps_total", "counter", "Finished steps."),
+    _rank("steps_total", "Finished steps."),
     _rank(
-        "phase_seconds_total",
-        "counter",
-        "Time spent in a phase of the step; phases are disjoint.",
-        "phase",
-        unit="seconds",
+        "phase_seconds_total", "Time spent in a phase of the step; phases are disjoint.", "phase"
     ),
-    _rank("samples_total", "counter", "Samples trained on."),
-    _rank("tokens_total", "counter", "Tokens trained on."),
+    _rank("samples_total", "Samples trained on."),
+    _rank("tokens_total", "Tokens trained on."),
 )
 
 _RANKS = (
     _rank(
         "rank_info",
-        "gauge",
         "What a rank says of itself; always 1. step_clock is what ends a step: "
         "step(), lightning, transformers, accelerate, deepspeed, optimizer, dataloader or other.",
         *("host", "run", "pid", "local_rank", "world_size", "device", "pod_uid", "framework"),
         "step_clock",
     ),
-    _rank("rank_up", "gauge", "1 while the rank runs; 0 when it is stopped, exited or died."),
-    _rank("rank_step", "gauge", "The newest finished step."),
-    _rank("rank_step_begun", "gauge", "The step now begun on the CPU."),
-    _rank(
-        "rank_last_step_timestamp_seconds",
-        "gauge",
-        "When the newest step ended (wall clock).",
-        unit="seconds",
-    ),
+    _rank("rank_up", "1 while the rank runs; 0 when it is stopped, exited or died."),
+    _rank("rank_step", "The newest finished step."),
+    _rank("rank_step_begun", "The step now begun on the CPU."),
+    _rank("rank_last_step_timestamp_seconds", "When the newest step ended (wall clock)."),
     _rank(
         "rank_memory_allocated_bytes",
-        "gauge",
         "Device memory that tensors of the rank take.",
-        unit="bytes",
         origin="torch.cuda.memory_allocated",
     ),
     _rank(
         "rank_memory_reserved_bytes",
-        "gauge",
         "Device memory that the allocator of the rank holds.",
-        unit="bytes",
         origin="torch.cuda.memory_reserved",
     ),
     _rank(
         "rank_memory_peak_allocated_bytes",
-        "gauge",
         "The most device memory that tensors of the rank took at one time.",
-        unit="bytes",
         origin="torch.cuda.max_memory_allocated",
     ),
     _rank(
         "rank_memory_inactive_split_bytes",
-        "gauge",
         "Device memory in free pieces of blocks that are partly in use; fragmentation is this over "
         "rank_memory_reserved_bytes.",
-        unit="bytes",
         origin="torch.cuda.memory_stats",
     ),
     _rank(
         "rank_allocation_retries_total",
-        "counter",
         "Allocations that failed first and were tried again after the cache was given back.",
         origin="torch.cuda.memory_stats",
     ),
     _rank(
         "rank_out_of_memory_errors_total",
-        "counter",
         "Out-of-memory errors of the rank's allocator.",
         origin="torch.cuda.memory_stats",
     ),
-    _rank(
-        "rank_gc_seconds_total",
-        "counter",
-        "Time in Python's garbage collector.",
-        unit="seconds",
-        origin="gc.callbacks",
-    ),
+    _rank("rank_gc_seconds_total", "Time in Python's garbage collector.", origin="gc.callbacks"),
     _rank(
         "rank_gc_collections_total",
-        "counter",
         "Collections of Python's garbage collector.",
         origin="gc.callbacks",
     ),
     _rank(
         "rank_core_wait_seconds_total",
-        "counter",
         "Time in which threads of the rank were ready to run and had no core (run-queue delay), "
         "summed over its threads. Absent where the daemon cannot see the process.",
-        unit="seconds",
         origin="/proc/*/task/*/schedstat",
     ),
     _rank(
         "rank_throttled_seconds_total",
-        "counter",
         "Time for which the CPU limit of the rank's control group held cores back, summed over "
         "cores; the same for all ranks in the group. Absent without a limit.",
-        unit="seconds",
         origin="cpu.stat throttled_usec",
     ),
     _rank(
         "rank_energy_joules_total",
-        "counter",
         "Energy that the rank's device used while the rank ran, shared evenly by the ranks on it: "
         "its rate over that of steps_total or tokens_total is the energy per step or token. Absent "
         "without an energy counter and on MIG instances.",
-        unit="joules",
         origin="device_energy_joules_total of its device",
     ),
-    _rank("records_lost_total", "counter", "Records that a lagging reader lost; no total is."),
+    _rank("records_lost_total", "Records that a lagging reader lost; no total is."),
 )
 
 _JOBS = (
-    _job("job_ranks", "gauge", "Ranks of the job that this daemon sees."),
-    _job("job_world_size", "gauge", "Ranks that the job says it has."),
+    _job("job_ranks", "Ranks of the job that this daemon sees."),
+    _job("job_world_size", "Ranks that the job says it has."),
     _job(
         "job_energy_joules_total",
-        "counter",
         "Energy that the devices of the job used while it ran: the sum over its ranks.",
-        unit="joules",
         origin="device_energy_joules_total of its devices",
     ),
     _job(
         "diagnosis_share_ratio",
-        "gauge",
         "Share of the step window that a finding of the newest diagnosis explains.",
         "finding",
-        unit="ratio",
         origin="diagnosis",
     ),
 )

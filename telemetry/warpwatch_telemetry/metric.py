@@ -8,6 +8,7 @@ from typing import Literal
 PREFIX = "warpwatch_"
 
 Kind = Literal["counter", "gauge", "histogram"]
+UNITS = frozenset(("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts"))
 
 # The identity labels that come before a metric's own, by what it describes.
 IDENTITY_LABELS: dict[str, tuple[str, ...]] = {
@@ -52,3 +53,18 @@ class Metric:
     @property
     def all_labels(self) -> tuple[str, ...]:
         return IDENTITY_LABELS[self.scope] + self.labels
+
+
+def metric(
+    name: str, help: str, scope: str, origin: str, *labels: str, kind: Kind | None = None
+) -> Metric:
+    """A row whose name says the rest: ``_total`` is a counter, the word before it the unit."""
+    stem = name.removesuffix("_total")
+    unit = stem.rpartition("_")[2]
+    kind = kind or ("gauge" if stem == name else "counter")
+    return Metric(name, kind, help, scope, labels, unit if unit in UNITS else "", origin)
+
+
+def device_metric(name: str, help: str, origin: str, *labels: str) -> Metric:
+    """``name`` without ``device_``."""
+    return metric(f"device_{name}", help, "device", origin, *labels)
