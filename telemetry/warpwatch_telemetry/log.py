@@ -13,9 +13,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
+from msgspec import NODEFAULT
 
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId
@@ -50,8 +51,6 @@ _DEVICE = "device_"
 _EVENT_FIELDS = ("type", "time", "job", "rank", "event", "owner", "run")
 _EVENT = "event_"
 _SERIES = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?", re.DOTALL)
-T = TypeVar("T")
-
 _LABEL = re.compile(r"(?P<label>\w+)=(?P<value>(?:\\.|[^\\,}])*)(?:,|$)", re.DOTALL)
 
 
@@ -80,10 +79,7 @@ def encode_line(record: Record) -> bytes | None:
 
 
 def decode(encoded: Mapping[str, Any]) -> Record:
-    """The record of one JSON object on its own.
-
-    Raises ValueError with one line that names the field, when a type is wrong or unknown.
-    """
+    """The record of one JSON object on its own. Raises ValueError as ``Decoder.decode``."""
     return Decoder().decode(encoded)
 
 
@@ -188,89 +184,34 @@ class Decoder:
         if not isinstance(encoded, Mapping):
             raise ValueError(f"a JSON object is needed, found {type(encoded).__name__}")
         name = encoded.get("type")
-        build = _BUILDERS.get(name) if isinstance(name, str) else None
-        if name == "step":
-            return self._step(encoded)
-        if build is None:
+        kind = _TYPES.get(name) if isinstance(name, str) else None
+        if kind is None:
             raise ValueError(f"type: {name!r} is none of {', '.join(_TYPES)}")
-        return build(encoded)
+        fields = _fields(kind, encoded)
+        return self._step(fields) if kind is Step else kind(**fields)
 
-    def _step(self, encoded: Mapping[str, Any]) -> Record:
-        time, rank, job = _number(encoded, "time"), _integer(encoded, "rank"), _job(encoded)
-        number = _optional(_integer, encoded, "step")
-        duration_s = _optional(_number, encoded, "duration_s")
+    def _step(self, fields: dict[str, Any]) -> Record:
+        time, rank = fields["time"], fields["rank"]
+        job = JobId(fields["owner"], fields["job"], fields["run"])
         ranks = self._ranks(job)
         previous = ranks.get(rank)
-        if number is None:
-            number = previous.step + 1 if isinstance(previous, Step) else 0
-        if duration_s is None and previous is not None:
-            duration_s = max(0.0, time - previous.time)
-        if duration_s is None:
-            ranks[rank] = seen = RankSeen(time, rank=rank, **job.fields())
-            return seen
-        if duration_s < 0:
+        if fields["step"] is None:
+            fields["step"] = previous.step + 1 if isinstance(previous, Step) else 0
+        if fields["duration_s"] is None and previous is not None:
+            fields["duration_s"] = max(0.0, time - previous.time)
+        duration_s = fields["duration_s"]
+        if duration_s is not None and duration_s < 0:
             raise ValueError(f"duration_s: {duration_s!r} is negative")
-        step = Step(
-            time, rank=rank, step=number, duration_s=duration_s,
-            **job.fields(), **_measured(encoded),
-        )  # fmt: skip
-        ranks[rank] = step
-        return step
+        known = duration_s is not None
+        ranks[rank] = seen = Step(**fields) if known else RankSeen(time, rank=rank, **job.fields())
+        return seen
 
 
 def _record(line: Step | _DeviceLine) -> Step | DeviceReading:
-    return line if isinstance(line, Step) else _device_reading(line)
-
-
-def _device_reading(line: _DeviceLine) -> DeviceReading:
+    if isinstance(line, Step):
+        return line
     metrics = {series_key(key): value for key, value in line.metrics.items()}
     return DeviceReading(line.time, line.device, metrics, line.up, line.reason)
-
-
-def _measured(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "gpu_s": _optional(_number, encoded, "gpu_s"),
-        "phases_s": _numbers(encoded, "phases_s"),
-        "memory_allocated_bytes": _optional(_integer, encoded, "memory_allocated_bytes"),
-        "samples": _integer(encoded, "samples"),
-        "tokens": _integer(encoded, "tokens"),
-        "profiled": encoded.get("profiled") is True,
-    }
-
-
-def _rank_seen(encoded: Mapping[str, Any]) -> Record:
-    return RankSeen(
-        _number(encoded, "time"),
-        rank=_integer(encoded, "rank"),
-        world_size=_integer(encoded, "world_size", 1),
-        device=_optional(_text, encoded, "device"),
-        master=_text(encoded, "master"),
-        **_job(encoded).fields(),
-    )
-
-
-def _device(encoded: Mapping[str, Any]) -> Record:
-    metrics = {series_key(key): value for key, value in _numbers(encoded, "metrics").items()}
-    up = encoded.get("up", True)
-    if not isinstance(up, bool):
-        raise ValueError(f"up: true or false is needed, not {up!r}")
-    time, device = _number(encoded, "time"), _text(encoded, "device")
-    return DeviceReading(time, device, metrics, up, _text(encoded, "reason"))
-
-
-def _event(encoded: Mapping[str, Any]) -> Record:
-    renamed = {_EVENT + key: key for key in _EVENT_FIELDS}
-    return RankEvent(
-        _number(encoded, "time"),
-        rank=_integer(encoded, "rank"),
-        event=_text(encoded, "event"),
-        detail={
-            renamed.get(k, k): value
-            for k, value in encoded.items()
-            if k not in _EVENT_FIELDS and not _is_boundless(value)
-        },
-        **_job(encoded).fields(),
-    )
 
 
 def _is_boundless(value: object) -> bool:
@@ -280,33 +221,13 @@ def _is_boundless(value: object) -> bool:
     return isinstance(value, int) and abs(value) > MAX_INTEGER
 
 
-def _clock(encoded: Mapping[str, Any]) -> Record:
-    return Clock(_number(encoded, "time"))
-
-
-def _end(encoded: Mapping[str, Any]) -> Record:
-    rank = _optional(_integer, encoded, "rank")
-    return End(_number(encoded, "time"), rank=rank, **_job(encoded).fields())
-
-
-_BUILDERS: dict[str, Callable[[Mapping[str, Any]], Record]] = {
-    "rank": _rank_seen,
-    "device": _device,
-    "event": _event,
-    "clock": _clock,
-    "end": _end,
-}
-
-
-def _number(encoded: Mapping[str, Any], name: str) -> float:
-    value = encoded.get(name)
+def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name}: a finite number is needed, not {value!r}")
     return float(value)
 
 
-def _integer(encoded: Mapping[str, Any], name: str, default: int = 0) -> int:
-    value = encoded.get(name, default)
+def _integer(value: Any, name: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_INTEGER:
@@ -314,25 +235,68 @@ def _integer(encoded: Mapping[str, Any], name: str, default: int = 0) -> int:
     return value
 
 
-def _text(encoded: Mapping[str, Any], name: str) -> str:
-    value = encoded.get(name, "")
+def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name}: a text is needed, not {value!r}")
     return value
 
 
-def _job(encoded: Mapping[str, Any]) -> JobId:
-    return JobId(_text(encoded, "owner"), _text(encoded, "job"), _text(encoded, "run"))
+def _flag(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: true or false is needed, not {value!r}")
+    return value
 
 
-def _optional(
-    read: Callable[[Mapping[str, Any], str], T], encoded: Mapping[str, Any], name: str
-) -> T | None:
-    return None if encoded.get(name) is None else read(encoded, name)
-
-
-def _numbers(encoded: Mapping[str, Any], name: str) -> dict[str, float]:
-    value = encoded.get(name, {})
+def _numbers(value: Any, name: str) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}: an object is needed, not {value!r}")
-    return {key: _number(value, key) for key in value}
+    return {key: _number(number, key) for key, number in value.items()}
+
+
+def _metrics(value: Any, name: str) -> dict[SeriesKey, float]:
+    return {series_key(key): number for key, number in _numbers(value, name).items()}
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("time", "duration_s", "gpu_s"), _number),
+    **dict.fromkeys(("rank", "world_size", "step", "samples", "tokens"), _integer),
+    "memory_allocated_bytes": _integer,
+    **dict.fromkeys(("job", "owner", "run", "device", "master", "reason", "event"), _text),
+    "phases_s": _numbers,
+    "metrics": _metrics,
+    "up": _flag,
+    "profiled": lambda value, _: value is True,
+}
+# What a line may leave out though its record needs it. A step's number and duration follow from
+# the step before.
+_MISSING = {"job": "", "rank": 0, "device": "", "event": "", "metrics": {}, "phases_s": {}}
+# By type: of each field that is read from the field of its name, what it is where that is missing.
+_DEFAULTS: dict[type[Record], dict[str, Any]] = {
+    kind: {
+        field.name: _MISSING.get(field.name) if field.default is NODEFAULT else field.default
+        for field in msgspec.structs.fields(kind)
+        if field.name in _READERS
+    }
+    for kind in _NAMES
+}
+
+
+def _fields(kind: type[Record], encoded: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field of a record, each of its type. Only ``time`` must be there."""
+    fields = dict(_DEFAULTS[kind])
+    for name, default in _DEFAULTS[kind].items():
+        value = encoded.get(name)
+        if name == "time" or (name in encoded and (value is not None or default is not None)):
+            fields[name] = _READERS[name](value, name)
+    if kind is RankEvent:
+        fields["detail"] = _detail(encoded)
+    return fields
+
+
+def _detail(encoded: Mapping[str, Any]) -> dict[str, Any]:
+    renamed = {_EVENT + key: key for key in _EVENT_FIELDS}
+    return {
+        renamed.get(key, key): value
+        for key, value in encoded.items()
+        if key not in _EVENT_FIELDS and not _is_boundless(value)
+    }

@@ -8,6 +8,6 @@
 - questions: what NVML is asked about a GPU; interview: the child process that asks
 - survey, facts: its answers as they come, and as data
 - agent, driver, devices, kernel_log, topology, host, nccl, schedulers: one group each, which
-  judges and asks nothing; device_health, device_settings and nccl_variables are their rules
+  judges and asks nothing; device_rules and nccl_variables are their rules
 - text: findings for a person
 """

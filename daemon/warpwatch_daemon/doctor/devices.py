@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor import device_health, device_settings, placement
-from warpwatch_daemon.doctor.check import Check, merged
+from warpwatch_daemon.doctor import placement
+from warpwatch_daemon.doctor.check import Check, gpu_set, merged
+from warpwatch_daemon.doctor.device_rules import RULES
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
 from warpwatch_daemon.doctor.inputs import CheckInputs
-from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
+from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN, Machine, sysfs_bus_id
 
-Rule = Callable[[DeviceFacts], Check | None]
-
-RULES: tuple[Rule, ...] = (
-    device_health.recovery_action,
-    device_health.uncorrected_errors,
-    device_health.row_remapping,
-    device_health.retired_pages,
-    device_health.temperature,
-    device_health.throttling,
-    device_health.pcie_link,
-    device_settings.persistence_mode,
-    device_settings.ecc_mode,
-    device_settings.compute_mode,
-    device_settings.power_limit,
-    device_settings.mig_mode,
-    device_settings.not_offered,
-)
 _KERNEL_LOG = "`dmesg -T | grep -i -e NVRM -e Xid` says why"
 # What NVML's return codes say of a whole GPU, and what helps.
 _DOWN = {
@@ -77,9 +61,9 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
     for device in survey.devices:
         yield _up(device) if device.up else _down(device, inputs)
     for rule in RULES:
-        found = ((device.index, rule(device)) for device in survey.up)
+        found = ((device.index, rule.check(device)) for device in survey.up)
         yield from merged((index, check) for index, check in found if check)
-    yield from device_settings.gpm_access(machine, survey)
+    yield from _gpm_access(machine, survey)
 
 
 def _expected(machine: Machine, survey: Survey) -> Iterator[Check]:
@@ -154,3 +138,29 @@ def _silent(device: DeviceFacts, survey: Survey) -> tuple[str, str]:
         f"stuck: the driver has not answered for {survey.patience_s:g} s (asked for: {question})",
         _KERNEL_LOG + "; processes in state D cannot be killed: drain the node and reboot it",
     )
+
+
+def _gpm_access(machine: Machine, survey: Survey) -> Iterator[Check]:
+    """Whether this user may take GPM samples, where the GPUs have GPM."""
+    offered = [device for device in survey.up if device.gpm]
+    if not offered:
+        return
+    restricted = "RmProfilingAdminOnly: 1" in (machine.text("/proc/driver/nvidia/params") or "")
+    allowed = [device.index for device in offered if device.gpm_sample]
+    if allowed:
+        yield Check("GPM", True, f"{gpu_set(allowed)}: uid {machine.uid} may take samples")
+    refused = [
+        device
+        for device in offered
+        if device.codes.get("gpm_sample") == pynvml.NVML_ERROR_NO_PERMISSION
+    ]
+    if not refused:
+        return
+    detail = f"{gpu_set(d.index for d in refused)}: uid {machine.uid} may take no samples"
+    if restricted and not machine.has_capability(CAP_SYS_ADMIN):
+        detail += " (the driver reserves profiling for CAP_SYS_ADMIN)"
+    advice = (
+        "give the daemon CAP_SYS_ADMIN, or `options nvidia NVreg_RestrictProfilingToAdminUsers=0` "
+        "in /etc/modprobe.d and reload the driver"
+    )
+    yield Check("GPM", None, detail, advice)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.daemon.doctor.conftest import MakeInputs, surveyed
-from warpwatch_daemon.doctor import device_health, device_settings, devices, topology
+from warpwatch_daemon.doctor import topology
 from warpwatch_daemon.doctor.check import Check, gpu_set, merged
+from warpwatch_daemon.doctor.device_rules import RULES
 from warpwatch_daemon.doctor.facts import (
     DeviceFacts,
     Fabric,
@@ -20,6 +21,10 @@ from warpwatch_daemon.doctor.facts import (
 
 TESLA, GEFORCE = "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"
 DOWN, UP = NvLink(False, None, None), NvLink(True, 2, None)
+
+
+def judged(name: str, device: DeviceFacts) -> Check | None:
+    return next(rule.check(device) for rule in RULES if rule.name == name)
 
 
 def verdict(check: Check | None) -> tuple[bool | None, str] | None:
@@ -51,14 +56,12 @@ def test_equal_findings_become_one_and_faults_come_first() -> None:
 def test_ecc_off_is_a_fault_on_data_centre_gpus_only(
     name: str, mode: Modes, expected: tuple[bool | None, str]
 ) -> None:
-    assert verdict(device_settings.ecc_mode(DeviceFacts(index=0, name=name, ecc_mode=mode))) == (
-        expected
-    )
+    assert verdict(judged("ECC", DeviceFacts(index=0, name=name, ecc_mode=mode))) == expected
 
 
 def test_what_a_gpu_did_not_tell_is_not_judged() -> None:
     silent = DeviceFacts(index=0)
-    assert [rule(silent) for rule in devices.RULES] == [None] * len(devices.RULES)
+    assert [rule.check(silent) for rule in RULES] == [None] * len(RULES)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_pcie_width_counts_always_and_generation_under_load(
     now: Pcie, busy_percent: int, expected: tuple[bool, str]
 ) -> None:
     device = DeviceFacts(index=0, pcie=now, max_pcie=Pcie(4, 16), busy_percent=busy_percent)
-    assert verdict(device_health.pcie_link(device)) == expected
+    assert verdict(judged("PCIe", device)) == expected
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_clock_event_reasons_are_put_in_words(
     reasons: int, expected: tuple[bool | None, str]
 ) -> None:
     device = DeviceFacts(index=0, clock_event_reasons=reasons)
-    assert verdict(device_health.throttling(device)) == expected
+    assert verdict(judged("throttling", device)) == expected
 
 
 @pytest.mark.parametrize(
@@ -116,12 +119,12 @@ def test_row_remapping_that_waits_is_a_fault(
     rows: RemappedRows, expected: tuple[bool, str]
 ) -> None:
     device = DeviceFacts(index=0, remapped_rows=rows)
-    assert verdict(device_health.row_remapping(device)) == expected
+    assert verdict(judged("row remapping", device)) == expected
 
 
 @pytest.mark.parametrize("action", range(1, 9))
 def test_every_recovery_action_has_advice(action: int) -> None:
-    check = device_health.recovery_action(DeviceFacts(index=0, recovery_action=action))
+    check = judged("recovery", DeviceFacts(index=0, recovery_action=action))
     assert check is not None
     assert check.ok is False
     assert check.advice
@@ -129,7 +132,7 @@ def test_every_recovery_action_has_advice(action: int) -> None:
 
 def test_errors_before_the_last_driver_load_are_a_note() -> None:
     device = DeviceFacts(index=0, uncorrected_volatile=0, uncorrected_aggregate=4)
-    check = device_health.uncorrected_errors(device)
+    check = judged("uncorrected ECC", device)
     assert verdict(check) == (None, "none since the driver was loaded, 4 ever")
 
 
