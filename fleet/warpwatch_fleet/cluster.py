@@ -27,6 +27,8 @@ LATE_S = 5.0
 # Ended jobs are shown for so long.
 KEPT_S = 600.0
 MAX_JOBS = 4096
+# Records of all jobs that wait to be judged: a gigabyte at most.
+MAX_WAITING = 1_000_000
 # In so many rounds every job has been kept once; there are more in SAVE_INTERVAL_S.
 MIN_SAVE_ROUNDS = 400
 
@@ -130,6 +132,7 @@ class Cluster:
         """What has changed of the anomalies that are the fleet's to raise, with their nodes."""
         changes: list[Change] = []
         names = self.names()
+        self._drop_waiting()
         for job in list(self.jobs.values()):
             if job.judged:
                 found = job.advance(self._known_until(job, now))
@@ -142,6 +145,12 @@ class Cluster:
         while len(self.raised) > MAX_JOBS:
             del self.raised[next(iter(self.raised))]
         return changes
+
+    def _drop_waiting(self) -> None:
+        """Of who has the most, what waits for nodes that are away."""
+        waiting = [job.waiting for job in self.jobs.values()]
+        while sum(map(len, waiting)) > MAX_WAITING:
+            max(waiting, key=len).clear()
 
     def _is_ours(self, job: FleetJob, change: Change) -> bool:
         """Whether the fleet raises it; it counts those that it does."""

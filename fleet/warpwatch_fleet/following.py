@@ -8,6 +8,7 @@ import logging
 import random
 import ssl
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ RETRY_S = (1.0, 30.0)
 # Of one agent: 128 ranks at 30 steps a second. Who sends more is read no faster, and loses what
 # its own buffer does not hold.
 MAX_LINES_PER_S = 5000
+MAX_BYTES_PER_S = 4 * 2**20
 MAX_LINE_BYTES = 2**20
 # A job is judged by the fleet for so long unless it says so again.
 LEASE_S = 60.0
@@ -64,6 +66,7 @@ class Agents:
             timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(max_keepalive_connections=MAX_CONNECTING),
             follow_redirects=False,
+            headers={"Accept-Encoding": "gzip"},
             trust_env=False,
         )
 
@@ -92,7 +95,7 @@ class Agents:
                     )
                 if answer.status_code != 200:
                     raise AgentError(await _refusal(answer))
-                async for lines in _paced(_lines(answer.aiter_bytes())):
+                async for lines in _paced(_lines(_parts(answer))):
                     take(lines)
         except httpx.HTTPError as error:
             raise AgentError(_in_a_line(error)) from error
@@ -164,6 +167,23 @@ async def again_and_again(
         wait_s = min(2 * wait_s, RETRY_S[1])
 
 
+async def _parts(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """What an agent says; a little that is packed may be much, and comes in portions too."""
+    encoding = answer.headers.get("content-encoding", "identity")
+    if encoding not in ("identity", "gzip"):
+        raise AgentError(f"content-encoding {encoding[:20]!r} was not asked for")
+    unpacker = zlib.decompressobj(wbits=31)
+    async for part in answer.aiter_raw():
+        while encoding == "gzip" and part:
+            try:
+                yield unpacker.decompress(part, MAX_LINE_BYTES)
+            except zlib.error as error:
+                raise AgentError(f"no gzip: {error}") from error
+            part = unpacker.unconsumed_tail
+        if part:
+            yield part
+
+
 async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
     rest = b""
     async for part in parts:
@@ -175,7 +195,7 @@ async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
 
 
 async def _paced(batches: AsyncIterator[list[bytes]]) -> AsyncIterator[list[bytes]]:
-    """In portions, at most MAX_LINES_PER_S of them on average."""
+    """In portions, at most MAX_LINES_PER_S and MAX_BYTES_PER_S of them on average."""
     allowed_at = time.monotonic()
     async for lines in batches:
         for begin in range(0, len(lines), MAX_LINES_PER_S // 10):
@@ -183,7 +203,9 @@ async def _paced(batches: AsyncIterator[list[bytes]]) -> AsyncIterator[list[byte
             yield portion
             now = time.monotonic()
             # What was not used is saved for ten seconds: a new reader gets what was kept for it.
-            allowed_at = max(allowed_at, now - 10.0) + len(portion) / MAX_LINES_PER_S
+            size = sum(map(len, portion))
+            cost_s = max(len(portion) / MAX_LINES_PER_S, size / MAX_BYTES_PER_S)
+            allowed_at = max(allowed_at, now - 10.0) + cost_s
             await asyncio.sleep(max(0.0, allowed_at - now))
 
 
@@ -199,7 +221,7 @@ async def _refusal(answer: httpx.Response) -> str:
 async def _content(answer: httpx.Response) -> bytes:
     """As much as an agent has to say at once; one that says more is none. Raises AgentError."""
     content = b""
-    async for part in answer.aiter_bytes():
+    async for part in _parts(answer):
         content += part
         if len(content) > MAX_LINE_BYTES:
             raise AgentError(f"an answer is longer than {MAX_LINE_BYTES} bytes")

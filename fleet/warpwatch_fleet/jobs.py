@@ -31,6 +31,7 @@ MAX_SAVED_HISTORY = 100
 class FleetJob:
     """``nodes``: by address, what the job is called there. judged: whether by the fleet.
 
+    waiting: records that are not judged yet.
     left: ids of what the fleet has found when an agent had raised it: it stays the agent's.
     saved_at: wall clock; when what is known was last kept for a restart.
 
@@ -55,7 +56,7 @@ class FleetJob:
         self.ended_at: float | None = None
         self._kinds = kinds
         self._anomalies = anomalies
-        self._merger = Merger()
+        self.waiting = Merger()
         self._time = -math.inf
         self._skip = False
         self._saved = saved
@@ -92,8 +93,9 @@ class FleetJob:
         else:
             before.status = "running"
         self.world_size = seen.world_size
+        self.waiting.ranks = len(self.members)
         if self.judged:
-            self._merger.add(self._as_ours(seen))
+            self.waiting.add(self._as_ours(seen))
         elif len(self.nodes) > 1:
             self._begin_to_judge()
         return True
@@ -105,7 +107,7 @@ class FleetJob:
                 continue
             member.take(one)
             if self.judged:
-                self._merger.add(self._as_ours(one))
+                self.waiting.add(self._as_ours(one))
 
     def _of_ranks(
         self, node: str, record: Step | RankEvent | End
@@ -126,7 +128,7 @@ class FleetJob:
     def _begin_to_judge(self) -> None:
         self.detection = Detection(self._kinds, self._anomalies)
         for member in self.members.values():
-            self._merger.add(self._as_ours(member.seen))
+            self.waiting.add(self._as_ours(member.seen))
 
     def advance(self, known_until: float | None) -> list[Change]:
         """Judge what is known of all nodes until then; None: one is away, and time stands still.
@@ -139,7 +141,7 @@ class FleetJob:
             return []
         if self._saved is not None and self._awaits_ranks(known_until):
             return []
-        records: Iterable[Record] = self._merger.until(known_until)
+        records: Iterable[Record] = self.waiting.until(known_until)
         changes: list[Change] = []
         if self._saved is not None:
             records = list(records)

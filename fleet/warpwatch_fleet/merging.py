@@ -10,8 +10,10 @@ import msgspec
 
 from warpwatch_telemetry.records import Record
 
-# Records that wait for a node that is late; the oldest go on without it.
+# Records that wait for a node that is late or away, of a job and of each of its ranks; the oldest
+# are dropped: what a job does while nobody sees all of it is not judged.
 MAX_WAITING = 200_000
+MAX_WAITING_OF_RANK = 4000
 
 
 class Merger:
@@ -21,12 +23,22 @@ class Merger:
         self._waiting: list[tuple[float, int, Record]] = []
         self._numbers = itertools.count()
         self._time = float("-inf")
+        # How many the job has on its nodes.
+        self.ranks = 1
 
     def add(self, record: Record) -> None:
         heapq.heappush(self._waiting, (record.time, next(self._numbers), record))
+        if len(self._waiting) > min(MAX_WAITING, MAX_WAITING_OF_RANK * self.ranks):
+            heapq.heappop(self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def clear(self) -> None:
+        self._waiting.clear()
 
     def until(self, time: float) -> Iterator[Record]:
-        while self._waiting and (self._waiting[0][0] <= time or len(self._waiting) > MAX_WAITING):
+        while self._waiting and self._waiting[0][0] <= time:
             at, _, record = heapq.heappop(self._waiting)
             if at < self._time:
                 record = msgspec.structs.replace(record, time=self._time)

@@ -30,12 +30,14 @@ from warpwatch_telemetry.stream import (
 # A node's clock is corrected by what it is ahead or behind; less than this is the network's.
 LEAST_SKEW_S = 0.5
 # Worth a word to a person.
-TOLD_SKEW_S = 5.0
+TOLD_SKEW_S = TOLD_LAG_S = 5.0
 # What an agent may have at once: as many rings as its own limit, as many anomalies as it keeps.
 MAX_RANKS = 1024
 MAX_ANOMALIES = 1000
 # Records that come before the agent has told its time: what it keeps for a new reader.
-MAX_EARLY = 200_000
+MAX_EARLY_BYTES = 32 * 2**20
+# Of a step, rank or event.
+MAX_RECORD_BYTES = 4096
 MAX_TEXT = 500
 # Of a summary of a run.
 MAX_RUN_BYTES = 64 << 10
@@ -74,6 +76,9 @@ class Node:
         self._skew_s: float | None = None
         self._ranks: set[tuple[object, ...]] = set()
         self._early: list[Record] = []
+        self._early_bytes = 0
+        # Wall clock; when it was heard first.
+        self._since: float | None = None
 
     @property
     def skew_s(self) -> float:
@@ -86,6 +91,7 @@ class Node:
 
     def take(self, line: bytes, now: float) -> Iterator[Record]:
         """The records that the line completes, in the fleet's time. ``now``: wall clock."""
+        self._since = self._since or now
         try:
             said = self._decoder.decode(line)
         except (ValueError, RecursionError):
@@ -105,24 +111,25 @@ class Node:
         elif isinstance(said, Clock):
             yield from self._take_clock(said, now)
         elif said is not None and not isinstance(said, DeviceReading):
-            yield from self._take_record(said, now)
+            yield from self._take_record(said, len(line), now)
 
     def _take_clock(self, clock: Clock, now: float) -> Iterator[Record]:
         skew_s = now - clock.time
         if self._skew_s is None or abs(skew_s - self._skew_s) > LEAST_SKEW_S:
             self._skew_s = skew_s
-        early, self._early = self._early, []
+        early, self._early, self._early_bytes = self._early, [], 0
         for record in early:
             yield self._in_time(record, now)
         self.clock = min(clock.time + self._skew_s, now)
 
-    def _take_record(self, record: Record, now: float) -> Iterator[Record]:
-        refused = self._why_refused(record)
+    def _take_record(self, record: Record, size: int, now: float) -> Iterator[Record]:
+        refused = "too_long" if size > MAX_RECORD_BYTES else self._why_refused(record)
         if refused:
             self.refused[refused] += 1
         elif self._skew_s is not None:
             yield self._in_time(record, now)
-        elif len(self._early) < MAX_EARLY:
+        elif self._early_bytes < MAX_EARLY_BYTES:
+            self._early_bytes += size
             self._early.append(record)
 
     def _why_refused(self, record: Record) -> str | None:
@@ -232,13 +239,20 @@ class Node:
 
     def health(self, now: float) -> SourceHealth:
         reason = self.reason
-        if self.up and abs(self.skew_s) > TOLD_SKEW_S:
+        clock = max(self.clock, self._since or now)
+        lag_s = max(0.0, now - clock) if self.up else 0.0
+        refused = sum(self.refused.values())
+        if self.up and lag_s > TOLD_LAG_S:
+            reason = f"it is {lag_s:.0f} s behind"
+        elif self.up and refused:
+            ((why, _),) = self.refused.most_common(1)
+            reason = f"{refused} lines were not believed, most of them: {why}"
+        elif self.up and abs(self.skew_s) > TOLD_SKEW_S:
             side = "behind" if self.skew_s > 0 else "ahead"
             reason = f"its clock is {abs(self.skew_s):.0f} s {side}"
         elif self.up and self.lost:
             reason = f"{self.lost} lines were lost: the fleet came too late for them"
-        lag_s = max(0.0, now - self.clock) if self.up else 0.0
-        return SourceHealth(self.name, self.up, reason, lag_s, sum(self.refused.values()))
+        return SourceHealth(self.name, self.up, reason, lag_s, refused)
 
     def forget_ranks(self, job: tuple[object, ...]) -> None:
         """The job has ended there: its ranks no longer count."""

@@ -312,3 +312,30 @@ def test_what_an_agent_goes_on_with_is_shown_once(two):
     two.hear()
     assert [one.id for one in two.anomalies()] == [found.id]
     assert two.job().raised() == {"straggler": found.id}
+
+
+def test_what_a_job_does_while_a_node_is_away_is_not_kept_for_ever(two, monkeypatch):
+    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 50)
+    monkeypatch.setattr("warpwatch_fleet.cluster.MAX_WAITING", 150)
+    begin(two)
+    train(two, 300)
+    two.cluster.nodes[two.nodes[1].address].up = False
+    noted = []
+    for number in range(301, 501):
+        two.now += STEP_S
+        two.nodes[0].say(step(0, number, two.now), step(1, number, two.now))
+        two.hear(two.nodes[0])
+        noted.append(len(two.job().waiting))
+    assert 100 < max(noted) <= 150 + 2
+    monkeypatch.setattr("warpwatch_fleet.merging.MAX_WAITING_OF_RANK", 5000)
+    two.steps = 500
+    train(two, 20)
+    assert two.raised() == []
+
+
+def test_a_record_as_long_as_a_book_is_refused_and_the_agent_named(two):
+    two.nodes[0].say(seen(0, device="x" * 5000))
+    two.hear()
+    node = two.cluster.nodes["gpu-1:9400"]
+    assert node.refused == {"too_long": 1}
+    assert node.health(two.now).reason == "1 lines were not believed, most of them: too_long"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import socket
 import threading
 import time
@@ -146,7 +147,7 @@ def answering(body: bytes, linger_s: float = 0.0) -> tuple[Target, socket.socket
         (b"garbage\r\n\r\n", "RemoteProtocolError"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + 1100 * b"x" * 1024, "a line is longer than"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n", "^302"),
-        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\nno gzip", "DecodingError"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\nno gzip", "^no gzip: "),
     ],
 )
 def test_what_is_no_agent_is_named_in_one_line(body, said):
@@ -176,6 +177,21 @@ def test_an_agent_that_floods_is_read_no_faster_than_it_may(monkeypatch):
     assert asyncio.run(read()) == 20 * following.MAX_LINES_PER_S
     # Each wait is until the twenty seconds' worth that came at once have passed.
     assert max(waits) > 15
+
+
+def test_what_is_packed_small_comes_in_portions():
+    body = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(b"\n" * 2**26)
+    to, listener = answering(body)
+    portions: list[int] = []
+
+    def take(lines: list[bytes]) -> None:
+        portions.append(len(lines))
+        if len(portions) == 3:
+            raise AgentError("enough")
+
+    with listener, pytest.raises(AgentError, match="enough"):
+        followed(AgentsConfig(), to, take)
+    assert portions == [following.MAX_LINES_PER_S // 10] * 3
 
 
 def test_a_lease_is_taken_by_name_and_a_refusal_is_told(serve, agent, token):
