@@ -59,7 +59,8 @@ class LoopCluster:
             node.start_daemon()
         self.start_fleet()
 
-    def start_fleet(self) -> None:
+    def start_fleet(self, agents: int | None = None) -> None:
+        """``agents``: how many it follows, all nodes' if None."""
         with (self.folder / "fleet.log").open("ab") as log:
             self.fleet = subprocess.Popen(
                 [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(self.config)],
@@ -68,7 +69,7 @@ class LoopCluster:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
-        poll(lambda: len(self.up()) == len(self.nodes), 60, self.log())
+        poll(lambda: len(self.up()) == (agents or len(self.nodes)), 60, self.log())
 
     def kill_fleet(self) -> None:
         assert self.fleet is not None

@@ -99,3 +99,27 @@ def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(
     assert node.daemon.returncode == 0
     node.start_daemon(wait=True, **s3.environment)
     assert node.metric(PENDING, what="capture") == 2
+
+
+@pytest.mark.slow
+def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(
+    tmp_path: Path, s3: Bucket
+) -> None:
+    store = {"url": (tmp_path / "captures").as_uri(), "max_captures": 2}
+    quiet = {"step_spikes": {"enabled": False}}
+    with loop_node(tmp_path, remote_store={"url": URL}, store=store, detection=quiet) as node:
+        s3.proxy.set(503)
+        node.start_daemon(wait=True, **s3.environment)
+        node.start_rank(0, PROGRAM, world_size=1)
+        poll(lambda: node.get("ranks"), 30, node.log("rank0"))
+        taken = [captured(node)["id"] for _ in range(4)]
+        node.kill_daemon()
+        # Retention is its first work.
+        node.start_daemon(wait=True, **s3.environment)
+        given_up = {"what": "capture", "outcome": "given_up"}
+        poll(lambda: node.metric(UPLOADS, **given_up) == 2, 120, node.log("daemon"))
+        assert [capture["id"] for capture in node.get("captures")] == taken[2:]
+        s3.proxy.set("pass")
+        poll(lambda: node.metric(PENDING, what="capture") == 0, 180, node.log("daemon"))
+        arrived = [name for name in s3.objects() if name.endswith("/manifest.json")]
+        assert [name.split("/")[-2] for name in arrived] == sorted(taken[2:])
