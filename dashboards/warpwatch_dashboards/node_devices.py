@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.models import dashboard as models
-
 from warpwatch_dashboards.by_device import as_it_is, by_device, per_second, share
 from warpwatch_dashboards.page import Row
 from warpwatch_dashboards.panels import at_least, at_most, graph
-from warpwatch_dashboards.queries import DEVICE, GPU_LEGEND, Query, rate, series, total
-
-
-def _video() -> models.Panel:
-    engines = ("encoder", "decoder", "jpeg", "ofa")
-    return graph(
-        "Video engines",
-        "Use of encoders, decoders, JPEG engines and optical flow. Near 100 % they hold up who "
-        "loads videos or pictures through them.",
-        "percentunit",
-        *(
-            Query(series(f"device_{engine}_utilization_ratio", DEVICE), f"{GPU_LEGEND} {engine}")
-            for engine in engines
-        ),
-        minimum=0,
-        maximum=1,
-    )
-
+from warpwatch_dashboards.queries import DEVICE, Query, rate, series, total
 
 _BUSY = rate(series("device_busy_seconds_total", DEVICE))
 _USE_ROW = Row(
@@ -74,22 +55,21 @@ _USE_ROW = Row(
             "Which numbers tensor cores work on: hmma half precision, imma integers, dfma doubles.",
             "device_tensor_type_active_ratio",
             "type",
+            width=12,
         ),
         share(
             "Pipes",
             "Share of cycles in which each pipe of the SMs was active.",
             "device_pipe_active_ratio",
             "pipe",
+            width=12,
         ),
-        _video(),
     ],
 )
 
 
 _USED = series("device_memory_used_bytes", DEVICE)
 _WHOLE = series("device_memory_total_bytes", DEVICE)
-_BAR1 = series("device_bar1_memory_used_bytes", DEVICE)
-_BAR1_WHOLE = series("device_bar1_memory_total_bytes", DEVICE)
 _MEMORY_ROW = Row(
     "Memory",
     [
@@ -101,7 +81,7 @@ _MEMORY_ROW = Row(
             minimum=0,
             maximum=1,
             limits=at_most(0.9),
-            width=6,
+            width=8,
         ),
         as_it_is(
             "Memory used",
@@ -109,23 +89,13 @@ _MEMORY_ROW = Row(
             "bytes",
             "device_memory_used_bytes",
             minimum=0,
-            width=6,
+            width=8,
         ),
         share(
             "Memory controller",
             "Share of time in which memory was read or written. It says that, not how much.",
             "device_memory_utilization_ratio",
-            width=6,
-        ),
-        graph(
-            "BAR1 in use",
-            "Address space for direct access over PCIe. Full: GPUDirect fails.",
-            "percentunit",
-            by_device(f"{_BAR1} / {_BAR1_WHOLE}", ""),
-            minimum=0,
-            maximum=1,
-            limits=at_most(0.9),
-            width=6,
+            width=8,
         ),
     ],
 )
@@ -218,15 +188,7 @@ _CLOCKS_ROW = Row(
             "none",
             Query(total("reason", series("device_throttle_active", DEVICE)), "{{reason}}"),
             minimum=0,
-        ),
-        per_second(
-            "Below highest performance by policy",
-            "Share of time for which a policy of the driver kept the device below its highest "
-            "performance.",
-            "percentunit",
-            "device_violation_seconds_total",
-            "policy",
-            minimum=0,
+            width=12,
         ),
         as_it_is(
             "Performance state",
@@ -234,6 +196,7 @@ _CLOCKS_ROW = Row(
             "none",
             "device_performance_state",
             minimum=0,
+            width=12,
         ),
     ],
 )

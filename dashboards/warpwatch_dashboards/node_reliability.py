@@ -5,7 +5,7 @@ from __future__ import annotations
 from warpwatch_dashboards.by_device import as_it_is, by_device, events, per_second
 from warpwatch_dashboards.page import Row
 from warpwatch_dashboards.panels import at_least, at_most, graph
-from warpwatch_dashboards.queries import DEVICE, DEVICE_KEY, series, total
+from warpwatch_dashboards.queries import DEVICE, series
 
 _GENERATION = series("device_pcie_link_generation", DEVICE)
 _GENERATION_MAX = series("device_pcie_link_generation_max", DEVICE)
@@ -66,7 +66,7 @@ _LINKS_ROW = Row(
             "NVLinks up",
             "Links that are up. Fewer than the GPU's peers have: the fabric lost one.",
             "none",
-            by_device(total(DEVICE_KEY, series("device_nvlink_link_up", DEVICE)), ""),
+            by_device(series("device_nvlink_links_up", DEVICE), ""),
             minimum=0,
             width=8,
         ),
@@ -74,14 +74,7 @@ _LINKS_ROW = Row(
             "PCIe replays",
             "Packets sent again. Some a day are noise; a steady rate is a bad link.",
             "device_pcie_replay_total",
-            width=8,
-        ),
-        events(
-            "PCIe errors",
-            "Errors by type; fatal ones lose the GPU.",
-            "device_pcie_errors_total",
-            "type",
-            width=8,
+            width=12,
         ),
         events(
             "NVLink errors",
@@ -89,7 +82,7 @@ _LINKS_ROW = Row(
             "means that one was restarted.",
             "device_nvlink_errors_total",
             "type",
-            width=8,
+            width=12,
         ),
     ],
 )

@@ -63,7 +63,7 @@ def _histogram(rank: RankState) -> Iterator[Sample]:
     row = CATALOGUE["step_duration_seconds"]
     labels = labels_of(SeriesGroup(rank.key, {}), (row.name, ())) or {}
     counts = list(accumulate(rank.durations.counts))
-    for bound, count in zip(BUCKETS, counts, strict=True):
-        yield _sample(f"{row.full_name}_bucket", {**labels, "le": bound}, count)
+    for bound, index in BUCKETS.items():
+        yield _sample(f"{row.full_name}_bucket", {**labels, "le": bound}, counts[index])
     yield _sample(f"{row.full_name}_count", labels, counts[-1])
     yield _sample(f"{row.full_name}_sum", labels, rank.durations.sum)

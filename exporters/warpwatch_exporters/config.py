@@ -5,13 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from warpwatch_telemetry.profiles import Profile
 from warpwatch_telemetry.sections import Boolean, Section, Url
 
 
 class PrometheusConfig(Section):
-    """``dcgm_names``: the names of dcgm-exporter's default list as well."""
+    """``dcgm_names``: the names of dcgm-exporter's default list as well.
+
+    ``profile``: about 30 series a GPU, 90, or all. ``fine_buckets``: of step durations, where most
+    steps are each at most 1.25 times the one before.
+    """
 
     dcgm_names: Boolean = False
+    profile: Profile = "default"
+    fine_buckets: Boolean = False
     workload_labels: Literal["join", "inline"] = "join"
 
 

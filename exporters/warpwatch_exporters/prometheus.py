@@ -7,7 +7,7 @@ identity, and a scrape only joins cached prefixes with values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,6 +15,7 @@ from warpwatch_exporters import dcgm_names
 from warpwatch_exporters.exposition import escape, header
 from warpwatch_exporters.series import (
     BUCKETS,
+    FINE_BUCKETS,
     Identity,
     SeriesGroup,
     exported_ranks,
@@ -24,6 +25,7 @@ from warpwatch_exporters.series import (
 from warpwatch_telemetry.attribution import Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.profiles import Profile, names_of
 from warpwatch_telemetry.state import RankState, State
 
 # Prefixes that are cached beyond those of the newest page, e.g. of processes that have ended.
@@ -36,7 +38,7 @@ _Holder = tuple[Identity, Workload | None]
 
 # By what they belong to; what a page did not need is forgotten with it.
 _prefixes: dict[_Holder, _Prefixes] = {}
-_buckets: dict[Identity, list[str]] = {}
+_buckets: dict[tuple[Identity, bool], list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +47,14 @@ class Options:
 
     inline_workloads: device series carry namespace, pod and container of their workload.
     dcgm_names: the series of dcgm-exporter's default list come out as well.
+    profile: how many series a device has. fine_buckets: of step durations.
     node: the node's name in those; empty for the host's name.
     """
 
     inline_workloads: bool = False
     dcgm_names: bool = False
+    profile: Profile = "full"
+    fine_buckets: bool = False
     node: str = ""
 
 
@@ -58,14 +63,14 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
 
     Without OpenMetrics' final ``# EOF``: what the daemon counts about itself comes after it.
     """
-    lines: _Lines = {name: [] for name in CATALOGUE}
+    lines: _Lines = {name: [] for name in names_of(options.profile)}
     needed: Counter[_Holder] = Counter()
     for group in series_of(state, inline_workloads=options.inline_workloads):
         needed[group.identity, group.workload] += len(group.values)
         _add(lines, group)
     ranks: dict[Identity, RankState] = {rank.key: rank for rank in exported_ranks(state)}
     for identity, rank in ranks.items():
-        lines[_STEP_DURATION.name].extend(_histogram(identity, rank))
+        lines[_STEP_DURATION.name].extend(_histogram(identity, rank, options.fine_buckets))
     _forget_others(needed, ranks)
     headers = _OPENMETRICS_HEADERS if openmetrics else _TEXT_HEADERS
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]
@@ -77,12 +82,15 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
 def _add(lines: _Lines, group: SeriesGroup) -> None:
     prefixes = _prefixes.setdefault((group.identity, group.workload), {})
     for key, value in group.values.items():
+        family = lines.get(key[0])
+        if family is None and key[0] in CATALOGUE:
+            continue
         prefix = prefixes.get(key)
         if prefix is None:
             prefix = prefixes[key] = _series_prefix(group, key)
         # Neither NaN nor infinity is a value that was read.
-        if prefix and value - value == 0:
-            lines[key[0]].append(f"{prefix}{value!r}")
+        if prefix and family is not None and value - value == 0:
+            family.append(f"{prefix}{value!r}")
 
 
 def _forget_others(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankState]) -> None:
@@ -92,8 +100,8 @@ def _forget_others(needed: Mapping[_Holder, int], ranks: Mapping[Identity, RankS
     for holder, count in needed.items():
         if len(_prefixes[holder]) > count + SPARE_PREFIXES:
             _prefixes[holder] = {}
-    for identity in _buckets.keys() - ranks.keys():
-        del _buckets[identity]
+    for old in [old for old in _buckets if old[0] not in ranks]:
+        del _buckets[old]
 
 
 def _series_prefix(group: SeriesGroup, key: SeriesKey) -> str:
@@ -107,19 +115,20 @@ def _prefix(name: str, labels: Mapping[str, str]) -> str:
     return f"{name}{{{pairs}}} " if pairs else f"{name} "
 
 
-def _histogram(identity: Identity, rank: RankState) -> Iterator[str]:
-    prefixes = _buckets.get(identity)
+def _histogram(identity: Identity, rank: RankState, fine: bool) -> Iterator[str]:
+    buckets = FINE_BUCKETS if fine else BUCKETS
+    prefixes = _buckets.get((identity, fine))
     if prefixes is None:
-        prefixes = _buckets[identity] = _histogram_prefixes(identity)
+        prefixes = _buckets[identity, fine] = _histogram_prefixes(identity, buckets)
     counts = list(accumulate(rank.durations.counts))
-    values = (*counts, counts[-1], rank.durations.sum)
+    values = (*(counts[index] for index in buckets.values()), counts[-1], rank.durations.sum)
     return (f"{prefix}{value!r}" for prefix, value in zip(prefixes, values, strict=True))
 
 
-def _histogram_prefixes(identity: Identity) -> list[str]:
+def _histogram_prefixes(identity: Identity, bounds: Iterable[str]) -> list[str]:
     name = _STEP_DURATION.full_name
     labels = labels_of(SeriesGroup(identity, {}), (_STEP_DURATION.name, ())) or {}
-    buckets = [_prefix(f"{name}_bucket", {**labels, "le": bound}) for bound in BUCKETS]
+    buckets = [_prefix(f"{name}_bucket", {**labels, "le": bound}) for bound in bounds]
     return [*buckets, _prefix(f"{name}_count", labels), _prefix(f"{name}_sum", labels)]
 
 

@@ -9,11 +9,18 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from warpwatch_telemetry.anomalies import KINDS, scope_of
-from warpwatch_telemetry.attribution import Attribution, Workload
+from warpwatch_telemetry.attribution import Attribution, Pod, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
-from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, JobState, RankState, State
+from warpwatch_telemetry.state import (
+    COARSE_STEP_BOUNDS_S,
+    STEP_DURATION_BOUNDS_S,
+    JobState,
+    RankState,
+    State,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +29,14 @@ MAX_RANKS = 1000
 # Active anomalies beyond the newest so many are counted by kind, not described.
 MAX_ANOMALIES = 200
 
-# The label ``le`` of the step durations' buckets.
-BUCKETS = (*(repr(float(bound)) for bound in STEP_DURATION_BOUNDS_S), "+Inf")
+# Which of the cumulated counts of step durations are exported, by the label ``le``.
+FINE_BUCKETS = {repr(bound): index for index, bound in enumerate(STEP_DURATION_BOUNDS_S)}
+FINE_BUCKETS["+Inf"] = len(STEP_DURATION_BOUNDS_S)
+BUCKETS = {
+    bound: FINE_BUCKETS[bound] for bound in (*(repr(b) for b in COARSE_STEP_BOUNDS_S), "+Inf")
+}
+
+_NO_POD = Pod("", "")
 
 # The values of a scope's IDENTITY_LABELS.
 Identity = tuple[str, ...]
@@ -49,14 +62,16 @@ def series_of(state: State, *, inline_workloads: bool = False) -> Iterator[Serie
     """
     for sample in state.devices:
         yield from _device(sample, state.attributions, inline_workloads)
+    pods = _pods(state)
     for rank in exported_ranks(state):
-        yield SeriesGroup(rank.key, _rank(rank))
+        yield SeriesGroup(rank.key, _rank(rank, pods.get(rank.pod_uid or "", _NO_POD)))
     shares = _diagnosis_shares(state)
     jobs: dict[Identity, Values] = {(job.name, job.owner): _job(job) for job in state.jobs}
     for key in jobs | shares:
         yield SeriesGroup(key, {**jobs.get(key, {}), **shares.get(key, {})})
     host = state.host.values if state.host is not None else {}
-    yield SeriesGroup((), {**host, **_attributed(state.attributions), **_agent(state)})
+    attributed = _attributed(state.attributions, pods)
+    yield SeriesGroup((), {**host, **attributed, **_agent(state, pods)})
 
 
 def labels_of(group: SeriesGroup, key: SeriesKey) -> dict[str, str] | None:
@@ -80,10 +95,19 @@ def labels_of(group: SeriesGroup, key: SeriesKey) -> dict[str, str] | None:
     return labels
 
 
+def _pods(state: State) -> Mapping[str, Pod]:
+    return {uid: pod for origin in state.attributions for uid, pod in origin.pods.items()}
+
+
 def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Workload, ...]:
     """The containers that a device is allocated to, from every origin."""
     found = {workload for origin in attributions for workload in origin.workloads.get(uuid, ())}
     return tuple(sorted(found))
+
+
+def namespace_of(owner: str) -> str:
+    """Of an owner who is one."""
+    return owner.removeprefix("ns/") if owner.startswith("ns/") else ""
 
 
 def exported_ranks(state: State) -> Iterable[RankState]:
@@ -119,6 +143,10 @@ def _device_facts(sample: DeviceSample) -> Values:
         ("device_up", (sample.reason,)): int(sample.up),
         ("device_info", info): 1,
     }
+    links = [up for (name, _), up in sample.values.items() if name == "device_nvlink_link_up"]
+    if links:
+        facts["device_nvlink_links", ()] = len(links)
+        facts["device_nvlink_links_up", ()] = sum(links)
     if sample.up:
         facts["device_sample_timestamp_seconds", ()] = round(sample.time, 3)
     for process in sample.processes:
@@ -139,27 +167,30 @@ def _device_users(
     }
     for origin in attributions:
         for job in origin.slurm_jobs.get(uuid, ()):
-            users["device_slurm_job_info", (job,)] = 1
+            users["device_slurm_job_info", job] = 1
     return users
 
 
-def _attributed(attributions: Iterable[Attribution]) -> Values:
+def _attributed(attributions: Iterable[Attribution], pods: Mapping[str, Pod]) -> Values:
     """When each origin was read, and the owners of processes."""
     values: dict[SeriesKey, float] = {}
     for origin in attributions:
         values["attribution_timestamp_seconds", (origin.origin,)] = round(origin.time, 3)
         for pid, owner in origin.processes.items():
-            info = (str(pid), owner.name, owner.pod_uid, owner.container_id, owner.slurm_job)
-            values["process_info", info] = 1
+            slurm_job = owner.slurm.id if owner.slurm else ""
+            pod = pods.get(owner.pod_uid, _NO_POD)
+            info = (str(pid), owner.name, owner.pod_uid, owner.container_id, slurm_job)
+            values["process_info", (*info, pod.namespace, pod.name)] = 1
     return values
 
 
-def _rank(rank: RankState) -> Values:
+def _rank(rank: RankState, pod: Pod) -> Values:
     pid, local_rank, world_size = str(rank.pid), str(rank.local_rank), str(rank.world_size)
     place = (rank.host, rank.run, pid, local_rank, world_size)
     device, pod_uid = rank.device or "", rank.pod_uid or ""
+    program = (rank.framework, rank.step_clock)
     values: dict[SeriesKey, float | None] = {
-        ("rank_info", (*place, device, pod_uid, rank.framework, rank.step_clock)): 1,
+        ("rank_info", (*place, device, pod_uid, *program, namespace_of(rank.owner), pod.name)): 1,
         ("rank_up", ()): int(rank.status == "running"),
         ("rank_last_step_timestamp_seconds", ()): rank.last_step_time,
         **(_rank_now(rank) if rank.status in ("running", "stopped") else {}),
@@ -184,6 +215,7 @@ def _rank_now(rank: RankState) -> Mapping[SeriesKey, float | None]:
 
 def _rank_counters(rank: RankState) -> Mapping[SeriesKey, float | None]:
     return {
+        ("step_seconds_total", ()): rank.durations.sum,
         ("steps_total", ()): rank.steps_total,
         # A program that does not say how many has not processed none.
         ("samples_total", ()): rank.samples_total or None,
@@ -229,7 +261,7 @@ def _findings(diagnosis: Mapping[str, Any]) -> dict[SeriesKey, float]:
     return shares
 
 
-def _agent(state: State) -> Values:
+def _agent(state: State, pods: Mapping[str, Pod]) -> Values:
     values: dict[SeriesKey, float] = {("build_info", (state.version,)): 1}
     for source in state.sources:
         values["source_up", (source.name,)] = int(source.up)
@@ -238,23 +270,28 @@ def _agent(state: State) -> Values:
     values["ranks_unexported", ()] = len(state.ranks) - len(list(exported_ranks(state)))
     for sight in state.sights:
         values["detector_blind", (sight.kind, sight.job, sight.owner)] = int(sight.blind)
-    return {**values, **_anomalies(state)}
+    return {**values, **_anomalies(state, pods)}
 
 
-def _anomalies(state: State) -> Values:
+def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
     """How many of each kind are active, 0 included, and what the newest of them are about."""
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
     counts = Counter(anomaly.kind for anomaly in active)
     values: dict[SeriesKey, float] = {("anomaly_active", (kind,)): counts[kind] for kind in KINDS}
     indices = {sample.device.uuid: str(sample.device.index) for sample in state.devices}
+    pod_uids: dict[tuple[JobId | None, int | None], str] = {
+        (rank.job_id, rank.rank): rank.pod_uid or "" for rank in state.ranks
+    }
     active.sort(key=lambda anomaly: anomaly.time)
     for anomaly in active[-MAX_ANOMALIES:]:
         rank = "" if anomaly.rank is None else str(anomaly.rank)
         device = anomaly.device or ""
         # Whom an alert goes to: a namespace, or a user of the node.
-        place, _, name = anomaly.owner.partition("/")
-        whose = (name, "") if place == "ns" else ("", name)
+        namespace = namespace_of(anomaly.owner)
+        whose = (namespace, "" if namespace else anomaly.owner.partition("/")[2])
         what = (anomaly.kind, anomaly.severity, scope_of(anomaly.kind))
         about = (anomaly.job or "", rank, anomaly.owner, *whose, indices.get(device, ""), device)
-        values["anomaly_info", (*what, *about, anomaly.node)] = 1
+        pod_uid = pod_uids.get((anomaly.job_id, anomaly.rank), "")
+        where = (pods.get(pod_uid, _NO_POD).name, anomaly.node)
+        values["anomaly_info", (*what, *about, *where)] = 1
     return values

@@ -43,7 +43,7 @@ _FINDINGS = (
         "What an active anomaly is about, and how bad it is; always 1. Of the newest 200; of a "
         "fleet with the node that it is on.",
         *("kind", "severity", "scope", "training_job", "rank", "owner", "namespace", "user"),
-        *("gpu", "uuid", "node"),
+        *("gpu", "uuid", "pod", "node"),
     ),
     _row(
         "captures_total",

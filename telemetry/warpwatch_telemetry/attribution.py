@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,6 +22,15 @@ class Pod:
     name: str
 
 
+class SlurmJob(NamedTuple):
+    """A job of Slurm, and what its prolog (or, a claim, its environment) says of it."""
+
+    id: str
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessOwner:
     """What a process's control groups say of it; empty where they say nothing."""
@@ -28,7 +38,7 @@ class ProcessOwner:
     name: str
     pod_uid: str = ""
     container_id: str = ""
-    slurm_job: str = ""
+    slurm: SlurmJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,6 @@ class Attribution:
     origin: str
     time: float
     workloads: Mapping[str, tuple[Workload, ...]] = field(default_factory=dict)
-    slurm_jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slurm_jobs: Mapping[str, tuple[SlurmJob, ...]] = field(default_factory=dict)
     processes: Mapping[int, ProcessOwner] = field(default_factory=dict)
     pods: Mapping[str, Pod] = field(default_factory=dict)

@@ -92,9 +92,9 @@ _VIRTUALIZATION = (
     ),
     _row(
         "slurm_job_info",
-        "A Slurm job that runs on the device; always 1.",
-        "control groups of the device's processes, or a job folder",
-        "slurm_job",
+        "A Slurm job that runs on the device, and whose it is; always 1.",
+        "control groups and environment of the device's processes, or a job folder",
+        *("slurm_job", "user", "account", "partition"),
     ),
 )
 

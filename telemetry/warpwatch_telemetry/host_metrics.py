@@ -73,7 +73,7 @@ _PROCESSES = (
         "process_info",
         "A process that uses a GPU, and what its control groups say of its owner; always 1.",
         "/proc/*/cgroup",
-        *("pod_uid", "container_id", "slurm_job"),
+        *("pod_uid", "container_id", "slurm_job", "namespace", "pod"),
     ),
     _process(
         "process_cpu_seconds_total",

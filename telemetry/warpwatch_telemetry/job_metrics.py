@@ -21,6 +21,11 @@ _STEPS = (
         "Time from the end of one step to the end of the next.",
         kind="histogram",
     ),
+    _rank(
+        "step_seconds_total",
+        "Time in finished steps. Its rate over that of step_duration_seconds_count is the mean "
+        "step, which shows what quantiles of coarse buckets hide.",
+    ),
     _rank("steps_total", "Finished steps."),
     _rank(
         "phase_seconds_total", "Time spent in a phase of the step; phases are disjoint.", "phase"
@@ -35,7 +40,7 @@ _RANKS = (
         "What a rank says of itself; always 1. step_clock is what ends a step: "
         "step(), lightning, transformers, accelerate, deepspeed, optimizer, dataloader or other.",
         *("host", "run", "pid", "local_rank", "world_size", "device", "pod_uid", "framework"),
-        "step_clock",
+        *("step_clock", "namespace", "pod"),
     ),
     _rank("rank_up", "1 while the rank runs; 0 when it is stopped, exited or died."),
     _rank("rank_step", "The newest finished step."),

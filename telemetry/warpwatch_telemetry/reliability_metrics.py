@@ -75,6 +75,8 @@ _LINKS = (
         "fields 38, 45, 52, 59; 208, 215",
         "type",
     ),
+    _row("nvlink_links", "NVLinks that the device has.", "nvmlDeviceGetNvLinkState"),
+    _row("nvlink_links_up", "NVLinks that are up.", "nvmlDeviceGetNvLinkState"),
     _row("nvlink_link_up", "Whether an NVLink is up.", "nvmlDeviceGetNvLinkState", "link"),
 )
 

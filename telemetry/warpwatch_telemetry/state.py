@@ -12,8 +12,14 @@ from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 # Upper bounds in seconds of warpwatch_step_duration_seconds; a last bucket counts the rest.
-STEP_DURATION_BOUNDS_S = (
+COARSE_STEP_BOUNDS_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+# What is counted: between 50 ms and 10 s each is at most 1.25 times the one before.
+STEP_DURATION_BOUNDS_S = (
+    0.005, 0.01, 0.025, 0.05, 0.06, 0.072, 0.085, 0.1, 0.125, 0.15, 0.18, 0.21, 0.25, 0.3, 0.35,
+    0.42, 0.5, 0.6, 0.72, 0.85, 1.0, 1.25, 1.5, 1.8, 2.1, 2.5, 3.0, 3.5, 4.2, 5.0, 6.0, 7.2, 8.5,
+    10.0, 30.0, 60.0, 120.0,
 )  # fmt: skip
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from warpwatch_devices.simulated.device import SimulatedDevice
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
+from warpwatch_telemetry.attribution import Attribution, ProcessOwner, SlurmJob, Workload
 from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample, SourceHealth
-from warpwatch_telemetry.state import Histogram, JobState, RankState, State
+from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram, JobState, RankState, State
 
 TIME = 1_700_000_000.0
 
@@ -27,8 +27,10 @@ def simulated(count: int, seconds: int = 60, load: float | None = 0.9) -> tuple[
 
 
 def rank(number: int, **changes: object) -> RankState:
-    counts = [0] * 15
-    counts[5], counts[7], counts[14] = 90, 9, 1
+    counts = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
+    counts[STEP_DURATION_BOUNDS_S.index(0.25)] = 90
+    counts[STEP_DURATION_BOUNDS_S.index(1.0)] = 9
+    counts[-1] = 1
     built = RankState(
         job="llama",
         rank=number,
@@ -75,9 +77,10 @@ def full_state() -> State:
     }
     gpus = simulated(2)
     trainer = Workload("ml", "llama-0", "trainer")
+    slurm_job = SlurmJob("4711", "ann", "vision", "a3")
     attributions = (
         Attribution("kubelet", TIME - 3, {gpus[0].device.uuid: (trainer,)}),
-        Attribution("slurm", TIME - 4, slurm_jobs={gpus[1].device.uuid: ("4711",)}),
+        Attribution("slurm", TIME - 4, slurm_jobs={gpus[1].device.uuid: (slurm_job,)}),
         Attribution("cgroup", TIME - 2, processes={77: ProcessOwner("python", "p-1", "c-1")}),
     )
     diagnosis = {"findings": [{"kind": "data_loading", "share": 0.39}, {"kind": "host_bound"}]}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import shutil
 import subprocess
 from collections import Counter
@@ -12,13 +14,14 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from tests.exporters.states import TIME, full_state, rank
+from tests.exporters.states import TIME, full_state, rank, simulated
 from warpwatch_exporters import prometheus
 from warpwatch_exporters.prometheus import Options, render
-from warpwatch_telemetry.attribution import Attribution, ProcessOwner, Workload
+from warpwatch_telemetry.attribution import Attribution, Pod, ProcessOwner, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
+from warpwatch_telemetry.profiles import Profile
 from warpwatch_telemetry.samples import Device, DeviceSample
-from warpwatch_telemetry.state import DetectorSight, State
+from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, DetectorSight, Histogram, State
 
 Golden = Callable[[str, bytes], None]
 
@@ -39,12 +42,17 @@ def test_the_exposition_of_a_full_state_is_the_golden_one(golden: Golden) -> Non
     golden("metrics.prom", render(full_state()))
 
 
-def test_promtool_has_nothing_to_say() -> None:
+@pytest.mark.parametrize(("profile", "series"), [("minimal", 31), ("default", 86), ("full", 163)])
+def test_promtool_has_nothing_to_say(profile: Profile, series: int) -> None:
+    one = State(time=TIME, version="1", hostname="node-1", devices=simulated(1))
+    lines = render(one, Options(profile=profile)).splitlines()
+    assert sum(b'uuid="' in line for line in lines) == series
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
     command = [promtool, "check", "metrics"]
-    checked = subprocess.run(command, input=render(full_state()), capture_output=True, timeout=30)
+    page = render(full_state(), Options(profile=profile, fine_buckets=True))
+    checked = subprocess.run(command, input=page, capture_output=True, timeout=30)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
@@ -94,10 +102,11 @@ def test_whose_work_runs_where_is_joined_by_default() -> None:
     (first, second) = (sample.device.uuid for sample in full_state().devices[:2])
     held = {"namespace": "ml", "pod": "llama-0", "container": "trainer"}
     assert value_of(page, "device_workload_info", gpu="0", uuid=first, **held) == 1
-    assert value_of(page, "device_slurm_job_info", gpu="1", uuid=second, slurm_job="4711") == 1
+    job = {"slurm_job": "4711", "user": "ann", "account": "vision", "partition": "a3"}
+    assert value_of(page, "device_slurm_job_info", gpu="1", uuid=second, **job) == 1
     assert value_of(page, "attribution_timestamp_seconds", origin="kubelet") == TIME - 3
     owner = {"pid": "77", "process": "python", "pod_uid": "p-1", "container_id": "c-1"}
-    assert value_of(page, "process_info", **owner, slurm_job="") == 1
+    assert value_of(page, "process_info", **owner, slurm_job="", namespace="", pod="") == 1
     assert value_of(page, "device_power_watts", gpu="0", uuid=first) is not None
 
 
@@ -108,7 +117,7 @@ def test_inlined_workload_labels_are_on_every_series_of_the_device() -> None:
     pods = {dict(labels).get("pod") for _, labels in page if ("uuid", uuid) in labels}
     assert pods == {"llama-0"}
     others = {dict(labels).get("pod") for _, labels in page if ("uuid", uuid) not in labels}
-    assert others == {None}
+    assert others == {None, ""}
     # Without the labels the two expositions are the same.
     own = ("namespace", "pod", "container")
     bare = {(name, tuple(p for p in labels if p[0] not in own)) for name, labels in page}
@@ -134,6 +143,36 @@ def test_steps_are_a_cumulative_histogram() -> None:
     assert value_of(page, "step_duration_seconds_bucket", **labels, le="+Inf") == 100
     assert value_of(page, "step_duration_seconds_count", **labels) == 100
     assert value_of(page, "step_duration_seconds_sum", **labels) == 151.5
+
+
+def test_an_eight_per_cent_longer_step_is_another_fine_bucket_and_moves_the_mean() -> None:
+    def page(step_s: float) -> bytes:
+        counts = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
+        counts[bisect.bisect_left(STEP_DURATION_BOUNDS_S, step_s)] = 100
+        changed = rank(0, durations=Histogram(tuple(counts), 100 * step_s))
+        return render(replace(full_state(), ranks=(changed,)), Options(fine_buckets=True))
+
+    labels = {"training_job": "llama", "rank": "0", "owner": "uid/1000"}
+    for step_s, below in ((0.175, 100), (0.189, 0)):
+        found = page(step_s)
+        assert value_of(found, "step_duration_seconds_bucket", **labels, le="0.18") == below
+        assert value_of(found, "step_seconds_total", **labels) == 100 * step_s
+    ratios = [b / a for a, b in itertools.pairwise(STEP_DURATION_BOUNDS_S) if 0.05 <= a < 10.0]
+    assert max(ratios) <= 1.25
+
+
+def test_ranks_anomalies_and_processes_name_their_pod() -> None:
+    pods = {"p-1": Pod("team", "llama-0")}
+    state = full_state()
+    ours = rank(1, owner="ns/team", pod_uid="p-1")
+    (anomaly,) = (found for found in state.anomalies if found.end_time is None)
+    found = replace(anomaly, job="llama", owner="ns/team", run="r1", rank=1, device=None)
+    attributed = (*state.attributions, Attribution("pod_logs", TIME, pods=pods))
+    named = replace(state, ranks=(ours,), anomalies=(found,), attributions=attributed)
+    for family in ("rank_info", "anomaly_info", "process_info"):
+        lines = [line for line in render(named).splitlines() if family.encode() + b"{" in line]
+        assert len(lines) == 1
+        assert b'namespace="team"' in lines[0] and b'pod="llama-0"' in lines[0], lines
 
 
 def test_a_rank_that_died_is_still_exported_without_what_is_unknown() -> None:
@@ -207,12 +246,15 @@ def test_an_active_anomaly_says_what_it_is_about() -> None:
     (anomaly,) = (found for found in state.anomalies if found.end_time is None)
     found = replace(anomaly, job="llama", owner="ns/team", rank=1, device="GPU-lost")
     page = render(replace(state, anomalies=(found,)))
-    assert value_of(page, "anomaly_info", **on_device, owner="ns/team", user="") == 1
+    assert value_of(page, "anomaly_info", **on_device, owner="ns/team", user="", pod="") == 1
     assert value_of(page, "anomaly_active", kind="hang") == 0
     # The scrape names an agent's node, which an empty label would hide; a fleet's is its own.
     assert b'node="' not in next(line for line in page.splitlines() if b"anomaly_info{" in line)
     there = render(replace(state, anomalies=(replace(found, node="gpu-7"),)))
-    assert value_of(there, "anomaly_info", **on_device, owner="ns/team", user="", node="gpu-7") == 1
+    assert (
+        value_of(there, "anomaly_info", **on_device, owner="ns/team", user="", pod="", node="gpu-7")
+        == 1
+    )
 
 
 def test_more_anomalies_than_can_be_described_are_counted() -> None:

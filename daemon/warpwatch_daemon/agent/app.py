@@ -265,6 +265,8 @@ class Daemon:
         return Options(
             inline_workloads=configured.workload_labels == "inline",
             dcgm_names=configured.dcgm_names,
+            profile=configured.profile,
+            fine_buckets=configured.fine_buckets,
             node=self._environ.get("NODE_NAME", ""),
         )
 

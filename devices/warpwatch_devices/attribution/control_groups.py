@@ -6,6 +6,10 @@ One line a hierarchy, ``<id>:<controllers>:<path>``; version 2 has one hierarchy
     /kubepods/burstable/pod<uid>/<id>
     /system.slice/slurmstepd.scope/job_<id>/step_0/user/task_0     (version 2; <node>_slurmstepd)
     /slurm/uid_<uid>/job_<id>/step_0/task_0                        (version 1; slurm_<node>)
+    /system.slice/slurmstepd.scope/<SLUID>/step_0/user/task_0      (from Slurm 26.05 on)
+
+A SLUID is no job id, which then stands in the process's environment alone; so do user, account and
+partition. The environment is the program's own word; only that of Slurm's processes is read.
 
 systemd's names have ``_`` for the ``-`` of a UID. Static pods have 32 digits for a UID. In a
 container with a control group namespace of its own, paths outside of it begin with ``/..``.
@@ -15,9 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from warpwatch_telemetry.attribution import ProcessOwner
+from warpwatch_devices.attribution.slurm_folder import SLURM_WORD
+from warpwatch_telemetry.attribution import ProcessOwner, SlurmJob
 
 _PROC = Path("/proc")
 # More hierarchies and deeper paths than any kernel has.
@@ -29,9 +35,11 @@ _POD = re.compile(
 # Behind a runtime's prefix, a slash, or the colon of containerd under systemd without a scope.
 _CONTAINER = re.compile(r"(?:[/:]|[/:](?:[a-z]+-)+)([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 _SLURM = re.compile(
-    r"(?:/(?:[^/]+_)?slurmstepd\.scope|/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?)/job_([0-9]{1,20})(?=/|$)",
+    r"(?:/(?:[^/]+_)?slurmstepd\.scope|/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?)/(?:job_([0-9]{1,20})|(s[0-9A-Z]{8,20}))"
+    r"(?=/|$)",
     re.ASCII,
 )
+_SLURM_VARIABLES = ("JOB_ID", "JOB_USER", "JOB_ACCOUNT", "JOB_PARTITION")
 
 
 def owner_of(text: str, name: str = "") -> ProcessOwner:
@@ -40,7 +48,9 @@ def owner_of(text: str, name: str = "") -> ProcessOwner:
     pod_uid = _first(_POD, paths)
     if len(pod_uid) > 32:
         pod_uid = pod_uid.replace("_", "-")
-    return ProcessOwner(name, pod_uid, _first(_CONTAINER, paths), _first(_SLURM, paths))
+    slurm = next((found[-1] for path in paths if (found := _SLURM.findall(path))), None)
+    job = SlurmJob(slurm[0] or slurm[1]) if slurm else None
+    return ProcessOwner(name, pod_uid, _first(_CONTAINER, paths), job)
 
 
 def _paths(text: str) -> Iterator[str]:
@@ -66,4 +76,25 @@ def read_owner(pid: int, name: str, proc: Path = _PROC) -> ProcessOwner | None:
             text = file.read(_MAX_BYTES)
     except OSError:
         return None
-    return owner_of(text.decode("utf-8", "replace"), name)
+    owner = owner_of(text.decode("utf-8", "replace"), name)
+    if owner.slurm is None:
+        return owner
+    return replace(owner, slurm=_described(owner.slurm, _environment(proc / str(pid))))
+
+
+def _environment(process: Path) -> dict[str, str]:
+    """Slurm's variables; empty where the environment may not be read."""
+    try:
+        with open(process / "environ", "rb") as file:
+            variables = file.read(_MAX_BYTES).split(b"\0")
+    except OSError:
+        return {}
+    pairs = (line.decode("ascii", "replace").partition("=") for line in variables)
+    return {name: word for name, _, word in pairs if SLURM_WORD.fullmatch(word)}
+
+
+def _described(job: SlurmJob, environment: dict[str, str]) -> SlurmJob:
+    told = SlurmJob(*(environment.get(f"SLURM_{name}", "") for name in _SLURM_VARIABLES))
+    if job.id.isdecimal() and told.id != job.id:
+        return job
+    return told if told.id else job

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from warpwatch_devices.attribution.control_groups import read_owner
 from warpwatch_devices.attribution.origin import OriginAnswer
 from warpwatch_devices.process_tree import sees_host_processes
-from warpwatch_telemetry.attribution import Attribution, ProcessOwner
+from warpwatch_telemetry.attribution import Attribution, ProcessOwner, SlurmJob
 from warpwatch_telemetry.samples import DeviceSample
 
 # A GPU has some ten processes at most; what is beyond this is not looked at.
@@ -61,11 +61,11 @@ class DeviceProcessesOrigin:
 
 def _slurm_jobs(
     samples: tuple[DeviceSample, ...], owners: Mapping[int, ProcessOwner]
-) -> dict[str, tuple[str, ...]]:
-    jobs: dict[str, set[str]] = {}
+) -> dict[str, tuple[SlurmJob, ...]]:
+    jobs: dict[str, set[SlurmJob]] = {}
     for sample in samples:
         for process in sample.processes:
             owner = owners.get(process.pid)
-            if owner is not None and owner.slurm_job:
-                jobs.setdefault(sample.device.uuid, set()).add(owner.slurm_job)
+            if owner is not None and owner.slurm is not None:
+                jobs.setdefault(sample.device.uuid, set()).add(owner.slurm)
     return {uuid: tuple(sorted(found)) for uuid, found in jobs.items()}

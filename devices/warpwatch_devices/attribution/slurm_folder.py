@@ -1,11 +1,13 @@
-"""Job ids that a prolog writes to a folder: a file for each device, a job id on each line.
+"""Jobs that a prolog writes to a folder: a file for each device, a job on each line.
+
+A line is a job's id and what is known of it: ``4711 user=ann account=vision partition=a3``.
 
 A file is named by the device's UUID, or by its index on the node (``3``; a MIG instance ``3.7``
 with its GPU instance). The index is the driver's, as in SLURM_JOB_GPUS. What a job itself counts
 from 0 (CUDA_VISIBLE_DEVICES) names another GPU as soon as the job does not hold the first one.
 
 The folder may be written to by others than root, so its files are untrusted: bounded, no links
-followed, nothing believed that is no job id.
+followed, nothing believed that is no such line.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
-from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.attribution import Attribution, SlurmJob
 from warpwatch_telemetry.samples import Device, DeviceSample
 
 MAX_FILE_BYTES = 4096
 MAX_JOBS = 64
 # Array tasks (12_3), parts of heterogeneous jobs (12+1), ids of other batch systems (12.server).
+SLURM_WORD = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.@+-]{0,63}", re.ASCII)
+_ABOUT = frozenset(SlurmJob._fields) - {"id"}
 _JOB_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_.+\[\]-]{0,63}", re.ASCII)
 
 
@@ -43,7 +47,7 @@ class SlurmFolderOrigin:
             descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise OriginError(f"{self._folder}: {error.strerror}") from error
-        jobs: dict[str, tuple[str, ...]] = {}
+        jobs: dict[str, tuple[SlurmJob, ...]] = {}
         refused: set[str] = set()
         try:
             for sample in samples:
@@ -58,9 +62,9 @@ class SlurmFolderOrigin:
         pass
 
 
-def _jobs_of(device: Device, folder: int, refused: set[str]) -> set[str]:
+def _jobs_of(device: Device, folder: int, refused: set[str]) -> set[SlurmJob]:
     place = f"{device.index}.{device.gpu_instance}" if device.gpu_instance else f"{device.index}"
-    found: set[str] = set()
+    found: set[SlurmJob] = set()
     for name in (device.uuid, place):
         # Before R470 the UUID of a MIG instance had slashes in it.
         if not name or "/" in name:
@@ -72,7 +76,7 @@ def _jobs_of(device: Device, folder: int, refused: set[str]) -> set[str]:
     return found
 
 
-def _read_jobs(name: str, folder: int) -> set[str]:
+def _read_jobs(name: str, folder: int) -> set[SlurmJob]:
     """Empty where there is no such file."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -92,14 +96,20 @@ def _read_jobs(name: str, folder: int) -> set[str]:
     return parse_jobs(text)
 
 
-def parse_jobs(text: bytes) -> set[str]:
-    """One job id a line; a file with anything else is refused as a whole."""
+def parse_jobs(text: bytes) -> set[SlurmJob]:
+    """One job a line; a file with anything else is refused as a whole."""
     if len(text) > MAX_FILE_BYTES:
         raise FileRefused(f"more than {MAX_FILE_BYTES} bytes")
-    lines = text.decode("ascii", "replace").splitlines()
-    jobs = {line.strip() for line in lines if line.strip()}
-    if len(jobs) > MAX_JOBS:
+    lines = {line.strip() for line in text.decode("ascii", "replace").splitlines()} - {""}
+    if len(lines) > MAX_JOBS:
         raise FileRefused(f"more than {MAX_JOBS} jobs")
-    if not all(_JOB_ID.fullmatch(job) for job in jobs):
-        raise FileRefused("holds something else than job ids")
-    return jobs
+    return {_parse_job(line) for line in lines}
+
+
+def _parse_job(line: str) -> SlurmJob:
+    job, *about = line.split()
+    words = [word.partition("=")[::2] for word in about]
+    known = all(name in _ABOUT and SLURM_WORD.fullmatch(value) for name, value in words)
+    if not _JOB_ID.fullmatch(job) or not known:
+        raise FileRefused("holds something else than jobs")
+    return SlurmJob(job, **dict(words))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwatch_devices.attribution.control_groups import owner_of, read_owner
+from warpwatch_telemetry.attribution import SlurmJob
 
 UID = "099b88fb-2a99-45ad-af94-d91eb81a87e9"
 UNDERSCORED = UID.replace("-", "_")
@@ -62,7 +64,7 @@ STATIC = "5dbc1f7cf9ccbf2cbc53bf2f0f4e0ec1"
 def test_pods_and_containers(text: str, pod_uid: str, container_id: str) -> None:
     owner = owner_of(text, "python")
     assert (owner.pod_uid, owner.container_id) == (pod_uid, container_id)
-    assert (owner.name, owner.slurm_job) == ("python", "")
+    assert (owner.name, owner.slurm) == ("python", None)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,7 @@ def test_pods_and_containers(text: str, pod_uid: str, container_id: str) -> None
         ("0::/system.slice/gpu01_slurmstepd.scope/job_7/step_batch/user/task_special\n", "7"),
         ("10:devices:/slurm/uid_2101171/job_280678/step_interactive/task_0\n0::/\n", "280678"),
         ("5:cpuset:/slurm_gpu01/uid_1000/job_42/step_batch\n", "42"),
+        ("0::/system.slice/slurmstepd.scope/sD2JHDQ3CHX000/step_0\n", "sD2JHDQ3CHX000"),
         ("0::/system.slice/slurmstepd.scope/system\n", ""),
         ("0::/user.slice/job_12/run\n", ""),
         ("0::/system.slice/slurmstepd.scope/job_x/step_0\n", ""),
@@ -79,7 +82,36 @@ def test_pods_and_containers(text: str, pod_uid: str, container_id: str) -> None
     ],
 )
 def test_slurm_jobs(text: str, job: str) -> None:
-    assert owner_of(text).slurm_job == job
+    found = owner_of(text).slurm
+    assert (found.id if found else "") == job
+
+
+@pytest.mark.parametrize(
+    ("folder", "environment", "expected"),
+    [
+        ("sD2JHDQ3CHX000", b"SLURM_JOB_ID=42\0SLURM_JOB_USER=ann\0", SlurmJob("42", "ann")),
+        ("sD2JHDQ3CHX000", b"HOME=/root\0", SlurmJob("sD2JHDQ3CHX000")),
+        (
+            "job_42",
+            b"SLURM_JOB_ID=42\0SLURM_JOB_USER=ann\0SLURM_JOB_ACCOUNT=vision\0"
+            b"SLURM_JOB_PARTITION=a3\0",
+            SlurmJob("42", "ann", "vision", "a3"),
+        ),
+        # Another's id: then nothing of it is believed.
+        ("job_42", b"SLURM_JOB_ID=7\0SLURM_JOB_USER=root\0", SlurmJob("42")),
+        ("job_42", b'SLURM_JOB_ID=42\0SLURM_JOB_USER=a"b\0', SlurmJob("42")),
+    ],
+)
+def test_a_job_of_slurm_is_described_by_its_processs_environment(
+    tmp_path: Path, folder: str, environment: bytes, expected: SlurmJob
+) -> None:
+    (tmp_path / "7").mkdir()
+    path = f"0::/system.slice/slurmstepd.scope/{folder}/step_0/user/task_0\n"
+    (tmp_path / "7/cgroup").write_text(path)
+    (tmp_path / "7/environ").write_bytes(environment)
+    owner = read_owner(7, "python", tmp_path)
+    assert owner is not None
+    assert owner.slurm == expected
 
 
 def test_a_container_in_a_container_is_the_inner_one() -> None:

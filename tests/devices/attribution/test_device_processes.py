@@ -42,7 +42,8 @@ def test_jobs_of_slurm_by_device() -> None:
     samples = (sample(GPU_0, 0, 10, 12), sample(GPU_1, 1, 10, 11, 13))
     _, slurm = origin().read(samples, 1000.0).attributions
     assert (slurm.origin, slurm.time) == ("slurm", 1000.0)
-    assert slurm.slurm_jobs == {GPU_0: ("12", "7"), GPU_1: ("7",)}
+    jobs = {uuid: [job.id for job in of] for uuid, of in slurm.slurm_jobs.items()}
+    assert jobs == {GPU_0: ["12", "7"], GPU_1: ["7"]}
 
 
 def test_the_end_of_the_last_job_is_reported_but_no_slurm_where_none_ran() -> None:

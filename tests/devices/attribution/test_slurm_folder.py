@@ -10,6 +10,7 @@ import pytest
 from tests.devices.attribution.gpus import GPU_0, GPU_1, MIG_7, node
 from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.slurm_folder import SlurmFolderOrigin
+from warpwatch_telemetry.attribution import SlurmJob
 
 
 def read(folder: Path) -> OriginAnswer:
@@ -19,7 +20,8 @@ def read(folder: Path) -> OriginAnswer:
 def jobs(answer: OriginAnswer) -> dict[str, tuple[str, ...]]:
     (attribution,) = answer.attributions
     assert (attribution.origin, attribution.time) == ("slurm", 1000.0)
-    return dict(attribution.slurm_jobs)
+    jobs = attribution.slurm_jobs.items()
+    return {uuid: tuple(job.id for job in of) for uuid, of in jobs}
 
 
 def test_files_are_named_by_uuid_or_index(tmp_path: Path) -> None:
@@ -32,6 +34,12 @@ def test_files_are_named_by_uuid_or_index(tmp_path: Path) -> None:
     reading = read(tmp_path)
     assert jobs(reading) == {GPU_0: ("1234", "1235_7"), GPU_1: ("88+1",), MIG_7: ("99.server",)}
     assert reading.refused == frozenset()
+
+
+def test_a_line_may_say_whose_the_job_is(tmp_path: Path) -> None:
+    (tmp_path / GPU_0).write_text("4711 user=ann account=vision partition=a3-mega\n")
+    (attribution,) = read(tmp_path).attributions
+    assert attribution.slurm_jobs == {GPU_0: (SlurmJob("4711", "ann", "vision", "a3-mega"),)}
 
 
 def test_an_empty_folder_says_that_no_job_runs(tmp_path: Path) -> None:
@@ -48,6 +56,8 @@ def test_an_empty_folder_says_that_no_job_runs(tmp_path: Path) -> None:
         (b"12\x00\n", "something else"),
         (b"root:x:0:0:root:/root:/bin/bash\n", "something else"),
         (b"1" * 65, "something else"),
+        (b"12 user=a id=13\n", "something else"),
+        (b'12 user="root"\n', "something else"),
     ],
 )
 def test_absurd_content_is_refused_as_a_whole(tmp_path: Path, text: bytes, why: str) -> None:

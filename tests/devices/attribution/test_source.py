@@ -16,7 +16,7 @@ from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
 from warpwatch_devices.attribution.source import Asker, AttributionSource, origins_of
 from warpwatch_devices.config import AttributionConfig
 from warpwatch_devices.source import Surroundings
-from warpwatch_telemetry.attribution import Attribution
+from warpwatch_telemetry.attribution import Attribution, SlurmJob
 from warpwatch_telemetry.samples import DeviceSample
 
 Devices = Callable[[], tuple[DeviceSample, ...]]
@@ -121,7 +121,7 @@ def test_a_kubelet_that_does_not_answer_keeps_no_one_waiting(
         return [reported for reported in sink.attributions if reported.origin == "slurm"]
 
     wait_until(lambda: kubelet.calls == 1 and len(of_slurm()) >= 3)
-    assert of_slurm()[-1].slurm_jobs == {GPU_0: ("42",)}
+    assert of_slurm()[-1].slurm_jobs == {GPU_0: (SlurmJob("42"),)}
     assert not [reported for reported in sink.attributions if reported.origin == "kubelet"]
     source.close()
     kubelet.stop()
