@@ -14,7 +14,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from warpwatch_diagnosis.measures.host_events import COLLECTIVE, HostTime
-from warpwatch_diagnosis.measures.host_patterns import reading_loops, real_operators, saving_gaps
+from warpwatch_diagnosis.measures.host_patterns import (
+    reading_loops,
+    real_operators,
+    saving_gaps,
+    spent_on_reads,
+)
 from warpwatch_diagnosis.measures.intervals import Interval, Intervals, clip, difference, union
 from warpwatch_diagnosis.measures.synchronization import reads
 from warpwatch_diagnosis.trace.events import Event, inside, spans
@@ -29,8 +34,8 @@ class CpuTime:
     """Disjoint unions of time in µs, clipped to the window; ``dispatch`` is part of operators.
 
     compile, gc, checkpoint: of the training thread, as in host_events, outside data loading.
-    saving: part of host, probably the writing of a checkpoint. reading: loops that read one value
-    after the other, whatever else they do. Both are patterns of host_patterns.
+    saving: part of host, probably the writing of a checkpoint. reading: what loops
+    that read one value after the other spend on it. Both are patterns of host_patterns.
     operators_count, dispatch_count: operators at the top level, and the short ones of them.
     """
 
@@ -70,7 +75,7 @@ def cpu_time(
     waiting = difference(union(clip(spans(collectives), window)), taken)
     own = difference([window], union(taken + waiting))
     values = [call[:2] for call in reads(trace.events["operator"], window, threads)]
-    loops = reading_loops(values, top, annotations, window)
+    loops = spent_on_reads(reading_loops(values, top, annotations, window), values, top)
     return CpuTime(
         operators=operators,
         dispatch=dispatch,

@@ -44,7 +44,7 @@ from warpwatch_diagnosis.trace.events import Event, by_begin, inside, spans
 from warpwatch_diagnosis.trace.reader import Trace
 
 # Copies over the bus, not those inside the device.
-_TRANSFERS = ("HtoD", "DtoH")
+TRANSFERS = ("HtoD", "DtoH")
 # Busy for less than this share of the busiest, a device is not in use: a process that sets up
 # its context on device 0 by mistake leaves a copy or two there.
 MIN_BUSY_SHARE = 0.01
@@ -197,7 +197,7 @@ def gpu_time(
         compute=compute,
         communication=communication,
         copies=_union(copies, window),
-        transfers=_union([c for c in copies if copy_kind(c.name)[0] in _TRANSFERS], window),
+        transfers=_union([c for c in copies if copy_kind(c.name)[0] in TRANSFERS], window),
         kernels=_summary(kernels, calls),
         idle_time=idle_time(work.events, launched, calls, window, host, waits, running),
         launches=launches(events, calls, window),

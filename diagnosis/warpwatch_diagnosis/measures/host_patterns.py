@@ -28,7 +28,14 @@ MIN_SAVING_US = 1_000.0
 # Guards, the cache lookup and entering the next region take 50 to 300 µs.
 BORDER_US = 1_000.0
 
+# The Python between picking a value and reading it, under the profiler and on a slow core.
+MAX_PICK_US = 100.0
+
 _OPTIMIZER = "Optimizer.step#"
+_NEXT = frozenset({"aten::select", "aten::unbind"})
+_PICKS = _NEXT | frozenset(
+    f"aten::{name}" for name in ("slice", "index", "squeeze", "view", "detach", "to", "narrow")
+)
 _DETACH = frozenset({"aten::detach", "detach"})
 _REGION = "Torch-Compiled Region"
 _OVERHEAD = ("TorchDynamo Cache Lookup", "Pregraph bytecode")
@@ -57,6 +64,29 @@ def reading_loops(
                 continue
         loops.append((begin, end))
     return union(clip(loops, window))
+
+
+def spent_on_reads(
+    loops: Intervals, reads: Sequence[Interval], operators: Sequence[Event]
+) -> Intervals:
+    """What of the loops would not be there without the reads: these, what picks the value, and the
+    Python before each. What the loop computes or waits for otherwise is its own work."""
+    begins = [begin for begin, _ in loops]
+    read_at = [begin for begin, _ in reads]
+    spent: Intervals = []
+    before_us = 0.0
+    for event in operators:
+        index = bisect_right(begins, event.end_us) - 1
+        inside = index >= 0 and event.begin_us < loops[index][1]
+        reading = bisect_left(read_at, event.begin_us) < bisect_right(read_at, event.end_us)
+        if inside and (reading or event.name in _PICKS):
+            # From read to read the loop does nothing else, however long a busy core takes for it.
+            follows = bool(spent) and spent[-1][1] == before_us and (reading or event.name in _NEXT)
+            pause_us = MAX_PAUSE_US if follows else MAX_PICK_US
+            low = max(before_us, event.begin_us - pause_us, loops[index][0])
+            spent.append((min(low, event.begin_us), event.end_us))
+        before_us = event.end_us
+    return union(spent)
 
 
 def _rows(reads: Intervals) -> Intervals:

@@ -9,8 +9,12 @@ from typing import Any, Literal
 
 from warpwatch_diagnosis.comparison.alignment import Alignment
 from warpwatch_diagnosis.measures.idle_causes import Cause
-from warpwatch_diagnosis.measures.intervals import Intervals, total, union
+from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union
 from warpwatch_diagnosis.measures.measures import Measures
+
+Confidence = Literal["high", "medium", "low"]
+# Of what seems lost, what the replay without the fault must save for the fault to be the cause.
+MIN_SAVED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Finding:
     label: str
     share: float
     recoverable_s: float
-    confidence: Literal["high", "medium", "low"]
+    confidence: Confidence
     evidence: tuple[str, ...]
     advice: str
     yields_to: tuple[str, ...] = ()
@@ -69,14 +73,14 @@ class Rule(ABC):
         measures: Measures,
         share: float,
         recoverable_us: float,
-        sure: bool,
+        confidence: Confidence,
         evidence: Iterable[str],
         advice: str,
         yields_to: tuple[str, ...] = (),
     ) -> Finding:
         return Finding(
             self.kind, measures.rank, measures.label, share, recoverable_us / 1e6,
-            "high" if sure else "medium", tuple(evidence), advice, yields_to,
+            confidence, tuple(evidence), advice, yields_to,
         )  # fmt: skip
 
 
@@ -86,8 +90,8 @@ class RankRule(Rule):
     min_share, high_share: of the window that is lost, for a finding and for confidence "high".
     """
 
-    min_share: float
-    high_share: float
+    min_share = 0.0
+    high_share = 0.0
     needs_gpu = False
 
     @abstractmethod
@@ -109,7 +113,17 @@ class RankRule(Rule):
         return measures.share(lost) > self.min_share
 
     def recoverable_us(self, measures: Measures, lost: Intervals) -> float:
-        return total(lost)
+        """What the replay saves, where it is known; on the CPU what no collective hides."""
+        if measures.gpu is None:
+            return total(difference(lost, measures.host.collectives.intervals))
+        return measures.savings.get(self.kind, total(lost))
+
+    def confidence(self, measures: Measures, lost: Intervals, recoverable_us: float) -> Confidence:
+        """Follows what can be won back: much less than what seems lost may have another cause."""
+        saved = measures.share_of_us(recoverable_us)
+        if saved < self.min_share and recoverable_us < MIN_SAVED * total(lost):
+            return "low"
+        return "high" if saved > self.high_share and self.is_sure(measures, lost) else "medium"
 
     def is_sure(self, measures: Measures, lost: Intervals) -> bool:
         return measures.share(lost) > self.high_share
@@ -119,12 +133,13 @@ class RankRule(Rule):
         for measures in capture:
             lost = [] if self.needs_gpu and measures.gpu is None else self.lost(measures)
             if lost and self.applies(measures, lost, several=len(capture) > 1):
+                recoverable_us = self.recoverable_us(measures, lost)
                 found.append(
                     self.finding(
                         measures,
                         share=self.share(measures, lost),
-                        recoverable_us=self.recoverable_us(measures, lost),
-                        sure=self.is_sure(measures, lost),
+                        recoverable_us=recoverable_us,
+                        confidence=self.confidence(measures, lost, recoverable_us),
                         evidence=self.evidence(measures, lost),
                         advice=self.advice(measures),
                     )

@@ -41,8 +41,10 @@ class CommunicationBoundRule(Rule):
             self.finding(
                 least,
                 share=share,
-                recoverable_us=prices_us[rank],
-                sure=share > HIGH_SHARE and least.gpu is not None and not missing,
+                recoverable_us=min(prices_us[rank], least.savings.get(self.kind, prices_us[rank])),
+                confidence="high"
+                if share > HIGH_SHARE and least.gpu is not None and not missing
+                else "medium",
                 evidence=(*_evidence(least, share), *_bandwidths(alignment), *missing),
                 advice=(
                     "Let communication overlap with the backward pass: DistributedDataParallel "

@@ -7,7 +7,7 @@ wait is in the trace, and the straggler's steps are longer without it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us
@@ -97,7 +97,11 @@ class StragglerRule(Rule):
             measures,
             share=measures.share_of_us(lost_us),
             recoverable_us=lost_us,
-            sure=own > HIGH_RATIO * typical,
+            confidence="low"
+            if shared_cores
+            else "high"
+            if own > HIGH_RATIO * typical
+            else "medium",
             evidence=(
                 f"{measures.label} keeps the others waiting: without waiting its step takes "
                 f"{milliseconds(own)}, theirs {milliseconds(typical)}",
@@ -113,7 +117,7 @@ class StragglerRule(Rule):
             ),
             yields_to=_CPU_PARTS[part],
         )
-        return [replace(found, confidence="low") if shared_cores else found]
+        return [found]
 
     def _on_gpu(self, capture: Sequence[Measures], alignment: Alignment) -> list[Finding]:
         """The rank that the others wait for, if it is (nearly) always the same one."""
@@ -133,7 +137,7 @@ class StragglerRule(Rule):
                 measures,
                 share=min(1.0, share),
                 recoverable_us=median(waits_us.values()),
-                sure=share > HIGH_GPU_WAIT,
+                confidence="high" if share > HIGH_GPU_WAIT else "medium",
                 evidence=(
                     f"{measures.label} keeps the others waiting: {percent(share)} of their step is "
                     f"collectives that {measures.label} enters last",

@@ -108,9 +108,9 @@ def _heads(findings: list[Finding], enough: Sequence[Measures], sure_only: bool)
     """The first that is sure, unless more of the time is unexplained; then what the host was in."""
     sure = [f for f in findings if f.confidence != "low"]
     if unexplained_share(enough) > max([MAX_UNEXPLAINED_SHARE, *(f.share for f in sure)]):
-        findings += unexplained(enough)
-        findings.sort(key=lambda f: -f.recoverable_s)
-        return next((f for f in findings if f.confidence == "low"), None)
+        found = sorted(unexplained(enough), key=lambda f: -f.recoverable_s)
+        findings[:0] = found
+        return next(iter(found), None)
     return next(iter(sure or ([] if sure_only else findings)), None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.synchronization import waits_by_name
@@ -57,10 +56,9 @@ def _in_place(measures: Measures, place: str, share: float, us: float) -> Findin
         f"{short(place)}",
         *more,
     )
-    found = rule.finding(
-        measures, us / measures.window_us, us, False, evidence, rule.advice(measures)
+    return rule.finding(
+        measures, us / measures.window_us, us, "low", evidence, rule.advice(measures)
     )
-    return replace(found, confidence="low")
 
 
 def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> str:

@@ -188,6 +188,7 @@ def test_findings_come_with_the_most_time_to_win_back_first(tmp_path: Path) -> N
         trace.annotation(LOADER, begin, 1500)
         trace.kernel(begin + 1550, 4000, begin + 1520)
         trace.kernel(begin + 5550, 4000, begin + 1530, name="ncclDevKernel_AllReduce")
+        trace.event("cuda_runtime", "cudaDeviceSynchronize", begin + 1540, 8020, 77)
     found = diagnosed(tmp_path, trace)
     assert [f.kind for f in found.findings] == ["communication_bound", "data_loading"]
 
