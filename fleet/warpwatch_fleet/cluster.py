@@ -16,7 +16,7 @@ from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.targets import Target
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
 
@@ -130,21 +130,22 @@ class Cluster:
 
     def judge(self, now: float) -> list[Change]:
         """What has changed of the anomalies that are the fleet's to raise, with their nodes."""
-        changes: list[Change] = []
-        names = self.names()
         self._drop_waiting()
+        found: list[tuple[FleetJob, Change]] = []
         for job in list(self.jobs.values()):
             if job.judged:
-                found = job.advance(self._known_until(job, now))
-                changes += (
-                    replace(change, anomaly=job.located(change.anomaly, names))
-                    for change in found
-                    if self._is_ours(job, change)
-                )
+                changes = job.advance(self._known_until(job, now))
+                found += ((job, change) for change in changes if self._is_ours(job, change))
             self._forget(job, now)
         while len(self.raised) > MAX_JOBS:
             del self.raised[next(iter(self.raised))]
-        return changes
+        if not found:
+            return []
+        names, faults = self.names(), self._device_faults()
+        return [
+            replace(change, anomaly=job.located(change.anomaly, names, faults))
+            for job, change in found
+        ]
 
     def _drop_waiting(self) -> None:
         """Of who has the most, what waits for nodes that are away."""
@@ -212,12 +213,20 @@ class Cluster:
 
     # --- what is known ---
 
+    def _device_faults(self) -> dict[str, list[Anomaly]]:
+        """What agents have found of devices, by their address."""
+        found = {
+            address: [one for one in node.anomalies() if one.kind in DEVICE_KINDS]
+            for address, node in self.nodes.items()
+        }
+        return {address: faults for address, faults in found.items() if faults}
+
     def anomalies(self) -> Iterator[Anomaly]:
         """The fleet's own, and those of the agents."""
-        names = self.names()
+        names, faults = self.names(), self._device_faults()
         own: set[str] = set()
         for job in self.jobs.values():
-            for anomaly in job.anomalies(names):
+            for anomaly in job.anomalies(names, faults):
                 own.add(anomaly.id)
                 yield anomaly
         for node in self.nodes.values():

@@ -11,6 +11,7 @@ import msgspec
 
 from warpwatch._version import __version__
 from warpwatch_detection.anomalies import snapshot
+from warpwatch_detection.anomalies.causes import DEVICE_CAUSES
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.engine import Detection
@@ -24,6 +25,11 @@ from warpwatch_telemetry.state import JobState, RankState
 
 # Of a job that was judged before a restart all ranks are awaited for so long.
 RANKS_AWAITED_S = 30.0
+# By address, what agents have found of their devices.
+Faults = Mapping[str, Iterable[Anomaly]]
+# What was over so long before may have brought it about.
+CAUSE_S = 60.0
+MAX_EVIDENCE = 4
 # Anomalies that have ended, which a restart remembers.
 MAX_SAVED_HISTORY = 100
 
@@ -92,6 +98,8 @@ class FleetJob:
             self.members[seen.rank] = Member(node, seen)
         else:
             before.status = "running"
+            device = seen.device or before.seen.device
+            before.seen = msgspec.structs.replace(before.seen, device=device)
         self.world_size = seen.world_size
         self.waiting.ranks = len(self.members)
         if self.judged:
@@ -193,27 +201,48 @@ class FleetJob:
 
     # --- what it finds ---
 
-    def anomalies(self, names: Mapping[str, str]) -> Iterator[Anomaly]:
+    def anomalies(self, names: Mapping[str, str], faults: Faults) -> Iterator[Anomaly]:
         """Those that are the fleet's to raise, with the node of their rank. names: of nodes."""
         if self.detection is None:
             return
         for anomaly in (*self.detection.history, *self.detection.active):
             if anomaly.kind in FLEET_KINDS and anomaly.id not in self.left:
-                yield self.located(anomaly, names)
+                yield self.located(anomaly, names, faults)
 
     def raised(self) -> dict[str, str]:
         """The ids of what is active and the fleet's, by kind."""
-        found = self.anomalies({})
+        found = self.anomalies({}, {})
         return {anomaly.kind: anomaly.id for anomaly in found if anomaly.end_time is None}
 
-    def located(self, anomaly: Anomaly, names: Mapping[str, str]) -> Anomaly:
-        """With the node of its rank, and an id that no other job's has."""
+    def located(self, anomaly: Anomaly, names: Mapping[str, str], faults: Faults) -> Anomaly:
+        """With the node of its rank, what was found of its GPU, and an id that is its alone."""
         ident = f"{anomaly.id}-{zlib.crc32(repr(self.id).encode()):08x}"
         member = self.members.get(-1 if anomaly.rank is None else anomaly.rank)
         node = "" if member is None else names.get(member.node, member.node)
         where = f" (on {node})" if node else ""
-        summary = anomaly.summary + where
-        return replace(anomaly, id=ident, summary=summary, node=node, judged_by="fleet")
+        beside = tuple(self._beside(anomaly, faults))[:MAX_EVIDENCE] if faults else ()
+        return replace(
+            anomaly,
+            id=ident,
+            summary="; ".join((anomaly.summary + where, *beside)),
+            evidence=(*anomaly.evidence, *beside),
+            node=node,
+            judged_by="fleet",
+        )
+
+    def _beside(self, anomaly: Anomaly, faults: Faults) -> Iterator[str]:
+        """What agents found of the GPUs of its ranks, and may be the cause."""
+        kinds = DEVICE_CAUSES.get(anomaly.kind, ())
+        end = math.inf if anomaly.end_time is None else anomaly.end_time
+        for rank in self.members if anomaly.rank is None else (anomaly.rank,):
+            member = self.members.get(rank)
+            if member is None or member.seen.device is None:
+                continue
+            for one in faults.get(member.node, ()):
+                over = math.inf if one.end_time is None else one.end_time
+                meets = one.time <= end and over >= anomaly.time - CAUSE_S
+                if one.kind in kinds and one.device == member.seen.device and meets:
+                    yield f"{one.kind} on the GPU of rank {rank}: {one.summary}"
 
     # --- what is shown ---
 

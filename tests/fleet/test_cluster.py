@@ -339,3 +339,21 @@ def test_a_record_as_long_as_a_book_is_refused_and_the_agent_named(two):
     node = two.cluster.nodes["gpu-1:9400"]
     assert node.refused == {"too_long": 1}
     assert node.health(two.now).reason == "1 lines were not believed, most of them: too_long"
+
+
+@pytest.mark.parametrize(("device", "evidence"), [("GPU-3", 1), ("GPU-2", 0)])
+def test_what_an_agent_found_of_its_gpu_is_evidence_of_a_straggler(two, device, evidence):
+    begin(two)
+    two.nodes[1].say(seen(2, device="GPU-2"), seen(3, device="GPU-3"))
+    train(two, 300)
+    train(two, 60, slow=1.4)
+    throttle = Anomaly(
+        time=two.now - 20, severity="warning", summary="held at 1.2 GHz by heat", device=device,
+        id="9", kind="thermal_throttle",
+    )  # fmt: skip
+    two.nodes[1].stream.put_anomaly(throttle)
+    two.hear()
+    (found,) = [one for one in two.anomalies() if one.kind == "straggler"]
+    said = ("thermal_throttle on the GPU of rank 3: held at 1.2 GHz by heat",)
+    assert found.evidence == said * evidence
+    assert found.summary.endswith(said[0]) == bool(evidence)
