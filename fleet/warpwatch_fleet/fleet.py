@@ -30,7 +30,9 @@ from warpwatch_fleet.following import AgentError, Agents, again_and_again
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import Memory, SavedJob
 from warpwatch_fleet.node import Node
-from warpwatch_fleet.runs import merged
+from warpwatch_fleet.page.endpoint import FleetPage
+from warpwatch_fleet.page.nodes import NodeState
+from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.targets import Targets
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
@@ -69,6 +71,7 @@ class Fleet:
         self._schedules = own.schedules
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
+        self._runs = Runs(self._run_parts)
         self.metrics = AgentMetrics()
         read = self.metrics.read
         read("fleet_agents", self._count_agents)
@@ -81,7 +84,7 @@ class Fleet:
             token_file=own.token_file,
             web_config=own.web_config,
         )
-        self.server = Server(self, http)
+        self.server = Server(self, http, page=FleetPage(self))
         self.server.bind()
 
     # --- running ---
@@ -275,11 +278,19 @@ class Fleet:
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return None
 
+    def nodes(self) -> list[NodeState]:
+        now = time.time()
+        with self._lock:
+            nodes = self._cluster.nodes.values()
+            return [NodeState(one.health(now), tuple(one.devices.values())) for one in nodes]
+
     def run_summaries(self) -> Sequence[RunSummary]:
+        return self._runs.all()
+
+    def _run_parts(self) -> tuple[list[RunPart], dict[JobId, dict[str, int]]]:
         with self._lock:
             parts = [part for node in self._cluster.nodes.values() for part in node.runs()]
-            raised = {run: dict(counts) for run, counts in self._cluster.raised.items()}
-        return merged(parts, raised)
+            return parts, {run: dict(counts) for run, counts in self._cluster.raised.items()}
 
     def detector_statuses(
         self,

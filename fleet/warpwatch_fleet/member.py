@@ -77,6 +77,6 @@ class Member:
             phases_s=dict(self.phases_s),
             durations=self.counts.durations,
             recent_s=tuple(self.recent),
-            **(self.recent.throughput() if self.is_live else {}),
+            **(self.recent.pace() if self.is_live else {}),
             memory_allocated_bytes=self.memory_allocated_bytes,
         )

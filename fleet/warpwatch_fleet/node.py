@@ -46,6 +46,22 @@ MAX_TIME = 1e11
 # The newest that are shown; of their diagnosis only what fits a line.
 MAX_CAPTURES = 20
 MAX_RUNS = 20
+MAX_DEVICES = 128
+# What is kept of a device.
+MAX_SERIES = 64
+_OF_DEVICE = frozenset(
+    f"device_{name}"
+    for name in (
+        "utilization_ratio",
+        "graphics_active_ratio",
+        "temperature_celsius",
+        "temperature_threshold_celsius",
+        "throttle_active",
+        "power_watts",
+        "power_limit_watts",
+        "xid_last_timestamp_seconds",
+    )
+)
 _OF_DIAGNOSIS = ("verdict", "summary")
 _CAPTURE_ID = re.compile(capture_id.PATTERN)
 
@@ -69,6 +85,8 @@ class Node:
         self._anomalies: dict[str, Anomaly] = {}
         # As its agent says them, by id, the one that has changed last at the end.
         self.captures: dict[str, Capture] = {}
+        # The newest reading of each, by UUID.
+        self.devices: dict[str, DeviceReading] = {}
         # As JSON; by its own name, and what the fleet calls those that it has joined.
         self._runs: dict[JobId, bytes] = {}
         self._joined: dict[JobId, JobId] = {}
@@ -110,7 +128,9 @@ class Node:
             self._take_run(said.run)
         elif isinstance(said, Clock):
             yield from self._take_clock(said, now)
-        elif said is not None and not isinstance(said, DeviceReading):
+        elif isinstance(said, DeviceReading):
+            self._take_device(said)
+        elif said is not None:
             yield from self._take_record(said, len(line), now)
 
     def _take_clock(self, clock: Clock, now: float) -> Iterator[Record]:
@@ -207,6 +227,15 @@ class Node:
                 folder=None,
                 files=(),
             )
+
+    def _take_device(self, reading: DeviceReading) -> None:
+        """As much of it as the page shows."""
+        if reading.device not in self.devices and len(self.devices) >= MAX_DEVICES:
+            return
+        shown = [one for one in reading.metrics.items() if one[0][0] in _OF_DEVICE]
+        self.devices[reading.device[:MAX_TEXT]] = msgspec.structs.replace(
+            reading, metrics=dict(shown[:MAX_SERIES]), reason=reading.reason[:MAX_TEXT]
+        )
 
     def _take_run(self, run: RunSummary) -> None:
         owner = self.target.owner

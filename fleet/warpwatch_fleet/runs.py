@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +18,8 @@ from warpwatch_telemetry.runs import RunSummary
 # Of nodes that are named.
 MAX_NAMED = 8
 MAX_CAPTURES = 20
+# Whoever looks at the page asks every two seconds.
+AGE_S = 5.0
 
 
 class RunPart(NamedTuple):
@@ -28,6 +32,24 @@ class RunPart(NamedTuple):
     node: str
     ahead_s: float
     encoded: bytes
+
+
+Parts = tuple[Iterable[RunPart], Mapping[JobId, Mapping[str, int]]]
+
+
+class Runs:
+    """Merged anew when they are older than AGE_S; from any thread. read: as ``merged`` takes it."""
+
+    def __init__(self, read: Callable[[], Parts]) -> None:
+        self._read = read
+        self._merged: list[RunSummary] = []
+        self._at = -math.inf
+
+    def all(self) -> list[RunSummary]:
+        now = time.monotonic()
+        if now - self._at > AGE_S:
+            self._merged, self._at = merged(*self._read()), now
+        return self._merged
 
 
 def merged(parts: Iterable[RunPart], raised: Mapping[JobId, Mapping[str, int]]) -> list[RunSummary]:

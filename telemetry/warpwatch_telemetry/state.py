@@ -47,7 +47,8 @@ class RankState:
     seen_time: when the daemon came to know it; first_time is the ring's own word.
     step_clock: what ends a step: step(), a framework's name, optimizer, dataloader or other.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
-    steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs.
+    steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: a step
+    in phase comm, which is mostly waiting for other ranks, of the same steps.
     gc_s: in Python's garbage collector. core_wait_s: in which threads were ready and had no core,
     summed over them; throttled_s: for which the CPU limit of its control group held cores back,
     summed over these. energy_j: this rank's share of what its device used. These three are counted
@@ -83,6 +84,7 @@ class RankState:
     steps_per_s: float | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
+    comm_s: float | None = None
     gc_s: float | None = None
     gc_collections_total: int | None = None
     memory_allocated_bytes: int | None = None

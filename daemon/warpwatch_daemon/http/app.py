@@ -38,6 +38,7 @@ def create_app(
     loopback: bool,
     basic_auth: BasicAuth | None = None,
     limit: PeerLimit | None = None,
+    page: PageEndpoint | None = None,
 ) -> Starlette:
     """``loopback``: whether the daemon listens on a loopback address.
 
@@ -48,7 +49,7 @@ def create_app(
     admission = Admission(access, limit or PeerLimit(), basic_auth)
     pages = MetricsPages(watcher)
     guard = Middleware(Guard, admission=admission, count=watcher.count_request)
-    files, page = CaptureFiles(watcher, access), PageEndpoint(watcher)
+    files, page = CaptureFiles(watcher, access), page or PageEndpoint(watcher)
     if isinstance(watcher, Agent):
         api = AgentApi(watcher, access)
         webhook = AlertWebhook(watcher, access, config)

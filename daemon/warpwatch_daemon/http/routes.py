@@ -58,6 +58,7 @@ def operations(
     """What agents and fleets answer."""
     return [
         Operation("/", page.show, "text/html"),
+        Operation("/run", page.show_run, "text/html", models.RunFilters, errors=(404,)),
         Operation("/metrics", metrics.scrape, "text/plain"),
         Operation("/healthz", api.healthz, models.Health),
         Operation("/readyz", api.readyz, models.Readiness, also={503: models.Readiness}),

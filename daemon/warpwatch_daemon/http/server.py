@@ -30,6 +30,7 @@ from warpwatch_daemon.http.connection import (
 )
 from warpwatch_daemon.http.listening import listen_locally, listen_on
 from warpwatch_daemon.http.metrics import MetricsPages
+from warpwatch_daemon.http.page.endpoint import PageEndpoint
 from warpwatch_daemon.http.probes import Probes
 from warpwatch_daemon.http.web_config import Tls, WebConfig
 from warpwatch_telemetry.errors import UsageError
@@ -56,10 +57,12 @@ class Server:
         config: HttpConfig,
         head_timeout_s: float = HEAD_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
+        page: PageEndpoint | None = None,
     ) -> None:
         """Raises UsageError when web_config or what it names cannot be used."""
         self._watcher = watcher
         self._config = config
+        self._page = page
         self._connection = functools.partial(
             Connection,
             head_timeout_s=head_timeout_s,
@@ -81,7 +84,11 @@ class Server:
         loopback = is_loopback(str(listener.getsockname()[0]))
         try:
             app = create_app(
-                self._watcher, self._config, loopback=loopback, basic_auth=self._basic_auth
+                self._watcher,
+                self._config,
+                loopback=loopback,
+                basic_auth=self._basic_auth,
+                page=self._page,
             )
             probes = self._config.probe_listen
             probe_socket = listen_on(probes, "http.probe_listen") if probes else None

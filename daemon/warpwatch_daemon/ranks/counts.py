@@ -114,12 +114,14 @@ class RecentSteps:
         self._newest_s: deque[float] = deque(maxlen=THROUGHPUT_STEPS)
         self._samples: deque[int] = deque(maxlen=THROUGHPUT_STEPS)
         self._tokens: deque[int] = deque(maxlen=THROUGHPUT_STEPS)
+        self._comm_s: deque[float | None] = deque(maxlen=THROUGHPUT_STEPS)
 
     def add(self, step: Step) -> None:
         self._durations_s.append(step.duration_s)
         self._newest_s.append(step.duration_s)
         self._samples.append(step.samples)
         self._tokens.append(step.tokens)
+        self._comm_s.append(step.phases_s.get("comm"))
 
     def __len__(self) -> int:
         return len(self._durations_s)
@@ -127,8 +129,13 @@ class RecentSteps:
     def __iter__(self) -> Iterator[float]:
         return iter(self._durations_s.copy())
 
-    def throughput(self) -> dict[str, Any]:
-        """Steps, samples and tokens a second, of the same steps; what is not known is not there."""
+    def pace(self) -> dict[str, Any]:
+        """Steps, samples and tokens a second, and ``comm_s``, the seconds a step in phase comm.
+
+        All of the same steps; what is not known is not there.
+        """
         taken_s, steps = sum(self._newest_s), len(self._newest_s)
+        waits_s = [seconds for seconds in self._comm_s.copy() if seconds is not None]
         counts = {"steps": steps, "samples": sum(self._samples), "tokens": sum(self._tokens)}
-        return {f"{what}_per_s": n / taken_s for what, n in counts.items() if n and taken_s}
+        found = {f"{what}_per_s": n / taken_s for what, n in counts.items() if n and taken_s}
+        return found | ({"comm_s": sum(waits_s) / len(waits_s)} if waits_s else {})

@@ -264,7 +264,7 @@ class Rank:
             phases_s=totals["phases_s"],
             durations=self.counts.durations,
             recent_s=tuple(self.recent),
-            **(self.recent.throughput() if self.status == "running" else {}),
+            **(self.recent.pace() if self.status == "running" else {}),
             gc_s=_seconds(recorded.get("gc_ns")),
             gc_collections_total=recorded.get("gc_collections"),
             memory_allocated_bytes=self.memory.allocated,

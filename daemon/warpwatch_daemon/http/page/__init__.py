@@ -1,10 +1,10 @@
 """The web page: server-rendered, one screen, no build step.
 
-- endpoint: the answer to ``GET /`` and its content security policy
+- endpoint: the answers to ``GET /`` and ``GET /run`` and its content security policy
 - templates: one file a section, with the style and the script that goes on refreshing; each asks
   the module of its name
 - headline: the one line on top
-- findings, jobs, devices, captures: what each section says of a record
+- findings, jobs, devices, captures, runs: what each section says of a record
 - minutes: what happened around an anomaly, as drawings
 - charts: step times and phases as drawings
 

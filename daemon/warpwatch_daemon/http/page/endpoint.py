@@ -1,25 +1,30 @@
-"""``GET /``: the page, and the policy that lets a browser run nothing but what is ours."""
+"""``GET /`` and ``/run``, and the policy that lets a browser run nothing but what is ours."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_daemon import quantities
-from warpwatch_daemon.http.access import caller_of
+from warpwatch_daemon.http import models
+from warpwatch_daemon.http.access import Caller, caller_of
 from warpwatch_daemon.http.agent import Watcher
-from warpwatch_daemon.http.page import captures, charts, devices, findings, jobs, minutes
+from warpwatch_daemon.http.answers import ApiError
+from warpwatch_daemon.http.page import captures, charts, devices, findings, jobs, minutes, runs
 from warpwatch_daemon.http.page.headline import headline
+from warpwatch_daemon.http.request_data import filters
 from warpwatch_daemon.http.visibility import visible
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment
 
 MAX_SOURCES = 32
 # No sentence of ours is longer.
@@ -28,28 +33,48 @@ _FOLDER = Path(__file__).parent / "templates"
 
 
 class PageEndpoint:
+    """Of an agent; ``templates``, ``name`` and ``modules`` are what another page has besides."""
+
+    templates: tuple[Path, ...] = (_FOLDER,)
+    name = "page.html"
+    modules: Mapping[str, object] = {}
+
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
 
     async def show(self, request: Request) -> Response:
         """The web page."""
-        caller = caller_of(request)
-        state = visible(self._watcher.state(), caller.owner)
-        page = self._template.render(
+        return await run_in_threadpool(self._answer, self.name, caller_of(request))
+
+    async def show_run(self, request: Request) -> Response:
+        """The page of a run: its figures, and what has changed since the one before."""
+        wanted = filters(request, models.RunFilters)
+        return await run_in_threadpool(self._answer, "run.html", caller_of(request), wanted)
+
+    def _answer(self, name: str, caller: Caller, run: models.RunFilters | None = None) -> Response:
+        state, known = self._watcher.state(), self._watcher.run_summaries()
+        state = visible(state, caller.owner)
+        known = [one for one in known if caller.owner in (None, one.owner)]
+        chosen = None if run is None else runs.chosen(known, run)
+        if run is not None and chosen is None:
+            raise ApiError(404, "not_found", "there is no such run")
+        page = self._environment.get_template(name).render(
             state=state,
             headline=headline(state),
             files_open=caller.files,
+            known=known,
+            run=chosen,
         )
         headers = {"Content-Security-Policy": self._policy}
         return Response(page, headers=headers, media_type="text/html")
 
     @cached_property
-    def _template(self) -> Template:
+    def _environment(self) -> Environment:
         # The page may never be opened: jinja2 takes memory only once it is.
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
         environment = Environment(
-            loader=FileSystemLoader(_FOLDER),
+            loader=FileSystemLoader(self.templates),
             autoescape=True,
             finalize=_cut,
             undefined=StrictUndefined,
@@ -68,8 +93,10 @@ class PageEndpoint:
             "jobs": jobs,
             "max_sources": MAX_SOURCES,
             "minutes": minutes,
+            "runs": runs,
+            **self.modules,
         }
-        return environment.get_template("page.html")
+        return environment
 
     @cached_property
     def _policy(self) -> str:

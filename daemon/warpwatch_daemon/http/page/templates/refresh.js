@@ -18,7 +18,7 @@ function replaceSections(page) {
 async function refresh() {
   if (!document.hidden) {
     try {
-      const answer = await fetch("/", { cache: "no-store" });
+      const answer = await fetch(location.href, { cache: "no-store" });
       if (!answer.ok) throw new Error(answer.statusText);
       replaceSections(new DOMParser().parseFromString(await answer.text(), "text/html"));
       lost.hidden = true;

@@ -1,0 +1,18 @@
+"""``GET /`` of a fleet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from warpwatch_daemon.http.page.endpoint import PageEndpoint
+from warpwatch_fleet.page import heatmap, nodes
+from warpwatch_fleet.page.nodes import NodesWatcher
+
+
+class FleetPage(PageEndpoint):
+    templates = (Path(__file__).parent / "templates", *PageEndpoint.templates)
+    name = "fleet.html"
+
+    def __init__(self, fleet: NodesWatcher) -> None:
+        super().__init__(fleet)
+        self.modules = {"heatmap": heatmap, "nodes": nodes, "fleet": fleet}

@@ -1,0 +1,36 @@
+"""A real browser for tests of pages."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium")
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+NEEDS_BROWSER = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS.split())
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Any, url: str, complaints: list[str], **options: Any) -> Any:
+    page = browser.new_context(**options).new_page()
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(url)
+    return page

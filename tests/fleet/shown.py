@@ -1,0 +1,109 @@
+"""What a fleet's page is to show: jobs of any size with one slow rank, nodes, runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.daemon.http.conftest import MemoryAgent, gpu
+from tests.fleet.nodes import NOW, OWNER
+from warpwatch_daemon.config.sections import HttpConfig
+from warpwatch_daemon.http.server import Server
+from warpwatch_fleet.page.endpoint import FleetPage
+from warpwatch_fleet.page.nodes import NodeState
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.records import DeviceReading
+from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.state import JobState, RankState, State
+
+STEP_S = 0.48
+
+
+def rank(number: int, world: int, host: str, slow: bool, job: str = "llama-70b") -> RankState:
+    noise = random.Random(number).gauss(0, 0.005)
+    own_s = (0.41 if slow else 0.25) * (1 + noise)
+    return RankState(
+        job=job,
+        rank=number,
+        name=str(number),
+        pid=0,
+        host=host,
+        owner=OWNER,
+        run="41",
+        world_size=world,
+        step=4180,
+        steps_total=4180,
+        steps_per_s=1 / STEP_S,
+        tokens_per_s=32768 / STEP_S,
+        comm_s=STEP_S - own_s,
+        recent_s=(STEP_S,) * 40,
+    )
+
+
+def straggler(number: int, node: str) -> Anomaly:
+    return Anomaly(
+        id="a1",
+        time=NOW - 41,
+        kind="straggler",
+        severity="warning",
+        summary=f"rank {number} computes 64 % longer than its peers since step 4100 (on {node})",
+        job="llama-70b",
+        owner=OWNER,
+        run="41",
+        rank=number,
+        begin_step=4100,
+        node=node,
+        judged_by="fleet",
+    )
+
+
+def fleet_state(world: int, on_a_node: int, slow: int | None) -> State:
+    """One job over as many nodes as it needs; ``slow``: which rank is."""
+    hosts = [f"gpu-{number // on_a_node + 1:03}" for number in range(world)]
+    ranks = tuple(rank(n, world, hosts[n], n == slow) for n in range(world))
+    job = JobState("llama-70b", world, tuple(r.name for r in ranks), owner=OWNER, run="41")
+    found = () if slow is None else (straggler(slow, hosts[slow]),)
+    return State(NOW, "0.1.0", "fleet-0", ranks=ranks, jobs=(job,), anomalies=found)
+
+
+def node(number: int, up: bool = True, hot: bool = False, late_s: float = 0.4) -> NodeState:
+    reason = "" if up else "ConnectError: connection refused"
+    readings = []
+    for index in range(8):
+        values = dict(gpu(index % 2).values)
+        if hot and index == 5:
+            values["device_throttle_active", ("hw_thermal",)] = 1.0
+        readings.append(DeviceReading(NOW, f"GPU-{number:03}-{index}", values))
+    return NodeState(SourceHealth(f"gpu-{number:03}", up, reason, late_s), tuple(readings))
+
+
+class MemoryFleet(MemoryAgent):
+    """What a fleet would say, as set by the test."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.now = fleet_state(6, 2, 4)
+        self.all_nodes = [node(1), node(2, hot=True), node(3)]
+
+    def nodes(self) -> list[NodeState]:
+        return self.all_nodes
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> MemoryFleet:
+    return MemoryFleet(tmp_path)
+
+
+@pytest.fixture
+def url(fleet: MemoryFleet) -> Iterator[str]:
+    server = Server(fleet, HttpConfig(listen="127.0.0.1:0"), page=FleetPage(fleet))
+    server.bind()
+    thread = Thread(target=server.run)
+    thread.start()
+    yield f"http://127.0.0.1:{server.address[1]}"
+    server.stop()
+    thread.join()
