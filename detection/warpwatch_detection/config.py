@@ -13,7 +13,6 @@ from pydantic import Field
 from warpwatch_detection.budget import FALSE_ALARMS_PER_JOB_DAY
 from warpwatch_telemetry.sections import (
     REAL,
-    Age,
     DetectorConfig,
     NotNegative,
     Positive,
@@ -91,10 +90,8 @@ class AnomaliesConfig(Section):
 
     ``hold_s``: how long an event (crash, oom, xid, …) stays active after its last one; long enough
     that a page in the night still finds it. ``reopen_s``: what comes back so soon after its end is
-    the same anomaly; twice a usual scrape and alert interval of 60 s. ``max_age``: of the stored
-    anomalies; a month, for comparing with.
+    the same anomaly; twice a usual scrape and alert interval of 60 s.
     """
 
     hold_s: NotNegative = 600.0
     reopen_s: NotNegative = 120.0
-    max_age: Age = 30 * 86400.0

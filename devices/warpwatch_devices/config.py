@@ -28,7 +28,6 @@ class NvmlConfig(Section):
     enabled: Boolean = True
     interval_s: Interval = 1.0
     stuck_after_s: Positive = 5.0
-    gpm: Boolean = True
     mismatch_grace_s: NotNegative = 60.0
 
 
@@ -36,14 +35,12 @@ class KernelLogConfig(Section):
     """Where the kernel log cannot be read, XIDs come from the driver's events alone."""
 
     enabled: Boolean = True
-    path: Path = Path("/dev/kmsg")
 
 
 class SimulatedConfig(Section):
     enabled: Boolean = False
     devices: Annotated[int, Field(ge=1, le=64), WHOLE] = 8
     profile: Literal["h100", "a100", "l4"] = "h100"
-    interval_s: Interval = 1.0
 
 
 class HostConfig(Section):
@@ -55,7 +52,6 @@ class ProcessesConfig(Section):
     """Processor time and memory of the processes that use a GPU."""
 
     enabled: Boolean = True
-    interval_s: Interval = 5.0
 
 
 class DcgmConfig(Section):
@@ -64,14 +60,12 @@ class DcgmConfig(Section):
     enabled: Boolean = False
     address: str = "localhost:5555"
     bindings: Path | None = None
-    interval_s: Interval = 1.0
 
 
 class DcgmExporterConfig(Section):
     """A running dcgm-exporter, for what NVML cannot give."""
 
     url: Url | None = None
-    interval_s: Interval = 10.0
 
 
 class SourcesConfig(Section):
@@ -95,4 +89,3 @@ class AttributionConfig(Section):
     kubelet_socket: str = "auto"
     pod_logs: str = "auto"
     slurm: str = "auto"
-    interval_s: Interval = 10.0

@@ -16,8 +16,8 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
-from warpwatch_devices.config import KernelLogConfig
 from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.source import Sink
 from warpwatch_devices.xid_ledger import XidLedger
@@ -26,6 +26,7 @@ from warpwatch_telemetry.samples import SourceHealth
 logger = logging.getLogger(__name__)
 
 ORIGIN = "kernel_log"
+PATH = Path("/dev/kmsg")
 INTERVAL_S = 1.0
 # How long before a log that could not be opened is tried again.
 REOPEN_INTERVAL_S = 60.0
@@ -66,12 +67,12 @@ class KernelLogSource:
 
     def __init__(
         self,
-        config: KernelLogConfig,
         ledger: XidLedger,
+        path: Path = PATH,
         interval_s: float = INTERVAL_S,
         records_per_round: int = MAX_RECORDS_PER_ROUND,
     ) -> None:
-        self._config = config
+        self._path = path
         self._ledger = ledger
         self._interval_s = interval_s
         self._records_per_round = records_per_round
@@ -112,7 +113,7 @@ class KernelLogSource:
         if now < self._open_at:
             return False
         self._open_at = now + REOPEN_INTERVAL_S
-        log = os.open(self._config.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        log = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.lseek(log, 0, os.SEEK_END)
         except OSError as error:
@@ -128,7 +129,7 @@ class KernelLogSource:
 
     def _lost(self, error: OSError) -> str:
         """The log cannot be read, now or any more; why, in one line."""
-        reason = f"{self._config.path}: {error.strerror or error}"
+        reason = f"{self._path}: {error.strerror or error}"
         if self._worked:
             self._errors += 1
         if not self._said:

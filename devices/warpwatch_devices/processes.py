@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from warpwatch_devices.config import ProcessesConfig
 from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants, sees_host_processes
 from warpwatch_devices.source import Sink, Surroundings
@@ -21,6 +20,7 @@ from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 
+INTERVAL_S = 5.0
 MAX_PROCESSES = 256
 _DELAY_ACCOUNTING = Path("/proc/sys/kernel/task_delayacct")
 _NOT_ON_THE_HOST = "PIDs of the host mean nothing here: the daemon needs the host's PID namespace"
@@ -31,11 +31,11 @@ class ProcessesSource:
 
     def __init__(
         self,
-        config: ProcessesConfig,
         surroundings: Surroundings,
         host_processes: Callable[[], bool] = sees_host_processes,
+        interval_s: float = INTERVAL_S,
     ) -> None:
-        self._config = config
+        self._interval_s = interval_s
         self._devices = surroundings.devices
         self._host_processes = host_processes
         self._tree = ProcessTree()
@@ -46,7 +46,7 @@ class ProcessesSource:
             logger.info("processes that use a GPU are not followed: %s", _NOT_ON_THE_HOST)
             sink.publish_health(SourceHealth(self.name, True, _NOT_ON_THE_HOST))
             return
-        supervisor.every(self.name, self._config.interval_s, lambda: self.read(sink))
+        supervisor.every(self.name, self._interval_s, lambda: self.read(sink))
 
     def close(self) -> None:
         pass

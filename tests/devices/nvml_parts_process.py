@@ -17,7 +17,6 @@ import pynvml
 
 from tests.devices.recording import RecordingSink
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_devices.config import KernelLogConfig
 from warpwatch_devices.kernel_log import KernelLogSource
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.gpm import TAKE_BACK_AFTER_S, GpmWorker
@@ -51,8 +50,7 @@ class Parts:
         self.gpm = "gpm_interval_s" in options
         self.log = None
         if "kernel_log" in options:
-            config = KernelLogConfig(path=Path(options["kernel_log"]))
-            self.log = KernelLogSource(config, self.ledger, interval_s=0.1)
+            self.log = KernelLogSource(self.ledger, Path(options["kernel_log"]), 0.1)
             self.log.start(self.supervisor, self.sink)
         self.uuids: list[str] = []
 

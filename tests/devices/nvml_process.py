@@ -21,6 +21,7 @@ from warpwatch_devices import loops
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.nvml.device import Companions, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
+from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import initialise
 from warpwatch_devices.nvml.source import NvmlSource
 from warpwatch_devices.source import Surroundings
@@ -151,7 +152,8 @@ def run_device(supervisor: Supervisor) -> None:
     for line in sys.stdin:
         if line == "new\n":
             sink, ledger = GatheringSink(), XidLedger()
-            companions = Companions(sink, ledger, EventWatcher(supervisor, sink, ledger), None)
+            events, gpm = EventWatcher(supervisor, sink, ledger), GpmWorker(supervisor, 1.0, 5.0)
+            companions = Companions(sink, ledger, events, gpm)
             device = NvmlDevice(0, companions, interval_s=1.0, probe_interval_s=0.0)
             continue
         for _ in range(int(line)):

@@ -82,8 +82,8 @@ def running(
 ) -> Iterator[RecordingSink]:
     it = around or Around()
     surroundings = Surroundings(lambda _: None, lambda: it.known, lambda: it.wanted, lambda _: None)
-    config = DcgmConfig(enabled=True, address=address, bindings=bindings, interval_s=0.1)
-    seconds = {"retry_first_s": 0.05, "discovery_interval_s": 0.1} | times
+    config = DcgmConfig(enabled=True, address=address, bindings=bindings)
+    seconds = {"retry_first_s": 0.05, "discovery_interval_s": 0.1, "interval_s": 0.1} | times
     source = DcgmSource(config, surroundings, **seconds)
     sink, supervisor = RecordingSink(), Supervisor()
     try:

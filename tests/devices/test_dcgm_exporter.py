@@ -112,9 +112,8 @@ def running(
     url: str, known: tuple[DeviceSample, ...] = (), timeout_s: float = 5.0
 ) -> Iterator[RecordingSink]:
     surroundings = Surroundings(lambda _: None, lambda: known, lambda: False, lambda _: None)
-    source = DcgmExporterSource(
-        DcgmExporterConfig(url=url, interval_s=0.1), surroundings, "node-7", timeout_s
-    )
+    config = DcgmExporterConfig(url=url)
+    source = DcgmExporterSource(config, surroundings, "node-7", timeout_s, 0.1)
     sink, supervisor = RecordingSink(), Supervisor()
     try:
         source.start(supervisor, sink)

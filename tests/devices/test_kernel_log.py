@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_devices.config import KernelLogConfig
 from warpwatch_devices.kernel_log import KernelLogSource, parse_record
 from warpwatch_devices.xid_ledger import XidLedger
 
@@ -68,9 +67,7 @@ class Node:
         self.ledger.register(GPU, "00000000:1A:00.0")
         self.sink = RecordingSink()
         self.supervisor = Supervisor()
-        self.source = KernelLogSource(
-            KernelLogConfig(path=path), self.ledger, 0.05, records_per_round
-        )
+        self.source = KernelLogSource(self.ledger, path, 0.05, records_per_round)
 
     def __enter__(self) -> Node:
         self.source.start(self.supervisor, self.sink)

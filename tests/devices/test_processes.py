@@ -12,7 +12,6 @@ import pytest
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_devices.config import ProcessesConfig
 from warpwatch_devices.process_tree import (
     Process,
     ProcessTree,
@@ -77,7 +76,7 @@ def source_of(*pids: int, name: str = "python") -> ProcessesSource:
         counters_wanted=lambda: False,
         fail=lambda reason: None,
     )
-    return ProcessesSource(ProcessesConfig(interval_s=0.1), surroundings, lambda: True)
+    return ProcessesSource(surroundings, lambda: True, 0.1)
 
 
 def series(source: ProcessesSource, sink: RecordingSink, pid: int) -> dict[str, float]:
@@ -165,7 +164,7 @@ def test_the_source_runs_in_its_loop_and_ends() -> None:
 
 def test_in_another_pid_namespace_nothing_is_read() -> None:
     surroundings = Surroundings(lambda index: None, tuple, lambda: False, lambda reason: None)
-    source = ProcessesSource(ProcessesConfig(), surroundings, lambda: False)
+    source = ProcessesSource(surroundings, lambda: False)
     supervisor, sink = Supervisor(), RecordingSink()
     source.start(supervisor, sink)
     assert supervisor.loops == ()

@@ -121,8 +121,8 @@ def test_uuids_are_the_same_in_every_run() -> None:
 
 def test_the_source_follows_the_load_of_each_device() -> None:
     sink, supervisor = RecordingSink(), Supervisor()
-    config = SimulatedConfig(enabled=True, devices=3, interval_s=0.1)
-    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None}.get)
+    config = SimulatedConfig(enabled=True, devices=3)
+    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None}.get, 0.1)
     try:
         source.start(supervisor, sink)
         wait_until(lambda: len(sink.devices.get(simulated_uuid(2), ())) >= 3)

@@ -147,7 +147,7 @@ def values(cluster: Cluster, work: Path) -> Path:
         "tolerations": [{"operator": "Exists"}],
         "privileges": {"hostNetwork": True},
         "hostPaths": {"run": f"{work}/run", "data": f"{work}/data"},
-        "config": {"sources": {"simulated": {"enabled": True}}, "attribution": {"interval_s": 1}},
+        "config": {"sources": {"simulated": {"enabled": True}}},
     }
     file = work / "values.yaml"
     file.write_text(yaml.safe_dump(tree))

@@ -61,7 +61,7 @@ def captured(node: LoopNode, trigger: str) -> Any:
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[LoopNode]:
     others = {kind: None for kind in TriggersConfig().recipes if kind != "run_regression"}
-    baseline = {"after_steps": 60, "after_s": 1, "steps": 3}
+    baseline = {"after_steps": 60, "after_s": 1}
     triggers = {"cooldown_s": 0, "baseline": baseline, "recipes": others}
     config = {"remote_store": {"url": (tmp_path / "bucket").as_uri()}, "triggers": triggers}
     with loop_node(tmp_path, **config) as node:

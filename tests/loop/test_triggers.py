@@ -77,7 +77,7 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
     others = {kind: None for kind in TriggersConfig().recipes if kind != "straggler"}
     triggers = {
         "cooldown_s": 0,
-        "baseline": {"after_steps": 30, "after_s": 1, "steps": 3},
+        "baseline": {"after_steps": 30, "after_s": 1},
         # What a busy machine does to the ranks besides is not what is tested.
         "recipes": others,
     }

@@ -106,7 +106,6 @@ class Daemon:
         detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
             store.path,
-            config.anomalies,
             detection,
             lambda what: metrics.counter("anomaly_store_errors_total").labels(what).inc(),
             self._wake_archive,

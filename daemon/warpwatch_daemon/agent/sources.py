@@ -12,12 +12,14 @@ from warpwatch_devices.source import Source, Surroundings
 def hub_of(config: Config, node: str) -> Hub:
     """What was not read again is believed for three missed intervals, and one for a late one."""
     sources = config.sources
+    # Of those that are not read every second. dcgm-exporter reads DCGM every 30 s only, and what it
+    # says again is not published again.
     intervals_s = {
-        name: getattr(sources, name).interval_s
-        for name in ("nvml", "simulated", "host", "processes", "dcgm", "dcgm_exporter")
+        "nvml": sources.nvml.interval_s,
+        "host": sources.host.interval_s,
+        "processes": 5.0,
+        "dcgm_exporter": 30.0,
     }
-    # dcgm-exporter reads DCGM every 30 s only, and what it says again is not published again.
-    intervals_s["dcgm_exporter"] = max(30.0, intervals_s["dcgm_exporter"])
     stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
     return Hub(4.0, by_source=stale_after_s, hostname=node)
 
@@ -37,7 +39,7 @@ def _devices(config: Config, surroundings: Surroundings) -> Iterator[Source]:
         ledger = XidLedger()
         yield NvmlSource(sources.nvml, surroundings, ledger)
         if sources.kernel_log.enabled:
-            yield KernelLogSource(sources.kernel_log, ledger)
+            yield KernelLogSource(ledger)
     if sources.simulated.enabled:
         from warpwatch_devices.simulated.source import SimulatedSource
 
@@ -61,7 +63,7 @@ def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
     if sources.processes.enabled:
         from warpwatch_devices.processes import ProcessesSource
 
-        yield ProcessesSource(sources.processes, surroundings)
+        yield ProcessesSource(surroundings)
     attribution = config.attribution
     if {attribution.kubelet_socket, attribution.slurm, attribution.pod_logs} != {"off"}:
         from warpwatch_devices.attribution.source import AttributionSource

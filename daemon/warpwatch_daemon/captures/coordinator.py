@@ -36,6 +36,8 @@ from warpwatch_telemetry.records import End, RankEvent, Record, Step
 
 logger = logging.getLogger(__name__)
 
+# Of one rank's trace: more steps than bring so many are not recorded.
+MAX_EVENTS = 1_000_000
 # The job has paid for what it brought.
 _RECORDED = frozenset({"recording", "exported", "written"})
 
@@ -228,7 +230,7 @@ class Coordinator:
         events = self.register.events_per_step(request) or backend.events_per_step(request.job_id)
         if not events:
             return request.steps
-        return max(1, min(request.steps, self.policy.config.max_events // events))
+        return max(1, min(request.steps, MAX_EVENTS // events))
 
     def _end_superseded(self, request: CaptureRequest, numbers: Collection[int]) -> None:
         """Stacks of a hang do not wait for steps that do not come."""

@@ -18,6 +18,8 @@ from warpwatch_telemetry.jobs import JobId
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 SPANS_S = {"hour": HOUR_S, "day": DAY_S}
+# Of all jobs together, so that a sweep of short jobs under ever new names is not profiled all day.
+BASELINES_PER_DAY = 24
 # What a capture may bring; less than this must stay free in the store's file system, twice over.
 EXPECTED_BYTES = 100 << 20
 # And at least this share of it.
@@ -63,8 +65,7 @@ class Policy:
             self._check_quiet_hours()
         self._forget(at)
         if request.trigger in REGULAR_TRIGGERS:
-            allowed = self.config.baseline.captures_per_day
-            self._check_budget(request, self._baselines, at, "day", allowed)
+            self._check_budget(request, self._baselines, at, "day", BASELINES_PER_DAY)
         elif automatic:
             self._check_cooldown(request, at)
             hourly, daily = self.config.captures_per_hour, self.config.captures_per_day
@@ -135,11 +136,10 @@ class Policy:
         total, own = taken.total(), taken[request.owner]
         part = max(min(1, allowed), allowed // len(taken.keys() | {request.owner}))
         if total >= allowed and own >= part:
-            section = "triggers.baseline" if request.trigger in REGULAR_TRIGGERS else "triggers"
-            raise Refused(
-                "refused_budget",
-                f"{total} captures in the last {span}; {section}.captures_per_{span} is {allowed}",
-            )
+            limit = f"triggers.captures_per_{span} is {allowed}"
+            if request.trigger in REGULAR_TRIGGERS:
+                limit = f"{allowed} baselines and scheduled ones are allowed"
+            raise Refused("refused_budget", f"{total} captures in the last {span}; {limit}")
 
     def _check_disk(self) -> None:
         room = self._disk.room()

@@ -107,7 +107,7 @@ def describe(capture: Any, url: str) -> str:
         lines.append(f"  rank {rank['rank']}{where}: {rank['state']}{f' ({why})' if why else ''}")
     asked, steps = capture["request"]["steps"], capture["steps"]
     if steps is not None and steps < asked:
-        lines.append(f"  {steps} of {asked} steps: more would exceed triggers.max_events")
+        lines.append(f"  {steps} of {asked} steps: more make a trace too long")
     lines += [f"  {line}" for line in _price(capture)]
     diagnosis = capture["diagnosis"]
     if diagnosis:

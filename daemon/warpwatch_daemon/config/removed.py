@@ -8,12 +8,21 @@ _BUDGET = "was removed: detection.false_alarms_per_job_day says how far above th
 
 _REMOVED = {
     "detectors": "is called detection now",
-    "anomalies.max_history": _CONSTANT,
-    "detection.warmup_steps": _CONSTANT,
     "http.token_required": "was removed: what changes something needs the token over TCP, always",
-    "rendezvous.poll_interval_s": _CONSTANT,
-    "triggers.capture_timeout_s": _CONSTANT,
-    "triggers.other_capture_s": _CONSTANT,
+}
+_CONSTANTS = {
+    "anomalies": "max_age max_history",
+    "attribution": "interval_s",
+    "detection": "warmup_steps",
+    "rendezvous": "owner_files poll_interval_s",
+    "sources.dcgm": "interval_s",
+    "sources.dcgm_exporter": "interval_s",
+    "sources.kernel_log": "path",
+    "sources.nvml": "gpm",
+    "sources.processes": "interval_s",
+    "sources.simulated": "interval_s",
+    "triggers": "capture_timeout_s max_events other_capture_s",
+    "triggers.baseline": "captures_per_day steps",
 }
 _REMOVED_OF_RECIPES = {
     "options_on_repeat": "was removed: a repeated capture of kind torch records stacks besides",
@@ -64,6 +73,8 @@ def what_became(path: str) -> str | None:
     """One line on the key at ``path``; None where there never was such a key."""
     section, _, leaf = path.rpartition(".")
     text = _REMOVED.get(path)
+    if leaf in _CONSTANTS.get(section, "").split():
+        text = _CONSTANT
     if section.startswith("triggers.recipes."):
         text = _REMOVED_OF_RECIPES.get(leaf)
     elif section.startswith("detection."):

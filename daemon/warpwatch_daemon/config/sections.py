@@ -64,14 +64,13 @@ class HttpConfig(Section):
 class RendezvousConfig(Section):
     """``kineto``: the socket for stock PyTorch's own captures, open to every user of the node.
 
-    ``owner_bytes`` in the inbox and ``owner_files`` in inbox and rendezvous are each pod's, or
-    each user's in the folders of all; who has more is not captured, and its oldest files go.
+    ``owner_bytes`` in the inbox are each pod's, or each user's in the folders of all; who has more
+    is not captured, and its oldest files go.
     """
 
     dir: str = "auto"
     inbox: str = "auto"
     owner_bytes: Bytes = 8 * 2**30
-    owner_files: AtLeastOne = 4096
     kineto: Boolean = False
 
 

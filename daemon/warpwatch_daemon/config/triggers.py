@@ -12,7 +12,6 @@ from warpwatch_telemetry.sections import (
     REAL,
     WHOLE,
     AnomalyKind,
-    AtLeastOne,
     Boolean,
     Count,
     NotNegative,
@@ -81,15 +80,12 @@ class BaselineConfig(Section):
 
     It waits for ``after_steps`` steps of the rank (warm-up, compilation and the first evaluation
     are over in most jobs) and for ``after_s`` of the job's life: what ends within ten minutes is
-    not worth it. ``captures_per_day``: of all jobs together, so that a sweep of short jobs under
-    ever new names is not profiled all day; one an hour on average, as of anomalies.
+    not worth it.
     """
 
     enabled: Boolean = True
     after_steps: Count = 200
     after_s: NotNegative = 600.0
-    captures_per_day: Count = 24
-    steps: Steps = 5
 
 
 class TriggersConfig(Section):
@@ -97,8 +93,7 @@ class TriggersConfig(Section):
 
     ``captures_per_hour``: a burst of different findings; ``captures_per_day``: one an hour on
     average. ``cooldown_s``: per job and kind, long enough to see what a capture has changed.
-    ``arm_timeout_s``: a rank that has not begun the start step by then is left out. ``max_events``:
-    of a rank's trace; more steps than bring so many are not recorded.
+    ``arm_timeout_s``: a rank that has not begun the start step by then is left out.
     """
 
     captures_per_hour: Count = 4
@@ -107,7 +102,6 @@ class TriggersConfig(Section):
     quiet_hours: Annotated[tuple[str, ...], BeforeValidator(check_quiet_hours)] = ()
     dry_run: Boolean = False
     arm_timeout_s: Annotated[float, Field(gt=0, le=3600), REAL] = 60.0
-    max_events: AtLeastOne = 1_000_000
     baseline: BaselineConfig = BaselineConfig()
     recipes: Annotated[dict[AnomalyKind, RecipeConfig | None], BeforeValidator(over_defaults)] = (
         Field(default_factory=_default_recipes)

@@ -12,7 +12,7 @@ from warpwatch_daemon.doctor.check import Check
 from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.placement import addresses
-from warpwatch_devices.kernel_log import READ_BYTES, parse_record
+from warpwatch_devices.kernel_log import PATH, READ_BYTES, parse_record
 from warpwatch_telemetry.xids import explain
 
 # An older error of a GPU that works again is history.
@@ -31,30 +31,29 @@ class Occurrences:
 
 
 def checks(inputs: CheckInputs) -> Iterator[Check]:
-    settings = inputs.config.sources.kernel_log
-    if not settings.enabled:
+    if not inputs.config.sources.kernel_log.enabled:
         yield Check("kernel log", None, "switched off (sources.kernel_log.enabled)")
         return
     try:
-        records = read_records(inputs.machine.path(settings.path))
+        records = read_records(inputs.machine.path(PATH))
     except OSError as error:
-        yield _unreadable(inputs.machine, settings.path, error)
+        yield _unreadable(inputs.machine, error)
         return
     found = occurrences(records, time.clock_gettime(time.CLOCK_MONOTONIC))
-    yield Check("kernel log", True, f"{settings.path} can be read{'' if found else ', no XID'}")
+    yield Check("kernel log", True, f"{PATH} can be read{'' if found else ', no XID'}")
     gpus = addresses(inputs.machine, inputs.survey)
     for occurrence in found:
         yield _explained(occurrence, gpus)
 
 
-def _unreadable(machine: Machine, path: Path, error: OSError) -> Check:
-    detail = f"{path}: {error.strerror}; XIDs come from the driver's events alone"
+def _unreadable(machine: Machine, error: OSError) -> Check:
+    detail = f"{PATH}: {error.strerror}; XIDs come from the driver's events alone"
     if isinstance(error, FileNotFoundError):
-        advice = f"let the container have {path} (`--device {path}`, or a hostPath with privilege)"
+        advice = f"let the container have {PATH} (`--device {PATH}`, or a hostPath with privilege)"
     else:
         advice = "run the daemon with CAP_SYSLOG, or `sudo sysctl kernel.dmesg_restrict=0`"
         if machine.in_container:
-            advice += f", and {path} in the container's devices"
+            advice += f", and {PATH} in the container's devices"
     return Check("kernel log", None, detail, advice)
 
 

@@ -19,7 +19,6 @@ from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import MAX_HISTORY
-from warpwatch_detection.config import AnomaliesConfig
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.records import Record
@@ -33,6 +32,8 @@ SNAPSHOT_INTERVAL_S = 10.0
 URGENT_INTERVAL_S = 1.0
 # A snapshot of many ranks takes its time; it may take this share of the pipeline's.
 SNAPSHOT_SHARE = 0.01
+# Of the stored anomalies: a month, for comparing with.
+MAX_AGE_S = 30 * 86400.0
 MAX_CONTEXTS = 64
 MAX_QUEUED = 2000
 MAX_FOLLOWED = 2000
@@ -61,13 +62,13 @@ class Archive:
     def __init__(
         self,
         folder: Path,
-        config: AnomaliesConfig,
         detection: Detection,
         fail: Callable[[str], None],
         wake: Callable[[], None],
+        max_age_s: float = MAX_AGE_S,
     ) -> None:
         self._state_path = folder / state_file.FILE
-        self._store = HistoryStore(folder, config.max_age, fail)
+        self._store = HistoryStore(folder, max_age_s, fail)
         self._detection = detection
         # All that a snapshot holds.
         self.parts = detection.parts()

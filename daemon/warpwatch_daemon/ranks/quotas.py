@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 # In the rendezvous, which is memory: as many rings as are read.
 FOLDER_BYTES = MAX_RINGS_PER_OWNER * MAX_RING_BYTES
+# Of an owner, in inbox and rendezvous together.
+OWNER_FILES = 4096
 # What looking at pods may take of a round, and what removing may take of each owner's inbox.
 LOOK_S = 1.0
 EVICT_S = 0.2
@@ -92,7 +94,7 @@ class Quotas:
 
     def _of_pod(self, pod: str) -> Usage:
         count = Count(pod)
-        count.add(self._run / PODS / pod, self._config.owner_files + 1)
+        count.add(self._run / PODS / pod, OWNER_FILES + 1)
         count.add(self._inbox / PODS / pod, MAX_FILES, is_inbox=True)
         return count.by_owner[pod]
 
@@ -112,18 +114,18 @@ class Quotas:
             return
         excess[owner] = what
         too_large = usage.inbox_bytes - self._config.owner_bytes
-        too_many = usage.files - self._config.owner_files
+        too_many = usage.files - OWNER_FILES
         uid = owner if isinstance(owner, int) else None
         keep = pods_name(inbox_folder) if uid is not None else ""
         with contextlib.suppress(OSError):
             inbox.evict(inbox_folder, uid, too_large, too_many, keep, EVICT_S)
 
     def _excess_of(self, usage: Usage) -> str | None:
-        files, size = self._config.owner_files, self._config.owner_bytes
+        size = self._config.owner_bytes
         if usage.is_hidden:
             return "folders that cannot be looked into"
-        if usage.files > files:
-            return f"more than {files} files (rendezvous.owner_files)"
+        if usage.files > OWNER_FILES:
+            return f"more than {OWNER_FILES} files"
         if usage.folder_bytes > FOLDER_BYTES:
             return f"{_mib(usage.folder_bytes)} in its rendezvous folder of {_mib(FOLDER_BYTES)}"
         if usage.inbox_bytes > size:

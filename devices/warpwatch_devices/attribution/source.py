@@ -20,6 +20,8 @@ from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 
+# Between two questions to the kubelet and looks at control groups.
+INTERVAL_S = 10.0
 # How soon after the first device is known an origin is asked for the first time, and how often one
 # is that needs no device.
 TICK_S = 1.0
@@ -28,8 +30,13 @@ TICK_S = 1.0
 class AttributionSource:
     name = "attribution"
 
-    def __init__(self, config: AttributionConfig, surroundings: Surroundings) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: AttributionConfig,
+        surroundings: Surroundings,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._interval_s = interval_s
         self._devices = surroundings.devices
         self._origins = origins_of(config)
         self._lock = threading.Lock()
@@ -39,9 +46,9 @@ class AttributionSource:
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         """A loop for each origin: one that does not answer keeps no other waiting."""
         sink.publish_health(SourceHealth(self.name, up=True))
-        tick_s = min(TICK_S, self._config.interval_s)
+        tick_s = min(TICK_S, self._interval_s)
         for origin in self._origins:
-            interval_s = self._config.interval_s if origin.needs_devices else 0.0
+            interval_s = self._interval_s if origin.needs_devices else 0.0
             asker = Asker(origin, interval_s, self._devices, sink, self._report(sink))
             supervisor.every(f"attribution-{origin.name}", tick_s, asker.step)
 

@@ -29,6 +29,7 @@ from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
 
+INTERVAL_S = 10.0
 TIMEOUT_S = 5.0
 MAX_BODY_BYTES = 16 * 2**20
 
@@ -52,9 +53,10 @@ class DcgmExporterSource:
         surroundings: Surroundings,
         hostname: str = "",
         timeout_s: float = TIMEOUT_S,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._url = config.url or ""
-        self._interval_s = config.interval_s
+        self._interval_s = interval_s
         self._surroundings = surroundings
         self._hostname = hostname or os.environ.get("NODE_NAME") or socket.gethostname()
         self._timeout_s = timeout_s

@@ -37,6 +37,8 @@ RETRY_FIRST_S = 1.0
 RETRY_LONGEST_S = 60.0
 STUCK_AFTER_S = 10.0
 # A value older than this many intervals is no value of now.
+# The shortest at which DCGM's profiling metrics are sound is 0.1 s.
+INTERVAL_S = 1.0
 _STALE_INTERVALS = 3
 _STALE_AT_LEAST_S = 3.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -55,8 +57,10 @@ class DcgmSource:
         discovery_interval_s: float = DISCOVERY_INTERVAL_S,
         stuck_after_s: float = STUCK_AFTER_S,
         max_pause_s: float = MAX_PAUSE_S,
+        interval_s: float = INTERVAL_S,
     ) -> None:
         self._config = config
+        self._interval_s = interval_s
         self._surroundings = surroundings
         self._retry_first_s = self._retry_s = retry_first_s
         self._discovery_interval_s = discovery_interval_s
@@ -71,7 +75,7 @@ class DcgmSource:
         self._errors = 0
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
-        tick_s = min(PAUSE_INTERVAL_S, self._config.interval_s)
+        tick_s = min(PAUSE_INTERVAL_S, self._interval_s)
         loop = supervisor.every(self.name, tick_s, lambda: self._step(sink))
         watchdog_s = min(1.0, self._stuck_after_s)
         supervisor.every("dcgm-watchdog", watchdog_s, lambda: self._watch(loop, sink))
@@ -90,7 +94,7 @@ class DcgmSource:
                 self._next_read = begun
             if begun < self._next_read:
                 return
-            self._next_read = begun + self._config.interval_s
+            self._next_read = begun + self._interval_s
             self._publish(engine, sink)
             self._retry_s = self._retry_first_s
             self._reason = ""
@@ -121,7 +125,7 @@ class DcgmSource:
         for gpu_id in {entity.gpu_id: None for entity in entities}:
             of_gpu = [entity for entity in entities if entity.gpu_id == gpu_id]
             try:
-                engine.watch(of_gpu, list(PROFILING_ROWS), self._config.interval_s)
+                engine.watch(of_gpu, list(PROFILING_ROWS), self._interval_s)
             except DcgmRefused as refused:
                 self._refused[gpu_id] = f"GPU {gpu_id}: {refused}"
 
@@ -142,7 +146,7 @@ class DcgmSource:
     def _values(
         self, entity: Entity, readings: dict[str, FieldValue], now: float
     ) -> dict[SeriesKey, float]:
-        oldest = now - max(_STALE_INTERVALS * self._config.interval_s, _STALE_AT_LEAST_S)
+        oldest = now - max(_STALE_INTERVALS * self._interval_s, _STALE_AT_LEAST_S)
         rows = INSTANCE_ROWS if entity.device.gpu_instance else PROFILING_ROWS
         values: dict[SeriesKey, float] = {}
         for name in rows.keys() & readings.keys():

@@ -54,7 +54,7 @@ class Companions:
     sink: DeviceSink
     ledger: XidLedger
     events: EventWatcher
-    gpm: GpmWorker | None
+    gpm: GpmWorker
 
 
 class NvmlDevice:
@@ -190,9 +190,8 @@ class NvmlDevice:
         self._occupancy = Occupancy(self.costs, self._index, self._interval_s)
         self._read_at = None
         self._pcie_bytes.begin()
-        if self._companions.gpm is not None:
-            # A GPU has no GPM of its own while it is in MIG mode.
-            self._companions.gpm.add(self.device.uuid, self._handle)
+        # A GPU has no GPM of its own while it is in MIG mode.
+        self._companions.gpm.add(self.device.uuid, self._handle)
 
     def _read(self) -> None:
         now = time.time()
@@ -232,8 +231,7 @@ class NvmlDevice:
         self._prepare()
 
     def _add_gpm(self, values: Values) -> None:
-        worker = self._companions.gpm
-        gpm = {} if worker is None else worker.values(self.device.uuid)
+        gpm = self._companions.gpm.values(self.device.uuid)
         self._pcie_bytes.count(values, gpm)
         for key, value in gpm.items():
             number = _NVLINK_OF_GPM.get(key)

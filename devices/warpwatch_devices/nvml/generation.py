@@ -43,9 +43,7 @@ class Generation:
         probe_interval_s: float,
     ) -> None:
         self._sink = GenerationSink(sink)
-        gpm = None
-        if config.gpm:
-            gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s)
+        gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s)
         events = EventWatcher(supervisor, self._sink, ledger)
         self.loops: tuple[Running, ...] = ()
         self._companions = Companions(self._sink, ledger, events, gpm)
@@ -110,12 +108,11 @@ class Generation:
     def in_flight(self) -> bool:
         """After ``end``: whether a call is inside NVML still."""
         loops = (*(loop for _, loop in self.loops), *self._removed_loops)
-        gpm = self._companions.gpm
         return (
             any(loop.alive for loop in loops)
             or self._scanner.in_flight
             or self._companions.events.in_flight
-            or (gpm is not None and gpm.in_flight)
+            or self._companions.gpm.in_flight
         )
 
     def drain(self, sink: DeviceSink) -> None:
@@ -129,8 +126,7 @@ class Generation:
                 device.publish_stuck()
         self._scanner.watch(self._config.stuck_after_s)
         self._companions.events.watch(self._config.stuck_after_s)
-        if self._companions.gpm is not None:
-            self._companions.gpm.watch()
+        self._companions.gpm.watch()
 
     def end(self, timeout_s: float) -> None:
         """Stop the loops, and wait so long for all of them together."""
@@ -142,17 +138,14 @@ class Generation:
         for _, loop in self.loops:
             loop.stop()
         self._companions.events.close()
-        if self._companions.gpm is not None:
-            self._companions.gpm.close()
+        self._companions.gpm.close()
         for device, loop in self.loops:
             loop.stop(max(0.0, deadline - time.monotonic()))
             self._forget_unknown(device)
 
     def _all_costs(self) -> tuple[CallCosts, ...]:
-        gpm = self._companions.gpm
-        of_gpm = () if gpm is None else (gpm.costs,)
         of_devices = (device.costs for device in self.devices)
-        return (self._scanner.costs, *of_gpm, *self._past_costs, *of_devices)
+        return (self._scanner.costs, self._companions.gpm.costs, *self._past_costs, *of_devices)
 
     def _is_stuck(self, loop: Loop) -> bool:
         return loop.busy_s > self._config.stuck_after_s
@@ -252,5 +245,4 @@ class Generation:
         self._forget_unknown(device)
         for gone in device.devices:
             self._companions.events.forget(gone.uuid)
-            if self._companions.gpm is not None:
-                self._companions.gpm.remove(gone.uuid)
+            self._companions.gpm.remove(gone.uuid)

@@ -58,7 +58,7 @@ class MigDevices:
     """Of one GPU. Only its loop calls; the watchdog reads ``devices``."""
 
     def __init__(
-        self, sink: DeviceSink, gpm: GpmWorker | None, costs: CallCosts, interval_s: float
+        self, sink: DeviceSink, gpm: GpmWorker, costs: CallCosts, interval_s: float
     ) -> None:
         self.devices: tuple[Device, ...] = ()
         self._sink = sink
@@ -106,7 +106,7 @@ class MigDevices:
 
     def _sample(self, instance: _Instance, time_s: float, occupancy: Occupancy) -> DeviceSample:
         values = dict(instance.memory or {})
-        if self._gpm is not None and instance.leads:
+        if instance.leads:
             values.update(self._gpm.values(instance.device.uuid))
         processes = occupancy.of_instance(instance.ids)
         return DeviceSample(instance.device, time_s, values, processes=processes)
@@ -222,8 +222,6 @@ class MigDevices:
                 self._count_for(instance, parent_handle)
 
     def _count_for(self, instance: _Instance, parent_handle: Any) -> None:
-        if self._gpm is None:
-            return
         if instance.leads:
             uuid, gpu_instance = instance.device.uuid, instance.ids[0]
             self._gpm.add(uuid, instance.handle, gpu_instance, parent_handle)
@@ -232,6 +230,5 @@ class MigDevices:
 
     def _forget(self, uuid: str) -> None:
         del self._instances[uuid]
-        if self._gpm is not None:
-            self._gpm.remove(uuid)
+        self._gpm.remove(uuid)
         self._sink.forget_device(uuid)

@@ -13,6 +13,8 @@ from warpwatch_devices.source import Sink
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.samples import SourceHealth
 
+INTERVAL_S = 1.0
+
 __all__ = ["SimulatedSource", "simulated_uuid"]
 
 
@@ -25,15 +27,20 @@ class SimulatedSource:
 
     name = "simulated"
 
-    def __init__(self, config: SimulatedConfig, load_of: Callable[[int], float | None]) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: SimulatedConfig,
+        load_of: Callable[[int], float | None],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._interval_s = interval_s
         self._load_of = load_of
         profile = PROFILES[config.profile]
         self._devices = [SimulatedDevice(index, profile) for index in range(config.devices)]
         self._read_at: float | None = None
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
-        supervisor.every("simulated", self._config.interval_s, lambda: self._read(sink))
+        supervisor.every("simulated", self._interval_s, lambda: self._read(sink))
 
     def close(self) -> None:
         pass

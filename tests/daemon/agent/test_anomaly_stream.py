@@ -38,7 +38,7 @@ def pipeline(node: CaptureNode, hub: Hub, log: TelemetryLog | None = None) -> Pi
     """A daemon's stream over the node's files, as a daemon's start makes it."""
     config = Config()
     detection = Detection(config.detection, config.anomalies)
-    archive = Archive(node.store.path, config.anomalies, detection, lambda what: None, lambda: None)
+    archive = Archive(node.store.path, detection, lambda what: None, lambda: None)
     triggers = Triggers(node.coordinator, node.source, hub)
     return Pipeline(
         hub, node.source, detection, node.coordinator, triggers, archive, RecordStream(), log

@@ -7,12 +7,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.daemon.captures.capture_node import MANUAL, TRAIN, CaptureNode
 from tests.daemon.ranks.ring_files import RingFile
 from tests.daemon.state.counted import counted
+from warpwatch_daemon.captures import coordinator
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import Baselines, StepCost, rank_sum_z
 from warpwatch_daemon.captures.store import Store
@@ -187,7 +189,8 @@ def test_a_residual_of_an_earlier_run_of_the_job_is_not_shown(tmp_path: Path) ->
 
 def test_events_a_step_bound_the_steps_of_all_ranks(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack, max_events=1000)
+        node = CaptureNode(tmp_path, stack)
+        stack.enter_context(patch.object(coordinator, "MAX_EVENTS", 1000))
         third = RingFile(
             node.folder.ranks, rank=2, world_size=3, run=TRAIN.run, events_per_step=450
         )
@@ -203,7 +206,8 @@ def test_one_step_is_always_recorded_and_what_a_capture_brought_counts_more_than
     tmp_path: Path,
 ) -> None:
     with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack, max_events=3)
+        node = CaptureNode(tmp_path, stack)
+        stack.enter_context(patch.object(coordinator, "MAX_EVENTS", 3))
         first = node.coordinator.request(MANUAL)
         # Nothing is known yet: as many as asked for.
         assert first.steps == 3
@@ -216,7 +220,8 @@ def test_one_step_is_always_recorded_and_what_a_capture_brought_counts_more_than
 
 def test_other_options_have_events_of_their_own(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack, max_events=3)
+        node = CaptureNode(tmp_path, stack)
+        stack.enter_context(patch.object(coordinator, "MAX_EVENTS", 3))
         first = node.coordinator.request(MANUAL)
         for rank in (0, 1):
             node.deliver(rank)

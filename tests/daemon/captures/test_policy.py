@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, CaptureNode
+from warpwatch_daemon.captures import policy as policies
 from warpwatch_daemon.captures.disk import MAX_AGE_S, Disk, Room
 from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, Policy
 from warpwatch_daemon.config import quiet_hours
-from warpwatch_daemon.config.triggers import BaselineConfig, TriggersConfig
+from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_telemetry.captures import CaptureRequest
 from warpwatch_telemetry.errors import Refused
 
@@ -113,8 +114,11 @@ def test_a_manual_request_skips_cooldown_budgets_quiet_hours_and_dry_run(tmp_pat
         judge.check(MANUAL, (0,), 1.0)
 
 
-def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(tmp_path: Path) -> None:
-    judge = policy(tmp_path, baseline=BaselineConfig(captures_per_day=2))
+def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "BASELINES_PER_DAY", 2)
+    judge = policy(tmp_path)
     for number in range(2):
         sweep = replace(BASELINE, job=f"trial-{number}")
         judge.check(sweep, (), float(number))
@@ -123,8 +127,9 @@ def test_baselines_of_ever_new_jobs_have_a_budget_of_their_own(tmp_path: Path) -
     with pytest.raises(Refused) as refused:
         judge.check(third, (), DAY_S - 1)
     assert refused.value.reason == "refused_budget"
-    assert str(refused.value) == (
-        "2 captures in the last day; triggers.baseline.captures_per_day is 2"
+    assert (
+        str(refused.value)
+        == "2 captures in the last day; 2 baselines and scheduled ones are allowed"
     )
     judge.check(AUTOMATIC, (), 3.0)
     judge.check(third, (), DAY_S)

@@ -47,6 +47,7 @@ def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
         ("detection: {hang: {timeout_s: -1}}", "detection.hang.timeout_s: "),
         ("detectors: {hang: {timeout_s: 9}}", "detectors: is called detection now"),
         ("anomalies: {max_history: 5}", "anomalies.max_history: was removed: it only tuned"),
+        ("sources: {dcgm: {interval_s: 5}}", "sources.dcgm.interval_s: was removed: it only tuned"),
         (
             "detection: {straggler: {tick_s: 1}}",
             "detection.straggler.tick_s: was removed: it only tuned",

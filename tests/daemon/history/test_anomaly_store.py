@@ -355,11 +355,11 @@ class Node:
 
     def __init__(self, folder: Path, **detectors: Any) -> None:
         self.failures: list[str] = []
-        sections = {"anomalies": {"reopen_s": 0, "max_age": 1e12}, "detection": detectors}
+        sections = {"anomalies": {"reopen_s": 0}, "detection": detectors}
         config = parse(sections, "test")
         self.detection = Detection(config.detection, config.anomalies)
         self.archive = Archive(
-            folder, config.anomalies, self.detection, self.failures.append, lambda: None
+            folder, self.detection, self.failures.append, lambda: None, max_age_s=1e12
         )
 
     def feed(self, *records: Step | RankEvent | Clock) -> list[Anomaly]:
@@ -461,5 +461,4 @@ def test_a_store_that_cannot_be_written_costs_no_anomaly(tmp_path, caplog):
 
 
 def test_the_configuration_names_how_much_is_kept():
-    kept = Config().anomalies
-    assert (kept.max_age, kept.reopen_s) == (30 * 86400, 120)
+    assert Config().anomalies.reopen_s == 120

@@ -65,7 +65,7 @@ def test_the_page_says_what_was_verified_and_what_it_cost(
     client: Any, agent: Any, verified: Capture
 ) -> None:
     page = client.get("/").text
-    assert "430 to 434, 5 of 8 asked for: triggers.max_events" in page
+    assert "430 to 434, 5 of 8 asked for: more make a trace too long" in page
     assert "verified, 41,200 events a rank at most" in page
     assert "1.25 s of training" in page
     assert "slower since: +12 % over 20 steps" in page
@@ -104,7 +104,7 @@ def test_the_command_line_asks_for_options(
 def test_the_command_line_says_the_same(verified: Capture) -> None:
     said = describe(shown(verified), "http://localhost:9400").splitlines()
     assert said[0].endswith(": complete 2/2, verified")
-    assert "  5 of 8 steps: more would exceed triggers.max_events" in said
+    assert "  5 of 8 steps: more make a trace too long" in said
     assert "  cost: 1.25 s of training" in said
     assert "  step after / before: 1.120 over 20 steps; the job is slower since" in said
     said = describe(shown(lacking(verified)), "").splitlines()

@@ -23,12 +23,13 @@ IMPATIENT = """
 import sys
 from warpwatch_daemon.agent import app, capturing
 from warpwatch_daemon.cli import main
-from warpwatch_daemon.ranks import gone_pods
+from warpwatch_daemon.ranks import gone_pods, quotas
+quotas.OWNER_FILES = 100
 gone_pods.GONE_S, app.GONE_PODS_INTERVAL_S = 1.0, 0.2
 capturing.DISK_INTERVAL_S = 1.0
 sys.exit(main())
 """
-SHARE = {"owner_bytes": 4 * MIB, "owner_files": 100}
+SHARE = {"owner_bytes": 4 * MIB}
 
 
 @pytest.fixture

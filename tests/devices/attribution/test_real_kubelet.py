@@ -91,7 +91,7 @@ class Watch:
             counters_wanted=lambda: False,
             fail=lambda reason: None,
         )
-        self._source = AttributionSource(AttributionConfig(interval_s=0.1), surroundings)
+        self._source = AttributionSource(AttributionConfig(), surroundings, 0.1)
         self._source.start(self._supervisor, self._hub)
 
     def of(self, origin: str) -> Attribution | None:

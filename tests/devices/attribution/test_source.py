@@ -78,8 +78,8 @@ def test_a_kubelet_that_goes_leaves_its_last_word_with_its_time(
 ) -> None:
     socket = tmp_path / "kubelet.sock"
     kubelet = FakeKubelet(socket, pods(("before", "nvidia.com/gpu", GPU_0)))
-    config = AttributionConfig(kubelet_socket=str(socket), slurm="off", interval_s=0.1)
-    source, sink = AttributionSource(config, surroundings()), RecordingSink()
+    config = AttributionConfig(kubelet_socket=str(socket), slurm="off")
+    source, sink = AttributionSource(config, surroundings(), 0.1), RecordingSink()
 
     def of_kubelet() -> list[Attribution]:
         return [reported for reported in sink.attributions if reported.origin == "kubelet"]
@@ -111,10 +111,8 @@ def test_a_kubelet_that_does_not_answer_keeps_no_one_waiting(
     kubelet = FakeKubelet(tmp_path / "kubelet.sock")
     kubelet.answering.clear()
     (tmp_path / "0").write_text("42\n")
-    config = AttributionConfig(
-        kubelet_socket=str(tmp_path / "kubelet.sock"), slurm=str(tmp_path), interval_s=0.1
-    )
-    source, sink = AttributionSource(config, surroundings()), RecordingSink()
+    config = AttributionConfig(kubelet_socket=str(tmp_path / "kubelet.sock"), slurm=str(tmp_path))
+    source, sink = AttributionSource(config, surroundings(), 0.1), RecordingSink()
     source.start(supervisor, sink)
 
     def of_slurm() -> list[Attribution]:

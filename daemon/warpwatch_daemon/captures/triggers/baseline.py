@@ -21,6 +21,7 @@ LOOK_INTERVAL_S = 1.0
 REFUSED_PAUSE_S = 600.0
 # After one that only another configuration, or another PyTorch, would answer otherwise.
 GIVEN_UP_S = 86400.0
+STEPS = 5
 # So often it is tried where ranks end or evaluate in the middle of it.
 MAX_TRIES = 2
 
@@ -78,7 +79,6 @@ class BaselineCaptures:
             logger.info("no baseline of %s: capture %s left its job slower", job.name, harmful.id)
             self._not_before[job] = now + GIVEN_UP_S
             return
-        steps = self._coordinator.policy.config.baseline.steps
         reason = "baseline: what the job does while it is well"
         try:
             self._coordinator.request(
@@ -86,7 +86,7 @@ class BaselineCaptures:
                     kind="torch",
                     trigger="baseline",
                     ranks=(number,),
-                    steps=steps,
+                    steps=STEPS,
                     reason=reason,
                     **job.fields(),
                 )

@@ -86,7 +86,7 @@ def steps(capture: Capture) -> str:
     which = plural(count, "step")
     if first is not None:
         which = f"{first} to {first + count - 1}" if count > 1 else str(first)
-    cut = f", {count} of {asked} asked for: triggers.max_events" if count < asked else ""
+    cut = f", {count} of {asked} asked for: more make a trace too long" if count < asked else ""
     return which + cut
 
 
