@@ -14,7 +14,7 @@ from warpwatch.steps import COUNT_BITS, StepClock, bounded_count
 
 Item = TypeVar("Item")
 # Who may set the step clock, the strongest first; every other name is a framework's callback.
-_STRENGTH = {"step()": 3, "optimizer": 1, "dataloader": 0, "": -1}
+_STRENGTH = {"step()": 3, "optimizer": 1, "dataloader": 0, "backward": -1, "": -2}
 _FRAMEWORK = 2
 # Phases that are no part of a step's normal work: a recording ends without a trace at them.
 _INTERRUPTIONS = {"eval": "an evaluation began", "checkpoint": "a checkpoint began"}
@@ -143,7 +143,8 @@ class Monitor:
     """Steps and phases of this process. Without a daemon every call costs next to nothing.
 
     Steps belong to the first thread that begins one; calls from other threads count for nothing.
-    ``step_clock``: who sets the steps: ``step()``, a framework, ``optimizer``, ``dataloader``.
+    ``step_clock``: who sets the steps: ``step()``, a framework, ``optimizer``, ``dataloader``,
+    ``backward``.
     """
 
     __slots__ = ("clock", "phases", "step_clock")

@@ -71,6 +71,14 @@ def timestamp(value: float) -> str:
         return ""
 
 
+def no_step(calls: int) -> str:
+    """Of a process that trains without a step: ``calls`` of backward and of optimizers' steps."""
+    return (
+        f"no end of a step seen in {calls} backwards and optimizer steps; "
+        "put `with warpwatch.attach().step():` around a step"
+    )
+
+
 def plural(count: int, word: str, words: str = "") -> str:
     return f"{count} {word if count == 1 else words or word + 's'}"
 

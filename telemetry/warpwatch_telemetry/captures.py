@@ -41,6 +41,7 @@ OUTCOMES = (
     "refused_dry_run",
     "refused_disabled",
     "refused_no_rank",
+    "refused_no_step",
     "refused_other_node",
     "refused_quiet_hours",
     "refused_over",

@@ -38,7 +38,8 @@ _RANKS = (
     _rank(
         "rank_info",
         "What a rank says of itself; always 1. step_clock is what ends a step: "
-        "step(), lightning, transformers, accelerate, deepspeed, optimizer, dataloader or other.",
+        "step(), lightning, transformers, accelerate, deepspeed, optimizer, dataloader, "
+        "backward or other.",
         *("host", "run", "pid", "local_rank", "world_size", "device", "pod_uid", "framework"),
         *("step_clock", "namespace", "pod"),
     ),

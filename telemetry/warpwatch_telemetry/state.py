@@ -45,7 +45,9 @@ class RankState:
     silent_reason: why it is stopped, as far as it can be seen: "stopped" (from outside), "holds
     the GIL" (a C call, so that no other thread runs) or "unknown".
     seen_time: when the daemon came to know it; first_time is the ring's own word.
-    step_clock: what ends a step: step(), a framework's name, optimizer, dataloader or other.
+    step_clock: what ends a step: step(), a framework's name, optimizer, dataloader, backward or
+    other. calls_without_step: backwards and optimizer steps of a process that trains and in which
+    no end of a step was seen; 0 where steps are seen, or may come yet.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
     steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: a step
     in phase comm, which is mostly waiting for other ranks, of the same steps.
@@ -67,6 +69,7 @@ class RankState:
     pod_uid: str | None = None
     framework: str = ""
     step_clock: str = ""
+    calls_without_step: int = 0
     status: str = "running"
     silent_reason: str | None = None
     first_time: float = 0.0

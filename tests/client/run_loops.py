@@ -28,7 +28,7 @@ if __name__ == "__main__":
     # Imported by the first zero_grad, for seconds: once, in the parent.
     import torch._dynamo
 
-    from tests.client import data_loops, training_loops  # noqa: F401
+    from tests.client import data_loops, plain_loops, training_loops  # noqa: F401
 
     failed = 0
     for asked in wanted:

@@ -53,6 +53,17 @@ def test_training_data_that_is_evaluated_is_no_forward(reported: dict[str, dict[
 Pair = namedtuple("Pair", "x y")
 
 
+@pytest.mark.torch
+def test_rows_of_ids_are_tokens_and_packed_rows_no_samples() -> None:
+    torch = pytest.importorskip("torch")
+    ids, numbers = torch.zeros((3, 7), dtype=torch.long), torch.zeros((3, 7))
+    row = ids.reshape(1, 21)
+    assert measure([ids, ids]) == measure((ids, numbers)) == (3, 21)
+    assert measure([numbers, ids]) == measure([ids.byte()]) == (3, 0)
+    assert measure({"input_ids": row, "cu_seq_lens_q": torch.tensor([0, 4, 21])}) == (2, 21)
+    assert measure({"input_ids": row, "position_ids": row}) == (0, 21)
+
+
 class Graph:
     def __init__(self) -> None:
         self.name = "a batch of graphs"

@@ -43,17 +43,23 @@ STEPS = {
     "a_clock_that_steps_no_more_after_many_turns": 50 + 30 - 15 + 1,
     "a_clock_that_steps_no_more_and_slow_steps": 5 + 10 - 3 + 1,
     "another_threads_optimizer": 5,
+    "more_backwards_in_a_step_than_show_a_clock": 2,
+    # By hand until then: 64 backwards show that nothing else ends a step.
+    # The first with the optimizer ended with its backward, too.
+    "backwards_alone_until_an_optimizer_comes": 20 + 1 + 10,
     "hooks_that_an_old_dynamo_took_away": 5,
 }
 
 
+BACKWARDS = "backwards_alone"
 GPU = "a_gpu_that_comes_into_use"
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    others = ("only_evaluating", "interrupted_at_any_line", "two_trainings_of_a_framework", GPU)
-    return run_loops(tmp_path_factory.mktemp("loops"), *STEPS, *others)
+    folder = tmp_path_factory.mktemp("loops")
+    others = "only_evaluating", "interrupted_at_any_line", "two_trainings_of_a_framework"
+    return run_loops(folder, *STEPS, *others, GPU, BACKWARDS)
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
@@ -61,6 +67,12 @@ def test_each_step_of_the_training_counts_once(
     reported: dict[str, dict[str, Any]], name: str, steps: int
 ) -> None:
     assert (reported[name]["clock"], reported[name]["steps"]) == ("optimizer", steps)
+
+
+def test_without_optimizer_and_loader_each_backward_is_a_step(
+    reported: dict[str, dict[str, Any]],
+) -> None:
+    assert (reported[BACKWARDS]["clock"], reported[BACKWARDS]["steps"]) == ("backward", 20)
 
 
 def test_an_optimizers_step_is_a_phase_unless_all_runs_inside_of_it(

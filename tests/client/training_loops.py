@@ -34,6 +34,41 @@ def plain() -> None:
         optimizer.zero_grad()
 
 
+def by_hand(net: torch.nn.Module, steps: int) -> None:
+    """Neither an optimizer nor a DataLoader."""
+    for _ in range(steps):
+        net.zero_grad()
+        backward(net)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter -= 0.01 * parameter.grad
+
+
+@loop
+def backwards_alone() -> None:
+    by_hand(model(), 64 + 20)
+
+
+@loop
+def backwards_alone_until_an_optimizer_comes() -> None:
+    net = model()
+    by_hand(net, 64 + 20)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(10):
+        backward(net)
+        optimizer.step()
+
+
+@loop
+def more_backwards_in_a_step_than_show_a_clock() -> None:
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(2):
+        for _ in range(200):
+            backward(net)
+        optimizer.step()
+
+
 @loop
 def two_networks() -> None:
     nets = model(), model()

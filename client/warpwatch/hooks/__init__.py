@@ -21,6 +21,7 @@ from warpwatch.hooks import (
     distributed,
     dynamo,
     frameworks,
+    modules,
     optimizer,
     profiler,
 )
@@ -47,6 +48,8 @@ HOOKS = (
     Hook("optimizer", dynamo.MODULE, dynamo.install),
     Hook("dataloader", dataloader.MODULE, dataloader.install),
     Hook("backward", backward.MODULE, backward.install),
+    Hook("modules", modules.MODULE, modules.install),
+    Hook("modules", dynamo.MODULE, modules.install_compiled),
     Hook("comm", distributed.MODULE, distributed.install),
     Hook("comm", distributed.FUNCTIONAL_MODULE, distributed.install_functional),
     Hook("ddp", ddp.MODULE, ddp.install),

@@ -11,6 +11,10 @@ from warpwatch import faults
 MAX_DEPTH = 4
 MAX_ITEMS = 8
 TOKENS = "input_ids"
+_TOKEN_TYPES = ("torch.int64", "torch.int32")
+# Beside packed sequences: where each begins, one more than there are; how the tokens are numbered.
+BOUNDARIES = ("cu_seq_lens_q", "cu_seqlens")
+POSITIONS = "position_ids"
 
 
 def measure(batch: Any) -> tuple[int, int]:
@@ -25,7 +29,7 @@ def measure(batch: Any) -> tuple[int, int]:
         if shape:
             samples = shape[0]
             if samples.__class__ is int:
-                return samples, 0
+                return samples, _tokens(first, shape)
         return _measure(batch, 0) or (0, 0)
     except Exception as error:
         faults.swallow(error)
@@ -35,7 +39,8 @@ def measure(batch: Any) -> tuple[int, int]:
 def _measure(batch: Any, depth: int) -> tuple[int, int] | None:
     shape = getattr(batch, "shape", None)
     if shape is not None:
-        return _of_shape(shape)
+        found = _of_shape(shape)
+        return found and (found[0], _tokens(batch, shape))
     if isinstance(batch, (tuple, list)):
         items: Any = batch
     else:
@@ -46,7 +51,7 @@ def _measure(batch: Any, depth: int) -> tuple[int, int] | None:
         if not fields:
             return None
         if TOKENS in fields:
-            return _of_tokens(fields[TOKENS])
+            return _of_packed(fields, _of_tokens(fields[TOKENS]))
         items = fields.values()
     if depth < MAX_DEPTH:
         for item in islice(items, MAX_ITEMS):
@@ -56,9 +61,28 @@ def _measure(batch: Any, depth: int) -> tuple[int, int] | None:
     return None
 
 
+def _tokens(tensor: Any, shape: Any) -> int:
+    """Rows of whole numbers of four bytes or more are token ids."""
+    if len(shape) != 2 or shape[1].__class__ is not int:
+        return 0
+    kind = str(getattr(tensor, "dtype", ""))
+    return shape[0] * shape[1] if kind in _TOKEN_TYPES else 0
+
+
 def _of_shape(shape: Any) -> tuple[int, int] | None:
     """None for a single number."""
     return (shape[0], 0) if len(shape) and type(shape[0]) is int else None
+
+
+def _of_packed(fields: Any, found: tuple[int, int] | None) -> tuple[int, int] | None:
+    """A row of packed sequences is as many samples as it has; 0 where only their values say."""
+    for name in BOUNDARIES:
+        shape = getattr(fields.get(name), "shape", None) if found else None
+        if found and shape:
+            return max(0, shape[0] - 1), found[1]
+    if found and found[0] == 1 and POSITIONS in fields:
+        return 0, found[1]
+    return found
 
 
 def _of_tokens(ids: Any) -> tuple[int, int] | None:

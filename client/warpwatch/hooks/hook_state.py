@@ -15,6 +15,7 @@ from functools import wraps
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
+from typing import Any
 
 from warpwatch import faults
 from warpwatch.attach import attach
@@ -23,7 +24,11 @@ from warpwatch.hooks.compiling import has_compiled, is_compiling_of
 from warpwatch.monitor import Monitor
 
 # Who may begin a step at the first backward: no one yet, or those who see no more than that.
-_AUTOMATIC = ("", "optimizer", "dataloader")
+_AUTOMATIC = ("", "optimizer", "dataloader", "backward")
+# Backwards without a batch of data or a step of an optimizer, after which each is a step; so many
+# times as many where there is an optimizer, which may accumulate gradients.
+BACKWARDS_LEAD_AFTER = 64
+WITH_AN_OPTIMIZER = 10
 
 
 class HookState:
@@ -36,9 +41,31 @@ class HookState:
     """
 
     __slots__ = (
-        "__weakref__", "_backward", "_compiling", "_due", "_forward", "_when_compiling",
-        "backwards", "batches", "compiles", "elsewhere", "evaluating", "graph_task", "in_backward",
-        "is_compiling", "is_grad_enabled", "monitor", "off", "samples", "tokens", "updates",
+        "__weakref__",
+        "_awaited",
+        "_backward",
+        "_backwards_end",
+        "_compiling",
+        "_due",
+        "_forward",
+        "_lead_at",
+        "_look_at",
+        "_progress",
+        "_when_compiling",
+        "backwards",
+        "batches",
+        "compiles",
+        "elsewhere",
+        "evaluating",
+        "graph_task",
+        "in_backward",
+        "is_compiling",
+        "is_grad_enabled",
+        "monitor",
+        "off",
+        "samples",
+        "tokens",
+        "updates",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -56,8 +83,12 @@ class HookState:
         self.evaluating: bool | None = None
         self.in_backward = False
         self._backward = self._forward = 0  # the phases, once they are known
-        # Who has ended a step inside of backward; it ends with it.
+        # Who has ended a step inside of backward; it ends with it. What each backward ends.
         self._due: str | None = None
+        self._backwards_end: str | None = None
+        self._look_at = self._lead_at = BACKWARDS_LEAD_AFTER
+        self._progress = 0
+        self._awaited: dict[int, Callable[[], None]] = {}
 
     # --- the process ------------------------------------------------------------------------------
 
@@ -223,6 +254,8 @@ class HookState:
             if self.in_backward and self.graph_task() >= 0:
                 return False
             self.backwards += 1
+            if self.backwards == self._look_at:
+                self._look(monitor)
             if self.samples or self.tokens:
                 self.count_batches(monitor)
             if not self._backward:
@@ -241,16 +274,53 @@ class HookState:
             if self.monitor is not None:
                 self.monitor.clock.push((LEAVE, monotonic_ns(), None))
             if self._due is not None:
-                due, self._due = self._due, None
+                due, self._due = self._due, self._backwards_end
                 self.end_step(due)
         except Exception as error:
             faults.swallow(error)
+
+    def when_backward(self, number: int, act: Callable[[], None]) -> None:
+        """Call ``act`` as the backward of this number begins, one for each."""
+        self._awaited[number] = faults.guarded(act)
+        self._look_at = min(self._look_at, number)
+
+    def _look(self, monitor: Monitor) -> None:
+        act = self._awaited.pop(self.backwards, None)
+        if act is not None:
+            act()
+        if self.backwards == self._lead_at:
+            self._lead_by_backwards(monitor)
+        self._look_at = min([self._lead_at, *self._awaited])
+
+    def _lead_by_backwards(self, monitor: Monitor) -> None:
+        """The last resort: nothing else can end a step, as far as the last backwards show."""
+        patience = BACKWARDS_LEAD_AFTER * (WITH_AN_OPTIMIZER if _has_optimizer() else 1)
+        progress, self._progress = self._progress, self.updates + self.batches
+        self._lead_at += patience
+        if monitor.step_clock == "backward":
+            return
+        self._backwards_end = None
+        if progress == self._progress and self.backwards >= patience and monitor.lead("backward"):
+            monitor.clock.restart()
+            # This one ends nothing: what ran until its begin belongs to no step.
+            self._due, self._backwards_end = "", "backward"
 
 
 def _loads_data() -> bool:
     """Whether this process is a DataLoader's worker: it trains nothing, whatever it computes."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return getattr(worker, "_worker_info", None) is not None
+
+
+def _has_optimizer() -> bool:
+    """Whether the program has made one: its class is then marked by torch."""
+    optimizers = sys.modules.get("torch.optim")
+    classes: list[Any] = [] if optimizers is None else [optimizers.Optimizer]
+    for one in classes:
+        if getattr(one.step, "hooked", False):
+            return True
+        classes.extend(one.__subclasses__())
+    return False
 
 
 def _never() -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 from warpwatch_daemon.captures.pace import Pace, fastest, median_step_s
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.shim import AskedRank, ShimSession
+from warpwatch_daemon.quantities import no_step
 from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_telemetry.captures import CAPTURE_KINDS, Capture, CaptureKind
+from warpwatch_telemetry.captures import CAPTURE_KINDS, STEP_KINDS, Capture, CaptureKind
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 
@@ -48,6 +49,9 @@ class ShimBackend:
         live = self._ranks.targets(capture.request.job_id)
         targets: dict[int, AskedRank] = {}
         for number in sorted(live.keys() & set(numbers)):
+            calls = live[number].calls_without_step
+            if calls and capture.request.kind in STEP_KINDS:
+                raise Refused("refused_no_step", f"rank {number}: {no_step(calls)}")
             found = self._ranks.open_ring(live[number])
             if found is not None:
                 ring, folder = found

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.quantities import ago, rate, seconds
+from warpwatch_daemon.quantities import ago, no_step, rate, seconds
 
 # Who comes because of an alert may come when all is over.
 MAX_ENDED = 5
@@ -82,7 +82,11 @@ def _rank(rank: dict[str, Any]) -> Iterator[str]:
     yield rank["status"] if said else f"{rank['status']} ({reason})"
     yield f"step {rank['step']}"
     recent_s = rank["recent_s"]
-    yield f"median step {seconds(statistics.median(recent_s))}" if recent_s else "no step yet"
+    if recent_s:
+        yield f"median step {seconds(statistics.median(recent_s))}"
+    else:
+        calls = rank.get("calls_without_step", 0)
+        yield no_step(calls) if calls else "no step yet"
     for what in ("steps", "samples", "tokens"):
         if per_s := rank[f"{what}_per_s"]:
             yield rate(per_s, what)

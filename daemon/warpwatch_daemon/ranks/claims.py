@@ -27,6 +27,7 @@ STEP_CLOCKS = (
     "deepspeed",
     "optimizer",
     "dataloader",
+    "backward",
 )
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

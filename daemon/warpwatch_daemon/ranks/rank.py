@@ -30,6 +30,8 @@ RESERVED_EVENTS = frozenset(
 )
 # That a rank trains without a step is said once in so long: often enough for any time-out.
 TRAINING_S = 2.0
+# Calls without a step that are no first step yet: the shim's last clock takes over before.
+STEPLESS_CALLS = 96
 
 
 class Rank:
@@ -235,6 +237,12 @@ class Rank:
 
     # --- what is known ---
 
+    @property
+    def calls_without_step(self) -> int:
+        """Backwards and optimizer steps in which the end of no step was seen; 0: not so many."""
+        calls = self._calls or 0
+        return calls if calls >= STEPLESS_CALLS and not self.counts.header.steps else 0
+
     def state(self) -> RankState:
         totals = self.counts.totals(self.phases)
         recorded = totals["recorded"]
@@ -250,6 +258,7 @@ class Rank:
             pod_uid=self.claims.pod_uid,
             framework=self.claims.framework,
             step_clock=self.claims.step_clock,
+            calls_without_step=self.calls_without_step,
             status=self.status,
             silent_reason=self.silence.reason,
             first_time=self.first_time,

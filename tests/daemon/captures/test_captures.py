@@ -39,6 +39,23 @@ def test_all_ranks_get_the_same_start_step_with_a_margin(node: CaptureNode) -> N
     assert first["steps"] == 3
 
 
+def test_a_rank_in_which_no_step_is_seen_is_not_asked_for_steps(node: CaptureNode) -> None:
+    stepless = node.rings[1] = node._ring(1)
+    node.holders[1].kill()
+    node.holders[1].wait()
+    with stepless.held():
+        stepless.word(protocol.WORD_CALLS, 96)
+        node.poll()
+        with pytest.raises(
+            Refused, match=r"rank 1: no end of a step .* in 96 .*step\(\):"
+        ) as refused:
+            node.coordinator.request(MANUAL)
+        assert refused.value.reason == "refused_no_step"
+        # Stacks need none.
+        node.coordinator.request(replace(MANUAL, kind="stacks"))
+        assert node.command(1)["kind"] == "stacks"
+
+
 def test_a_step_far_from_its_peers_does_not_choose_the_start(
     tmp_path: Path, stack: ExitStack
 ) -> None:

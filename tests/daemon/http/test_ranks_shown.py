@@ -46,6 +46,15 @@ def test_a_rank_shows_its_step_clock_and_throughput(
     )
 
 
+def test_a_rank_without_a_step_shows_the_line_that_mends_it(
+    client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_rank(agent, recent_s=(), calls_without_step=130)
+    line = "no end of a step seen in 130 backwards and optimizer steps; put `with warpwatch."
+    assert line in client.get("/").text
+    assert line in rank_line(capsys)
+
+
 def test_a_silent_rank_shows_whether_it_was_stopped_or_holds_the_gil(
     client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:

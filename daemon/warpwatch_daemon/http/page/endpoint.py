@@ -86,6 +86,7 @@ class PageEndpoint:
             environment.filters[name] = getattr(quantities, name)
         # What a section asks for lies in the module of its name.
         environment.globals |= {
+            "no_step": quantities.no_step,
             "captures": captures,
             "charts": charts,
             "devices": devices,

@@ -1,0 +1,146 @@
+"""Calls of the model are the phase ``forward`` where no DataLoader says when a batch is there.
+
+Which modules the program calls itself is watched between two backwards, once; from then on a call
+is seen at their classes. So many calls without gradients that they are no part of a step (a
+teacher, a target network) are an evaluation, or a ``rollout`` where the module is in training mode.
+Under torch.compile only calls of compiled modules are seen: nothing of ours is in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from warpwatch import faults
+from warpwatch.hooks.batches import measure
+from warpwatch.hooks.hook_state import HookState
+
+MODULE = "torch"
+# Calls without gradients in a row that may be part of a step.
+TEACHERS = 4
+MAX_MODULES = 64
+
+
+class ModuleHook:
+    """``_called``: ids of the modules that the program calls; ``_inside``: of all within them.
+
+    round: backwards and updates when a module was called last; unlearned: calls in a row without
+    gradients since; phase: the last one that a call began.
+    """
+
+    __slots__ = (
+        "_called", "_classes", "_handle", "_inside", "_phase", "_round", "_state", "_torch",
+        "_unlearned",
+    )  # fmt: skip
+
+    def __init__(self, torch: Any, state: HookState) -> None:
+        self._torch = torch
+        self._state = state
+        self._called: set[int] = set()
+        self._inside: set[int] = set()
+        self._classes: list[Any] = []
+        self._handle: Any = None
+        self._phase = ""
+        self._round = self._unlearned = 0
+
+    def watch(self) -> None:
+        """See which modules are called, up to ``watched``. Compiled ones warn of such a hook."""
+        state = self._state
+        if not (state.batches or state.compiles or state.evaluating is not None):
+            hooks = self._torch.nn.modules.module
+            self._handle = hooks.register_module_forward_pre_hook(self._see)
+
+    def watched(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+            for kind in self._classes:
+                _hook_calls(kind, self._called, self._begin)
+
+    def compile(self) -> None:
+        """torch.compile is in use: what it may trace is as it was."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+        for kind in self._classes:
+            if getattr(vars(kind).get("__call__"), "of_warpwatch", False):
+                del kind.__call__
+
+    def see_compiled(self, module: Any) -> None:
+        if not self._state.is_compiling():
+            self._begin(module, ())
+
+    def _see(self, module: Any, args: Any) -> None:
+        try:
+            if id(module) in self._inside or not self._state.in_training_thread():
+                return
+            if len(self._called) < MAX_MODULES and "__call__" not in vars(type(module)):
+                self._inside.update(map(id, module.modules()))
+                self._called.add(id(module))
+                if type(module) not in self._classes:
+                    self._classes.append(type(module))
+        except Exception as error:
+            faults.swallow(error)
+
+    def _begin(self, module: Any, args: Any) -> None:
+        """A module is called by the program itself."""
+        state = self._state
+        try:
+            if state.batches or state.evaluating is not None or not state.in_training_thread():
+                return
+            learns = state.is_grad_enabled()
+            calls = state.backwards + state.updates
+            if calls != self._round:
+                self._round, self._unlearned, self._phase = calls, 0, ""
+            self._unlearned = 0 if learns else self._unlearned + 1
+            phase = "forward" if learns else self._phase or "forward"
+            if self._unlearned > TEACHERS:
+                phase = "rollout" if module.training else "eval"
+            if phase != self._phase:
+                self._phase = phase
+                state.switch(phase)
+                if learns and args and not state.in_backward:
+                    self._count(args[0])
+        except Exception as error:
+            faults.swallow(error)
+
+    def _count(self, inputs: Any) -> None:
+        """Token ids are a batch of data; of anything else it is not known that it is one."""
+        samples, tokens = measure(inputs)
+        if tokens:
+            self._state.samples, self._state.tokens = samples, tokens
+
+
+def _hook_calls(kind: Any, called: set[int], begin: Callable[[Any, Any], None]) -> None:
+    """The class's own name for it, above whatever ``Module.__call__`` is at the time."""
+
+    def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(module) in called:
+            begin(module, args)
+        return super(kind, module).__call__(*args, **kwargs)
+
+    __call__.of_warpwatch = True  # type: ignore[attr-defined]
+    kind.__call__ = __call__
+
+
+def install(module: Any, state: HookState) -> None:
+    """``module`` is torch."""
+    hook = ModuleHook(module, state)
+    state.when_backward(3, hook.watch)
+    state.when_backward(5, hook.watched)
+    state.when_compiling(hook.compile)
+
+
+def install_compiled(module: Any, state: HookState) -> None:
+    """``module`` is dynamo's eval_frame."""
+    hook = ModuleHook(None, state)
+    compiled = module.OptimizedModule
+    original = compiled.__call__
+
+    @wraps(original)
+    def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+        hook.see_compiled(module)
+        return original(module, *args, **kwargs)
+
+    compiled.__call__ = __call__
