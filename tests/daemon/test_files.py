@@ -151,26 +151,3 @@ def test_a_link_in_the_rendezvous_makes_the_daemon_overwrite_no_file(tmp_path: P
         poll(lambda: positions.exists() and "stepping" in positions.read_text(), 20, "it saves")
         assert victim.read_text() == "precious"
         assert stat.S_IMODE(positions.lstat().st_mode) == 0o600
-
-
-def test_positions_of_a_version_that_kept_them_in_the_rendezvous_are_moved(tmp_path: Path) -> None:
-    rendezvous, state = tmp_path / "run", tmp_path / "state"
-    rendezvous.mkdir()
-    state.mkdir()
-    content = '{"version":1,"ranks":[{"pod":null,"ring":"a.ring"}]}'
-    (rendezvous / saved.FILE).write_text(content)
-    saved.move(rendezvous, state)
-    assert saved.Positions(state).load() == {(None, "a.ring"): {"pod": None, "ring": "a.ring"}}
-    assert not (rendezvous / saved.FILE).exists()
-
-
-def test_positions_that_another_left_in_the_rendezvous_are_not_read(tmp_path: Path) -> None:
-    rendezvous, state = tmp_path / "run", tmp_path / "state"
-    rendezvous.mkdir()
-    state.mkdir()
-    secret = tmp_path / "secret"
-    secret.write_text("{}")
-    os.link(secret, rendezvous / saved.FILE)
-    saved.move(rendezvous, state)
-    assert list(state.iterdir()) == []
-    assert (rendezvous / saved.FILE).exists()

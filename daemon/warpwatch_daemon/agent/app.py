@@ -30,10 +30,10 @@ from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.runs.run_files import RunFiles
 from warpwatch_daemon.history.runs.run_table import RunTable
 from warpwatch_daemon.http.server import Server
-from warpwatch_daemon.ranks import saved
 from warpwatch_daemon.ranks.folder import RendezvousFolder, resolve
 from warpwatch_daemon.ranks.gone_pods import GonePods
 from warpwatch_daemon.ranks.load import RankLoad
+from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
@@ -92,7 +92,6 @@ class Daemon:
         asked = folder_of(config.attribution.pod_logs) is not None
         self._known_pods = self.hub.pods if asked else None
         store = Store(config.store)
-        saved.move(self.folder.path, store.path)
         self._positions, self.ranks = self._rank_source(store.path)
         self.captures = Capturing(
             config, store, self.folder, self.ranks, self.hub, node, self._hurry
@@ -128,9 +127,9 @@ class Daemon:
         self.sources = enabled_sources(config, self._surroundings())
         self._pipeline_loop: Loop | None = None
 
-    def _rank_source(self, state_folder: Path) -> tuple[saved.Positions, RanksSource]:
+    def _rank_source(self, state_folder: Path) -> tuple[Positions, RanksSource]:
         rejected = self.hub.metrics.counter("rendezvous_rejected_total")
-        positions = saved.Positions(
+        positions = Positions(
             state_folder, lambda: rejected.labels("not_saved").inc(), self._wake_positions
         )
         return positions, RanksSource(

@@ -4,5 +4,4 @@
 - triggers, quiet_hours: what may be captured by itself, and when not
 - loading: one YAML file, then ``WARPWATCH_SECTION__KEY`` on top
 - mistakes: what pydantic refuses, in the words of who writes YAML
-- removed: keys of earlier versions, with what became of them
 """

@@ -11,7 +11,6 @@ import yaml
 from pydantic import ValidationError
 
 from warpwatch_daemon.config.mistakes import mistakes
-from warpwatch_daemon.config.removed import what_became
 from warpwatch_daemon.config.sections import Config
 from warpwatch_telemetry.errors import UsageError
 
@@ -61,7 +60,7 @@ def _validated(model: type[C], tree: dict[str, Any], origin: str) -> C:
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        lines = [what_became(one.path) or str(one) for one in mistakes(error, model)]
+        lines = [str(one) for one in mistakes(error, model)]
         raise ConfigError([f"{origin}: {line}" for line in dict.fromkeys(lines)]) from error
 
 

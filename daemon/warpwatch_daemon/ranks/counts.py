@@ -85,9 +85,8 @@ class RankCounts:
         before = {key: saved["base"][key] for key in _TOTALS}
         phases_s = dict(saved["base"]["phases_s"])
         before["phases_s"] = added(names.admit(phases_s), phases_s.values())
-        # A version before this one saved nothing of records.
-        before["recorded"] = _integers(saved["base"].get("recorded", {}))
-        self.recorded = _integers(saved.get("recorded", {}))
+        before["recorded"] = _integers(saved["base"]["recorded"])
+        self.recorded = _integers(saved["recorded"])
         self._sum_s, self.lost = float(saved["sum_s"]), int(saved["lost"])
         self._before, self._buckets = before, buckets
 

@@ -305,8 +305,7 @@ class Rank:
         """Go on from ``save``'s answer. Raises KeyError, TypeError or ValueError on nonsense."""
         assert self.ring is not None
         first_time, counted = float(saved["first_time"]), int(saved["position"])
-        # A version before this one did not save it.
-        ended_at = saved.get("ended_at")
+        ended_at = saved["ended_at"]
         self._ended_before = None if ended_at is None else float(ended_at)
         # Names that were shown before the restart stay, whatever this process calls its phases.
         names = PhaseNames(self.phase_names.of_job)

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from warpwatch_daemon import files
-from warpwatch_daemon.ranks.directory import Directory, check_regular, open_checked
 from warpwatch_daemon.ranks.rank import Rank
 
 logger = logging.getLogger(__name__)
 
 FILE = "positions.json"
 VERSION = 1
-# 1,024 ranks with all their phases take less.
-MAX_BYTES = 16 << 20
-
 
 # A ring by the pod whose folder it lies in, None in the folder of all, and its name.
 Key = tuple[str | None, str]
@@ -93,41 +88,12 @@ class Positions:
                     self._waiting = None
 
 
-def move(rendezvous: Path, folder: Path) -> None:
-    """A version before this one kept the file in the rendezvous, where pods may write too."""
-    old = Directory(rendezvous)
-    try:
-        with old.opened() as fd:
-            body = _read(open_checked(fd, FILE, os.O_RDONLY, _check_own))
-        if not (folder / FILE).exists():
-            files.write(folder / FILE, body, durable=False)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        logger.warning("cannot use %s: %s", old.path / FILE, error)
-        return
-    old.unlink(FILE)
-
-
-def _check_own(found: os.stat_result) -> None:
-    """Raises OSError for what this daemon has not written."""
-    check_regular(found)
-    if found.st_uid != os.geteuid() or found.st_nlink != 1:
-        raise PermissionError(f"it belongs to uid {found.st_uid}, with {found.st_nlink} links")
-
-
-def _read(fd: int) -> bytes:
-    with os.fdopen(fd, "rb") as file:
-        return file.read(MAX_BYTES)
-
-
 def _load(path: Path) -> dict[Key, dict[str, Any]]:
     try:
         content = json.loads(path.read_bytes())
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}")
-        # A version before this one knew no pods.
-        return {(entry.get("pod"), str(entry["ring"])): entry for entry in content["ranks"]}
+        return {(entry["pod"], str(entry["ring"])): entry for entry in content["ranks"]}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

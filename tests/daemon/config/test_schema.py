@@ -49,12 +49,11 @@ def test_a_check_prints_a_line_for_each_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("http: {liste: x}\nstore: {max_age: 3 moons}\ntriggers: {other_capture_s: 5}\n")
+    file.write_text("http: {liste: x}\nstore: {max_age: 3 moons}\ntriggers: {dry: 5}\n")
     assert main(["config", "check", str(file)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"{file}: http.liste: unknown key, did you mean 'listen'?",
-        f"{file}: triggers.other_capture_s: was removed: it only tuned the mechanism; the value "
-        "that was its default is built in",
+        f"{file}: triggers.dry: unknown key, did you mean 'dry_run'?",
         f"{file}: store.max_age: unit 'moons' is none of s, m, h, d, w, not '3 moons'",
     ]
     assert main(["config", "check", str(file), "--json"]) == 1
