@@ -16,6 +16,7 @@ from warpwatch import (
     faults,
     identity,
     inbox,
+    parallelism,
     protocol,
     rendezvous,
     ring,
@@ -205,6 +206,7 @@ class HelperThread:
     def _describe(self) -> dict[str, Any]:
         device = identity.device_from_environment(self._environ) or self.clock.device
         events = self.captures.budget.events_per_step
+        parallel = parallelism.places()
         return {
             **self._identity,
             "device": identity.bounded(device, 64, 64) if device else None,
@@ -213,6 +215,7 @@ class HelperThread:
             "step_clock": self.monitor.step_clock or self._metadata.get("step_clock", ""),
             "client": __version__,
             "inbox_ok": self.captures.inbox_problem is None,
+            **({"parallel": parallel} if parallel else {}),
             **({"events_per_step": events} if events else {}),
             **({"held_stacks": self._gil_stacks.name} if self._gil_stacks.name else {}),
             "faults": faults.count(),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping, Sequence
+
+from warpwatch_telemetry.state import PARALLELISM
 
 NO_VALUE = "\N{EN DASH}"
 MAX_TEXT = 120
@@ -77,6 +80,12 @@ def no_step(calls: int) -> str:
         f"no end of a step seen in {calls} backwards and optimizer steps; "
         "put `with warpwatch.attach().step():` around a step"
     )
+
+
+def places(parallel: Mapping[str, Sequence[int]]) -> str:
+    """``DP 1 of 2, TP 0 of 4``: a rank's place in each kind of parallelism of more than one."""
+    known = ((short, parallel.get(kind, (0, 1))) for kind, short in PARALLELISM.items())
+    return ", ".join(f"{short} {place} of {size}" for short, (place, size) in known if size > 1)
 
 
 def plural(count: int, word: str, words: str = "") -> str:

@@ -16,6 +16,7 @@ from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
 from warpwatch_telemetry.state import (
     COARSE_STEP_BOUNDS_S,
+    PARALLELISM,
     STEP_DURATION_BOUNDS_S,
     JobState,
     RankState,
@@ -188,7 +189,9 @@ def _rank(rank: RankState, pod: Pod) -> Values:
     pid, local_rank, world_size = str(rank.pid), str(rank.local_rank), str(rank.world_size)
     place = (rank.host, rank.run, pid, local_rank, world_size)
     device, pod_uid = rank.device or "", rank.pod_uid or ""
-    program = (rank.framework, rank.step_clock)
+    places = (rank.parallel.get(kind) for kind in PARALLELISM)
+    parallel = (str(place[0]) if place else "" for place in places)
+    program = (rank.framework, rank.step_clock, *parallel)
     values: dict[SeriesKey, float | None] = {
         ("rank_info", (*place, device, pod_uid, *program, namespace_of(rank.owner), pod.name)): 1,
         ("rank_up", ()): int(rank.status == "running"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from warpwatch_telemetry.metric import Kind, Metric, metric
+from warpwatch_telemetry.state import PARALLELISM
 
 
 def _rank(
@@ -39,9 +40,11 @@ _RANKS = (
         "rank_info",
         "What a rank says of itself; always 1. step_clock is what ends a step: "
         "step(), lightning, transformers, accelerate, deepspeed, optimizer, dataloader, "
-        "backward or other.",
+        "backward or other. data_rank and the like: the rank's place in each kind of parallelism.",
         *("host", "run", "pid", "local_rank", "world_size", "device", "pod_uid", "framework"),
-        *("step_clock", "namespace", "pod"),
+        "step_clock",
+        *(f"{kind}_rank" for kind in PARALLELISM),
+        *("namespace", "pod"),
     ),
     _rank("rank_up", "1 while the rank runs; 0 when it is stopped, exited or died."),
     _rank("rank_step", "The newest finished step."),

@@ -35,6 +35,10 @@ class Histogram:
     sum: float = 0.0
 
 
+# Kinds of parallelism, as rank_info and people list them.
+PARALLELISM = {"data": "DP", "tensor": "TP", "pipeline": "PP", "expert": "EP", "context": "CP"}
+
+
 @dataclass(frozen=True, slots=True)
 class RankState:
     """One rank, from its ring. What a process says of itself is a claim; ``owner`` is a fact.
@@ -48,6 +52,7 @@ class RankState:
     step_clock: what ends a step: step(), a framework's name, optimizer, dataloader, backward or
     other. calls_without_step: backwards and optimizer steps of a process that trains and in which
     no end of a step was seen; 0 where steps are seen, or may come yet.
+    parallel: of PARALLELISM, where known, the rank's place in it and how many there are.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
     steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: a step
     in phase comm, which is mostly waiting for other ranks, of the same steps.
@@ -70,6 +75,7 @@ class RankState:
     framework: str = ""
     step_clock: str = ""
     calls_without_step: int = 0
+    parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     status: str = "running"
     silent_reason: str | None = None
     first_time: float = 0.0

@@ -202,6 +202,12 @@ def test_of_a_rank_that_ended_the_counters_stay_and_the_gauges_go() -> None:
     assert {"rank_gc_seconds_total", "rank_allocation_retries_total", "rank_up"} <= ended
 
 
+def test_a_ranks_places_in_parallelism_are_labels() -> None:
+    page = render(replace(full_state(), ranks=(rank(0, parallel={"pipeline": (3, 4)}),)))
+    (info,) = (dict(labels) for name, labels in samples_of(page) if name.endswith("_rank_info"))
+    assert (info["pipeline_rank"], info["data_rank"]) == ("3", "")
+
+
 def test_what_sets_the_step_clock_is_a_label_of_the_rank() -> None:
     page = render(replace(full_state(), ranks=(rank(0, step_clock="lightning"),)))
     (info,) = (dict(labels) for name, labels in samples_of(page) if name.endswith("_rank_info"))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.quantities import ago, no_step, rate, seconds
+from warpwatch_daemon.quantities import ago, no_step, places, rate, seconds
 
 # Who comes because of an alert may come when all is over.
 MAX_ENDED = 5
@@ -87,6 +87,8 @@ def _rank(rank: dict[str, Any]) -> Iterator[str]:
     else:
         calls = rank.get("calls_without_step", 0)
         yield no_step(calls) if calls else "no step yet"
+    if parallel := places(rank.get("parallel", {})):
+        yield parallel
     for what in ("steps", "samples", "tokens"):
         if per_s := rank[f"{what}_per_s"]:
             yield rate(per_s, what)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
+from warpwatch_telemetry.state import PARALLELISM
 
 MAX_TEXT = 128
 MAX_WORLD_SIZE = 1 << 20
@@ -41,6 +43,7 @@ class Claims:
     run: which start of the job; master: where its ranks meet, host:port. Empty where not said.
     step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
     events_per_step: what a recorded step is expected to hold, None when it is not known.
+    parallel: per kind of parallelism the rank's place in it, and how many there are.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
     """
 
@@ -58,6 +61,7 @@ class Claims:
     step_clock: str = ""
     events_per_step: int | None = None
     held_stacks: str | None = None
+    parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
@@ -90,6 +94,7 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
         step_clock=_step_clock(raw),
         events_per_step=_integer(raw, "events_per_step", 0, MAX_EVENTS_PER_STEP) or None,
         held_stacks=_text(raw, "held_stacks") or None,
+        parallel=_parallel(raw.get("parallel", {})),
     )
 
 
@@ -155,6 +160,20 @@ def _integer(raw: dict[str, Any], key: str, default: int, limit: int) -> int:
 def _step_clock(raw: dict[str, Any]) -> str:
     said = _text(raw, "step_clock")
     return said if said in STEP_CLOCKS or not said else "other"
+
+
+def _parallel(raw: Any) -> Mapping[str, tuple[int, int]]:
+    """What is not among PARALLELISM is left out: another shim may know more kinds."""
+    if not isinstance(raw, dict):
+        raise ProtocolError("bad_metadata", "parallel is no object")
+    found = {}
+    for kind in PARALLELISM.keys() & raw.keys():
+        place = raw[kind]
+        numbers = isinstance(place, list) and len(place) == 2 and {type(n) for n in place} == {int}
+        if not numbers or not 0 <= place[0] < place[1] <= MAX_WORLD_SIZE:
+            raise ProtocolError("bad_metadata", f"parallel.{kind} is no place and size")
+        found[kind] = (place[0], place[1])
+    return found
 
 
 def _phases(raw: Any) -> tuple[str, ...]:

@@ -258,6 +258,7 @@ class Rank:
             pod_uid=self.claims.pod_uid,
             framework=self.claims.framework,
             step_clock=self.claims.step_clock,
+            parallel=self.claims.parallel,
             calls_without_step=self.calls_without_step,
             status=self.status,
             silent_reason=self.silence.reason,

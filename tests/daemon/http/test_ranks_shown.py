@@ -55,6 +55,16 @@ def test_a_rank_without_a_step_shows_the_line_that_mends_it(
     assert line in rank_line(capsys)
 
 
+def test_a_rank_shows_its_places_in_parallelism(
+    client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_rank(agent, parallel={"pipeline": (3, 4), "data": (0, 2), "tensor": (0, 1)})
+    assert "DP 0 of 2, PP 3 of 4<" in client.get("/").text
+    assert "DP 0 of 2, PP 3 of 4," in rank_line(capsys)
+    (rank,) = client.get("/api/v1/ranks").json()["ranks"]
+    assert rank["parallel"]["pipeline"] == [3, 4]
+
+
 def test_a_silent_rank_shows_whether_it_was_stopped_or_holds_the_gil(
     client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
 ) -> None:

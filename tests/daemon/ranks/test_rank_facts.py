@@ -174,6 +174,18 @@ def test_the_step_clock_is_one_of_a_closed_set(
         assert newest(source).step_clock == shown
 
 
+def test_places_in_parallelism_are_checked(
+    folder: RendezvousFolder, source: RanksSource, rejects: dict[str, int]
+) -> None:
+    good = RingFile(folder.ranks, parallel={"tensor": [1, 2], "of tomorrow": "any"})
+    with good.held():
+        assert newest(source).parallel == {"tensor": (1, 2)}
+    bad = RingFile(folder.ranks, rank=1, parallel={"tensor": [2, 2]})
+    with bad.held():
+        source.poll(time.time(), time.monotonic())
+    assert rejects == {"bad_metadata": 1}
+
+
 def test_the_throughput_is_that_of_the_newest_steps_of_a_live_rank(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:

@@ -87,6 +87,7 @@ class PageEndpoint:
         # What a section asks for lies in the module of its name.
         environment.globals |= {
             "no_step": quantities.no_step,
+            "places": quantities.places,
             "captures": captures,
             "charts": charts,
             "devices": devices,
