@@ -15,20 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from benchmarks import fleet_parts
+from benchmarks.fleet_parts import running_fleet
 from benchmarks.limits import at_least, at_most
 from benchmarks.processes import (
     clean_environment,
     core_percents,
     is_quick,
     memory,
-    start,
     stop,
-    wait_until,
 )
 from benchmarks.simulated_agents import RANKS_A_NODE, Node, address, layout
-from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.demo.processes import free_port
 
 NODES, LARGEST = 1250, 256
@@ -39,8 +36,10 @@ WATCH_S = 60.0
 FAULTS_S = 90.0
 SLOW_JOBS, STUCK_JOBS = 20, 5
 HANG_TIMEOUT_S = 30.0
+HANG = {"timeout_s": HANG_TIMEOUT_S}
+# Of the comparison of shards; its jobs are small, so that two have half of them each.
+SHARDED_NODES, SHARDED_LARGEST = 400, 8
 OPEN_FILES = 8192
-UP_TIMEOUT_S = 120.0
 MAX_CORE_PERCENT = 100.0
 MAX_RSS_MIB = 1536.0
 MAX_STRAGGLER_P95_S = 30.0
@@ -67,7 +66,7 @@ def measure() -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         _agents(nodes, largest, faults) as port,
-        _fleet(Path(folder), [f"{address(n)}:{port}" for n in range(nodes)]) as (pid, api),
+        running_fleet(Path(folder), _targets(nodes, port), hang=HANG) as (pid, api),
     ):
         time.sleep(max(0.0, faults.at - WATCH_S - time.time()))
         percents = core_percents({"fleet": pid}, lambda: time.sleep(WATCH_S))
@@ -83,6 +82,9 @@ def measure() -> dict[str, Any]:
         "simulated": "the agents; connections, fleet and detectors are real",
         "straggler_s": _quantiles(slow),
         "hang_after_its_deadline_s": _quantiles(hung),
+        "stream": fleet_parts.stream(),
+        "capture": fleet_parts.capture(),
+        "shards": fleet_parts.shards(_healthy),
         "limits": [
             at_most("percent of a core", round(percents["fleet"], 1), MAX_CORE_PERCENT),
             at_most("RSS in MiB", rss_mib, MAX_RSS_MIB),
@@ -93,6 +95,16 @@ def measure() -> dict[str, Any]:
             at_most("hang p95 in s", _quantiles(hung)["p95"], MAX_HANG_S),
         ],
     }
+
+
+def _targets(nodes: int, port: int) -> list[str]:
+    return [f"{address(number)}:{port}" for number in range(nodes)]
+
+
+@contextlib.contextmanager
+def _healthy() -> Iterator[list[str]]:
+    with _agents(SHARDED_NODES, SHARDED_LARGEST, Faults(0.0, {}, [])) as port:
+        yield _targets(SHARDED_NODES, port)
 
 
 def _faults(nodes: list[Node], at: float) -> Faults:
@@ -148,30 +160,3 @@ def _agents(nodes: int, largest: int, faults: Faults) -> Iterator[int]:
 def _allow_open_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard), hard))
-
-
-@contextlib.contextmanager
-def _fleet(folder: Path, targets: list[str]) -> Iterator[tuple[int, ApiClient]]:
-    """Its process and API, once it follows all agents."""
-    port, token, config = free_port(), folder / "token", folder / "fleet.yaml"
-    token.write_text("bench")
-    own: dict[str, Any] = {"listen": f"127.0.0.1:{port}", "targets": targets}
-    own |= {"token_file": str(token), "state_dir": str(folder / "state")}
-    hang = {"hang": {"timeout_s": HANG_TIMEOUT_S}}
-    config.write_text(yaml.safe_dump({"fleet": own, "detection": hang}))
-    process = start(
-        ["-m", "warpwatch_daemon", "fleet", "--config", str(config)],
-        clean_environment(),
-        folder / "log",
-    )
-    api = ApiClient(f"http://127.0.0.1:{port}", token)
-
-    def is_following() -> bool:
-        sources = api.get("/readyz")["sources"]
-        return len(sources) == len(targets) and all(one["up"] for one in sources)
-
-    try:
-        wait_until(is_following, UP_TIMEOUT_S)
-        yield process.pid, api
-    finally:
-        stop(process)

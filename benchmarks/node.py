@@ -47,13 +47,13 @@ class LocalDaemon:
 
 def daemon_arguments(folder: Path, port: int, **sections: Any) -> list[str]:
     """What Python runs the daemon with; ``sections`` are added to its configuration."""
-    config: dict[str, dict[str, Any]] = {
+    config: dict[str, Any] = {
         "http": {"listen": f"127.0.0.1:{port}"},
         "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")},
         "store": {"url": (folder / "captures").as_uri()},
     }
     for name, section in sections.items():
-        config.setdefault(name, {}).update(section)
+        config[name] = config.get(name, {}) | section if isinstance(section, dict) else section
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(config))
     return ["-m", "warpwatch_daemon", "daemon", "--config", str(path)]
