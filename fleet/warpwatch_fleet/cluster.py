@@ -156,16 +156,16 @@ class Cluster:
     def _is_ours(self, job: FleetJob, change: Change) -> bool:
         """Whether the fleet raises it; it counts those that it does."""
         kind, ident = change.anomaly.kind, change.anomaly.id
-        if change.what == "opened" and self._raised_by_agents(job, kind):
+        if change.what == "opened" and self._raised_by_agents(job, change.anomaly):
             job.left.add(ident)
         elif change.what == "opened":
             self.raised.setdefault(job.id, Counter())[kind] += 1
         return ident not in job.left
 
-    def _raised_by_agents(self, job: FleetJob, kind: str) -> bool:
+    def _raised_by_agents(self, job: FleetJob, found: Anomaly) -> bool:
         """Whether one has this, from when nobody else judged the job."""
         return any(
-            node.has_active(kind, name)
+            node.has_active(found, name)
             for address, name in job.nodes.items()
             if (node := self.nodes.get(address))
         )

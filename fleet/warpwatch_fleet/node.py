@@ -180,9 +180,13 @@ class Node:
         if len(self._anomalies) > MAX_ANOMALIES:
             del self._anomalies[next(iter(self._anomalies))]
 
-    def has_active(self, kind: str, job: JobId) -> bool:
+    def has_active(self, found: Anomaly, job: JobId) -> bool:
+        """Whether it has raised the same; ``job``: as it is called there."""
         return any(
-            one.kind == kind and one.job_id == job and one.end_time is None
+            one.kind == found.kind
+            and one.job_id == job
+            and one.end_time is None
+            and (one.kind != "straggler" or one.rank == found.rank)
             for one in self._anomalies.values()
         )
 
