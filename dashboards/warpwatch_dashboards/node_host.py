@@ -203,4 +203,53 @@ _TRAFFIC_ROW = Row(
 )
 
 
-HOST_ROWS = [_PROCESSES_ROW, _HOST_ROW, _TRAFFIC_ROW]
+_PORT = f"{NODE_LEGEND}|{{{{device}}}}/{{{{port}}}}"
+_NETWORK_ROW = Row(
+    "RDMA network",
+    [
+        graph(
+            "Ports up",
+            "1: the port is active. 0 with a cable in it: jobs over several nodes fail.",
+            "none",
+            Query(series("network_port_up"), _PORT),
+            minimum=0,
+            maximum=1,
+        ),
+        *(
+            graph(
+                f"RDMA {words}",
+                "Share of what the port can carry.",
+                "percentunit",
+                Query(
+                    f"{rate(series(f'network_port_{way}_bytes_total'))} / "
+                    f"{series('network_port_rate_bytes_per_second')}",
+                    _PORT,
+                ),
+                minimum=0,
+                maximum=1,
+            )
+            for way, words in (("receive", "received"), ("transmit", "sent"))
+        ),
+        graph(
+            "RDMA errors",
+            "Errors, losses and repetitions a second by counter. What lasts is a cable, a switch "
+            "or a peer that died.",
+            "cps",
+            Query(rate(series("network_port_errors_total")), f"{_PORT} {{{{type}}}}"),
+            minimum=0,
+            width=12,
+        ),
+        graph(
+            "RDMA congestion",
+            "Waiting for credits, ECN marks and CNPs a second: congestion control at work, normal "
+            "under load. One port far above the others: its path.",
+            "cps",
+            Query(rate(series("network_port_congestion_total")), f"{_PORT} {{{{type}}}}"),
+            minimum=0,
+            width=12,
+        ),
+    ],
+)
+
+
+HOST_ROWS = [_PROCESSES_ROW, _HOST_ROW, _TRAFFIC_ROW, _NETWORK_ROW]

@@ -82,6 +82,8 @@ class DetectionConfig(Section):
     clock_drop: DetectorConfig = DetectorConfig()
     pcie_degraded: DetectorConfig = DetectorConfig()
     nvlink_error: DetectorConfig = DetectorConfig()
+    network_link_down: DetectorConfig = DetectorConfig()
+    network_errors: DetectorConfig = DetectorConfig()
     device_idle: DeviceIdleConfig = DeviceIdleConfig()
 
 

@@ -143,6 +143,7 @@ class Detection:
             if rank is None:
                 return changes
             rank.device = record.device or rank.device
+            rank.world_size = record.world_size
             rank.seen_time = record.time
         elif isinstance(record, RankEvent) and self._ranks.find(record.job_id, record.rank):
             core_contention.observe(self._register.state.cores, record)

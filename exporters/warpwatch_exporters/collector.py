@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from warpwatch_exporters.exposition import encodable
 from warpwatch_exporters.series import (
-    BUCKETS,
+    FINE_BUCKETS,
     SeriesGroup,
     exported_ranks,
     labels_of,
@@ -63,7 +63,7 @@ def _histogram(rank: RankState) -> Iterator[Sample]:
     row = CATALOGUE["step_duration_seconds"]
     labels = labels_of(SeriesGroup(rank.key, {}), (row.name, ())) or {}
     counts = list(accumulate(rank.durations.counts))
-    for bound, index in BUCKETS.items():
+    for bound, index in FINE_BUCKETS.items():
         yield _sample(f"{row.full_name}_bucket", {**labels, "le": bound}, counts[index])
     yield _sample(f"{row.full_name}_count", labels, counts[-1])
     yield _sample(f"{row.full_name}_sum", labels, rank.durations.sum)

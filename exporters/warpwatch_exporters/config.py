@@ -12,13 +12,11 @@ from warpwatch_telemetry.sections import Boolean, Section, Url
 class PrometheusConfig(Section):
     """``dcgm_names``: the names of dcgm-exporter's default list as well.
 
-    ``profile``: about 30 series a GPU, 90, or all. ``fine_buckets``: of step durations, where most
-    steps are each at most 1.25 times the one before.
+    ``profile``: about 30 series a GPU, 90, or all, which has fine buckets of step durations too.
     """
 
     dcgm_names: Boolean = False
     profile: Profile = "default"
-    fine_buckets: Boolean = False
     workload_labels: Literal["join", "inline"] = "join"
 
 

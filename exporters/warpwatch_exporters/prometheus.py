@@ -47,14 +47,13 @@ class Options:
 
     inline_workloads: device series carry namespace, pod and container of their workload.
     dcgm_names: the series of dcgm-exporter's default list come out as well.
-    profile: how many series a device has. fine_buckets: of step durations.
+    profile: how many series a device has; with ``full``, a step's duration has fine buckets.
     node: the node's name in those; empty for the host's name.
     """
 
     inline_workloads: bool = False
     dcgm_names: bool = False
     profile: Profile = "full"
-    fine_buckets: bool = False
     node: str = ""
 
 
@@ -70,7 +69,7 @@ def render(state: State, options: Options = Options(), *, openmetrics: bool = Fa
         _add(lines, group)
     ranks: dict[Identity, RankState] = {rank.key: rank for rank in exported_ranks(state)}
     for identity, rank in ranks.items():
-        lines[_STEP_DURATION.name].extend(_histogram(identity, rank, options.fine_buckets))
+        lines[_STEP_DURATION.name].extend(_histogram(identity, rank, options.profile == "full"))
     _forget_others(needed, ranks)
     headers = _OPENMETRICS_HEADERS if openmetrics else _TEXT_HEADERS
     page = [headers[name] + "\n".join(family) for name, family in lines.items() if family]

@@ -38,6 +38,8 @@ DEVICE_KINDS = (
     "clock_drop",
     "pcie_degraded",
     "nvlink_error",
+    "network_link_down",
+    "network_errors",
     "device_idle",
     "overheating",
 )

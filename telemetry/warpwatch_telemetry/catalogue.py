@@ -15,12 +15,14 @@ from warpwatch_telemetry.device_metrics import DEVICE_METRICS
 from warpwatch_telemetry.host_metrics import HOST_METRICS
 from warpwatch_telemetry.job_metrics import JOB_METRICS
 from warpwatch_telemetry.metric import IDENTITY_LABELS, Metric
+from warpwatch_telemetry.network_metrics import NETWORK_METRICS
 from warpwatch_telemetry.reliability_metrics import RELIABILITY_METRICS
 
 _SECTIONS = (
     ("Devices", DEVICE_METRICS + RELIABILITY_METRICS),
     ("Ranks and jobs", JOB_METRICS),
     ("Host", HOST_METRICS),
+    ("Network", NETWORK_METRICS),
     ("The daemon", AGENT_METRICS),
 )
 

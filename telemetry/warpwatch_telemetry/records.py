@@ -82,6 +82,10 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
 
 
+class PortReading(DeviceReading, frozen=True, gc=False):
+    """Of a network port, ``<device>/<number>``: what a GPU is judged by does not hold for it."""
+
+
 class RankEvent(msgspec.Struct, frozen=True, gc=False):
     """Something that happened to a rank. ``event`` is one of EVENTS; ``detail`` is free of form."""
 

@@ -55,10 +55,15 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class HostSample:
-    """Values of the host at ``time`` (wall clock, seconds)."""
+    """Values of the host at ``time`` (wall clock, seconds), as ``source`` read them.
+
+    ``ports``: those of ``values`` that are of a network port, by its name.
+    """
 
     time: float
     values: Mapping[SeriesKey, float]
+    source: str = "host"
+    ports: Mapping[str, Mapping[SeriesKey, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

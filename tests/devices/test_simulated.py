@@ -22,6 +22,8 @@ OF_THE_SAMPLE = {
     "device_up",
     "device_info",
     "device_sample_timestamp_seconds",
+    "device_nvlink_links",
+    "device_nvlink_links_up",
     "process_gpu_memory_bytes",
     "process_gpu_utilization_ratio",
     # Known from elsewhere than the device, and nothing has gone wrong with it.

@@ -51,7 +51,7 @@ def test_promtool_has_nothing_to_say(profile: Profile, series: int) -> None:
     if promtool is None:
         pytest.skip("promtool is not installed")
     command = [promtool, "check", "metrics"]
-    page = render(full_state(), Options(profile=profile, fine_buckets=True))
+    page = render(full_state(), Options(profile=profile))
     checked = subprocess.run(command, input=page, capture_output=True, timeout=30)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
@@ -150,7 +150,7 @@ def test_an_eight_per_cent_longer_step_is_another_fine_bucket_and_moves_the_mean
         counts = [0] * (len(STEP_DURATION_BOUNDS_S) + 1)
         counts[bisect.bisect_left(STEP_DURATION_BOUNDS_S, step_s)] = 100
         changed = rank(0, durations=Histogram(tuple(counts), 100 * step_s))
-        return render(replace(full_state(), ranks=(changed,)), Options(fine_buckets=True))
+        return render(replace(full_state(), ranks=(changed,)), Options())
 
     labels = {"training_job": "llama", "rank": "0", "owner": "uid/1000"}
     for step_s, below in ((0.175, 100), (0.189, 0)):

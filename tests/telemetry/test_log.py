@@ -67,7 +67,10 @@ def test_any_label_value_comes_back(pid: str, process: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"type":"stop","time":1}', "type: 'stop' is none of rank, step, device, event, clock"),
+        (
+            '{"type":"stop","time":1}',
+            "type: 'stop' is none of rank, step, device, port, event, clock",
+        ),
         ('{"time":1}', "type: None is none of"),
         ('{"type":"clock"}', "time: a finite number is needed, not None"),
         ('{"type":"clock","time":NaN}', "time: a finite number is needed, not nan"),

@@ -264,7 +264,6 @@ class Daemon:
             inline_workloads=configured.workload_labels == "inline",
             dcgm_names=configured.dcgm_names,
             profile=configured.profile,
-            fine_buckets=configured.fine_buckets,
             node=self._environ.get("NODE_NAME", ""),
         )
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.hub import Hub
+from warpwatch_devices.network import INTERVAL_S as NETWORK_INTERVAL_S
+from warpwatch_devices.network import NetworkSource
 from warpwatch_devices.source import Source, Surroundings
 
 
@@ -18,6 +20,7 @@ def hub_of(config: Config, node: str) -> Hub:
         "nvml": sources.nvml.interval_s,
         "host": sources.host.interval_s,
         "processes": 5.0,
+        "network": NETWORK_INTERVAL_S,
         "dcgm_exporter": 30.0,
     }
     stale_after_s = {name: 4 * interval_s for name, interval_s in intervals_s.items()}
@@ -60,6 +63,8 @@ def _host(config: Config, surroundings: Surroundings) -> Iterator[Source]:
         from warpwatch_devices.host import HostSource
 
         yield HostSource(sources.host)
+        if not sources.simulated.enabled:
+            yield NetworkSource(surroundings)
     if sources.processes.enabled:
         from warpwatch_devices.processes import ProcessesSource
 

@@ -16,7 +16,7 @@ from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.captures import Capture, Decision
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import DeviceReading, Record
+from warpwatch_telemetry.records import DeviceReading, PortReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 from warpwatch_telemetry.state import DetectorSight, JobState, RankState, State
 
@@ -78,7 +78,9 @@ class Hub:
 
     def publish_host(self, sample: HostSample) -> None:
         with self._lock:
-            self._host["host"] = (self._monotonic(), sample)
+            self._host[sample.source] = (self._monotonic(), sample)
+        for port, values in sample.ports.items():
+            self._records.put(PortReading(sample.time, port, values))
 
     def publish_processes(self, sample: HostSample) -> None:
         with self._lock:

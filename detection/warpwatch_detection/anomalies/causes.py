@@ -33,6 +33,13 @@ DEVICE_CAUSES: Mapping[str, tuple[str, ...]] = {
     "crash": (*_FAILED, "nvlink_error"),
 }
 
+# What on any network port of a node explains what is found about a job of several nodes.
+NETWORK_CAUSES: Mapping[str, tuple[str, ...]] = {
+    "comm_slow": ("network_link_down", "network_errors"),
+    "hang": ("network_link_down",),
+    "crash": ("network_link_down",),
+}
+
 # One memory error shows as an XID, in the ECC counters, and as rows taken out of use. Of XIDs
 # only those that speak of memory.
 MEMORY_CAUSES: Mapping[str, tuple[str, ...]] = {

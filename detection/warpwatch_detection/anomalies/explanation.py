@@ -17,6 +17,7 @@ from warpwatch_detection.anomalies.causes import (
     EXPLAINED_BY,
     JOB_CAUSES,
     MEMORY_CAUSES,
+    NETWORK_CAUSES,
 )
 from warpwatch_detection.anomalies.rank_devices import RankDevices
 from warpwatch_detection.anomalies.register_state import Key, TrackedAnomaly
@@ -41,6 +42,10 @@ def cause_of(
         jobs = ranks.jobs_on(device) if kind in JOB_CAUSES and device is not None else ()
         return _first(active, ((cause, of, None) for of in jobs for cause in JOB_CAUSES[kind]))
     own = _first(active, ((cause, job, device) for cause in EXPLAINED_BY.get(kind, ())))
+    if own is None and ranks.spans_nodes(job):
+        own = next(
+            (known for of, known in active.items() if of[0] in NETWORK_CAUSES.get(kind, ())), None
+        )
     if own is not None or kind not in DEVICE_CAUSES:
         return own
     devices = ranks.devices(job) if rank is None else {ranks.device(job, rank)}

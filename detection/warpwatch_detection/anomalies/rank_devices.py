@@ -21,6 +21,7 @@ class LiveRank:
     """seen_time, step_time: of the newest RankSeen and Step; older ones were read before."""
 
     device: str | None = None
+    world_size: int = 1
     seen_time: float = float("-inf")
     step_time: float = float("-inf")
 
@@ -40,6 +41,11 @@ class RankDevices:
             return self.jobs[job][rank]
         except KeyError:
             return None
+
+    def spans_nodes(self, job: JobId) -> bool:
+        """Whether it has more ranks than are seen here; a fleet sees them all, and their nodes."""
+        ranks = self.jobs.get(job, {})
+        return len(ranks) < max((rank.world_size for rank in ranks.values()), default=0)
 
     def live(self) -> dict[RankId, LiveRank]:
         return {

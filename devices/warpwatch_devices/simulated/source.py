@@ -11,7 +11,10 @@ from warpwatch_devices.simulated.device import SimulatedDevice, simulated_uuid
 from warpwatch_devices.simulated.profiles import PROFILES
 from warpwatch_devices.source import Sink
 from warpwatch_telemetry.attribution import Attribution, Workload
-from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.samples import HostSample, SourceHealth
+
+_PORT_BYTES_PER_S = 50e9
 
 INTERVAL_S = 1.0
 
@@ -38,6 +41,7 @@ class SimulatedSource:
         profile = PROFILES[config.profile]
         self._devices = [SimulatedDevice(index, profile) for index in range(config.devices)]
         self._read_at: float | None = None
+        self._sent_bytes = 0.0
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         supervisor.every("simulated", self._interval_s, lambda: self._read(sink))
@@ -53,5 +57,27 @@ class SimulatedSource:
             sink.publish_device(device.advance(now, elapsed_s, self._load_of(index)))
         used = [d.device for d in self._devices if self._load_of(d.device.index) is not None]
         workloads = {device.uuid: (_workload(device.index),) for device in used}
+        sink.publish_host(self._network(now, elapsed_s))
         sink.publish_attribution(Attribution("simulated", now, workloads))
         sink.publish_health(SourceHealth(self.name, True, duration_s=time.monotonic() - begun))
+
+    def _network(self, now: float, elapsed_s: float) -> HostSample:
+        """One port for all devices, which is as busy as they are."""
+        port = ("mlx5_0", "1")
+        self._sent_bytes += (
+            elapsed_s
+            * _PORT_BYTES_PER_S
+            * sum(self._load_of(device.device.index) or 0.0 for device in self._devices)
+            / len(self._devices)
+        )
+        values: dict[SeriesKey, float] = {
+            ("network_port_info", (*port, "InfiniBand", "simulated", "")): 1,
+            ("network_port_up", port): 1,
+            ("network_port_rate_bytes_per_second", port): _PORT_BYTES_PER_S,
+            ("network_port_receive_bytes_total", port): round(self._sent_bytes),
+            ("network_port_transmit_bytes_total", port): round(self._sent_bytes),
+            ("network_port_errors_total", (*port, "symbol_error")): 0,
+            ("network_port_congestion_total", (*port, "port_xmit_wait")): 0,
+        }
+        near = {("network_port_gpu_info", (*port, d.device.uuid)): 1.0 for d in self._devices}
+        return HostSample(now, values | near, "network", {"/".join(port): values})

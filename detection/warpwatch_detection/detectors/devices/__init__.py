@@ -16,6 +16,7 @@ from warpwatch_detection.detectors.devices.device_idle import DeviceIdle
 from warpwatch_detection.detectors.devices.device_lost import DeviceLost
 from warpwatch_detection.detectors.devices.device_stuck import DeviceStuck
 from warpwatch_detection.detectors.devices.ecc_uncorrectable import EccUncorrectable
+from warpwatch_detection.detectors.devices.network import NetworkErrors, NetworkLinkDown
 from warpwatch_detection.detectors.devices.nvlink_error import NvlinkError
 from warpwatch_detection.detectors.devices.overheating import Overheating
 from warpwatch_detection.detectors.devices.pcie_degraded import PcieDegraded
@@ -35,6 +36,8 @@ DEVICE_DETECTORS: Mapping[str, Callable[[DetectionConfig, AnomaliesConfig], Dete
     "clock_drop": lambda *_: ClockDrop(),
     "pcie_degraded": lambda *_: PcieDegraded(),
     "nvlink_error": lambda *_: NvlinkError(),
+    "network_link_down": lambda *_: NetworkLinkDown(),
+    "network_errors": lambda *_: NetworkErrors(),
     "device_idle": lambda kinds, _: DeviceIdle(kinds.device_idle),
     "overheating": lambda *_: Overheating(),
 }

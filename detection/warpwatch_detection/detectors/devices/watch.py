@@ -72,7 +72,7 @@ class DeviceWatch(Detector, Generic[D]):
         return "warning"
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if type(seen) is not DeviceReading:
+        if not isinstance(seen, DeviceReading):
             return ()
         device = remembered(self.state.devices, seen.device, self._new)
         symptom = self.examine(device, seen)

@@ -1,0 +1,96 @@
+"""A network port that goes down, errors of one that rise, and what they explain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.detection.life import LLAMA, Life
+from tests.detection.streams import EPOCH_S, detection, opened
+from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.records import PortReading
+
+PORT = "mlx5_0/1"
+
+
+def key(name: str, *labels: str) -> SeriesKey:
+    return f"network_port_{name}", ("mlx5_0", "1", *labels)
+
+
+# The lifetime counts of a good port: one has stopped at its maximum.
+GOOD = {
+    key("up"): 1.0,
+    key("errors_total", "port_rcv_errors"): 14.0,
+    key("errors_total", "local_link_integrity_errors"): 15.0,
+    key("errors_total", "link_downed"): 3.0,
+    key("errors_total", "symbol_error"): 0.0,
+    key("errors_total", "out_of_sequence"): 0.0,
+}
+
+
+def seen(begin: int, end: int, **rates: float) -> Iterator[PortReading]:
+    """Each five seconds; ``rates``: how fast an error's counter grows."""
+    for second in range(begin, end, 5):
+        grown = {key("errors_total", kind): rate * (second - begin) for kind, rate in rates.items()}
+        yield PortReading(EPOCH_S + second, PORT, GOOD | grown)
+
+
+def down(begin: int, end: int) -> Iterator[PortReading]:
+    for second in range(begin, end, 5):
+        yield PortReading(EPOCH_S + second, PORT, {**GOOD, key("up"): 0.0})
+
+
+def test_a_port_that_goes_down_is_found_and_over_when_it_is_back() -> None:
+    engine = detection()
+    assert opened(engine, seen(0, 300)) == []
+    (found,) = opened(engine, down(300, 345))
+    assert (found.kind, found.severity, found.device) == ("network_link_down", "critical", PORT)
+    assert found.summary == "the network port mlx5_0/1 is down"
+    assert opened(engine, seen(345, 400)) == []
+    assert engine.active == ()
+
+
+def test_a_port_that_never_was_up_and_one_that_is_trained_anew_raise_nothing() -> None:
+    assert opened(detection(), down(0, 600)) == []
+    engine = detection()
+    assert opened(engine, [*seen(0, 300), *down(300, 315), *seen(315, 600)]) == []
+
+
+@pytest.mark.parametrize(
+    ("rates", "says"),
+    [
+        ({"symbol_error": 20.0}, "20 symbol_error a second at the network port mlx5_0/1"),
+        ({"out_of_sequence": 500.0}, "500 out_of_sequence a second"),
+        ({"link_downed": 3.2}, "link_downed was counted at the network port mlx5_0/1"),
+    ],
+)
+def test_errors_that_rise_are_found(rates: Mapping[str, float], says: str) -> None:
+    engine = detection()
+    assert opened(engine, seen(0, 300)) == []
+    (found,) = opened(engine, seen(300, 420, **rates))
+    assert (found.kind, found.severity) == ("network_errors", "warning")
+    (active,) = engine.active
+    assert says in active.summary
+
+
+def test_few_errors_and_what_a_port_had_before_raise_nothing() -> None:
+    engine = detection()
+    assert opened(engine, seen(0, 3600, symbol_error=0.5, out_of_sequence=20.0)) == []
+
+
+def test_it_explains_slow_communication_of_a_job_that_goes_beyond_the_node() -> None:
+    for world_size, expected in ((16, []), (8, [("comm_slow", None)])):
+        life = Life()
+        for rank in life.rank_devices.jobs[LLAMA].values():
+            rank.world_size = world_size
+        life.found("comm_slow", 10)
+        life.found("network_errors", 20, device=PORT)
+        assert [one for one in life.active if one[0] == "comm_slow"] == expected
+    assert life.active == [("comm_slow", None), ("network_errors", None)]
+    beyond = Life()
+    next(iter(beyond.rank_devices.jobs[LLAMA].values())).world_size = 16
+    beyond.found("network_errors", 10, device=PORT)
+    beyond.found("comm_slow", 20, "communication takes 40 % longer")
+    (cause,) = beyond.register.active
+    assert "in llama communication takes 40 % longer" in cause.summary

@@ -1,0 +1,136 @@
+"""RDMA ports on made /sys trees of two real machines' shapes: InfiniBand and RoCE; and EFA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.devices.recording import RecordingSink
+from warpwatch_devices.network import NetworkSource, read_ports
+from warpwatch_devices.source import Surroundings
+from warpwatch_telemetry.samples import Device, DeviceSample
+
+BRIDGE = "devices/pci0000:15/0000:15:01.0/0000:16:00.0"
+# A ConnectX-7 of a DGX H100: 21 and 26 files, of which these; lifetime counts of a good port.
+INFINIBAND = {
+    "state": "4: ACTIVE",
+    "phys_state": "5: LinkUp",
+    "rate": "400 Gb/sec (4X NDR)",
+    "link_layer": "InfiniBand",
+    "counters/port_rcv_data": "5048376321",
+    "counters/port_xmit_data": "4964083561",
+    "counters/port_xmit_wait": "2488743201",
+    "counters/port_rcv_errors": "14",
+    "counters/symbol_error": "0",
+    "counters/link_downed": "0",
+    "counters/local_link_integrity_errors": "15",
+    "counters/VL15_dropped": "N/A (no PMA)",
+    "hw_counters/roce_adp_retrans": "3",
+    "hw_counters/out_of_sequence": "0",
+}
+ROCE = {
+    "state": "4: ACTIVE",
+    "phys_state": "5: LinkUp",
+    "rate": "200 Gb/sec (4X HDR)",
+    "link_layer": "Ethernet",
+    "counters/port_rcv_data": "100",
+    "counters/link_downed": "0",
+    "hw_counters/np_ecn_marked_roce_packets": "918",
+    "hw_counters/np_cnp_sent": "918",
+    "hw_counters/rp_cnp_handled": "7",
+    "hw_counters/local_ack_timeout_err": "2",
+}
+EFA = {
+    "state": "4: ACTIVE",
+    "phys_state": "5: LinkUp",
+    "link_layer": "Unspecified",
+    "hw_counters/rx_bytes": "4096",
+    "hw_counters/tx_bytes": "8192",
+    "hw_counters/rx_drops": "1",
+}
+
+
+def make(sys: Path, device: str, files: dict[str, str], bus: str) -> Path:
+    """As the kernel has it: the class's folder holds a link to the PCI device's."""
+    pci = sys / bus
+    port = sys / "class/infiniband" / device / "ports/1"
+    for name, text in files.items():
+        (port / name).parent.mkdir(parents=True, exist_ok=True)
+        (port / name).write_text(text + "\n")
+    pci.mkdir(parents=True, exist_ok=True)
+    for name, text in (("hca_type", "MT4129"), ("fw_ver", "28.39.1002")):
+        (port.parents[1] / name).write_text(text + "\n")
+    link = port.parents[1] / "device"
+    if not link.exists():
+        link.symlink_to(pci)
+    return port
+
+
+def gpu(sys: Path, uuid: str, address: str, bus: str) -> DeviceSample:
+    folder = sys / bus
+    folder.mkdir(parents=True)
+    (sys / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
+    (sys / "bus/pci/devices" / address).symlink_to(folder)
+    info = {"pci_bus_id": f"0000{address}".upper()}
+    return DeviceSample(Device(uuid, 0, "H100", info=info), 0.0)
+
+
+def read(sys: Path, source: NetworkSource) -> RecordingSink:
+    sink = RecordingSink()
+    source._read(sink)
+    return sink
+
+
+def source_of(sys: Path, *gpus: DeviceSample) -> NetworkSource:
+    return NetworkSource(
+        Surroundings(lambda _: None, lambda: gpus, lambda: False, lambda _: None), sys
+    )
+
+
+def test_infiniband_counts_words_and_what_holds_no_number_is_absent(tmp_path: Path) -> None:
+    make(tmp_path, "mlx5_0", INFINIBAND, f"{BRIDGE}/0000:18:00.0")
+    ports = dict(read_ports(tmp_path))
+    values = ports["mlx5_0/1"]
+    port = ("mlx5_0", "1")
+    assert values["network_port_up", port] == 1
+    assert values["network_port_info", (*port, "InfiniBand", "MT4129", "28.39.1002")] == 1
+    assert values["network_port_rate_bytes_per_second", port] == 50e9
+    assert values["network_port_receive_bytes_total", port] == 4 * 5048376321
+    assert values["network_port_errors_total", (*port, "local_link_integrity_errors")] == 15
+    assert values["network_port_congestion_total", (*port, "port_xmit_wait")] == 2488743201
+    assert not any("VL15_dropped" in labels for _, labels in values)
+
+
+def test_roce_and_efa_have_counters_of_their_own(tmp_path: Path) -> None:
+    make(tmp_path, "mlx5_2", ROCE, f"{BRIDGE}/0000:19:00.0")
+    make(tmp_path, "rdmap0s6", EFA, f"{BRIDGE}/0000:1a:00.0")
+    ports = dict(read_ports(tmp_path))
+    roce, efa = ports["mlx5_2/1"], ports["rdmap0s6/1"]
+    assert roce["network_port_congestion_total", ("mlx5_2", "1", "np_cnp_sent")] == 918
+    assert roce["network_port_errors_total", ("mlx5_2", "1", "local_ack_timeout_err")] == 2
+    assert efa["network_port_transmit_bytes_total", ("rdmap0s6", "1")] == 8192
+    assert efa["network_port_errors_total", ("rdmap0s6", "1", "rx_drops")] == 1
+    assert ("network_port_rate_bytes_per_second", ("rdmap0s6", "1")) not in efa
+
+
+def test_a_gpu_behind_the_same_switch_is_near_and_one_behind_another_is_not(tmp_path: Path) -> None:
+    make(tmp_path, "mlx5_0", INFINIBAND, f"{BRIDGE}/0000:17:00.0/0000:18:00.0")
+    near = gpu(tmp_path, "GPU-near", "0000:1b:00.0", f"{BRIDGE}/0000:17:01.0/0000:1b:00.0")
+    far = gpu(tmp_path, "GPU-far", "0000:5d:00.0", "devices/pci0000:59/0000:59:01.0/0000:5d:00.0")
+    host = gpu(tmp_path, "GPU-host", "0000:1f:00.0", "devices/pci0000:15/0000:15:02.0/0000:1f:00.0")
+    (sample,) = read(tmp_path, source_of(tmp_path, near, far, host)).hosts
+    found = [labels for name, labels in sample.values if name == "network_port_gpu_info"]
+    assert found == [("mlx5_0", "1", "GPU-near")]
+
+
+def test_a_port_that_is_down_or_gone_is_down_and_a_machine_without_any_says_nothing(
+    tmp_path: Path,
+) -> None:
+    source = source_of(tmp_path)
+    assert read(tmp_path, source).hosts == []
+    port = make(tmp_path, "mlx5_0", INFINIBAND, f"{BRIDGE}/0000:18:00.0")
+    key = ("network_port_up", ("mlx5_0", "1"))
+    assert read(tmp_path, source).hosts[0].ports["mlx5_0/1"][key] == 1
+    (port / "state").write_text("1: DOWN\n")
+    assert read(tmp_path, source).hosts[0].ports["mlx5_0/1"][key] == 0
+    port.parents[1].rename(tmp_path / "fallen-off")
+    assert read(tmp_path, source).hosts[0].ports["mlx5_0/1"] == {key: 0}
