@@ -6,7 +6,6 @@ The devices are simulated; the ranks are real processes with the real shim and a
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -78,7 +77,3 @@ def ranks_beside(daemon: LocalDaemon) -> Iterator[None]:
             stack.callback(stop, start(["-c", _RANK], daemon.training_environment | own))
         wait_until(lambda: len(daemon.ranks(JOB)) == RANKS)
         yield
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

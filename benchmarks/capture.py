@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from typing import Any
@@ -50,7 +49,3 @@ def one(processes: DemoProcesses) -> dict[str, float]:
         "request_to_files_s": capture["end_time"] - asked,
         "request_to_diagnosis_s": time.time() - asked,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

@@ -7,7 +7,6 @@ before 2.13), and Kineto's own export, which needs no interpreter lock.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.node import running_daemon
-from benchmarks.processes import CannotMeasure, wait_until
+from benchmarks.processes import CannotMeasure, is_quick, wait_until
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli.capture import wait
 from warpwatch_telemetry.errors import WarpwatchError
@@ -50,8 +49,7 @@ WAYS = (
 
 def measure() -> dict[str, Any]:
     """Raises CannotMeasure when a capture brings nothing."""
-    quick = bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
-    rounds, operators = (QUICK_ROUNDS, QUICK_OPERATORS) if quick else (ROUNDS, OPERATORS)
+    rounds, operators = (QUICK_ROUNDS, QUICK_OPERATORS) if is_quick() else (ROUNDS, OPERATORS)
     runs: dict[str, list[dict[str, float]]] = {way.name: [] for way in WAYS}
     with tempfile.TemporaryDirectory() as name:
         for turn in range(rounds):
@@ -120,7 +118,3 @@ def cost(ended_s: list[float], asked_s: float, until_s: float, events: int) -> d
         "events": float(events),
         "late_s_per_100000_events": 1e5 * late_s / events,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

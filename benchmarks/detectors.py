@@ -177,7 +177,3 @@ def measure() -> dict[str, object]:
             at_least("records a second in a replay", replayed["all"], MIN_RECORDS_PER_S),
         ],
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

@@ -7,7 +7,6 @@ is taken at the same time; what a scrape takes, in turns. ``README.md`` says mor
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Iterator
@@ -123,7 +122,3 @@ def limits(ours: dict[str, dict[str, Any]], hung: dict[str, Any]) -> list[dict[s
             *scrape_limits(f"at {key}", figures["scrape"]),
         ]
     return [*rows, *scrape_limits("with a hung GPU", hung["scrape"])]
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from typing import Any
 
 from benchmarks import diagnosis_run
 from benchmarks.diagnosis_traces import write_trace
-from benchmarks.processes import CannotMeasure, clean_environment
+from benchmarks.limits import at_most
+from benchmarks.processes import CannotMeasure, clean_environment, is_quick
 
 OURS, PEER = "warpwatch", "hta"
 DISTRIBUTION = "HolisticTraceAnalysis"
@@ -28,16 +28,15 @@ CASES = {"one_rank": (1, 1_000_000), "five_ranks": (5, 200_000)}
 TURNS = 3
 TIMEOUT_S = 900.0
 
-MAX_TIME_RATIO = 1 / 3
+MAX_TIME_RATIO = 0.333
 MAX_MEMORY_RATIO = 1 / 2
 MAX_CPU_S = 20.0
-MAX_PEAK_MIB = 700e6 / 2**20
+MAX_PEAK_MIB = 667.6
 
 
 def measure() -> dict[str, object]:
     """Raises CannotMeasure when ours fails; the other tool is measured if it is installed."""
-    quick = bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
-    scale, turns = (10, 1) if quick else (1, TURNS)
+    scale, turns = (10, 1) if is_quick() else (1, TURNS)
     missing = None if importlib.util.find_spec("hta") else f"{DISTRIBUTION} is not installed"
     tools = [OURS] if missing else [OURS, PEER]
     cases = {}
@@ -104,20 +103,12 @@ def limits(name: str, case: dict[str, Any]) -> list[dict[str, Any]]:
     """One row a limit; those of ratios only if the other tool was measured."""
     ours, ratio = case[OURS], case.get("ratio")
     rows = [
-        _at_most(f"processor seconds, {name}", ours["cpu_s"], MAX_CPU_S),
-        _at_most(f"peak MiB, {name}", ours["peak_mib"], MAX_PEAK_MIB),
+        at_most(f"processor seconds, {name}", ours["cpu_s"], MAX_CPU_S),
+        at_most(f"peak MiB, {name}", ours["peak_mib"], MAX_PEAK_MIB),
     ]
     if ratio:
         rows += [
-            _at_most(f"time by that of {PEER}, {name}", ratio["cpu_s"], MAX_TIME_RATIO),
-            _at_most(f"memory by that of {PEER}, {name}", ratio["peak_mib"], MAX_MEMORY_RATIO),
+            at_most(f"time by that of {PEER}, {name}", ratio["cpu_s"], MAX_TIME_RATIO),
+            at_most(f"memory by that of {PEER}, {name}", ratio["peak_mib"], MAX_MEMORY_RATIO),
         ]
     return rows
-
-
-def _at_most(what: str, value: float, limit: float) -> dict[str, Any]:
-    return {"what": what, "value": value, "at_most": round(limit, 3), "met": value <= limit}
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))

@@ -112,49 +112,42 @@ class _Rank:
         number = next(self._number)
         yield self._call("cudaLaunchKernel", thread, launched, 5.125, number)
         yield self._arrow("s", number, HOST, thread, launched)
-        yield f"""  {{
-    "ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": {stream},
-    "ts": {begin:.3f}, "dur": {us:.3f},
-    "args": {{
-      "External id": {number}, "queued": 0, "device": 0, "context": 1,
+        arguments = f"""{number}, "queued": 0, "device": 0, "context": 1,
       "stream": {stream}, "correlation": {number}, "registers per thread": 96,
       "shared memory": 400, "blocks per SM": 4.740741, "warps per SM": 75.851852,
-      "grid": [512, 1, 1], "block": [512, 1, 1], "est. achieved occupancy %": 75
-    }}
-  }}"""
+      "grid": [512, 1, 1], "block": [512, 1, 1], "est. achieved occupancy %": 75"""
+        yield _span("kernel", name, 0, stream, begin, us, arguments)
         yield self._arrow("f", number, 0, stream, begin)
 
     def _call(self, name: str, thread: int, begin: float, us: float, number: int) -> str:
-        return f"""  {{
-    "ph": "X", "cat": "cuda_runtime", "name": "{name}", "pid": {HOST}, "tid": {thread},
-    "ts": {begin:.3f}, "dur": {us:.3f},
-    "args": {{
-      "External id": {number}, "cbid": 211, "correlation": {number}
-    }}
-  }}"""
+        arguments = f'{number}, "cbid": 211, "correlation": {number}'
+        return _span("cuda_runtime", name, HOST, thread, begin, us, arguments)
 
     def _operator(self, name: str, thread: int, begin: float, us: float, more: str) -> str:
         number = next(self._number)
-        return f"""  {{
-    "ph": "X", "cat": "cpu_op", "name": "{name}", "pid": {HOST}, "tid": {thread},
-    "ts": {begin:.3f}, "dur": {us:.3f},
-    "args": {{
-      "External id": {number}, "Record function id": 0, {more}, "Ev Idx": {number}
-    }}
-  }}"""
+        arguments = f'{number}, "Record function id": 0, {more}, "Ev Idx": {number}'
+        return _span("cpu_op", name, HOST, thread, begin, us, arguments)
 
     def _annotation(self, name: str, begin: float, us: float) -> str:
-        return f"""  {{
-    "ph": "X", "cat": "user_annotation", "name": "{name}", "pid": {HOST}, "tid": {TRAIN},
-    "ts": {begin:.3f}, "dur": {us:.3f},
-    "args": {{
-      "External id": {next(self._number)}, "Ev Idx": 0
-    }}
-  }}"""
+        arguments = f'{next(self._number)}, "Ev Idx": 0'
+        return _span("user_annotation", name, HOST, TRAIN, begin, us, arguments)
 
     def _arrow(self, end: str, number: int, process: int, thread: int, at: float) -> str:
         closing = ', "bp": "e"' if end == "f" else ""
         return f"""  {{
     "ph": "{end}", "id": {number}, "pid": {process}, "tid": {thread}, "ts": {at:.3f},
     "cat": "ac2g", "name": "ac2g"{closing}
+  }}"""
+
+
+def _span(
+    category: str, name: str, process: int, thread: int, begin: float, us: float, arguments: str
+) -> str:
+    """``arguments`` from the value of ``External id`` on."""
+    return f"""  {{
+    "ph": "X", "cat": "{category}", "name": "{name}", "pid": {process}, "tid": {thread},
+    "ts": {begin:.3f}, "dur": {us:.3f},
+    "args": {{
+      "External id": {arguments}
+    }}
   }}"""

@@ -1,7 +1,5 @@
 """What the shim costs the training thread per step on this machine, in microseconds.
 
-    python benchmarks/shim_step.py
-
 ``limit_us`` is a loop of two clock reads and one record (a step with two phases) written by the
 protocol's own codec into a mapped ring; ``ratio`` is the shim with the same record over it.
 ``command_look_us`` is what a step pays besides when 5 ms have passed since the last look at
@@ -11,7 +9,6 @@ median of its turns.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import statistics
@@ -167,7 +164,3 @@ def report(monitor: Monitor) -> dict[str, object]:
     ratio = times["step_with_phases_us"] / times["limit_us"]
     rounded = {key: round(value, 3) for key, value in times.items()}
     return {**rounded, "ratio": round(ratio, 2), "limits": LIMITS}
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure()))

@@ -9,7 +9,6 @@ times.
 from __future__ import annotations
 
 import json
-import os
 import random
 import socket
 import statistics
@@ -25,7 +24,7 @@ from typing import Any
 
 from benchmarks.limits import at_most
 from benchmarks.node import LocalDaemon, running_daemon
-from benchmarks.processes import CannotMeasure, last_line, stop
+from benchmarks.processes import CannotMeasure, is_quick, last_line, stop
 from warpwatch_daemon.demo.processes import free_port
 
 LOOP = Path(__file__).with_name("training_loop.py")
@@ -157,8 +156,7 @@ class Worker:
 
 def measure() -> dict[str, Any]:
     """Raises CannotMeasure when nothing can be compared: not even the loop alone runs."""
-    quick = bool(os.environ.get("WARPWATCH_BENCH_QUICK"))
-    rounds, turns = (QUICK_ROUNDS, QUICK_TURNS) if quick else (ROUNDS, TURNS)
+    rounds, turns = (QUICK_ROUNDS, QUICK_TURNS) if is_quick() else (ROUNDS, TURNS)
     taken = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as name:
@@ -246,7 +244,3 @@ def judge(report: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             at_most(f"{name}: KiB a rank", figures["added_rss_kib"], MAX_MEMORY_KIB),
         ]
     return rows
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))
