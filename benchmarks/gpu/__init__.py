@@ -6,5 +6,4 @@
 - doctor, readers, calls, counters, footprint, shim, capture: one file a check
 - nvidia_smi, readers.csv: what nvidia-smi says, and which of it is which value of ours
 - loads: known work for the GPU; networks, step_loops, training: programs with the shim
-- traces: keeps those of the captures small
 """

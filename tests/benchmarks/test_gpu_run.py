@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import counters, nvidia_smi, readers, shim, traces
+from benchmarks.gpu import capture, counters, nvidia_smi, readers, shim
 from benchmarks.gpu.__main__ import BUDGET_S
 from benchmarks.gpu.report import CannotCheck, Report, RunSetting
 from benchmarks.gpu.runner import CHECKS_S, result_of, run_check
@@ -296,7 +296,7 @@ def test_a_kept_trace_has_the_first_steps_whole(tmp_path):
         events += [{"ph": "X", "name": n, "ts": 1000 * step + 1, "dur": 1} for n in noise]
     source, target = tmp_path / "trace.json.gz", tmp_path / "kept" / "trace.json.gz"
     source.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
-    kept = traces.keep(source, target, max_bytes=1500)
+    kept = capture.keep(source, target, max_bytes=1500)
     assert 1 <= kept["steps"] < 3
     names = {
         event["name"] for event in json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import shutil
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, replace
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -16,8 +19,6 @@ import msgspec
 
 from warpwatch.rendezvous import take_lock
 from warpwatch_daemon import files
-from warpwatch_daemon.captures import retention
-from warpwatch_daemon.captures.retention import Stored, size_of
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.ranks.directory import PRIVATE, make_parents
 from warpwatch_telemetry.captures import Capture
@@ -118,14 +119,14 @@ class Store:
         ``folders``: what ``folders`` found before ``captures`` was asked for.
         """
         own = {Path(capture.folder) for capture in captures if capture.folder}
-        stored = [retention.orphan(path, now) for path in folders if path not in own]
+        stored = [orphan(path, now) for path in folders if path not in own]
         running: list[Stored] = []
         for capture in captures:
             size = size_of(Path(capture.folder)) if capture.folder else 0
             one = Stored(Path(str(capture.folder)), capture.time, size, capture)
             may_go = capture.outcome is not None and capture.folder is not None
             (stored if may_go else running).append(one)
-        stays = running + retention.keep(stored, running, last, self.config, now)
+        stays = running + keep(stored, running, last, self.config, now)
         kept = [one.capture for one in stays if one.capture is not None]
         return sorted(kept, key=lambda capture: capture.time), sum(one.size for one in stays)
 
@@ -149,3 +150,98 @@ def parse(record: bytes) -> Capture:
         raise ValueError("another schema")
     # What another version saved besides is passed over.
     return msgspec.convert(content, Capture)
+
+
+# A folder without a byte that is no capture's is not kept for long.
+EMPTY_AFTER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A folder of the store; ``capture`` is None where a power cut left no record of one."""
+
+    path: Path
+    time: float
+    size: int
+    capture: Capture | None = None
+
+    @property
+    def owner(self) -> str:
+        return "" if self.capture is None else self.capture.request.owner
+
+    def max_age(self, config: StoreConfig) -> float:
+        return EMPTY_AFTER_S if self.capture is None and not self.size else config.max_age
+
+
+def orphan(path: Path, now: float) -> Stored:
+    try:
+        changed = path.lstat().st_mtime
+    except OSError:
+        changed = now
+    return Stored(path, min(changed, now), size_of(path))
+
+
+def keep(
+    stored: Sequence[Stored],
+    running: Sequence[Stored],
+    last: Collection[str],
+    config: StoreConfig,
+    now: float,
+) -> list[Stored]:
+    """Remove what is too old or too much; what stays. Who has the most gives way.
+
+    running: what may not go, and takes its part. last: ids of captures that go after all others
+    of their owner, but for their age; the newest of all goes after these: it was just asked for.
+    Before all others of an owner go those that the remote store has.
+    """
+    rest = [one for one in stored if now - one.time <= one.max_age(config) or not _removed(one)]
+    used = sum(one.size for one in running)
+    captured = [one for one in (*rest, *running) if one.capture is not None]
+    newest = max(captured, key=lambda one: one.time, default=None)
+    # The first of each owner goes first.
+    owners: dict[str, list[Stored]] = defaultdict(list)
+    for one in sorted(rest, key=lambda one: _precedence(one, last, newest)):
+        owners[one.owner].append(one)
+    kept: list[Stored] = []
+    while owners:
+        left = [one for of_owner in owners.values() for one in of_owner] + kept
+        too_large = used + sum(one.size for one in left) > config.max_bytes
+        if not too_large and len(running) + len(left) <= config.max_captures:
+            return left
+        most = max(owners.values(), key=lambda some: _taken(some, by_bytes=too_large))
+        one = most.pop(0)
+        if not most:
+            del owners[one.owner]
+        if (one is newest and not owners) or not _removed(one):
+            kept.append(one)
+    return kept
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in it, at any depth."""
+    size = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(above, name)).st_size
+    return size
+
+
+def _precedence(
+    one: Stored, last: Collection[str], newest: Stored | None
+) -> tuple[bool, bool, bool, float]:
+    is_last = one.capture is not None and one.capture.id in last
+    is_only = one.capture is not None and one.capture.remote is None
+    return (one is newest, is_last, is_only, one.time)
+
+
+def _taken(some: Sequence[Stored], *, by_bytes: bool) -> int:
+    return sum(one.size for one in some) if by_bytes else len(some)
+
+
+def _removed(stored: Stored) -> bool:
+    shutil.rmtree(stored.path, ignore_errors=True)
+    if stored.path.exists():
+        return False
+    logger.info("removed %s (%d bytes): retention", stored.path.name, stored.size)
+    return True

@@ -14,8 +14,8 @@ from warpwatch._version import __version__
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.doctor import survey, text
+from warpwatch_daemon.doctor.check import CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
-from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.registry import examine
 from warpwatch_daemon.ranks.folder import resolve

@@ -1,10 +1,8 @@
 """`warpwatch doctor`: what this node offers, what is wrong with it, and what to do.
 
 - registry: the groups of checks, in order; `examine` runs them
-- check: one finding, and findings of several GPUs as one
-- inputs: what a group is given: configuration, API, machine, survey
-- machine: the node's files in /proc, /sys and /dev, and the environment
-- placement: which GPU sits at which PCI address
+- check: one finding, and findings of several GPUs as one; what a group is given
+- machine: the node's files in /proc, /sys and /dev, the environment, and which GPU sits where
 - questions: what NVML is asked about a GPU; interview: the child process that asks
 - survey, facts: its answers as they come, and as data
 - agent, driver, devices, kernel_log, topology, host, nccl, schedulers: one group each, which

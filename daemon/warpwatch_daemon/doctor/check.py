@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from warpwatch_daemon.api_client import ApiClient
+from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.doctor.facts import Survey
+from warpwatch_daemon.doctor.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +48,14 @@ def merged(found: Iterable[tuple[int, Check]]) -> Iterator[Check]:
             detail=f"{gpu_set(indices)}: {check.detail}",
             advice=check.advice.replace("{gpus}", listed),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckInputs:
+    config: Config
+    api: ApiClient
+    machine: Machine
+    survey: Survey
+
+
+Group = Callable[[CheckInputs], Iterator[Check]]

@@ -6,12 +6,17 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor import placement
-from warpwatch_daemon.doctor.check import Check, gpu_set, merged
+from warpwatch_daemon.doctor.check import Check, CheckInputs, gpu_set, merged
 from warpwatch_daemon.doctor.device_rules import RULES
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch_daemon.doctor.inputs import CheckInputs
-from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN, Machine, sysfs_bus_id
+from warpwatch_daemon.doctor.machine import (
+    CAP_SYS_ADMIN,
+    Machine,
+    addresses,
+    bound_addresses,
+    reported_addresses,
+    sysfs_bus_id,
+)
 
 _KERNEL_LOG = "`dmesg -T | grep -i -e NVRM -e Xid` says why"
 # What NVML's return codes say of a whole GPU, and what helps.
@@ -78,7 +83,7 @@ def _expected(machine: Machine, survey: Survey) -> Iterator[Check]:
         return
     # A device without an answer has no bus id to be known by.
     silent = sum(1 for device in survey.devices if not device.bus_id)
-    known, bound = set(placement.reported_addresses(survey).values()), placement.bound(machine)
+    known, bound = set(reported_addresses(survey).values()), bound_addresses(machine)
     missing = sorted(bound - known)
     detail = f"{len(survey.devices)} of {max(len(known | bound), len(survey.devices))} GPUs with "
     detail += "the nvidia driver"
@@ -118,7 +123,7 @@ def _up(device: DeviceFacts) -> Check:
 
 
 def _down(device: DeviceFacts, inputs: CheckInputs) -> Check:
-    where = placement.addresses(inputs.machine, inputs.survey).get(device.index)
+    where = addresses(inputs.machine, inputs.survey).get(device.index)
     known = [fact for fact in (device.name, device.uuid, where) if fact]
     if device.waiting_for is not None:
         what, advice = _silent(device, inputs.survey)

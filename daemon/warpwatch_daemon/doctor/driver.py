@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
-from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.survey import signal_name
 

@@ -6,8 +6,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.inputs import CheckInputs
+from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 
 # What containers get by default, and what eight ranks with data loaders can use up.

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.inputs import CheckInputs
-from warpwatch_daemon.doctor.machine import Machine
-from warpwatch_daemon.doctor.placement import addresses
+from warpwatch_daemon.doctor.check import Check, CheckInputs
+from warpwatch_daemon.doctor.machine import Machine, addresses
 from warpwatch_devices.kernel_log import PATH, READ_BYTES, parse_record
 from warpwatch_telemetry.xids import explain
 

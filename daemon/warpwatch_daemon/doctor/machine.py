@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from warpwatch_daemon.doctor.facts import Survey
+
 _NVIDIA = "0x10de"
 # PCI class codes of GPUs: VGA controller and 3D controller.
 _GPU_CLASSES = ("0x0300", "0x0302")
@@ -115,3 +117,27 @@ def sysfs_bus_id(bus_id: str) -> str:
     """NVML's ``00000000:1B:00.0`` as sysfs writes it: ``0000:1b:00.0``."""
     domain, _, rest = bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
+
+
+def reported_addresses(survey: Survey) -> dict[int, str]:
+    """By index, as the GPUs say."""
+    return {d.index: sysfs_bus_id(d.bus_id) for d in survey.devices if d.bus_id}
+
+
+def bound_addresses(machine: Machine) -> set[str]:
+    """Addresses of the GPUs that the nvidia driver has."""
+    given = {gpu.bus_id for gpu in machine.pci_gpus if gpu.driver == "nvidia"}
+    return given | set(machine.names("/proc/driver/nvidia/gpus"))
+
+
+def addresses(machine: Machine, survey: Survey) -> dict[int, str]:
+    """Addresses by index; where exactly the silent ones are missing, theirs are inferred.
+
+    NVML counts in the order of the PCI bus (nvml.h, nvmlDeviceGetHandleByIndex_v2).
+    """
+    known = reported_addresses(survey)
+    silent = [device.index for device in survey.devices if device.index not in known]
+    missing = sorted(bound_addresses(machine) - set(known.values()))
+    if len(silent) == len(missing):
+        known |= dict(zip(silent, missing, strict=True))
+    return known

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
-from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.nccl_variables import NAMES, VARIABLES, NodeNetwork, Variable
 

@@ -14,8 +14,7 @@ from warpwatch_daemon.doctor import (
     schedulers,
     topology,
 )
-from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.inputs import CheckInputs, Group
+from warpwatch_daemon.doctor.check import Check, CheckInputs, Group
 
 GROUPS: dict[str, Group] = {
     "agent": agent.checks,

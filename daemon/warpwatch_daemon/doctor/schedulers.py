@@ -9,8 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from warpwatch_daemon.doctor.check import Check
-from warpwatch_daemon.doctor.inputs import CheckInputs
+from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 
 _KUBELET = "/var/lib/kubelet"

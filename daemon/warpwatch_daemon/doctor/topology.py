@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor.check import Check, gpu_set, merged
+from warpwatch_daemon.doctor.check import Check, CheckInputs, gpu_set, merged
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
 # NVML_TOPOLOGY_* in words, beside the abbreviation of `nvidia-smi topo -m`.

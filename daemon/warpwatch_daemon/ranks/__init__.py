@@ -9,16 +9,15 @@
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
 - source: polls all of them and gives records and ranks to the rest of the daemon
-- claims: what a ring says of itself, bounded; phase_names: how many names of phases it gets
+- claims: what a ring says of itself, bounded
 - runs: which run of which job a ring is of, and which rank it continues
 - record_budget: how many records of it are read; quotas, usage: its owner's bytes and files
 - payloads: what records hold, decoded and bounded
 - rank: one rank, accumulated over the rings of its processes
-- counts: what is counted of it, its newest steps, and how fast it trains in them
+- counts: what is counted of it, its newest steps, and how many names of phases it gets
 - silence: why a living process gives no sign
 - saved: positions and counts that survive a restart, in the daemon's own folder
-- commands: the file that a process reads
 - load: how busy the ranks keep each device, for simulated ones
-- process, rank_processes: what the kernel says of a rank's process; processor: why it had no core
+- process, rank_processes: what the kernel says of a rank's process, and why it had no core
 - inbox: taking over what a process wrote for a capture
 """

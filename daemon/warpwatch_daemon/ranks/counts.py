@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from warpwatch import protocol
-from warpwatch_daemon.ranks.phase_names import PhaseNames
+from warpwatch.protocol import MAX_PHASES
 from warpwatch_telemetry.records import Step
 from warpwatch_telemetry.state import STEP_DURATION_BOUNDS_S, Histogram
 
@@ -138,3 +138,33 @@ class RecentSteps:
         counts = {"steps": steps, "samples": sum(self._samples), "tokens": sum(self._tokens)}
         found = {f"{what}_per_s": n / taken_s for what, n in counts.items() if n and taken_s}
         return found | ({"comm_s": sum(waits_s) / len(waits_s)} if waits_s else {})
+
+
+MAX_PHASES_PER_JOB = 64
+OTHER = "other"
+
+
+class PhaseNames:
+    """Of one rank: few, however many its processes think of; what is beyond is ``other``.
+
+    Each name is a series, and is kept for as long as the rank. ``of_job``: the names of all ranks
+    of its job, which add to it.
+    """
+
+    def __init__(self, of_job: set[str]) -> None:
+        self.of_job = of_job
+        self._own: set[str] = set()
+
+    def admit(self, names: Iterable[str]) -> list[str]:
+        """The same number of names, each as it is shown."""
+        return [self._admit(name) for name in names]
+
+    def _admit(self, name: str) -> str:
+        if name in self._own or name == OTHER:
+            return name
+        is_new = name not in self.of_job
+        if len(self._own) >= MAX_PHASES or (is_new and len(self.of_job) >= MAX_PHASES_PER_JOB):
+            return OTHER
+        self._own.add(name)
+        self.of_job.add(name)
+        return name

@@ -8,8 +8,7 @@ from typing import Any
 
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims, payloads
-from warpwatch_daemon.ranks.counts import RankCounts, RecentSteps
-from warpwatch_daemon.ranks.phase_names import PhaseNames
+from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, RecentSteps
 from warpwatch_daemon.ranks.process import OomKills
 from warpwatch_daemon.ranks.ring import RingNews
 from warpwatch_daemon.ranks.silence import Silence

@@ -19,7 +19,7 @@ import pytest
 from tests.client.daemon_side import Folder, eventually, program
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
-from warpwatch_daemon.captures.stacks import faulthandler_text, gil_stacks, outside, py_spy
+from warpwatch_daemon.captures.stacks import gil_stacks, outside, py_spy
 from warpwatch_daemon.captures.stacks.outside import NoStacks, Silent
 from warpwatch_daemon.ranks import silence
 from warpwatch_daemon.ranks.directory import Directory
@@ -77,7 +77,7 @@ def written(pipe: Path, content: bytes) -> int:
 
 
 def test_faulthandlers_text_becomes_threads_innermost_last() -> None:
-    threads = faulthandler_text.parse(DUMP.decode(), {16: "MainThread"}, 16)
+    threads = gil_stacks.parse(DUMP.decode(), {16: "MainThread"}, 16)
     assert threads == [
         {
             "name": "worker",
@@ -99,7 +99,7 @@ def test_faulthandlers_text_becomes_threads_innermost_last() -> None:
 
 @pytest.mark.parametrize("text", ["", "Thread 0x1 (most recent call first):\n", "  File \n" * 9])
 def test_what_is_no_traceback_is_no_thread(text: str) -> None:
-    assert faulthandler_text.parse(text, {}, None) == []
+    assert gil_stacks.parse(text, {}, None) == []
 
 
 def test_the_pipe_is_read_to_the_end_of_the_dump(pipe: Path) -> None:

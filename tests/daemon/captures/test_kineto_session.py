@@ -17,8 +17,7 @@ from warpwatch_daemon.captures.kineto.backend import KinetoBackend
 from warpwatch_daemon.captures.kineto.pollers import Pollers, Sender
 from warpwatch_daemon.captures.kineto.process_facts import UNKNOWN, ProcessFacts
 from warpwatch_daemon.captures.kineto.protocol import Poll
-from warpwatch_daemon.captures.kineto.session import KinetoSession
-from warpwatch_daemon.captures.kineto.trace_file import TraceFile
+from warpwatch_daemon.captures.kineto.session import KinetoSession, TraceFile
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks.inbox import InboxError

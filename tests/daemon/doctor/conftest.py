@@ -10,8 +10,8 @@ import pytest
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.doctor.check import CheckInputs
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
-from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import Machine
 
 MakeDriver = Callable[..., FakeDriver]

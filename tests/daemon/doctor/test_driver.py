@@ -10,9 +10,8 @@ import pytest
 from tests.daemon.doctor.conftest import MakeInputs, surveyed
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.doctor import devices, driver
-from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import DeviceFacts, MemoryUse, Survey
-from warpwatch_daemon.doctor.inputs import CheckInputs
 from warpwatch_daemon.doctor.machine import CAP_SYS_ADMIN
 from warpwatch_devices.config import NvmlConfig, SourcesConfig
 

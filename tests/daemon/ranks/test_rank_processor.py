@@ -13,7 +13,7 @@ import pytest
 
 from tests.daemon.ranks.sources import ranks_source
 from warpwatch_daemon.ranks.folder import RendezvousFolder
-from warpwatch_daemon.ranks.processor import RankProcessor
+from warpwatch_daemon.ranks.rank_processes import RankProcessor
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_devices.process_tree import read_process
 from warpwatch_telemetry.records import RankEvent
