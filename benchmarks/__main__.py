@@ -20,6 +20,7 @@ from benchmarks import (
     devices,
     diagnosis,
     fleet,
+    merge,
     shim_step,
     training,
 )
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "detectors": detectors.measure,
     "diagnosis": diagnosis.measure,
     "fleet": fleet.measure,
+    "merge": merge.measure,
 }
 
 

@@ -25,10 +25,11 @@ def main(
     argv: Sequence[str] | None = None,
     prog: str = PROGRAM,
     missing: Mapping[int, str] | None = None,
+    nodes: Mapping[int, str] | None = None,
 ) -> int:
     """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage, unusable input or output.
 
-    ``missing``: as ``diagnose`` takes it.
+    ``missing``, ``nodes``: as ``diagnose`` takes them.
     """
     arguments = _parser(prog).parse_args(argv)
     read = [*arguments.trace, *arguments.baseline]
@@ -36,7 +37,7 @@ def main(
         for written in (arguments.html, arguments.trace_out):
             if written is not None and _is_one_of(written, read):
                 return _unusable(prog, f"{written}: is a trace to read; name another file to write")
-        diagnosis = diagnose(arguments.trace, arguments.baseline, missing)
+        diagnosis = diagnose(arguments.trace, arguments.baseline, missing, nodes)
         if arguments.html is not None:
             arguments.html.write_text(render_html(diagnosis), encoding="utf-8")
         if arguments.trace_out is not None:

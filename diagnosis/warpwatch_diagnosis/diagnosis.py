@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from warpwatch_diagnosis.comparison.completeness import check_one_capture
 from warpwatch_diagnosis.measures.measures import Measures, measure
+from warpwatch_diagnosis.measures.reduction import read_reduction
+from warpwatch_diagnosis.trace.file_names import REDUCTION
 from warpwatch_diagnosis.trace.reader import TraceSource, read_trace, without_collection
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
 
@@ -14,13 +17,15 @@ def diagnose(
     paths: Sequence[TraceSource],
     baseline: Sequence[TraceSource] = (),
     missing: Mapping[int, str] | None = None,
+    nodes: Mapping[int, str] | None = None,
 ) -> Diagnosis:
     """Diagnose the ranks of one capture together; ``baseline``: traces of the same job when well.
 
-    ``missing``: ranks that are known to have brought no trace, and why. Raises TraceError for the
-    first file that cannot be used, and for files that are not ranks of one capture.
+    A trace may be its reduction. ``missing``: ranks that are known to have brought no trace, and
+    why. ``nodes``: where ranks ran, to be named. Raises TraceError for the first file that cannot
+    be used, and for files that are not ranks of one capture.
     """
-    capture = _measures(paths)
+    capture = [_placed(m, nodes or {}) for m in _measures(paths)]
     check_one_capture(capture)
     return conclude(capture, _measures(baseline), missing)
 
@@ -28,5 +33,13 @@ def diagnose(
 def _measures(paths: Sequence[TraceSource]) -> list[Measures]:
     """One file after the other: a trace's events are gone before the next is read."""
     with without_collection():
-        measured = [measure(read_trace(path)) for path in paths]
+        measured = [_read(path) for path in paths]
     return sorted(measured, key=lambda m: (m.rank is None, m.rank or 0, m.file))
+
+
+def _placed(measures: Measures, nodes: Mapping[int, str]) -> Measures:
+    return replace(measures, node=None if measures.rank is None else nodes.get(measures.rank))
+
+
+def _read(path: TraceSource) -> Measures:
+    return read_reduction(path) if path.name.endswith(REDUCTION) else measure(read_trace(path))

@@ -71,7 +71,7 @@ class FleetConfig(Section):
     a name) together are the agents that are followed.
 
     ``token_file``: what the fleet demands of who asks it. ``probe_listen``: where nothing but
-    probes is answered. ``state_dir``: what it has judged, for its next start.
+    probes is answered. ``state_dir``: what it has judged and captured, for its next start.
     """
 
     listen: Listen = "127.0.0.1:9401"

@@ -9,21 +9,23 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from warpwatch._version import __version__
 from warpwatch_daemon.agent.open_files import allow_enough
+from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_exporters.prometheus import Options
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.captures.schedules import Schedules
+from warpwatch_fleet.captures.storing import open_store, uploads
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
@@ -47,6 +49,8 @@ TARGETS_INTERVAL_S = 5.0
 JUDGE_INTERVAL_S = 0.5
 LEASE_INTERVAL_S = 20.0
 SCHEDULE_INTERVAL_S = 30.0
+RETAIN_INTERVAL_S = 60.0
+UPLOAD_INTERVAL_S = 1.0
 # How long the end waits for what is on its way.
 STOP_TIMEOUT_S = 5.0
 
@@ -66,13 +70,19 @@ class Fleet:
         self._follows: dict[str, asyncio.Task[None]] = {}
         self._memory = Memory(own.state_dir)
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
-        recipes = config.triggers.recipes
-        self._captures = Captures(self._cluster, self._lock, self._agents, recipes)
         self._schedules = own.schedules
+        self._hub = Hub(JUDGE_INTERVAL_S, hostname=self._hostname)
+        self.metrics = self._hub.metrics
+        self._store = open_store(config)
+        self._register = CaptureRegister(self._store, self._hub)
+        self._captures = Captures(
+            self._cluster, self._lock, self._agents, config.triggers.recipes, self._store,
+            self._register,
+        )  # fmt: skip
+        self._upload = uploads(config, self._store, self._register, self._captures, self._hub)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
-        self.metrics = AgentMetrics()
         read = self.metrics.read
         read("fleet_agents", self._count_agents)
         read("fleet_refused_total", self._count_refused)
@@ -120,6 +130,8 @@ class Fleet:
                 (JUDGE_INTERVAL_S, self._judge),
                 (LEASE_INTERVAL_S, self._renew_leases),
                 (SCHEDULE_INTERVAL_S, schedules.advance),
+                (RETAIN_INTERVAL_S, self._retain),
+                (UPLOAD_INTERVAL_S, self._upload_captures),
             )
         ]
         await self._ended.wait()
@@ -215,6 +227,15 @@ class Fleet:
             if isinstance(result, AgentError | Refused):
                 logger.warning("%s judges %s itself: %s", target.address, job.name, result)
 
+    # --- captures ---
+
+    async def _retain(self) -> None:
+        await asyncio.to_thread(self._register.retain, time.time())
+
+    async def _upload_captures(self) -> None:
+        if self._upload is not None:
+            await asyncio.to_thread(self._upload)
+
     # --- what HTTP asks ---
 
     def state(self) -> State:
@@ -272,8 +293,14 @@ class Fleet:
             raise Refused("failed", "the fleet is starting")
         return self._captures.ask(request, self._loop)
 
-    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
-        return None
+    def capture_file(
+        self, capture_id: str, name: str, owner: str | None
+    ) -> Path | Iterator[bytes] | None:
+        """May wait for the agent that has it."""
+        path = self._register.file(capture_id, name, owner)
+        if path is not None and path.is_file():
+            return path
+        return self._captures.download(capture_id, name, owner)
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return None

@@ -9,7 +9,7 @@ import random
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,22 @@ class Agents:
         if reason in OUTCOMES:
             raise Refused(reason, detail)
         raise AgentError(f"{answer.status_code}: {detail}")
+
+    def download(self, target: Target, path: str) -> Iterator[bytes]:
+        """The content of a file, as it comes. It blocks: not for the loop. Raises AgentError."""
+        url = f"{self._scheme}://{target.address}/api/v1/{path}"
+        try:
+            with (
+                httpx.Client(verify=self._verify, timeout=SILENCE_S, trust_env=False) as client,
+                client.stream(
+                    "GET", url, headers=self._headers(target), extensions=_extensions(target)
+                ) as answer,
+            ):
+                if answer.status_code != 200:
+                    raise AgentError(f"{answer.status_code} for {path}")
+                yield from answer.iter_bytes()
+        except httpx.HTTPError as error:
+            raise AgentError(_in_a_line(error)) from error
 
     def _headers(self, target: Target) -> dict[str, str]:
         """An agent that is a tenant's own is not shown the token of all."""

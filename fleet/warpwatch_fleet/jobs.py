@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -32,6 +33,9 @@ CAUSE_S = 60.0
 MAX_EVIDENCE = 4
 # Anomalies that have ended, which a restart remembers.
 MAX_SAVED_HISTORY = 100
+
+
+_RANK = re.compile(r"\brank (\d{1,7})\b")
 
 
 class FleetJob:
@@ -215,17 +219,32 @@ class FleetJob:
         return {anomaly.kind: anomaly.id for anomaly in found if anomaly.end_time is None}
 
     def located(self, anomaly: Anomaly, names: Mapping[str, str], faults: Faults) -> Anomaly:
-        """With the node of its rank, what was found of its GPU, and an id that is its alone."""
-        ident = f"{anomaly.id}-{zlib.crc32(repr(self.id).encode()):08x}"
-        member = self.members.get(-1 if anomaly.rank is None else anomaly.rank)
-        node = "" if member is None else names.get(member.node, member.node)
-        where = f" (on {node})" if node else ""
+        """With an id that is its alone, the node of its rank, and what was found of its GPU.
+
+        What it does and what speaks for it name their nodes, too.
+        """
+
+        def node_of(rank: int | None) -> str:
+            member = self.members.get(-1 if rank is None else rank)
+            return "" if member is None else names.get(member.node, member.node)
+
+        def placed(text: str) -> str:
+            """With the node of the rank that it is about."""
+            found = _RANK.search(text)
+            where = node_of(int(found[1])) if found else ""
+            return f"{text} (on {where})" if where else text
+
+        node = node_of(anomaly.rank)
+        said = anomaly.summary.removesuffix("; ".join(("", *anomaly.evidence, *anomaly.effects)))
         beside = tuple(self._beside(anomaly, faults))[:MAX_EVIDENCE] if faults else ()
+        evidence = tuple(map(placed, (*anomaly.evidence, *beside)))
+        effects = tuple(map(placed, anomaly.effects))
         return replace(
             anomaly,
-            id=ident,
-            summary="; ".join((anomaly.summary + where, *beside)),
-            evidence=(*anomaly.evidence, *beside),
+            id=f"{anomaly.id}-{zlib.crc32(repr(self.id).encode()):08x}",
+            summary="; ".join((said + (f" (on {node})" if node else ""), *evidence, *effects)),
+            evidence=evidence,
+            effects=effects,
             node=node,
             judged_by="fleet",
         )

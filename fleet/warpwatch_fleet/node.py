@@ -43,6 +43,7 @@ MAX_TEXT = 500
 MAX_RUN_BYTES = 64 << 10
 # Year 5138: what a calendar can show.
 MAX_TIME = 1e11
+MAX_SENTENCES = 16
 # The newest that are shown; of their diagnosis only what fits a line.
 MAX_CAPTURES = 20
 MAX_RUNS = 20
@@ -63,6 +64,7 @@ _OF_DEVICE = frozenset(
     )
 )
 _OF_DIAGNOSIS = ("verdict", "summary")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._#-]{0,199}(?<!\.html)")
 _CAPTURE_ID = re.compile(capture_id.PATTERN)
 
 
@@ -199,6 +201,8 @@ class Node:
                 id=f"{anomaly.id[:64]}@{self.name}",
                 node=self.name,
                 summary=anomaly.summary[: 2 * MAX_TEXT],
+                effects=tuple(text[:MAX_TEXT] for text in anomaly.effects[:MAX_SENTENCES]),
+                evidence=tuple(text[:MAX_TEXT] for text in anomaly.evidence[:MAX_SENTENCES]),
                 time=anomaly.time + self.skew_s,
                 end_time=None if end is None else end + self.skew_s,
             )
@@ -220,7 +224,7 @@ class Node:
             del self.captures[next(iter(self.captures))]
 
     def shown_captures(self) -> Iterator[Capture]:
-        """With its name and in the fleet's time. The files are its agent's to give."""
+        """With its name and in the fleet's time; its HTML is not shown."""
         for capture in self.captures.values():
             end = capture.end_time
             yield replace(
@@ -229,7 +233,7 @@ class Node:
                 end_time=None if end is None else end + self.skew_s,
                 ranks=tuple(replace(rank, node=self.name) for rank in capture.ranks[:MAX_RANKS]),
                 folder=None,
-                files=(),
+                files=tuple(filter(_FILE.fullmatch, capture.files[:MAX_RANKS])),
             )
 
     def _take_device(self, reading: DeviceReading) -> None:

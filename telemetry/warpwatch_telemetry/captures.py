@@ -151,6 +151,7 @@ class Capture:
     diagnosis: the JSON of the diagnosis (docs/diagnosis.md), None until there is one.
     baseline_id: the capture of the same job when it was well that the diagnosis compares with.
     remote: the address of its copy in the remote store, None until all of it is there.
+    of_fleet: it is this node's part of a capture over nodes.
     """
 
     id: str
@@ -174,6 +175,7 @@ class Capture:
     diagnosis_outcome: str | None = None
     baseline_id: str | None = None
     remote: str | None = None
+    of_fleet: bool = False
 
 
 # What became of an anomaly's trigger, besides the refusals of OUTCOMES: a capture was begun, may

@@ -16,7 +16,11 @@ from typing import Any
 
 from tests.daemon.captures.capture_node import TRAIN, CaptureNode
 from tests.daemon.http.conftest import MemoryAgent, servers
+from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.config.triggers import RecipeConfig, TriggersConfig
+from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.cluster import Cluster
@@ -29,6 +33,7 @@ from warpwatch_telemetry.records import Clock, RankSeen
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
 
 TICK_S = 0.05
+TICKS_ARMED = 3
 WORLD = 4
 # What a rank answers to the command of this id; None: nothing.
 Answers = Callable[[int, str], str | None]
@@ -47,6 +52,8 @@ class PlayedAgent(MemoryAgent):
         self.address = ""
         self.is_heard = True
         self.obeyed: dict[int, str] = {}
+        self.ticks = 0
+        self.armed_at: dict[int, int] = {}
 
     def request_capture(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None
@@ -59,11 +66,17 @@ class PlayedAgent(MemoryAgent):
     def cancel_capture(self, name: str) -> Capture | None:
         return self.node.coordinator.cancel(name, "cancelled by the fleet")
 
+    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
+        return self.node.coordinator.register.file(capture_id, name, owner)
+
     def captures(self) -> list[Capture]:
         return list(self.node.hub.state().captures)
 
     def play(self, answers: Answers, records: Callable[[str], bool]) -> None:
-        """Ranks do as ``answers`` says with a command; who armed delivers a tick later."""
+        """Ranks do as ``answers`` says with a command; who armed delivers some ticks later, for
+        finishing takes time, in which other agents cannot answer.
+        """
+        self.ticks += 1
         self.node.poll()
         for index, rank in enumerate(self.numbers):
             with contextlib.suppress(ValueError, KeyError, IndexError):
@@ -72,13 +85,15 @@ class PlayedAgent(MemoryAgent):
                     continue
                 before = self.obeyed.get(rank)
                 if before == f"armed {command['id']}":
-                    if records(command["id"]):
+                    late = self.ticks >= self.armed_at[rank] + TICKS_ARMED
+                    if late and records(command["id"]):
                         self.node.deliver(index)
                         self.obeyed[rank] = command["id"]
                 elif before != command["id"]:
                     said = answers(rank, command["id"])
                     if said is not None:
                         self.node.answer(index, f"capture_{said}")
+                        self.armed_at[rank] = self.ticks
                         mark = "armed " if said == "armed" else ""
                         self.obeyed[rank] = mark + command["id"]
         self.node.poll()
@@ -106,6 +121,7 @@ class PlayedFleet:
         self._token = folder / "token"
         self._token.write_text("secret")
         self.cluster = Cluster(DetectionConfig(), AnomaliesConfig())
+        self.store = Store(StoreConfig(url=(folder / "fleet").as_uri()))
         self._recipes = TriggersConfig().recipes if recipes is None else recipes
         for agent in agents:
             if not agent.address:
@@ -144,7 +160,10 @@ class PlayedFleet:
             agents = Agents(
                 AgentsConfig(token_file=self._token, allow_plain=True), ShardConfig(), "fleet-0"
             )
-            captures = Captures(self.cluster, threading.Lock(), agents, self._recipes)
+            captures = Captures(
+                self.cluster, threading.Lock(), agents, self._recipes, self.store,
+                CaptureRegister(self.store, Hub(1.0)),
+            )  # fmt: skip
             try:
                 asked = ask(captures)
                 if asked is not None:

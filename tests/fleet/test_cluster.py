@@ -195,12 +195,13 @@ def test_an_agent_of_a_tenant_speaks_for_its_owner_alone():
     assert cluster.cluster.count_refused() == {"other_owner": 1, "bad_anomaly": 1}
 
 
-def test_captures_of_a_node_are_bounded_its_owners_and_without_their_files():
+def test_captures_of_a_node_are_bounded_its_owners_and_without_their_pages():
     cluster = TestCluster(TestNode("gpu-1", ahead_s=100), owner="ns/team")
     request = CaptureRequest("llama", "torch", "manual", owner=OWNER)
     known = Capture(
         "20261122T201500-000000", request, NOW + 100, (RankCapture(0, "written", file="rank0.gz"),),
-        folder="/store", files=("rank0.gz",), diagnosis={"verdict": "x" * 900, "findings": []},
+        folder="/store", files=("rank0.gz", "report.html"),
+        diagnosis={"verdict": "x" * 900, "findings": []},
     )  # fmt: skip
     stream = cluster.nodes[0].stream
     stream.put_captures(
@@ -216,7 +217,8 @@ def test_captures_of_a_node_are_bounded_its_owners_and_without_their_files():
     assert [one.id[-2:] for one in shown] == [f"{number:02x}" for number in range(10, 30)]
     newest = shown[-1]
     assert (newest.time, newest.ranks[0].node) == (NOW, "gpu-1")
-    assert (newest.folder, newest.files, newest.diagnosis) == (None, (), {"verdict": "x" * 500})
+    assert (newest.folder, newest.files) == (None, ("rank0.gz",))
+    assert newest.diagnosis == {"verdict": "x" * 500}
     assert cluster.cluster.count_refused() == {"bad_capture": 2}
 
 
@@ -354,6 +356,6 @@ def test_what_an_agent_found_of_its_gpu_is_evidence_of_a_straggler(two, device, 
     two.nodes[1].stream.put_anomaly(throttle)
     two.hear()
     (found,) = [one for one in two.anomalies() if one.kind == "straggler"]
-    said = ("thermal_throttle on the GPU of rank 3: held at 1.2 GHz by heat",)
+    said = ("thermal_throttle on the GPU of rank 3: held at 1.2 GHz by heat (on gpu-2)",)
     assert found.evidence == said * evidence
     assert found.summary.endswith(said[0]) == bool(evidence)

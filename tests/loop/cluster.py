@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ class LoopCluster:
                 LoopNode(own, node=own.name, http={"token_file": str(token)}, **config)
             )
         self.port = free_port()
-        tree = {
+        tree: dict[str, Any] = {
             "fleet": {
                 "listen": f"127.0.0.1:{self.port}",
                 "targets": [f"127.0.0.1:{node.port}" for node in self.nodes],
@@ -43,7 +44,7 @@ class LoopCluster:
                 "state_dir": str(folder / "fleet"),
                 "agents": {"token_file": str(token), "allow_plain": True},
             },
-            "detection": config.get("detection", {}),
+            **{key: config[key] for key in ("detection", "remote_store") if key in config},
         }
         self.config = folder / "fleet.yaml"
         self.config.write_text(yaml.safe_dump(tree))
@@ -54,17 +55,18 @@ class LoopCluster:
             timeout=60,
         )
 
-    def start(self) -> None:
+    def start(self, **environment: str) -> None:
         for node in self.nodes:
-            node.start_daemon()
-        self.start_fleet()
+            node.start_daemon(wait=True, **environment)
+        self.start_fleet(None, **environment)
 
-    def start_fleet(self, agents: int | None = None) -> None:
+    def start_fleet(self, agents: int | None = None, **environment: str) -> None:
         """``agents``: how many it follows, all nodes' if None."""
         with (self.folder / "fleet.log").open("ab") as log:
             self.fleet = subprocess.Popen(
                 [sys.executable, "-m", "warpwatch_daemon", "fleet", "--config", str(self.config)],
                 cwd=ROOT,
+                env=os.environ | environment,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -91,6 +93,23 @@ class LoopCluster:
             command = ["-m", "warpwatch", "run", "--job", job, "--"]
             command += [sys.executable, str(PROGRAM), str(folder)]
             node.start(f"rank{rank}", command, node.rank_environment(rank, RANKS) | environment)
+        return folder
+
+    def torchrun(self, job: str, ranks: int) -> Path:
+        """One job, with so many ranks on each node. Returns the folder with their faults."""
+        folder = self.folder / job
+        folder.mkdir()
+        (folder / "fault").write_text("")
+        port = free_port()
+        for number, node in enumerate(self.nodes):
+            own = node.rank_environment(0, 1)
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+                del own[name]
+            command = ["-m", "torch.distributed.run", f"--nnodes={len(self.nodes)}"]
+            command += [f"--nproc-per-node={ranks}", f"--node-rank={number}"]
+            command += ["--master-addr=127.0.0.1", f"--master-port={port}", "-m", "warpwatch"]
+            command += ["run", "--job", job, "--", sys.executable, str(PROGRAM), str(folder)]
+            node.start("torchrun", command, own)
         return folder
 
     # --- what the fleet says ---

@@ -168,7 +168,9 @@ class LoopNode:
         self.http.close()
         for process in self._all:
             if process.poll() is None:
-                # A stopped process takes SIGKILL too.
+                # Of a launcher the ranks as well. A stopped process takes SIGKILL too.
+                for one in psutil.Process(process.pid).children(recursive=True):
+                    one.kill()
                 process.send_signal(signal.SIGKILL)
         for process in self._all:
             process.wait()

@@ -25,7 +25,7 @@ LAYERS = 3
 LAYER_S = 0.025
 COLLATE_S = 0.001
 SLOW_COLLATE_S = 0.040
-SLOW_FORWARD_S = 0.020
+SLOW_FORWARD_S = {"slow_forward": 0.020, "slower_forward": 0.060}
 METRICS_S = 0.040
 COMPUTE_S = 0.020
 LEAKED_FLOATS = 100_000
@@ -78,7 +78,7 @@ class Layer(torch.nn.Module):  # type: ignore[misc]
         self._random = random.Random(seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        slow_s = SLOW_FORWARD_S / LAYERS if "slow_forward" in self._faults.names else 0.0
+        slow_s = sum(SLOW_FORWARD_S.get(name, 0.0) for name in self._faults.names) / LAYERS
         time.sleep(LAYER_S * self._random.uniform(0.95, 1.05) + slow_s)
         return torch.nn.functional.gelu(self._linear(x))
 

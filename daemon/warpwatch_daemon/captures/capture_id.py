@@ -16,6 +16,12 @@ def new(now: float) -> str:
     return time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + "-" + secrets.token_hex(3)
 
 
+def place(capture_id: str) -> str:
+    """Of a capture over nodes in a remote store: all nodes find the same, whatever their clocks."""
+    name = base(capture_id)
+    return f"{name[:4]}/{name[4:6]}/{name[6:8]}/{name}"
+
+
 def base(capture_id: str) -> str:
     """What the capture over nodes is called that it is a try of."""
     return _TRY.sub("", capture_id)

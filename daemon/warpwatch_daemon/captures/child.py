@@ -1,9 +1,9 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch_daemon.captures.child LIMIT_BYTES KIND MISSING BASELINE OUTPUTS
-FILE…``, where MISSING is JSON, the ranks without a file and why, BASELINE a JSON list of paths and
-OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the report as HTML. What is
-wrong is in the last line that it prints.
+Run as ``python -m warpwatch_daemon.captures.child LIMIT_BYTES KIND MISSING NODES BASELINE OUTPUTS
+FILE…``, where MISSING is JSON, the ranks without a file and why, NODES where ranks ran, BASELINE a
+JSON list of paths and OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the
+report as HTML and of each trace's reduction. What is wrong is in the last line that it prints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from warpwatch_daemon import files
@@ -27,6 +27,7 @@ from warpwatch_daemon.captures.confinement import (
 )
 from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
 from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.file_names import REDUCTION, reduction_name
 
 # A diagnosis that has less than this is not begun.
 MIN_MEMORY_BYTES = 192 << 20
@@ -36,8 +37,15 @@ RESERVE_BYTES = 32 << 20
 EXIT_UNREADABLE = 2
 EXIT_NO_MEMORY = 5
 UNREADABLE = "unreadable: "
-# What a diagnosis leaves beside the traces.
-FILES = ("diagnosis.json", "report.html")
+_DIAGNOSIS, _REPORT = "diagnosis.json", "report.html"
+
+
+def made_of(kind: str, names: Sequence[str]) -> list[str]:
+    """What a diagnosis of these files leaves beside them."""
+    if kind == "stacks":
+        return [_DIAGNOSIS]
+    traces = [name for name in names if not name.endswith(REDUCTION)]
+    return [_DIAGNOSIS, _REPORT, *map(reduction_name, traces)]
 
 
 def diagnose(
@@ -46,23 +54,26 @@ def diagnose(
     names: Sequence[str],
     missing: Mapping[int, str],
     baseline: Sequence[Path] = (),
+    nodes: Mapping[int, str] | None = None,
 ) -> str:
     """Diagnose these files of a stored capture; blocks until it is done.
 
     ``missing``: the ranks of the capture that brought no file, and why. ``baseline``: traces of
-    the same job when it was well. Answers ``ok``, ``no_memory`` or one line that says what is
-    wrong, behind UNREADABLE when it is the files, and ``<file>: `` where it is one of them.
+    the same job when it was well. ``nodes``: where ranks ran. Answers ``ok``, ``no_memory`` or one
+    line that says what is wrong, behind UNREADABLE when it is the files, and ``<file>: `` where it
+    is one of them.
     """
     limit = memory_left()
     if limit < MIN_MEMORY_BYTES:
         return "no_memory"
     paths = [folder / name for name in names]
-    made = FILES[:1] if kind == "stacks" else FILES
     try:
         with ExitStack() as stack:
-            outputs = [stack.enter_context(files.replacing(folder / name)) for name in made]
+            outputs = [
+                stack.enter_context(files.replacing(folder / name)) for name in made_of(kind, names)
+            ]
             fds = [output.fileno() for output in outputs]
-            arguments = [str(limit), kind, json.dumps(missing)]
+            arguments = [str(limit), kind, json.dumps(missing), json.dumps(nodes or {})]
             arguments += [json.dumps([str(path) for path in baseline]), json.dumps(fds)]
             outcome = _outcome(run(__name__, [*arguments, *map(str, paths)], pass_fds=fds))
             if outcome != "ok":
@@ -102,23 +113,31 @@ def memory_left() -> int:
 def main(arguments: Sequence[str]) -> int:
     # Before it is confined; and the daemon itself has no need of them.
     from warpwatch_diagnosis.diagnosis import diagnose as diagnose_traces
+    from warpwatch_diagnosis.measures.reduction import pack
     from warpwatch_diagnosis.report.html import render_html
     from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
 
-    limit, kind, lost, well, outputs, *names = arguments
-    missing = {int(number): str(why) for number, why in json.loads(lost).items()}
+    limit, kind, lost, where, well, outputs, *names = arguments
+    missing, nodes = _by_rank(lost), _by_rank(where)
     paths, healthy = list(map(Path, names)), list(map(Path, json.loads(well)))
     opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
-    written = [os.fdopen(fd, "w", encoding="utf-8") for fd in json.loads(outputs)]
+    document, *others = [os.fdopen(fd, "wb") for fd in json.loads(outputs)]
     confine(int(limit), cpu_limit_s(paths + healthy))
     try:
         if kind == "stacks":
-            json.dump(diagnose_stacks(opened, missing=missing), written[0], indent=1)
+            found = diagnose_stacks(opened, missing=missing)
         else:
-            diagnosis = diagnose_traces(opened, baseline, missing)
-            json.dump(diagnosis.to_json(), written[0], indent=1)
-            written[1].write(render_html(diagnosis))
-        for file in written:
+            diagnosis = diagnose_traces(opened, baseline, missing, nodes)
+            found = diagnosis.to_json()
+            report, *reductions = others
+            report.write(render_html(diagnosis).encode())
+            measures = {reduction_name(one.file): one for one in diagnosis.measures}
+            for path, reduction in zip(paths, reductions, strict=False):
+                # Empty where it is too much; who reads it says so.
+                with suppress(TraceError):
+                    reduction.write(pack(measures[reduction_name(path.name)]))
+        document.write(json.dumps(found, indent=1).encode())
+        for file in (document, *others):
             file.close()
     except TraceError as error:
         sys.stdout.write(f"{error}\n")
@@ -126,6 +145,10 @@ def main(arguments: Sequence[str]) -> int:
     except MemoryError:
         return EXIT_NO_MEMORY
     return 0
+
+
+def _by_rank(text: str) -> dict[int, str]:
+    return {int(number): str(value) for number, value in json.loads(text).items()}
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Coordinator:
                 now = time.time()
                 capture = Capture(
                     name or ids.new(now), request, now, world_size=world_size, backend=backend.name,
-                    start_step=start_step,
+                    start_step=start_step, of_fleet=bool(name),
                 )  # fmt: skip
                 session = self._begin(capture, backend, numbers, at)
             except Refused as error:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warpwatch_daemon.captures.verification import UNREADABLE
-from warpwatch_telemetry.captures import RankCapture
+from warpwatch_diagnosis.trace.file_names import reduction_name
+from warpwatch_telemetry.captures import Capture, RankCapture
+
+# How the names of reductions begin that a capture over nodes was compared with.
+BASELINE = "baseline."
 
 
 def is_usable(rank: RankCapture) -> bool:
@@ -16,6 +20,17 @@ def is_usable(rank: RankCapture) -> bool:
 
 def files(ranks: Sequence[RankCapture]) -> list[str]:
     return [rank.file for rank in ranks if rank.file and is_usable(rank)]
+
+
+def nodes(ranks: Sequence[RankCapture]) -> dict[int, str]:
+    """Of a capture over nodes: where its ranks ran."""
+    return {rank.rank: rank.node for rank in ranks if rank.node}
+
+
+def reductions(capture: Capture) -> list[str]:
+    """Of a capture over nodes: what was read of its ranks."""
+    wanted = map(reduction_name, files(capture.ranks))
+    return [name for name in wanted if name in capture.files]
 
 
 def verified_files(ranks: Sequence[RankCapture]) -> list[str]:

@@ -34,7 +34,10 @@ def main(argv: Sequence[str]) -> int:
             into.mkdir()
             fetched[address] = fetch(address, into)
         missing = {k: why for one in fetched.values() for k, why in one.missing.items()}
-        return diagnosis.main(list(_local(argv, fetched)), prog=PROGRAM, missing=missing)
+        nodes = {k: node for one in fetched.values() for k, node in one.nodes.items()}
+        return diagnosis.main(
+            list(_local(argv, fetched)), prog=PROGRAM, missing=missing, nodes=nodes
+        )
 
 
 def _local(argv: Sequence[str], fetched: dict[str, Fetched]) -> Iterator[str]:

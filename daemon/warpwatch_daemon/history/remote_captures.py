@@ -23,15 +23,19 @@ class Fetched:
     """Files of this machine now. missing: the ranks that brought none, and why.
 
     baseline: what the daemon compared with, empty where it had none or it is not there any more.
+    nodes: where the ranks of a capture over nodes ran.
     """
 
     traces: Sequence[Path]
     missing: Mapping[int, str] = field(default_factory=dict)
     baseline: Sequence[Path] = ()
+    nodes: Mapping[int, str] = field(default_factory=dict)
 
 
 def fetch(address: str, folder: Path) -> Fetched:
     """One trace, or all that the diagnosis of a capture reads, into an empty folder.
+
+    Of a capture over nodes that is the reductions, which the fleet has read as well.
 
     Raises UsageError for what is neither, RemoteStoreError and OSError.
     """
@@ -42,6 +46,12 @@ def fetch(address: str, folder: Path) -> Fetched:
     capture, remote = _record(address), RemoteStore(address)
     if capture.request.kind != "torch":
         raise UsageError(f"{address} is a capture of kind {capture.request.kind}, without traces")
+    nodes = usable.nodes(capture.ranks)
+    if nodes:
+        of_baseline = [name for name in capture.files if name.startswith(usable.BASELINE)]
+        traces = _fetch(remote, usable.reductions(capture), folder)
+        baseline = _fetch(remote, of_baseline, folder)
+        return Fetched(traces, usable.missing(capture.ranks), baseline, nodes)
     names = usable.files(capture.ranks)
     if not names:
         raise UsageError(f"{address} has no trace: {capture.detail or capture.outcome}")

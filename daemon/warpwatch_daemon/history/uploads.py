@@ -3,7 +3,8 @@
 What is not there yet is known from the captures themselves, so it survives a restart. A capture
 lies at ``captures/<YYYY>/<MM>/<DD>/<capture-id>/``, as in the local store. Its record, the file
 capture.json, is written when it will not change any more, and manifest.json last: where that lies,
-all lies. Each try writes the same bytes to the same keys.
+all lies. Each try writes the same bytes to the same keys. A node's part of a capture over nodes
+lies in ``nodes/<node>/`` of the fleet's.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 import msgspec
 
+from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.store import RECORD
 from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
@@ -67,12 +70,14 @@ class Captures(Protocol):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """manifest.json. node: who brought it; files: their sizes in bytes, by name."""
+    """manifest.json. node: who brought it; files: their sizes in bytes, by name; nodes: those whose
+    parts lie below it, each with a manifest of its own."""
 
     capture: str
     node: str
     files: dict[str, int]
     schema: int = 1
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -152,6 +157,8 @@ class Uploads:
         """
         folder = Path(str(capture.folder))
         key = f"{FOLDER}/{folder.relative_to(self._base).as_posix()}"
+        if capture.of_fleet:
+            key = f"{FOLDER}/{ids.place(capture.id)}/{node_folder(self._node)}"
         for name in capture.files:
             if name not in progress.sent and (folder / name).is_file():
                 progress.sent[name] = self._put(f"{key}/{name}", folder / name)
@@ -159,7 +166,9 @@ class Uploads:
             return
         record = (folder / RECORD).read_bytes()
         self._put(f"{key}/{RECORD}", record)
-        manifest = Manifest(capture.id, self._node, progress.sent | {RECORD: len(record)})
+        nodes = tuple(sorted({rank.node for rank in capture.ranks if rank.node}))
+        sizes = progress.sent | {RECORD: len(record)}
+        manifest = Manifest(capture.id, self._node, sizes, nodes=nodes)
         self._put(f"{key}/{MANIFEST}", msgspec.json.encode(manifest, order="sorted"))
         address = f"{self._remote.url}/{key}/"
         self._captures.update(capture.id, remote=address)
@@ -180,8 +189,13 @@ class Uploads:
             logger.error("cannot upload capture %s, trying again: %s", capture.id, error)
 
 
+def node_folder(node: str) -> str:
+    return f"nodes/{quote(node, safe='')}"
+
+
 def _is_pending(capture: Capture) -> bool:
-    """It has ended with a folder, which a refusal does not have."""
+    """It has ended with a folder, which a refusal does not have; no try that brought nothing."""
     outcome = capture.outcome
     ended = outcome is not None and not outcome.startswith("refused")
-    return ended and capture.folder is not None and capture.remote is None
+    brought = bool(capture.files) or not capture.of_fleet
+    return ended and brought and capture.folder is not None and capture.remote is None

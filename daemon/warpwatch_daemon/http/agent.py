@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -41,10 +41,13 @@ class Watcher(Protocol):
     def request_capture(self, request: CaptureRequest) -> Capture:
         """Begin a capture. Raises Refused with a reason from captures.OUTCOMES."""
 
-    def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
-        """Where a file of a capture lies, None if it has none of this name; no disk is asked.
+    def capture_file(
+        self, capture_id: str, name: str, owner: str | None
+    ) -> Path | Iterator[bytes] | None:
+        """Where a file of a capture lies, or what another node sends of it; None: there is none.
 
-        ``owner``: whose capture it must be, None for anybody's.
+        ``owner``: whose capture it must be, None for anybody's. May wait for an agent: not from the
+        thread that serves. Raises Refused where one does not answer.
         """
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:

@@ -7,15 +7,17 @@ without scripts, everything else is not to be shown as a page.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from warpwatch_daemon.http.access import PERFETTO_ORIGIN, Access
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError
+from warpwatch_telemetry.errors import Refused
 
 TRACE_SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 
@@ -45,17 +47,26 @@ class CaptureFiles:
         """A file of a capture."""
         caller = self._access.check_files(request)
         capture_id, name = request.path_params["id"], request.path_params["file"]
-        path = None
+        found = None
         if _NAME.fullmatch(capture_id) and _NAME.fullmatch(name):
-            path = self._watcher.capture_file(capture_id, name, caller.owner)
-        # Off the thread that serves: the store's disk may be slow.
-        if path is None or not await run_in_threadpool(_is_plain_file, path):
+            # Off the thread that serves: the store's disk may be slow, or another node.
+            try:
+                found = await run_in_threadpool(self._find, capture_id, name, caller.owner)
+            except Refused as error:
+                raise ApiError(503, error.reason, str(error)) from error
+        if found is None:
             raise ApiError(404, "not_found", "there is no such capture or file")
-        return FileResponse(path, headers=_headers(request, name))
+        headers = _headers(request, name)
+        if isinstance(found, Path):
+            return FileResponse(found, headers=headers)
+        # Of another node, which is believed less.
+        headers["Content-Disposition"] = f'attachment; filename="{name}"'
+        return StreamingResponse(found, headers=headers | {"Content-Security-Policy": "sandbox"})
 
-
-def _is_plain_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    def _find(self, capture: str, name: str, owner: str | None) -> Path | Iterator[bytes] | None:
+        found = self._watcher.capture_file(capture, name, owner)
+        is_plain = not isinstance(found, Path) or (found.is_file() and not found.is_symlink())
+        return found if is_plain else None
 
 
 def _headers(request: Request, name: str) -> dict[str, str]:

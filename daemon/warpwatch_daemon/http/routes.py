@@ -88,7 +88,7 @@ def operations(
             files.send,
             "application/octet-stream",
             guarded=True,
-            errors=(404,),
+            errors=(404, 503),
         ),
         Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
         Operation(

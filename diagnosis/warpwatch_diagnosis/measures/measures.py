@@ -57,6 +57,7 @@ class Measures:
     GPU: while it idles for it); empty without stacks. doing: the calls, operators and annotations
     that the host was in during idle time that is unexplained, or its own, if it is much.
     savings: in µs by kind of finding, what a replay without it saves; empty where it is not known.
+    node: which one it ran on, where known.
     """
 
     file: str
@@ -81,6 +82,7 @@ class Measures:
     lines: Mapping[str, tuple[CodeLine, ...]]
     doing: Mapping[str, tuple[CodeLine, ...]]
     savings: Mapping[str, float]
+    node: str | None = None
 
     @property
     def window_us(self) -> float:
@@ -93,6 +95,7 @@ class Measures:
     @property
     def label(self) -> str:
         whose = self.file if self.rank is None else f"rank {self.rank}"
+        whose += f" on {self.node}" if self.node else ""
         several = self.gpu is not None and self.gpu.devices_in_use > 1
         return f"{whose}, GPU {self.gpu.device}" if several and self.gpu else whose
 

@@ -27,6 +27,7 @@ def trace_json(measures: Measures) -> dict[str, Any]:
     return {
         "file": measures.file,
         "rank": measures.rank,
+        **({"node": measures.node} if measures.node else {}),
         "device_name": measures.device_name,
         "steps": len(measures.steps),
         "window_s": round(measures.window_s, 6),

@@ -36,11 +36,13 @@ class Finding:
     evidence: tuple[str, ...]
     advice: str
     yields_to: tuple[str, ...] = ()
+    node: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "rank": self.rank,
+            **({"node": self.node} if self.node else {}),
             "share": round(self.share, 4),
             "recoverable_s": round(self.recoverable_s, 6),
             "confidence": self.confidence,
@@ -81,6 +83,7 @@ class Rule(ABC):
         return Finding(
             self.kind, measures.rank, measures.label, share, recoverable_us / 1e6,
             confidence, tuple(evidence), advice, yields_to,
+            measures.node,
         )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, align, exposed_transfer_us
+from warpwatch_diagnosis.comparison.links import slow_links
 from warpwatch_diagnosis.measures.intervals import Intervals, total, union
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Finding, Rule, idle, milliseconds, percent, times
@@ -36,7 +37,7 @@ class CommunicationBoundRule(Rule):
         least, share = capture[rank], shares[rank]
         if share <= (MIN_EXPOSED_SHARE if least.gpu else MIN_CPU_WAIT_SHARE):
             return []
-        missing = _missing(least, alignment)
+        missing, links = _missing(least, alignment), slow_links(capture, alignment)
         return [
             self.finding(
                 least,
@@ -45,7 +46,7 @@ class CommunicationBoundRule(Rule):
                 confidence="high"
                 if share > HIGH_SHARE and least.gpu is not None and not missing
                 else "medium",
-                evidence=(*_evidence(least, share), *_bandwidths(alignment), *missing),
+                evidence=(*_evidence(least, share), *_bandwidths(alignment), *links, *missing),
                 advice=(
                     "Let communication overlap with the backward pass: DistributedDataParallel "
                     "with a tuned bucket_cap_mb and gradient_as_bucket_view=True, FSDP with "

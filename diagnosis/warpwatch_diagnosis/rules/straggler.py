@@ -6,12 +6,14 @@ wait is in the trace, and the straggler's steps are longer without it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us
 from warpwatch_diagnosis.comparison.before_after import kernel_changes, phases_ms
+from warpwatch_diagnosis.comparison.links import slow_links
 from warpwatch_diagnosis.measures.clocks import slowdown
 from warpwatch_diagnosis.measures.cpu_time import CpuTime
 from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union, within
@@ -120,34 +122,57 @@ class StragglerRule(Rule):
         return [found]
 
     def _on_gpu(self, capture: Sequence[Measures], alignment: Alignment) -> list[Finding]:
-        """The rank that the others wait for, if it is (nearly) always the same one."""
+        """Whom the others wait for, if it is (nearly) always the same rank, or the same node."""
         ranks = range(len(capture))
         blamed = [alignment.blamed_us(rank) for rank in ranks]
         culprit = max(ranks, key=lambda rank: blamed[rank])
-        others = [rank for rank in ranks if rank != culprit]
+        if found := self._late(capture, alignment, blamed, [culprit]):
+            return found
+        by_node: dict[str | None, list[int]] = defaultdict(list)
+        for rank in ranks:
+            by_node[capture[rank].node].append(rank)
+        worst = max(by_node.values(), key=lambda found: sum(blamed[rank] for rank in found))
+        if None in by_node or len(by_node) < 2 or len(worst) < 2:
+            return []
+        return self._late(capture, alignment, blamed, worst)
+
+    def _late(
+        self,
+        capture: Sequence[Measures],
+        alignment: Alignment,
+        blamed: Sequence[float],
+        culprits: Sequence[int],
+    ) -> list[Finding]:
+        """``blamed``: µs by rank; ``culprits``: one rank, or those of one node."""
+        culprit = max(culprits, key=lambda rank: blamed[rank])
+        others = [rank for rank in range(len(capture)) if rank not in culprits]
+        late_us = sum(blamed[rank] for rank in culprits)
         waits_us = {rank: _exposed_wait_us(capture[rank], rank, alignment) for rank in others}
         share = median(waits_us[rank] / (capture[rank].window_us or 1.0) for rank in others)
-        late = blamed[culprit] > MIN_GPU_WAIT * capture[culprit].window_us
-        if not late or share <= MIN_EXPOSED_WAIT or blamed[culprit] < MIN_BLAME * sum(blamed):
+        late = late_us > MIN_GPU_WAIT * capture[culprit].window_us
+        if not late or share <= MIN_EXPOSED_WAIT or late_us < MIN_BLAME * sum(blamed):
             return []
         measures = capture[culprit]
         sentence, yields_to, advice = _reason(measures, [capture[rank] for rank in others])
-        return [
-            self.finding(
-                measures,
-                share=min(1.0, share),
-                recoverable_us=median(waits_us.values()),
-                confidence="high" if share > HIGH_GPU_WAIT else "medium",
-                evidence=(
-                    f"{measures.label} keeps the others waiting: {percent(share)} of their step is "
-                    f"collectives that {measures.label} enters last",
-                    sentence,
-                    _lateness(measures, culprit, alignment),
-                ),
-                advice=advice,
-                yields_to=yields_to,
-            )
-        ]
+        who = measures.label if len(culprits) == 1 else f"node {measures.node}"
+        one = "" if len(culprits) == 1 else f"one of the {len(culprits)} ranks of "
+        links = slow_links(capture, alignment, culprits)
+        finding = self.finding(
+            measures,
+            share=min(1.0, share),
+            recoverable_us=median(waits_us.values()),
+            confidence="high" if share > HIGH_GPU_WAIT else "medium",
+            evidence=(
+                f"{who} keeps the others waiting: {percent(share)} of their step is collectives "
+                f"that {one}{who} enters last",
+                sentence,
+                _lateness(measures, culprit, alignment),
+                *links,
+            ),
+            advice=advice,
+            yields_to=yields_to,
+        )
+        return [finding if len(culprits) == 1 else replace(finding, rank=None)]
 
 
 @dataclass(frozen=True, slots=True)

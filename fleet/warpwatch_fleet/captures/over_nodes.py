@@ -65,7 +65,8 @@ class OverNodes:
         self._name = capture.id
 
     async def take(self) -> Capture:
-        """The capture as it has ended. Raises nothing for what an agent did."""
+        """The capture as it has ended, which ``keep`` does not get. Raises nothing for what an
+        agent did."""
         try:
             if self._capture.request.kind in STEP_KINDS:
                 await self._begin_together()
@@ -76,8 +77,7 @@ class OverNodes:
             detail = "; ".join(filter(None, (part.shortcoming() for part in self._parts)))
         except Refused as error:
             outcome, detail = error.reason, str(error)
-        self._show(outcome=outcome, detail=detail, end_time=time.time())
-        return self._capture
+        return replace(self._capture, outcome=outcome, detail=detail, end_time=time.time())
 
     # --- beginning ---
 

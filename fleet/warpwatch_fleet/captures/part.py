@@ -102,6 +102,7 @@ def joined(captures: Sequence[Capture]) -> Capture:
         ranks=tuple(ranks),
         outcome=None if None in outcomes else _together(outcomes),
         detail="; ".join(filter(None, (one.detail for one in captures))),
+        files=tuple(dict.fromkeys(name for one in captures for name in one.files)),
         diagnosis=None,
         cost_s=None,
         residual=None,

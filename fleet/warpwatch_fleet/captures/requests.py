@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -13,10 +14,14 @@ from typing import Any
 
 import msgspec
 
-from warpwatch_daemon.captures import capture_id
+from warpwatch_daemon.captures import capture_id as ids
+from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
 from warpwatch_daemon.captures.session import MAX_NAMED
+from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.triggers import RecipeConfig
 from warpwatch_fleet.captures.choosing import choose
+from warpwatch_fleet.captures.merging import Merging, shown
 from warpwatch_fleet.captures.over_nodes import OverNodes
 from warpwatch_fleet.captures.part import Part, joined
 from warpwatch_fleet.cluster import Cluster
@@ -39,6 +44,8 @@ logger = logging.getLogger(__name__)
 # Those that have ended are shown so long as there are not more.
 MAX_KEPT = 200
 MAX_DECISIONS = 1000
+# How long the record of a capture waits for the nodes' uploads.
+SETTLED_S = 600.0
 # How long another thread waits for the agent of a job on one node.
 ASK_TIMEOUT_S = 30.0
 
@@ -52,12 +59,20 @@ class Captures:
         lock: threading.Lock,
         agents: Agents,
         recipes: Mapping[str, RecipeConfig | None],
+        store: Store,
+        register: CaptureRegister,
     ) -> None:
         self._cluster = cluster
         self._lock = lock
         self._agents = agents
         self._recipes = recipes
-        self._captures: dict[str, Capture] = {}
+        self._store = store
+        self._register = register
+        for capture in register.all():
+            register.keep(replace(capture, diagnosis=shown(capture.diagnosis)))
+        self._merging = Merging(agents)
+        # Of captures that this fleet has taken.
+        self._taken: dict[str, list[Part]] = {}
         self._decisions: dict[str, Decision] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -89,8 +104,8 @@ class Captures:
         ranks = tuple(
             sorted((one for part in parts for one in part.states()), key=attrgetter("rank"))
         )
-        capture = Capture(capture_id.new(now), request, now, ranks, job.world_size)
-        self._keep(capture)
+        capture = Capture(ids.new(now), request, now, ranks, job.world_size)
+        self._register.keep(capture)
         self._begin(self._take(capture, parts))
         return capture
 
@@ -182,15 +197,70 @@ class Captures:
             capture.request.reason or capture.request.trigger,
         )
         try:
-            ended = await OverNodes(capture, parts, self._agents, self._look, self._keep).take()
+            keep = self._register.keep
+            ended = await OverNodes(capture, parts, self._agents, self._look, keep).take()
+            ended = await self._conclude(ended, parts)
         except Exception as error:
             logger.exception("capture %s is given up", capture.id)
             detail = f"{type(error).__name__}: {error}"
             ended = replace(capture, outcome="failed", detail=detail, end_time=time.time())
-            self._keep(ended)
+        if ended.folder is None:
+            self._register.refuse(ended)
+        else:
+            self._register.keep(ended)
+            await asyncio.to_thread(self._register.update, ended.id)
         logger.info("capture %s: %s %s", ended.id, ended.outcome, ended.detail)
         if ended.request.anomaly_id and (ended.outcome or "").startswith("refused_"):
             self._decide(ended.request.anomaly_id, str(ended.outcome), ended.detail, ended.id)
+
+    async def _conclude(self, capture: Capture, parts: list[Part]) -> Capture:
+        """What is left on this machine of a capture that has ended. Raises OSError."""
+        if str(capture.outcome).startswith("refused_"):
+            return capture
+        folder = self._store.folder(capture.id, capture.time)
+        capture = replace(capture, folder=str(folder))
+        await asyncio.to_thread(self._store.create, capture)
+        self._taken[capture.id] = parts
+        if capture.request.kind not in DIAGNOSED_KINDS or capture.outcome == "failed":
+            return capture
+        return await self._merging.diagnose(capture, parts)
+
+    def is_settled(self, capture_id: str) -> bool:
+        """Whether all nodes have brought their parts into the remote store, or will not."""
+        capture = self._register.get(capture_id)
+        if capture is None or time.time() - (capture.end_time or 0.0) > SETTLED_S:
+            self._taken.pop(capture_id, None)
+            return True
+        parts = self._taken.get(capture_id)
+        return parts is not None and all(part.lost or self._is_remote(part) for part in parts)
+
+    def _is_remote(self, part: Part) -> bool:
+        if part.said is not None:
+            self._look(part, part.said.id)
+        return part.said is not None and part.said.remote is not None
+
+    def download(self, capture_id: str, name: str, owner: str | None) -> Iterator[bytes] | None:
+        """A file from the agent that has it; None: nobody has. It blocks. Raises Refused."""
+        own = self._register.get(capture_id)
+        if name.endswith(".html") or (own and name not in [rank.file for rank in own.ranks]):
+            return None
+        with self._lock:
+            having = [
+                (node, one.id)
+                for node in self._cluster.nodes.values()
+                for one in node.captures.values()
+                if ids.base(one.id) == capture_id
+                and name in one.files
+                and owner in (None, one.request.owner)
+            ]
+        if not having:
+            return None
+        node, own_id = having[-1]
+        chunks = self._agents.download(node.target, f"captures/{own_id}/{name}")
+        try:
+            return itertools.chain([next(chunks, b"")], chunks)
+        except AgentError as error:
+            raise Refused("failed", f"{node.name}: {error}") from error
 
     def _look(self, part: Part, name: str) -> str:
         with self._lock:
@@ -248,23 +318,17 @@ class Captures:
         return tuple(sorted(self._all(), key=lambda capture: capture.time))
 
     def _all(self) -> Iterator[Capture]:
-        yield from self._captures.values()
+        own = {capture.id: capture for capture in self._register.all()[-MAX_KEPT:]}
+        yield from own.values()
         others: dict[tuple[JobId, str], list[Capture]] = {}
         for node in self._cluster.nodes.values():
             for capture in node.shown_captures():
-                if capture_id.base(capture.id) not in self._captures:
+                if ids.base(capture.id) not in own:
                     others.setdefault((capture.request.job_id, capture.id), []).append(capture)
         yield from map(joined, others.values())
 
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(self._decisions.values())
-
-    def _keep(self, capture: Capture) -> None:
-        with self._lock:
-            self._captures[capture.id] = capture
-            ended = [one.id for one in self._captures.values() if one.outcome is not None]
-            for name in ended[: max(0, len(ended) - MAX_KEPT)]:
-                del self._captures[name]
 
 
 def _is_meant(job: FleetJob, request: CaptureRequest) -> bool:

@@ -80,6 +80,7 @@ class CaptureNode:
         self.at = time.monotonic()
         self.coordinator = self._start(TriggersConfig(**triggers), backends)
         self._stack = stack
+        self._numbers = ranks
         self._world_size = world_size or len(ranks)
         self.rings = [self._ring(rank) for rank in ranks]
         self.holders = [stack.enter_context(ring.held()) for ring in self.rings]
@@ -138,7 +139,7 @@ class CaptureNode:
         command = self.command(rank)
         first = command["start_step"]
         steps = range(first, first + command["steps"])
-        found = trace(rank, steps) if content is None else content
+        found = trace(self._numbers[rank], steps) if content is None else content
         data = found if isinstance(found, bytes) else gzip.compress(json.dumps(found).encode())
         name = f"{command['id']}.{self.rings[rank].path.stem}.{TOKEN}{suffix}"
         (self.folder.inbox / name).write_bytes(data)

@@ -1,0 +1,108 @@
+"""One rank's measures as a file: all that a diagnosis over ranks needs of a trace, in some 100 kB.
+
+gzip around MessagePack: the schema and the fields of Measures. Unions of intervals, which are most
+of it, are the window's begin in µs, a unit, and in it the time from there to each following begin
+and end: a ns, or more where the file were too large else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import msgspec
+
+from warpwatch_diagnosis.measures.intervals import Interval, Intervals
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.file_names import reduction_name
+from warpwatch_diagnosis.trace.reader import TraceSource
+
+SCHEMA = 1
+MAX_BYTES = 2**20
+# Of what comes from another machine; real ones have up to eight times the file.
+MAX_UNPACKED_BYTES = 16 * MAX_BYTES
+_INTERVALS = 1
+# In µs. Rounding is of the time since the window's begin, so that sums of many intervals stay.
+_UNITS_US = (1e-3, 0.1, 1.0)
+
+
+def pack(measures: Measures) -> bytes:
+    """At most MAX_BYTES. Raises TraceError where even the least of it is more."""
+    # What only measuring itself asks for.
+    operators = replace(measures.operators, owners={}, lines={}, running={})
+    measures = replace(measures, operators=operators)
+    packed = b""
+    for unit_us in _UNITS_US:
+        content = _encoder.encode([SCHEMA, _plain(measures, measures.window[0], unit_us)])
+        packed = gzip.compress(content, mtime=0)
+        if len(packed) <= MAX_BYTES:
+            return packed
+        # Of most ranks no lanes are drawn.
+        measures = replace(measures, timeline=None)
+    raise TraceError(f"{measures.file}: its reduction has {len(packed):,} bytes; capture less")
+
+
+def read_reduction(path: TraceSource) -> Measures:
+    """Raises TraceError for what is none, or of another version."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(MAX_BYTES + 1)
+        if not packed:
+            raise TraceError(f"{path}: its trace is too large for a reduction; capture less")
+        if len(packed) > MAX_BYTES:
+            raise TraceError(f"{path}: more than {MAX_BYTES:,} bytes")
+        content = zlib.decompressobj(wbits=31).decompress(packed, MAX_UNPACKED_BYTES)
+        decoder = msgspec.msgpack.Decoder(tuple[int, Any], ext_hook=_Unions().decode)
+        schema, found = decoder.decode(content)
+        if schema != SCHEMA:
+            raise TraceError(f"{path}: a reduction of schema {schema}, not {SCHEMA}")
+        measures = msgspec.convert(found, Measures)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        raise TraceError(f"{path}: no reduction of this version: {error}") from None
+    if measures.rank is None or not path.name.endswith(reduction_name(f"rank{measures.rank}.")):
+        raise TraceError(f"{path}: is of rank {measures.rank}")
+    return measures
+
+
+def _plain(value: Any, base_us: float, unit_us: float) -> Any:
+    """Without classes; tuples stay, which may be keys."""
+    if isinstance(value, list):
+        steps = _steps(value, base_us, unit_us)
+        return msgspec.msgpack.Ext(_INTERVALS, _encoder.encode(steps))
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_plain(one, base_us, unit_us) for one in value)
+    if isinstance(value, Mapping):
+        return {key: _plain(one, base_us, unit_us) for key, one in value.items()}
+    if is_dataclass(value):
+        known = ((field.name, getattr(value, field.name)) for field in fields(value))
+        return {name: _plain(one, base_us, unit_us) for name, one in known}
+    return value
+
+
+def _steps(intervals: Intervals, base_us: float, unit_us: float) -> list[float]:
+    at = [round((us - base_us) / unit_us) for us in itertools.chain((base_us,), *intervals)]
+    return [base_us, unit_us, *(after - before for before, after in itertools.pairwise(at))]
+
+
+class _Unions:
+    """Decodes those of one file, in which most intervals are in several."""
+
+    def __init__(self) -> None:
+        self._known: dict[Interval, Interval] = {}
+
+    def decode(self, code: int, data: memoryview) -> Intervals:
+        base_us, unit_us, *steps = _steps_decoder.decode(data)
+        at_us = [base_us + at * unit_us for at in itertools.accumulate(steps)]
+        known = self._known
+        return [known.setdefault(one, one) for one in zip(at_us[::2], at_us[1::2], strict=True)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_steps_decoder = msgspec.msgpack.Decoder(list[float])

@@ -1,0 +1,85 @@
+"""A rank's measures as a file: it says what its trace said, in less, and is not believed more."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.diagnosis.traces import LATEST_US, RANKS, rank_trace
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.measures import reduction
+from warpwatch_diagnosis.measures.measures import Measures, measure
+from warpwatch_diagnosis.measures.reduction import MAX_BYTES, pack, read_reduction
+from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.trace.reader import read_trace
+
+
+def measured(folder: Path, rank: int = 0, late_us: float = 0) -> Measures:
+    trace = rank_trace(rank, late_us=late_us, clock_us=7777.125 * rank)
+    return measure(read_trace(trace.write(folder / f"rank{rank}.json")))
+
+
+def test_a_diagnosis_of_reductions_is_that_of_the_traces(tmp_path: Path) -> None:
+    late = [LATEST_US if rank == 2 else 0 for rank in range(RANKS)]
+    ranks = [measured(tmp_path, rank, us) for rank, us in enumerate(late)]
+    reductions = [tmp_path / f"rank{rank}.reduction.gz" for rank in range(RANKS)]
+    for path, one in zip(reductions, ranks, strict=True):
+        path.write_bytes(pack(one))
+    nodes = {0: "gpu-1", 1: "gpu-1", 2: "gpu-2", 3: "gpu-2"}
+    found = diagnose(reductions, nodes=nodes).to_json()
+    traces = [tmp_path / f"rank{rank}.json" for rank in range(RANKS)]
+    assert found == diagnose(traces, nodes=nodes).to_json()
+    (straggler,) = found["findings"]
+    assert (found["verdict"], straggler["rank"], straggler["node"]) == ("straggler", 2, "gpu-2")
+    assert found["summary"].startswith("rank 2 on gpu-2 keeps the others waiting")
+    assert [one["node"] for one in found["traces"]] == list(nodes.values())
+
+
+def test_one_that_is_too_large_loses_precision_and_no_time(tmp_path: Path) -> None:
+    # Far from the epoch a time has no ns.
+    small = replace(measured(tmp_path), window=(0.0, 2e6))
+    assert small.gpu is not None
+    noise = random.Random(0)
+    begins = sorted(noise.random() * 2e6 for _ in range(200_000))
+    busy = [(begin, begin + 2.5) for begin in begins]
+    other = [(begin, end + noise.random()) for begin, end in busy]
+    large = replace(small, gpu=replace(small.gpu, busy=busy, compute=other, idle=other))
+    path = tmp_path / "rank0.reduction.gz"
+    path.write_bytes(pack(large))
+    assert path.stat().st_size <= MAX_BYTES
+    back = read_reduction(path)
+    assert back.gpu is not None
+    assert sum(end - begin for begin, end in back.gpu.busy) == pytest.approx(500_000, rel=0.01)
+    assert back.timeline is None
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "too large for a reduction"),
+        (b"no gzip", "no reduction of this version"),
+        (gzip.compress(b"\xc1"), "no reduction of this version"),
+        (gzip.compress(msgspec.msgpack.encode([1, {"rank": "x"}])), "no reduction of this version"),
+        (gzip.compress(msgspec.msgpack.encode([9, {}])), "of schema 9, not 1"),
+        (gzip.compress(b"\x91" * 100_000), "no reduction of this version"),
+        (gzip.compress(b"\x00" * 2 * reduction.MAX_UNPACKED_BYTES), "no reduction of this"),
+        (bytes(MAX_BYTES + 1), "more than 1,048,576 bytes"),
+    ],
+)
+def test_what_is_no_reduction_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "rank0.reduction.gz"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=why):
+        read_reduction(path)
+
+
+def test_one_of_another_rank_than_it_says_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rank13.reduction.gz"
+    path.write_bytes(pack(measured(tmp_path, rank=3)))
+    with pytest.raises(TraceError, match="is of rank 3"):
+        read_reduction(path)

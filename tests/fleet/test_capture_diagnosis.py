@@ -1,0 +1,93 @@
+"""What all nodes brought becomes one diagnosis: real reductions, fetched over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.daemon.captures.capture_node import MANUAL
+from tests.fleet.capturing import PlayedAgent, PlayedFleet
+from warpwatch_fleet.captures.requests import Captures
+from warpwatch_telemetry.captures import Capture
+
+RANKS = range(4)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def agents(tmp_path: Path, stack: ExitStack) -> list[PlayedAgent]:
+    return [
+        PlayedAgent(tmp_path, stack, f"gpu-{number + 1}", range(2 * number, 2 * number + 2))
+        for number in range(2)
+    ]
+
+
+def captured(fleet: PlayedFleet) -> tuple[Captures, Capture]:
+    captures = fleet.run(lambda captures: captures.request(MANUAL))
+    return captures, captures.shown()[-1]
+
+
+def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(
+    tmp_path: Path, stack: ExitStack, agents: list[PlayedAgent]
+) -> None:
+    fleet = PlayedFleet(tmp_path, stack, *agents)
+    captures, capture = captured(fleet)
+    assert (capture.outcome, capture.detail, capture.diagnosis_outcome) == ("complete", "", "ok")
+    own = {"diagnosis.json", "report.html", *(f"rank{rank}.reduction.gz" for rank in RANKS)}
+    traces = [f"rank{rank}.pt.trace.json.gz" for rank in RANKS]
+    assert set(capture.files) == own | set(traces)
+    folder = Path(str(capture.folder))
+    assert {path.name for path in folder.iterdir()} == own | {"capture.json"}
+    found = json.loads((folder / "diagnosis.json").read_text())
+    nodes = [(one["rank"], one["node"]) for one in found["traces"]]
+    assert nodes == [(0, "gpu-1"), (1, "gpu-1"), (2, "gpu-2"), (3, "gpu-2")]
+    assert capture.diagnosis is not None
+    assert capture.diagnosis["summary"] == found["summary"]
+
+    chunks = captures.download(capture.id, traces[3], None)
+    (theirs,) = agents[1].node.store.path.glob(f"*/*/*/{capture.id}*/{traces[3]}")
+    assert chunks is not None
+    assert b"".join(chunks) == theirs.read_bytes()
+    for name, owner in (("report.html", None), ("diagnosis.json", None), (traces[3], "ns/other")):
+        assert captures.download(capture.id, name, owner) is None
+
+    # Another fleet on the same folder has it still.
+    again = PlayedFleet(tmp_path, stack, *agents).run(lambda captures: None).shown()
+    assert [(one.id, one.files, one.diagnosis) for one in again] == [
+        (capture.id, capture.files, capture.diagnosis)
+    ]
+
+
+def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_others_nothing(
+    tmp_path: Path,
+    stack: ExitStack,
+    agents: list[PlayedAgent],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give = agents[1].capture_file
+
+    def damaged(capture_id: str, name: str, owner: str | None) -> Path | None:
+        path = give(capture_id, name, owner)
+        if path is not None and name == "rank3.reduction.gz":
+            path.write_bytes(b"<html>")
+        return None if name == "rank2.reduction.gz" else path
+
+    monkeypatch.setattr(agents[1], "capture_file", damaged)
+    _, capture = captured(PlayedFleet(tmp_path, stack, *agents))
+    assert capture.outcome == "partial"
+    first, second = capture.detail.split("; ")
+    assert first.startswith("gpu-2: rank 2: 404 for captures/")
+    assert second.startswith("gpu-2: rank 3: no reduction of this version")
+    assert (capture.diagnosis or {})["verdict"] is not None
+    found = json.loads((Path(str(capture.folder)) / "diagnosis.json").read_text())
+    assert [one["rank"] for one in found["traces"]] == [0, 1]
+    assert [rank.verified for rank in capture.ranks] == [True, True, False, False]
