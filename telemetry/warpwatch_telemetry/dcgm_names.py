@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from warpwatch_telemetry.metric import Kind, SeriesKey
+from warpwatch_telemetry.metric import Kind, SeriesKey, unit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +31,27 @@ class DcgmName:
     default: bool = True
 
 
-_PER_MIB = 1 / 2**20
-_PER_MHZ = 1e-6
+# From our unit to that of a device field.
+_FACTORS = {"bytes": 1 / 2**20, "hertz": 1e-6, "joules": 1000.0, "ratio": 100.0}
 # DCGM divides KiB by 1000 and calls it MB.
 _PER_DCGM_MB = 1 / 1024 / 1000
 
 
 def _device(
-    name: str,
-    help: str,
-    series: str,
-    *own: str,
-    kind: Kind = "gauge",
-    factor: float = 1.0,
-    decimals: bool = False,
-    default: bool = True,
+    name: str, help: str, series: str, *own: str, counted: bool = False, default: bool = True
 ) -> DcgmName:
+    """``counted``: DCGM calls a counter what we do not."""
+    kind: Kind = "counter" if counted or series.endswith("_total") else "gauge"
+    unit = unit_of(series)
+    factor, decimals = _FACTORS.get(unit, 1.0), unit == "watts"
     key = (f"device_{series}", own)
-    full = f"DCGM_FI_DEV_{name}"
-    return DcgmName(full, kind, help, (key,), factor, decimals, default)
+    return DcgmName(f"DCGM_FI_DEV_{name}", kind, help, (key,), factor, decimals, default)
 
 
 def _profiling(name: str, help: str, series: str, *own: str, default: bool = True) -> DcgmName:
-    key = (f"device_{series}", own)
-    # Ratios are floating-point numbers, bytes a second are whole ones.
-    decimals = series.endswith("_ratio")
-    full = f"DCGM_FI_PROF_{name}"
-    return DcgmName(full, "gauge", help, (key,), 1.0, decimals, default)
+    """Ratios are floating-point numbers, bytes a second are whole ones."""
+    key, decimals = (f"device_{series}", own), unit_of(series) == "ratio"
+    return DcgmName(f"DCGM_FI_PROF_{name}", "gauge", help, (key,), 1.0, decimals, default)
 
 
 XID_ERRORS = DcgmName(
@@ -65,32 +59,25 @@ XID_ERRORS = DcgmName(
 )
 
 _DEFAULT = (
-    _device("SM_CLOCK", "SM clock in MHz.", "clock_hertz", "sm", factor=_PER_MHZ),
-    _device("MEM_CLOCK", "Memory clock in MHz.", "clock_hertz", "memory", factor=_PER_MHZ),
+    _device("SM_CLOCK", "SM clock in MHz.", "clock_hertz", "sm"),
+    _device("MEM_CLOCK", "Memory clock in MHz.", "clock_hertz", "memory"),
     _device("MEMORY_TEMP", "Memory temperature in C.", "temperature_celsius", "memory"),
     _device("GPU_TEMP", "GPU temperature in C.", "temperature_celsius", "gpu"),
-    _device("POWER_USAGE", "Power draw in W.", "power_watts", decimals=True),
+    _device("POWER_USAGE", "Power draw in W.", "power_watts"),
     _device(
         "TOTAL_ENERGY_CONSUMPTION",
         "Energy used since the driver was loaded, in mJ.",
         "energy_joules_total",
-        kind="counter",
-        factor=1000.0,
     ),
-    _device("PCIE_REPLAY_COUNTER", "PCIe retries.", "pcie_replay_total", kind="counter"),
-    _device("GPU_UTIL", "GPU utilization in %.", "utilization_ratio", factor=100.0),
-    _device("MEM_COPY_UTIL", "Memory utilization in %.", "memory_utilization_ratio", factor=100.0),
-    _device("ENC_UTIL", "Encoder utilization in %.", "encoder_utilization_ratio", factor=100.0),
-    _device("DEC_UTIL", "Decoder utilization in %.", "decoder_utilization_ratio", factor=100.0),
+    _device("PCIE_REPLAY_COUNTER", "PCIe retries.", "pcie_replay_total"),
+    _device("GPU_UTIL", "GPU utilization in %.", "utilization_ratio"),
+    _device("MEM_COPY_UTIL", "Memory utilization in %.", "memory_utilization_ratio"),
+    _device("ENC_UTIL", "Encoder utilization in %.", "encoder_utilization_ratio"),
+    _device("DEC_UTIL", "Decoder utilization in %.", "decoder_utilization_ratio"),
     XID_ERRORS,
-    _device("FB_FREE", "Free memory in MiB.", "memory_free_bytes", factor=_PER_MIB),
-    _device("FB_USED", "Used memory in MiB.", "memory_used_bytes", factor=_PER_MIB),
-    _device(
-        "FB_RESERVED",
-        "Memory that the driver reserves, in MiB.",
-        "memory_reserved_bytes",
-        factor=_PER_MIB,
-    ),
+    _device("FB_FREE", "Free memory in MiB.", "memory_free_bytes"),
+    _device("FB_USED", "Used memory in MiB.", "memory_used_bytes"),
+    _device("FB_RESERVED", "Memory that the driver reserves, in MiB.", "memory_reserved_bytes"),
     # A rate: dcgm-exporter declares it a counter, which makes rate() of it nonsense.
     DcgmName(
         "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
@@ -108,14 +95,14 @@ _DEFAULT = (
         "Rows remapped for uncorrectable errors.",
         "remapped_rows",
         "uncorrectable",
-        kind="counter",
+        counted=True,
     ),
     _device(
         "CORRECTABLE_REMAPPED_ROWS",
         "Rows remapped for correctable errors.",
         "remapped_rows",
         "correctable",
-        kind="counter",
+        counted=True,
     ),
     _device("ROW_REMAP_FAILURE", "Whether remapping a row failed.", "row_remap_failure"),
     _profiling(
@@ -134,14 +121,10 @@ _DEFAULT = (
         "dram_active_ratio",
     ),
     _profiling(
-        "PCIE_TX_BYTES",
-        "Bytes sent over PCIe in a second.",
-        "pcie_transmit_bytes_per_second",
+        "PCIE_TX_BYTES", "Bytes sent over PCIe in a second.", "pcie_transmit_bytes_per_second"
     ),
     _profiling(
-        "PCIE_RX_BYTES",
-        "Bytes received over PCIe in a second.",
-        "pcie_receive_bytes_per_second",
+        "PCIE_RX_BYTES", "Bytes received over PCIe in a second.", "pcie_receive_bytes_per_second"
     ),
 )
 
@@ -166,27 +149,27 @@ _PROFILING = (
 )
 
 
-def _count(name: str, help: str, series: str, *own: str) -> DcgmName:
-    return _device(name, help, series, *own, kind="counter", default=False)
+def _often(name: str, help: str, series: str, *own: str, counted: bool = False) -> DcgmName:
+    return _device(name, help, series, *own, counted=counted, default=False)
 
 
 # Not on the default list, but often switched on. The *_VIOLATION times are left out: their unit
 # differs between releases.
 _OFTEN = (
-    _device("VIDEO_CLOCK", "In MHz.", "clock_hertz", "video", factor=_PER_MHZ, default=False),
-    _device("FB_TOTAL", "In MiB.", "memory_total_bytes", factor=_PER_MIB, default=False),
-    _device("ENFORCED_POWER_LIMIT", "In W.", "power_limit_watts", decimals=True, default=False),
-    _count("ECC_SBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "corrected"),
-    _count("ECC_DBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "uncorrected"),
-    _count("ECC_SBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "corrected"),
-    _count("ECC_DBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "uncorrected"),
-    _count("RETIRED_SBE", "Pages for single bits.", "retired_pages", "single_bit"),
-    _count("RETIRED_DBE", "Pages for double bits.", "retired_pages", "double_bit"),
-    _count("RETIRED_PENDING", "Whether pages wait.", "retired_pages_pending"),
-    _count("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Flit CRC.", "nvlink_errors_total", "crc_flit"),
-    _count("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Data CRC.", "nvlink_errors_total", "crc_data"),
-    _count("NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Replays.", "nvlink_errors_total", "replay"),
-    _count("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Recoveries.", "nvlink_errors_total", "recovery"),
+    _often("VIDEO_CLOCK", "In MHz.", "clock_hertz", "video"),
+    _often("FB_TOTAL", "In MiB.", "memory_total_bytes"),
+    _often("ENFORCED_POWER_LIMIT", "In W.", "power_limit_watts"),
+    _often("ECC_SBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "corrected"),
+    _often("ECC_DBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "uncorrected"),
+    _often("ECC_SBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "corrected"),
+    _often("ECC_DBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "uncorrected"),
+    _often("RETIRED_SBE", "Pages for single bits.", "retired_pages", "single_bit", counted=True),
+    _often("RETIRED_DBE", "Pages for double bits.", "retired_pages", "double_bit", counted=True),
+    _often("RETIRED_PENDING", "Whether pages wait.", "retired_pages_pending", counted=True),
+    _often("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Flit CRC.", "nvlink_errors_total", "crc_flit"),
+    _often("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Data CRC.", "nvlink_errors_total", "crc_data"),
+    _often("NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Replays.", "nvlink_errors_total", "replay"),
+    _often("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Recoveries.", "nvlink_errors_total", "recovery"),
 )
 
 # By DCGM's name, in the order of dcgm-exporter's list.

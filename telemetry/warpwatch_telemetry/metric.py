@@ -59,10 +59,14 @@ def metric(
     name: str, help: str, scope: str, origin: str, *labels: str, kind: Kind | None = None
 ) -> Metric:
     """A row whose name says the rest: ``_total`` is a counter, the word before it the unit."""
-    stem = name.removesuffix("_total")
-    unit = stem.rpartition("_")[2]
-    kind = kind or ("gauge" if stem == name else "counter")
-    return Metric(name, kind, help, scope, labels, unit if unit in UNITS else "", origin)
+    kind = kind or ("counter" if name.endswith("_total") else "gauge")
+    return Metric(name, kind, help, scope, labels, unit_of(name), origin)
+
+
+def unit_of(name: str) -> str:
+    """Of a metric of ours; empty for a number of things."""
+    unit = name.removesuffix("_total").rpartition("_")[2]
+    return unit if unit in UNITS else ""
 
 
 def device_metric(name: str, help: str, origin: str, *labels: str) -> Metric:
