@@ -122,6 +122,7 @@ class PlayedFleet:
         self._token.write_text("secret")
         self.cluster = Cluster(DetectionConfig(), AnomaliesConfig())
         self.store = Store(StoreConfig(url=(folder / "fleet").as_uri()))
+        self.register = CaptureRegister(self.store, Hub(1.0))
         self._recipes = TriggersConfig().recipes if recipes is None else recipes
         for agent in agents:
             if not agent.address:
@@ -162,7 +163,7 @@ class PlayedFleet:
             )
             captures = Captures(
                 self.cluster, threading.Lock(), agents, self._recipes, self.store,
-                CaptureRegister(self.store, Hub(1.0)),
+                self.register,
             )  # fmt: skip
             try:
                 asked = ask(captures)

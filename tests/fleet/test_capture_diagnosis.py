@@ -11,6 +11,11 @@ import pytest
 
 from tests.daemon.captures.capture_node import MANUAL
 from tests.fleet.capturing import PlayedAgent, PlayedFleet
+from warpwatch_daemon.captures import capture_id
+from warpwatch_daemon.cli.diagnose import main as diagnose
+from warpwatch_daemon.history.remote_store import RemoteStore
+from warpwatch_daemon.history.uploads import Uploads
+from warpwatch_daemon.state.hub import Hub
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_telemetry.captures import Capture
 
@@ -42,11 +47,10 @@ def test_all_nodes_are_diagnosed_as_one_and_their_files_are_the_fleets_to_give(
     fleet = PlayedFleet(tmp_path, stack, *agents)
     captures, capture = captured(fleet)
     assert (capture.outcome, capture.detail, capture.diagnosis_outcome) == ("complete", "", "ok")
-    own = {"diagnosis.json", "report.html", *(f"rank{rank}.reduction.gz" for rank in RANKS)}
     traces = [f"rank{rank}.pt.trace.json.gz" for rank in RANKS]
-    assert set(capture.files) == own | set(traces)
+    assert set(capture.files) == own_files() - {"capture.json"} | set(traces)
     folder = Path(str(capture.folder))
-    assert {path.name for path in folder.iterdir()} == own | {"capture.json"}
+    assert {path.name for path in folder.iterdir()} == own_files()
     found = json.loads((folder / "diagnosis.json").read_text())
     nodes = [(one["rank"], one["node"]) for one in found["traces"]]
     assert nodes == [(0, "gpu-1"), (1, "gpu-1"), (2, "gpu-2"), (3, "gpu-2")]
@@ -91,3 +95,50 @@ def test_a_rank_whose_reduction_is_none_is_named_with_its_node_and_costs_the_oth
     found = json.loads((Path(str(capture.folder)) / "diagnosis.json").read_text())
     assert [one["rank"] for one in found["traces"]] == [0, 1]
     assert [rank.verified for rank in capture.ranks] == [True, True, False, False]
+
+
+def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
+    tmp_path: Path,
+    stack: ExitStack,
+    agents: list[PlayedAgent],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("obstore")
+    fleet = PlayedFleet(tmp_path, stack, *agents)
+    captures, capture = captured(fleet)
+    remote = RemoteStore((tmp_path / "bucket").as_uri())
+    own = Uploads(
+        remote, fleet.store.path, fleet.register, captures.is_settled, Hub(1.0).metrics, "fleet"
+    )
+    own.advance()
+    folder = tmp_path / "bucket" / "captures" / capture_id.place(capture.id)
+    # All of its own is there, and not yet what the nodes have.
+    assert {path.name for path in folder.iterdir()} == own_files() - {"capture.json"}
+    for agent in agents:
+        node = agent.node
+        for _ in range(3):
+            node.poll(after_s=120)
+            node.coordinator.finish()
+        register, is_settled = node.coordinator.register, node.coordinator.is_settled
+        Uploads(
+            remote, node.store.path, register, is_settled, node.hub.metrics, agent.name
+        ).advance()
+    fleet.hear()
+    own.advance()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["nodes"] == ["gpu-1", "gpu-2"]
+    assert manifest["files"].keys() == own_files()
+    for rank, name in enumerate(("gpu-1", "gpu-1", "gpu-2", "gpu-2")):
+        theirs = {path.name for path in (folder / "nodes" / name).iterdir()}
+        assert {f"rank{rank}.pt.trace.json.gz", "capture.json", "manifest.json"} <= theirs
+    address = fleet.register.all()[-1].remote
+    assert address == f"{folder.as_uri()}/"
+    diagnose([address, "--json"])
+    told, stored = json.loads(capsys.readouterr().out), folder / "diagnosis.json"
+    assert told == json.loads(stored.read_text())
+
+
+def own_files() -> set[str]:
+    """What the fleet itself writes."""
+    reductions = {f"rank{rank}.reduction.gz" for rank in RANKS}
+    return reductions | {"diagnosis.json", "report.html", "capture.json"}

@@ -107,6 +107,22 @@ def test_a_straggler_is_named_with_its_node_and_only_once(two):
     assert found.summary.endswith("(on gpu-2)")
 
 
+def test_what_an_anomaly_of_the_fleet_does_and_what_speaks_for_it_name_nodes(two):
+    begin(two)
+    evidence, effects = ("rank 3 had to page",), ("comm_slow: all wait", "rank 1 waits for rank 3")
+    found = Anomaly(
+        NOW, "warning", "; ".join(("rank 3 is slow", *evidence, *effects)), rank=3, id="1",
+        kind="straggler", evidence=evidence, effects=effects,
+    )  # fmt: skip
+    placed = two.job().located(found, two.cluster.names(), {})
+    assert placed.evidence == ("rank 3 had to page (on gpu-2)",)
+    assert placed.effects == ("comm_slow: all wait", "rank 1 waits for rank 3 (on gpu-1)")
+    assert placed.summary == (
+        "rank 3 is slow (on gpu-2); rank 3 had to page (on gpu-2); comm_slow: all wait; "
+        "rank 1 waits for rank 3 (on gpu-1)"
+    )
+
+
 def test_an_hour_between_two_clocks_changes_nothing():
     cluster = TestCluster(TestNode("gpu-1"), TestNode("gpu-2", ahead_s=3600.0))
     begin(cluster)

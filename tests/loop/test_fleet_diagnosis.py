@@ -144,5 +144,5 @@ def test_a_stopped_rank_is_one_hang_with_the_stacks_of_the_five_that_wait(
     states = {one["rank"]: one for one in capture["ranks"]}
     assert [states[rank]["state"] for rank in (0, 1, 2, 4, 5)] == ["written"] * 5, capture
     said = capture["diagnosis"]["summary"]
-    assert "rank 3" in said and "stopped" in said, capture
+    assert "rank 3 on gpu-2" in said and "stopped" in said, capture
     os.kill(ranks[3]["pid"], signal.SIGCONT)

@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
     confine(int(limit), cpu_limit_s(paths + healthy))
     try:
         if kind == "stacks":
-            found = diagnose_stacks(opened, missing=missing)
+            found = diagnose_stacks(opened, missing, nodes)
         else:
             diagnosis = diagnose_traces(opened, baseline, missing, nodes)
             found = diagnosis.to_json()

@@ -6,7 +6,9 @@ and for those that are stopped, dead, or keep their GIL.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from warpwatch_diagnosis.stacks.stacks_file import (
@@ -41,6 +43,9 @@ _ADVICE = {
 }
 
 
+_RANK = re.compile(r"\brank (\d+)")
+
+
 class _Found(NamedTuple):
     """One of _ADVICE's kinds, the ranks that it is about, and the sentence; sure: seen in the
     frames and not only concluded from them."""
@@ -52,12 +57,15 @@ class _Found(NamedTuple):
 
 
 def diagnose_stacks(
-    files: Sequence[TraceSource], missing: Mapping[int, str] | None = None
+    files: Sequence[TraceSource],
+    missing: Mapping[int, str] | None = None,
+    nodes: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
     """The JSON of a diagnosis (schema 1) whose summary says who waits for whom.
 
     missing: ranks that were asked and brought no file, and why. A damaged file whose name has
-    its rank counts as missing too. Raises TraceError when no file can be used.
+    its rank counts as missing too. nodes: where ranks ran, to be named. Raises TraceError when no
+    file can be used.
     """
     stacks: dict[int, RankStack] = {}
     lost = {rank: _fate(why) for rank, why in (missing or {}).items()}
@@ -77,20 +85,30 @@ def diagnose_stacks(
         [stacks[rank] for rank in sorted(stacks)],
         {rank: fate for rank, fate in sorted(lost.items()) if rank not in stacks},
     )
+    if nodes:
+        found = found._replace(sentence=_RANK.sub(partial(_with_node, nodes), found.sentence))
     return {
         "schema": SCHEMA,
         "traces": [],
-        "findings": [_finding(found)],
+        "findings": [_finding(found, nodes or {})],
         "verdict": found.kind,
         "summary": found.sentence,
     }
 
 
-def _finding(found: _Found) -> dict[str, Any]:
+def _with_node(nodes: Mapping[int, str], rank: re.Match[str]) -> str:
+    node = nodes.get(int(rank[1]))
+    return f"{rank[0]} on {node}" if node else rank[0]
+
+
+def _finding(found: _Found, nodes: Mapping[int, str]) -> dict[str, Any]:
     """As that of a trace; a stack shows no times."""
+    rank = found.ranks[0] if len(found.ranks) == 1 else None
+    node = None if rank is None else nodes.get(rank)
     return {
         "kind": found.kind,
-        "rank": found.ranks[0] if len(found.ranks) == 1 else None,
+        "rank": rank,
+        **({"node": node} if node else {}),
         "share": None,
         "recoverable_s": None,
         "confidence": "high" if found.sure else "medium",

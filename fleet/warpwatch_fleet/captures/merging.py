@@ -64,7 +64,8 @@ class Merging:
                 )
             if not _without_unread(fetched, result):
                 break
-        made = [name for name in child.made_of(kind, list(fetched.ranks.values()))
+        read = list(fetched.ranks.values())
+        made = [name for name in child.made_of(kind, read)
                 if (folder / name).is_file()]  # fmt: skip
         ranks = tuple(_with_loss(rank, fetched.missing) for rank in capture.ranks)
         lost = "; ".join(
@@ -78,7 +79,7 @@ class Merging:
             ranks=ranks,
             outcome="partial" if partial else capture.outcome,
             detail="; ".join(filter(None, (capture.detail, lost or (result if partial else "")))),
-            files=(*made, *fetched.ranks.values(), *fetched.baseline, *_on_nodes(ranks)),
+            files=tuple(dict.fromkeys((*made, *read, *fetched.baseline, *capture.files))),
             diagnosis=shown(read_diagnosis(folder)) if made else None,
             diagnosis_outcome=result,
         )
@@ -162,8 +163,3 @@ def _with_loss(rank: RankCapture, missing: Mapping[int, str]) -> RankCapture:
         return rank
     problems = (*rank.problems, f"{UNREADABLE}: {why}")
     return replace(rank, detail=why, problems=problems, verified=False)
-
-
-def _on_nodes(ranks: Sequence[RankCapture]) -> Iterator[str]:
-    """Which agents have."""
-    return (rank.file for rank in ranks if rank.file and rank.file.endswith(".trace.json.gz"))

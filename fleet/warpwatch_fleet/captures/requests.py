@@ -218,9 +218,12 @@ class Captures:
         if str(capture.outcome).startswith("refused_"):
             return capture
         folder = self._store.folder(capture.id, capture.time)
-        capture = replace(capture, folder=str(folder))
+        on_nodes = tuple(rank.file for rank in capture.ranks if rank.file)
+        capture = replace(capture, folder=str(folder), files=on_nodes)
         await asyncio.to_thread(self._store.create, capture)
         self._taken[capture.id] = parts
+        for name in list(self._taken)[:-MAX_KEPT]:
+            del self._taken[name]
         if capture.request.kind not in DIAGNOSED_KINDS or capture.outcome == "failed":
             return capture
         return await self._merging.diagnose(capture, parts)

@@ -74,6 +74,14 @@ def test_the_verdict_is_what_was_found(
     assert found["findings"][0]["rank"] == rank
 
 
+def test_ranks_are_named_with_their_nodes(tmp_path: Path) -> None:
+    files = [stack(tmp_path, number, "barrier") for number in range(2)]
+    found = diagnose_stacks(files, {2: "the process is stopped"}, {1: "gpu-1", 2: "gpu-2"})
+    said = "ranks 0-1 wait in barrier for rank 2 on gpu-2, which is stopped"
+    assert found["summary"] == found["findings"][0]["evidence"][0] == said
+    assert found["findings"][0]["node"] == "gpu-2"
+
+
 @pytest.mark.parametrize(
     ("functions", "said"),
     [
