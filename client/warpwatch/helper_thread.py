@@ -207,7 +207,7 @@ class HelperThread:
         device = identity.device_from_environment(self._environ) or self.clock.device
         events = self.captures.budget.events_per_step
         parallel = parallelism.places()
-        return {
+        about = {
             **self._identity,
             "device": identity.bounded(device, 64, 64) if device else None,
             "phases": list(self.clock.phase_names),
@@ -220,6 +220,7 @@ class HelperThread:
             **({"held_stacks": self._gil_stacks.name} if self._gil_stacks.name else {}),
             "faults": faults.count(),
         }
+        return identity.fitted(about)
 
     # --- attach and detach ----------------------------------------------------------------------
 

@@ -9,7 +9,10 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from warpwatch.protocol import META_MAX_TEXT
 
 # Characters, and bytes of JSON: the whole has to fit into a metadata slot.
 MAX_JOB = 128
@@ -104,6 +107,27 @@ def device_from_environment(environ: Mapping[str, str]) -> str | None:
     return environ.get("WARPWATCH_GPU_UUID") or None
 
 
+def _model(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the user says of the model's FLOPs; what is no number is not said."""
+    found: dict[str, Any] = {}
+    for name in ("flops_per_token", "flops_per_sample"):
+        with suppress(KeyError, ValueError):
+            value = float(environ[f"WARPWATCH_{name.upper()}"])
+            if 0 < value < 1e24:
+                found[name] = value
+    precision = environ.get("WARPWATCH_PRECISION")
+    return {**found, "precision": bounded(precision, 16, 16)} if precision else found
+
+
+def fitted(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Without what the daemon can do without, where the whole would not fit into its slot."""
+    for name in ("parallel", "precision", "flops_per_sample", "flops_per_token"):
+        if len(json.dumps(metadata, separators=(",", ":"))) <= META_MAX_TEXT:
+            break
+        metadata.pop(name, None)
+    return metadata
+
+
 def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """The part of the ring's metadata that does not change while the ring lives."""
     group_rank, group_size = _distributed()
@@ -125,6 +149,7 @@ def describe(job: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     return {
         "job": job_name(job, environ, sys.argv),
         **{name: text for name, text in where.items() if text},
+        **_model(environ),
         "rank": rank,
         "local_rank": local,
         # Not every launcher says it; there are at least the ranks up to this one.

@@ -241,6 +241,8 @@ def _job(job: JobState) -> dict[SeriesKey, float]:
     }
     if job.energy_j is not None:
         values["job_energy_joules_total", ()] = job.energy_j
+    for method, ratio in job.model_flops_ratio.items():
+        values["job_model_flops_ratio", (method,)] = ratio
     return values
 
 

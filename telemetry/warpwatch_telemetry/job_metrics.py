@@ -118,6 +118,12 @@ _JOBS = (
         origin="device_energy_joules_total of its devices",
     ),
     _job(
+        "job_model_flops_ratio",
+        "Model FLOPs utilization (MFU) by method: user (FLOPs of a token or sample that the job "
+        "says) or shapes (counted in its newest capture with shapes), of the GPUs' dense peak.",
+        "method",
+    ),
+    _job(
         "diagnosis_share_ratio",
         "Share of the step window that a finding of the newest diagnosis explains.",
         "finding",

@@ -53,6 +53,8 @@ class RankState:
     other. calls_without_step: backwards and optimizer steps of a process that trains and in which
     no end of a step was seen; 0 where steps are seen, or may come yet.
     parallel: of PARALLELISM, where known, the rank's place in it and how many there are.
+    flops_per_token, flops_per_sample, precision: of the model's training as the user says, 0 and
+    empty where not.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
     steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: a step
     in phase comm, which is mostly waiting for other ranks, of the same steps.
@@ -76,6 +78,9 @@ class RankState:
     step_clock: str = ""
     calls_without_step: int = 0
     parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    flops_per_token: float = 0.0
+    flops_per_sample: float = 0.0
+    precision: str = ""
     status: str = "running"
     silent_reason: str | None = None
     first_time: float = 0.0
@@ -121,6 +126,7 @@ class RankState:
 class JobState:
     """A training run: the ranks of it that this daemon sees, of ``world_size``.
 
+    model_flops_ratio: MFU by the method that knows it, ``user`` or ``shapes`` (docs/shim.md).
     backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
     """
 
@@ -128,6 +134,7 @@ class JobState:
     world_size: int
     ranks: tuple[str, ...]
     energy_j: float | None = None
+    model_flops_ratio: Mapping[str, float] = field(default_factory=dict)
     backend: str = "shim"
     owner: str = ""
     run: str = ""

@@ -71,8 +71,17 @@ def test_a_rank_without_a_world_size_is_the_last_of_its_world() -> None:
     assert describe("a", {"RANK": "5", "WORLD_SIZE": "4"})["world_size"] == 6
 
 
+def test_the_models_flops_are_as_the_user_says() -> None:
+    environ = {"WARPWATCH_FLOPS_PER_TOKEN": "4.2e10", "WARPWATCH_FLOPS_PER_SAMPLE": "many"}
+    found = describe("a", {**environ, "WARPWATCH_PRECISION": "bfloat16"})
+    assert (found["flops_per_token"], found["precision"]) == (4.2e10, "bfloat16")
+    assert "flops_per_sample" not in found
+
+
 def test_the_longest_metadata_fits_into_its_slot() -> None:
     environ = {"WARPWATCH_POD_UID": "\U0001f600" * 500, "WARPWATCH_RUN": "r" * 500}
+    environ |= {"WARPWATCH_PRECISION": "p" * 99, "WARPWATCH_FLOPS_PER_TOKEN": f"{1 / 3e-12}"}
+    environ |= {"WARPWATCH_FLOPS_PER_SAMPLE": f"{1 / 3e-20}"}
     environ |= {"MASTER_ADDR": "m" * 500, "MASTER_PORT": "29500", "RANK": str(2**31 - 1)}
     found = describe("訓" * 500, environ)
     found["hostname"] = identity.bounded("é" * 500, 64, 64)
@@ -81,7 +90,11 @@ def test_the_longest_metadata_fits_into_its_slot() -> None:
     found |= {"device": "G" * 64, "phases": phases, "step_clock": "optimizer"}
     found |= {"client": "10.10.10", "inbox_ok": False, "faults": 10**6, "events_per_step": 10**7}
     found |= {"held_stacks": f"held.{'j' * 40}-r{2**31 - 1}-{'0' * 16}.stacks.fifo"}
+    place = (2**20 - 1, 2**20)
+    found["parallel"] = dict.fromkeys(("data", "tensor", "pipeline", "expert", "context"), place)
+    found = identity.fitted(found)
     assert (len(found["run"]), len(found["master"])) == (128, 64)
+    assert "parallel" not in found and "phases" in found
     assert len(protocol.encode_metadata(1, found)) <= protocol.META_SLOT_SIZE
     assert len(found["job"]) == 64
     assert len(json.dumps(found["job"])) <= 386

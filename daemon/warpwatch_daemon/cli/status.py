@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.quantities import ago, no_step, places, rate, seconds
+from warpwatch_daemon.quantities import ago, no_step, percent, places, rate, seconds
 
 # Who comes because of an alert may come when all is over.
 MAX_ENDED = 5
@@ -53,6 +53,8 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
     for job in status["jobs"]:
         if job["backend"] == "kineto":
             yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"
+        for method, ratio in job.get("model_flops_ratio", {}).items():
+            yield f"  {job['name']}: MFU {percent(ratio)} (by {method})"
     for one in status["blind"]:
         yield f"  noise hides from {one['kind']} of {one['job']} what it is to find: {one['text']}"
     ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]

@@ -20,6 +20,8 @@ MAX_DURATION_S = 1e6
 # Of Python's garbage collector.
 GENERATIONS = (0, 1, 2)
 MAX_STEP = 1 << 63
+# Of one token or sample.
+MAX_FLOPS = 1e24
 # What sets the step clock; "other" for what is none of these, empty when it is not said.
 STEP_CLOCKS = (
     "step()",
@@ -44,6 +46,7 @@ class Claims:
     step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
     events_per_step: what a recorded step is expected to hold, None when it is not known.
     parallel: per kind of parallelism the rank's place in it, and how many there are.
+    flops_per_token, flops_per_sample, precision: as in RankState.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
     """
 
@@ -62,6 +65,9 @@ class Claims:
     events_per_step: int | None = None
     held_stacks: str | None = None
     parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    flops_per_token: float = 0.0
+    flops_per_sample: float = 0.0
+    precision: str = ""
 
 
 def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
@@ -95,6 +101,9 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
         events_per_step=_integer(raw, "events_per_step", 0, MAX_EVENTS_PER_STEP) or None,
         held_stacks=_text(raw, "held_stacks") or None,
         parallel=_parallel(raw.get("parallel", {})),
+        flops_per_token=_flops(raw, "flops_per_token"),
+        flops_per_sample=_flops(raw, "flops_per_sample"),
+        precision=_text(raw, "precision"),
     )
 
 
@@ -155,6 +164,13 @@ def _integer(raw: dict[str, Any], key: str, default: int, limit: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
         raise ProtocolError("bad_metadata", f"{key} is no number from 0 to {limit}")
     return value
+
+
+def _flops(raw: dict[str, Any], key: str) -> float:
+    value = raw.get(key, 0.0)
+    if not _is_within(value, MAX_FLOPS):
+        raise ProtocolError("bad_metadata", f"{key} is no number from 0 to {MAX_FLOPS:g}")
+    return float(value)
 
 
 def _step_clock(raw: dict[str, Any]) -> str:

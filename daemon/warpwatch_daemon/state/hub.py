@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from warpwatch._version import __version__
+from warpwatch_daemon.state import model_flops
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.device_table import DeviceTable
 from warpwatch_daemon.state.job_energy import JobEnergy, RankId
@@ -58,6 +59,7 @@ class Hub:
         self._contexts: Mapping[str, AnomalyContext] = {}
         self._sights: tuple[DetectorSight, ...] = ()
         self._captures: tuple[Capture, ...] = ()
+        self._ideal_steps_s: dict[JobId, float] = {}
         self._decisions: tuple[Decision, ...] = ()
         self._hostname = hostname or socket.gethostname()
 
@@ -131,6 +133,7 @@ class Hub:
     def publish_captures(self, captures: tuple[Capture, ...]) -> None:
         with self._lock:
             self._captures = captures
+            self._ideal_steps_s = model_flops.ideal_steps(captures)
 
     def publish_decisions(self, decisions: tuple[Decision, ...]) -> None:
         with self._lock:
@@ -184,13 +187,14 @@ class Hub:
         now = self._monotonic()
         ranks = self.ranks()
         with self._lock:
-            jobs = self._jobs(ranks)
+            devices = self._devices.merged(now)
+            jobs = self._jobs(ranks, devices)
             known = {(job.owner, job.name) for job in jobs}
             return State(
                 time=self._clock(),
                 version=__version__,
                 hostname=self._hostname,
-                devices=self._devices.merged(now),
+                devices=devices,
                 host=self._fresh_host(now),
                 sources=tuple(self._health.values()),
                 ranks=tuple(self._energy.joined(rank) for rank in ranks),
@@ -217,7 +221,10 @@ class Hub:
         values = {key: value for sample in fresh for key, value in sample.values.items()}
         return HostSample(max(sample.time for sample in fresh), values)
 
-    def _jobs(self, ranks: Iterable[RankState]) -> tuple[JobState, ...]:
+    def _jobs(
+        self, ranks: Iterable[RankState], devices: Iterable[DeviceSample]
+    ) -> tuple[JobState, ...]:
+        models = {sample.device.uuid: sample.device.name for sample in devices}
         members: dict[JobId, list[RankState]] = {}
         for rank in ranks:
             members.setdefault(rank.job_id, []).append(rank)
@@ -229,6 +236,7 @@ class Hub:
                 world_size=max(rank.world_size for rank in of_job),
                 ranks=tuple(rank.name for rank in of_job),
                 energy_j=self._energy.joules(job),
+                model_flops_ratio=model_flops.ratios(of_job, self._ideal_steps_s.get(job), models),
             )
             for job, of_job in sorted(members.items())
         )

@@ -33,12 +33,16 @@ _DTYPES = {
 
 
 class OperatorWork(NamedTuple):
-    """What one call computes and moves at least; ``dtype``: of its first input."""
+    """What one call computes and moves at least; ``dtype``: of its first input.
+
+    repeated: of ``flops``, what forward has computed before: no work of the model.
+    """
 
     kernel_class: KernelClass
     flops: float
     bytes: float
     dtype: str | None
+    repeated: float = 0.0
 
 
 def shapes_of(arguments: Mapping[str, Any]) -> Shapes | None:
@@ -86,7 +90,9 @@ def work_of(name: str, shapes: Shapes, types: Sequence[str]) -> OperatorWork | N
         return None
     if counted is None or not 0 < counted[0] < MAX_ELEMENTS**2:
         return None
-    return _work(kernel_class, shapes, types, counted)
+    work = _work(kernel_class, shapes, types, counted)
+    # One of its five products computes the scores again.
+    return work._replace(repeated=counted[0] / 5) if formula is _attention_backward else work
 
 
 def _work(

@@ -19,9 +19,11 @@ TOP = 20
 @dataclass(frozen=True, slots=True)
 class ClassWork:
     """What operators of known shapes computed with one class of kernels, and the sum of the
-    kernels' µs that it took; ``dtype``: the one with most FLOPs."""
+    kernels' µs that it took; ``dtype``: the one with most FLOPs. model_flops: without what is
+    computed a second time."""
 
     flops: float
+    model_flops: float
     bytes: float
     gpu_us: float
     dtype: str | None
@@ -99,6 +101,7 @@ def _class_work(found: list[tuple[OperatorWork, float]]) -> ClassWork:
             flops[work.dtype] += int(work.flops)
     return ClassWork(
         flops=sum(sorted(work.flops for work, _ in found)),
+        model_flops=sum(sorted(work.flops - work.repeated for work, _ in found)),
         bytes=sum(sorted(work.bytes for work, _ in found)),
         gpu_us=sum(sorted(us for _, us in found)),
         dtype=min(flops, key=lambda dtype: (-flops[dtype], dtype)) if flops else None,

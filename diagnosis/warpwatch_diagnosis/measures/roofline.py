@@ -49,7 +49,8 @@ class ClassRoofline:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """mfu_ratio: model FLOPs of the window by what the devices in use could have done in it."""
+    """mfu_ratio: model FLOPs of the window (what is computed a second time is none of them) by
+    what the devices in use could have done in it."""
 
     peaks: Peaks | None
     flops: float | None
@@ -177,7 +178,7 @@ def roofline(
     }
     classes = [c.kernel_class for c in gpu.class_times]
     rates = {known: _rate(peaks, _dtype(known, w, tensor)) for known, w in work.items()}
-    ideal_us = [1e6 * w.flops / rate for known, w in work.items() if (rate := rates[known])]
+    ideal_us = [1e6 * w.model_flops / rate for known, w in work.items() if (rate := rates[known])]
     flops = sum(w.flops for w in work.values())
     available_us = (window[1] - window[0]) * gpu.devices_in_use
     return Roofline(

@@ -186,6 +186,19 @@ def test_places_in_parallelism_are_checked(
     assert rejects == {"bad_metadata": 1}
 
 
+def test_what_is_said_of_the_models_flops_is_checked(
+    folder: RendezvousFolder, source: RanksSource, rejects: dict[str, int]
+) -> None:
+    good = RingFile(folder.ranks, flops_per_token=4.2e10, precision="bfloat16")
+    with good.held():
+        said = newest(source)
+        assert (said.flops_per_token, said.precision) == (4.2e10, "bfloat16")
+    bad = RingFile(folder.ranks, rank=1, flops_per_sample=-1)
+    with bad.held():
+        source.poll(time.time(), time.monotonic())
+    assert rejects == {"bad_metadata": 1}
+
+
 def test_the_throughput_is_that_of_the_newest_steps_of_a_live_rank(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:

@@ -95,6 +95,8 @@ def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
         tokens_per_s = sum(rank.tokens_per_s or 0.0 for rank in running)
         known.extend([rate(samples_per_s, "samples")] if samples_per_s else [])
         known.extend([rate(tokens_per_s, "tokens")] if tokens_per_s else [])
+    for method, ratio in job.model_flops_ratio.items():
+        known.append(f"MFU {percent(ratio)} (by {method})")
     if job.energy_j:
         known.append(joules(job.energy_j))
     return known
