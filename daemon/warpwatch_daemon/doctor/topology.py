@@ -35,6 +35,7 @@ _FABRIC_TROUBLES = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "a route is unhealthy",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY: "accesses timed out",
 }
+_MOST_PAIRS = 6
 _MANAGER = (
     "`systemctl status nvidia-fabricmanager`: it must run, in the driver's very version; then "
     "restart it and the GPU's users (`nvidia-smi -q | grep -A4 Fabric`)"
@@ -141,10 +142,9 @@ def _without(kind: str) -> str:
     return kind.replace("NVLink through NVSwitch", "NVLink and NVSwitch")
 
 
-def _some(pairs: list[str], most: int = 6) -> str:
-    if len(pairs) <= most:
-        return ", ".join(pairs)
-    return f"{', '.join(pairs[:most])} and {len(pairs) - most} more"
+def _some(pairs: list[str]) -> str:
+    more = f" and {len(pairs) - _MOST_PAIRS} more" if len(pairs) > _MOST_PAIRS else ""
+    return ", ".join(pairs[:_MOST_PAIRS]) + more
 
 
 def _peer_access(survey: Survey) -> Iterator[Check]:

@@ -86,8 +86,8 @@ def _is_of_this_machine(pid: int, proc: Path = _PROC) -> bool:
     return not theirs.pod_uid or (ours is not None and theirs.pod_uid == ours.pod_uid)
 
 
-def _overflow_uid(path: Path = _PROC / "sys/kernel/overflowuid") -> int:
+def _overflow_uid() -> int:
     try:
-        return int(path.read_text())
+        return int((_PROC / "sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):
         return 65534

@@ -22,11 +22,11 @@ class RingNews:
 
 
 class RingReader:
-    """Goes on from ``position``, the sequence number of the last record that was read."""
+    """``position``: the sequence number of the last record that was read."""
 
-    def __init__(self, fd: int, position: int = 0) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.position = position
+        self.position = 0
         self._seen: tuple[int | None, protocol.Header] | None = None
 
     def close(self) -> None:

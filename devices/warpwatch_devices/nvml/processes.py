@@ -125,9 +125,9 @@ class ProcessNames:
     PIDs of the host mean nothing or another process, there are no names.
     """
 
-    def __init__(self, host_processes: Callable[[], bool] = sees_host_processes) -> None:
+    def __init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._nameless = not host_processes()
+        self._nameless = not sees_host_processes()
 
     def keep(self, pids: Iterable[int]) -> None:
         self._names = {pid: self._names[pid] for pid in pids if pid in self._names}

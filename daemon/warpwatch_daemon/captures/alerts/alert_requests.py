@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from warpwatch_daemon.captures.alerts.recipes import request_for
@@ -66,8 +66,7 @@ class AlertRequests:
     """``receive`` may be called from any thread.
 
     What was captured for which alert is known from the capture store, so that a restart of the
-    daemon asks for nothing twice. ``node``: how an alert's label ``node`` calls this one; ``clock``
-    is the wall clock.
+    daemon asks for nothing twice. ``node``: how an alert's label ``node`` calls this one.
     """
 
     def __init__(
@@ -76,13 +75,11 @@ class AlertRequests:
         ranks: RanksSource,
         hub: Hub,
         node: str,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._coordinator = coordinator
         self._ranks = ranks
         self._hub = hub
         self._node = node.lower()
-        self._clock = clock
         self._lock = threading.Lock()
         # By the alert's key: when it last came, and its capture.
         self._captured: OrderedDict[str, tuple[float, str]] = OrderedDict()
@@ -187,12 +184,12 @@ class AlertRequests:
 
     def _remember(self, key: str, capture_id: str) -> None:
         self._captured.pop(key, None)
-        self._captured[key] = (self._clock(), capture_id)
+        self._captured[key] = (time.time(), capture_id)
         if len(self._captured) > MAX_REMEMBERED:
             self._captured.popitem(last=False)
 
     def _forget(self) -> None:
-        horizon = self._clock() - REMEMBER_S
+        horizon = time.time() - REMEMBER_S
         while self._captured and next(iter(self._captured.values()))[0] < horizon:
             self._captured.popitem(last=False)
 

@@ -42,9 +42,9 @@ class ProcessFacts:
 UNKNOWN = ProcessFacts("kineto")
 
 
-def read_facts(pid: int, uid: int, proc: Path = Path("/proc")) -> ProcessFacts:
+def read_facts(pid: int, uid: int) -> ProcessFacts:
     """What can be read of the process, if it is this user's; else UNKNOWN."""
-    folder = proc / str(pid)
+    folder = Path("/proc") / str(pid)
     try:
         if pid <= 0 or folder.stat().st_uid != uid:
             return UNKNOWN
