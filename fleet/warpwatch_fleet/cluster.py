@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 LATE_S = 5.0
 # Ended jobs are shown for so long.
 KEPT_S = 600.0
+# Of three, two may be lost.
+LEASE_INTERVAL_S = 20.0
 MAX_JOBS = 4096
 # Records of all jobs that wait to be judged: a gigabyte at most.
 MAX_WAITING = 1_000_000
@@ -192,7 +194,28 @@ class Cluster:
 
     def is_whole(self, job: FleetJob, now: float) -> bool:
         """Whether the fleet sees all that it needs to judge it."""
-        return job.judged and self._known_until(job, now) is not None
+        known = job.judged and job.is_resumed
+        return known and self._known_until(job, now) is not None
+
+    def leases_due(
+        self, now: float, changed: Collection[JobId | None]
+    ) -> list[tuple[Target, JobId, dict[str, str]]]:
+        """Which agent is to hear that the fleet judges which job, and what is raised of it.
+
+        Of others the agents judge alone. changed: jobs of which something new is raised.
+        """
+        due = []
+        for job in self.jobs.values():
+            is_due = now - job.leased_at >= LEASE_INTERVAL_S or job.id in changed
+            if is_due and self.is_whole(job, now):
+                job.leased_at = now
+                raised = job.raised()
+                due += [
+                    (node.target, known, raised)
+                    for address, known in job.nodes.items()
+                    if (node := self.nodes.get(address))
+                ]
+        return due
 
     def _forget(self, job: FleetJob, now: float) -> None:
         if job.live_nodes():

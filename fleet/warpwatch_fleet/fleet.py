@@ -30,7 +30,7 @@ from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
 from warpwatch_fleet.jobs import FleetJob
-from warpwatch_fleet.memory import Memory, SavedJob
+from warpwatch_fleet.memory import Memory
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.page.nodes import NodeState
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 TARGETS_INTERVAL_S = 5.0
 JUDGE_INTERVAL_S = 0.5
-LEASE_INTERVAL_S = 20.0
+LEASE_LOOK_S = 2.0
 SCHEDULE_INTERVAL_S = 30.0
 RETAIN_INTERVAL_S = 60.0
 UPLOAD_INTERVAL_S = 1.0
@@ -128,7 +128,7 @@ class Fleet:
             for interval_s, work in (
                 (TARGETS_INTERVAL_S, self._look_for_targets),
                 (JUDGE_INTERVAL_S, self._judge),
-                (LEASE_INTERVAL_S, self._renew_leases),
+                (LEASE_LOOK_S, self._renew_leases),
                 (SCHEDULE_INTERVAL_S, schedules.advance),
                 (RETAIN_INTERVAL_S, self._retain),
                 (UPLOAD_INTERVAL_S, self._upload_captures),
@@ -190,7 +190,7 @@ class Fleet:
             forgotten, self._cluster.forgotten = self._cluster.forgotten, []
         if saved or forgotten:
             # Before anything is said of it: a fleet that is killed now says it once.
-            await asyncio.to_thread(self._keep, saved, forgotten)
+            await asyncio.to_thread(self._memory.keep, saved, forgotten)
         opened = [change.anomaly for change in changes if change.what == "opened"]
         for anomaly in opened:
             self._report(anomaly)
@@ -198,28 +198,14 @@ class Fleet:
         if opened:
             await self._renew_leases(changed)
 
-    def _keep(self, saved: Sequence[SavedJob], forgotten: Sequence[JobId]) -> None:
-        for job in saved:
-            self._memory.save(job)
-        for ident in forgotten:
-            self._memory.forget(ident)
-
     def _report(self, anomaly: Anomaly) -> None:
         raised = self.metrics.counter("anomalies_total")
         raised.labels(anomaly.kind, anomaly.severity).inc()
         logger.warning("%s of %s: %s", anomaly.kind, anomaly.job, anomaly.summary)
 
-    async def _renew_leases(self, jobs: Collection[JobId | None] | None = None) -> None:
-        """Of the jobs that the fleet judges, on every node; of others the agents judge alone."""
+    async def _renew_leases(self, changed: Collection[JobId | None] = ()) -> None:
         with self._lock:
-            now = time.time()
-            wanted = [
-                (self._cluster.nodes[address].target, known, job.raised())
-                for job in self._cluster.jobs.values()
-                if (jobs is None or job.id in jobs) and self._cluster.is_whole(job, now)
-                for address, known in job.nodes.items()
-                if address in self._cluster.nodes
-            ]
+            wanted = self._cluster.leases_due(time.time(), changed)
         results = await asyncio.gather(
             *(self._agents.lease(*one) for one in wanted), return_exceptions=True
         )

@@ -43,7 +43,8 @@ class FleetJob:
 
     waiting: records that are not judged yet.
     left: ids of what the fleet has found when an agent had raised it: it stays the agent's.
-    saved_at: wall clock; when what is known was last kept for a restart.
+    saved_at, leased_at: wall clock; when what is known was last kept for a restart, and when agents
+    last heard that the fleet judges it.
 
     A job of one node is its agent's; the fleet shows it and judges only what several nodes have.
     """
@@ -72,12 +73,17 @@ class FleetJob:
         self._saved = saved
         self._awaited_until: float | None = None
         self.left = set() if saved is None else set(saved.left)
-        self.saved_at = -math.inf
+        self.saved_at = self.leased_at = -math.inf
         self.detection: Detection | None = None
 
     @property
     def judged(self) -> bool:
         return self.detection is not None
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether all is known that the fleet before this one knew."""
+        return self._saved is None
 
     def run_of(self, node: str) -> str:
         return self.nodes[node].run

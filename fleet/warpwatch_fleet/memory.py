@@ -10,6 +10,7 @@ import hashlib
 import logging
 import time
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -55,16 +56,19 @@ class Memory:
         found = (self._read(path) for path in sorted(self._folder.glob("*.job")))
         return {name: saved for saved in found if saved is not None for name in saved.names}
 
-    def save(self, job: SavedJob) -> None:
+    def keep(self, saved: Iterable[SavedJob], forgotten: Iterable[JobId]) -> None:
+        for job in saved:
+            self._save(job)
+        for ident in forgotten:
+            with contextlib.suppress(OSError):
+                self._path(ident).unlink()
+
+    def _save(self, job: SavedJob) -> None:
         try:
             body = zlib.compress(msgspec.msgpack.encode(job), 1)
             files.write(self._path(job.id), body, durable=False)
         except OSError as error:
             self._complain(f"cannot keep what is known of {job.id.name}: {error}")
-
-    def forget(self, job: JobId) -> None:
-        with contextlib.suppress(OSError):
-            self._path(job).unlink()
 
     def _path(self, job: JobId) -> Path:
         name = "\0".join(job).encode(errors="replace")

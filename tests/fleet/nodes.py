@@ -77,8 +77,8 @@ class TestCluster:
         self.changes.clear()
 
     def save(self, folder: Path) -> None:
-        for job in self.cluster.to_save(self.now, [one.id for one in self.cluster.jobs.values()]):
-            Memory(folder).save(job)
+        saved = self.cluster.to_save(self.now, [one.id for one in self.cluster.jobs.values()])
+        Memory(folder).keep(saved, self.cluster.forgotten)
 
     def raised(self) -> list[str]:
         return [one.anomaly.kind for one in self.changes if one.what == "opened"]
