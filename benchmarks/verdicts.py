@@ -75,7 +75,7 @@ def _judged(folder: Path, expected: dict[str, str], *options: str) -> Iterator[d
 
 def _record(folder: Path, fault: str, *options: str) -> None:
     command = [sys.executable, str(PROGRAM), str(folder), "--faults", fault]
-    command += ["--repetitions", str(REPETITIONS), *options]
+    command += ["--models", *MODELS, "--repetitions", str(REPETITIONS), *options]
     # The profiler itself writes to both streams.
     subprocess.run(command, check=True, capture_output=True)
 

@@ -11,6 +11,7 @@ from warpwatch_diagnosis.measures.reduction import read_reduction
 from warpwatch_diagnosis.trace.file_names import REDUCTION
 from warpwatch_diagnosis.trace.reader import TraceSource, read_trace, without_collection
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
+from warpwatch_diagnosis.verdict.corroboration import Asked
 
 
 def diagnose(
@@ -18,16 +19,18 @@ def diagnose(
     baseline: Sequence[TraceSource] = (),
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
+    asked: Asked | None = None,
 ) -> Diagnosis:
     """Diagnose the ranks of one capture together; ``baseline``: traces of the same job when well.
 
     A trace may be its reduction. ``missing``: ranks that are known to have brought no trace, and
-    why. ``nodes``: where ranks ran, to be named. Raises TraceError for the first file that cannot
-    be used, and for files that are not ranks of one capture.
+    why. ``nodes``: where ranks ran, to be named. ``asked``: the anomaly that the capture is of.
+    Raises TraceError for the first file that cannot be used, and for files that are not ranks of
+    one capture.
     """
     capture = [_placed(m, nodes or {}) for m in _measures(paths)]
     check_one_capture(capture)
-    return conclude(capture, _measures(baseline), missing)
+    return conclude(capture, _measures(baseline), missing, asked)
 
 
 def _measures(paths: Sequence[TraceSource]) -> list[Measures]:

@@ -37,11 +37,13 @@ MIN_FRAME_US = 200
 STATE_VALUES = 6_000_000
 HEAP_OBJECTS = 400_000
 CHECKED_LAYERS = 100
+LOGGED_S = 0.03
+ROLLOUT_STEPS = 48
 BATCH_SCALE = 2
 
 FAULTS = (
     "healthy", "no_workers", "slow_collate", "tiny_operators", "item", "garbage_collection",
-    "checkpoint", "recompilation", "graph_breaks",
+    "checkpoint", "recompilation", "graph_breaks", "logging",
 )  # fmt: skip
 
 
@@ -102,6 +104,66 @@ class Transformer(nn.Module):  # type: ignore[misc]
         return self.head(given.mean(1))
 
 
+class Recurrent(nn.Module):  # type: ignore[misc]
+    """Two LSTM layers."""
+
+    sample = (32, 64)
+    batch = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.LSTM(64, 96, num_layers=2, batch_first=True)
+        self.head = nn.Linear(96, CLASSES)
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self.head(self.blocks(given)[0][:, -1])
+
+
+class Adversarial(nn.Module):  # type: ignore[misc]
+    """A GAN: the discriminator is ``forward``; Training steps the generator beside it."""
+
+    sample = (256,)
+    batch = 128
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = [nn.Linear(256, 384), nn.LeakyReLU(0.2), nn.Linear(384, 256), nn.LeakyReLU(0.2)]
+        self.head = nn.Sequential(*hidden, nn.Linear(256, CLASSES))
+        self.generator = nn.Sequential(
+            nn.Linear(64, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 256)
+        )
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self.head(given)
+
+
+class Policy(nn.Module):  # type: ignore[misc]
+    """PPO: a small policy that acts in a simulation in Python before each update."""
+
+    sample = (16,)
+    batch = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self.head(self.body(given))
+
+    def rollout(self, given: Tensor) -> Tensor:
+        seen, state = [], given[0]
+        for _ in range(ROLLOUT_STEPS):
+            with torch.no_grad():
+                chosen = torch.distributions.Categorical(logits=self(state[None])).sample().item()
+            values = state.tolist()
+            for _ in range(60):
+                values = [0.99 * value + 0.01 * (chosen - 8) for value in values]
+            state = torch.tensor(values)
+            seen.append(state)
+        return torch.stack(seen)
+
+
 class Checked(nn.Module):  # type: ignore[misc]
     """A small layer that looks at its values, which no compiled graph can hold."""
 
@@ -125,6 +187,9 @@ MODELS: dict[str, type[Any]] = {
     "perceptron": Perceptron,
     "convolutional": Convolutional,
     "transformer": Transformer,
+    "recurrent": Recurrent,
+    "adversarial": Adversarial,
+    "policy": Policy,
 }
 
 
@@ -182,6 +247,8 @@ class Training:
             self.model = nn.Sequential(self.model, *layers)
         self.forward = self._compiled()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        if self.model_name == "adversarial":
+            self.second = torch.optim.Adam(self.model.generator.parameters(), lr=1e-3)
         self.sum = 0.0
 
     def _compiled(self) -> Any:
@@ -203,6 +270,11 @@ class Training:
     def step(self, number: int, given: Tensor, labels: Tensor) -> None:
         if self.fault == "recompilation":
             given, labels = given[number:], labels[number:]
+        if self.model_name == "policy":
+            given = self.model.rollout(given)
+            labels = labels[: len(given)]
+        if self.model_name == "adversarial":
+            given = self._generated(given)
         scores = self.forward(given)
         loss = nn.functional.cross_entropy(scores, labels)
         if self.fault == "tiny_operators":
@@ -218,6 +290,17 @@ class Training:
             gc.collect()
         if self.fault == "checkpoint":
             self._save()
+        if self.fault == "logging":
+            time.sleep(LOGGED_S)
+
+    def _generated(self, given: Tensor) -> Tensor:
+        """A step of the generator; then half of the discriminator's batch is generated."""
+        made = self.model.generator(torch.randn(len(given), 64))
+        labels = torch.zeros(len(made), dtype=torch.long)
+        nn.functional.cross_entropy(self.model(made), labels).backward()
+        self.second.step()
+        self.second.zero_grad()
+        return torch.where(torch.arange(len(given))[:, None] % 2 == 0, given, made.detach())
 
     def _moving_average(self, scores: Tensor) -> Tensor:
         average = torch.zeros(())
@@ -287,6 +370,7 @@ def main() -> None:
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--pairs", action="store_true", help="each also without its fault")
     parser.add_argument("--stacks", action="store_true")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--reduced", type=int, metavar="STEPS", help="keep the last steps only")
@@ -297,11 +381,15 @@ def main() -> None:
     for fault, model, k in itertools.product(
         options.faults, options.models, range(options.repetitions)
     ):
-        path = options.folder / f"{fault}-{model}-{k}.pt.trace.json.gz"
-        record(Training(fault, model, k % 2 == 1, options.scale), path, options.stacks)
-        if options.reduced:
-            reduce(path, options.reduced)
-        gc.collect()
+        named = {f"{fault}-{model}-{k}": fault}
+        if options.pairs:
+            named[f"{fault}-{model}-{k}-without"] = "healthy"
+        for name, injected in named.items():
+            path = options.folder / f"{name}.pt.trace.json.gz"
+            record(Training(injected, model, k % 2 == 1, options.scale), path, options.stacks)
+            if options.reduced:
+                reduce(path, options.reduced)
+            gc.collect()
 
 
 if __name__ == "__main__":

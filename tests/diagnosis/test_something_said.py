@@ -9,6 +9,7 @@ import pytest
 from tests.diagnosis.traces import LATEST_US, TraceFile, cpu_rank, rank_trace
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+from warpwatch_diagnosis.verdict.corroboration import Asked
 
 WORLD = 8
 
@@ -45,6 +46,35 @@ def test_a_rank_with_slower_operators_is_named_but_is_not_sure(tmp_path: Path) -
     (finding,) = diagnosed(tmp_path, *ranks).findings
     assert (finding.kind, finding.rank, finding.confidence) == ("straggler", 1, "low")
     assert "takes 10.0 ms, theirs 6.2 ms" in finding.evidence[0]
+
+
+def test_the_anomaly_that_asked_makes_it_surer_and_names_who_it_saw(tmp_path: Path) -> None:
+    paths = [
+        cpu_rank(k, waiting_us=0 if k == 1 else 3750).write(tmp_path / f"r{k}.json")
+        for k in range(2)
+    ]
+    asked = Asked("straggler", rank=1, begin_step=412, ratio=1.6)
+    (finding,) = diagnose(paths, asked=asked).findings
+    assert (finding.kind, finding.rank, finding.confidence) == ("straggler", 1, "medium")
+    assert finding.evidence[-1] == (
+        "the anomaly that asked saw it too: straggler of rank 1 since step 412, "
+        "1.60 times as long as usual"
+    )
+    (other,) = diagnose(paths, asked=Asked("straggler", rank=0)).findings
+    assert (other.rank, other.confidence) == (1, "low")
+
+
+def test_of_a_rank_that_was_late_before_the_capture_less_is_enough(tmp_path: Path) -> None:
+    paths = [
+        cpu_rank(k, waiting_us=0 if k == 1 else 1500).write(tmp_path / f"r{k}.json")
+        for k in range(2)
+    ]
+    assert diagnose(paths).verdict == "healthy"
+    found = diagnose(paths, asked=Asked("straggler", rank=1, begin_step=412, ratio=1.2))
+    assert (found.verdict, found.findings[0].rank) == ("straggler", 1)
+    gone = diagnose(paths, asked=Asked("straggler", rank=0))
+    assert gone.verdict == "inconclusive"
+    assert gone.summary.startswith("the captured steps do not show straggler of rank 0; likeliest")
 
 
 def unexplained(named: str | None, **also: int) -> TraceFile:

@@ -18,7 +18,7 @@ from warpwatch_diagnosis.measures.clocks import slowdown
 from warpwatch_diagnosis.measures.cpu_time import CpuTime
 from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union, within
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.rules.base import Finding, Rule, milliseconds, percent
+from warpwatch_diagnosis.rules.base import Confidence, Finding, Rule, milliseconds, percent
 
 # Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.
 MIN_LOCAL_RATIO = 1.25
@@ -30,6 +30,9 @@ MIN_WAIT_EXCESS = 0.10
 # A cause is there in (nearly) every step; noise changes sides.
 MIN_CONSISTENCY = 0.80
 HIGH_RATIO = 1.5
+# Of a rank that the detector of stragglers named, which has seen many more steps (own values).
+MIN_SUSPECT_RATIO = 1.10
+MIN_SUSPECT_CONSISTENCY = 0.5
 # The parts of a step on the CPU as the evidence names them, and the rules that say more.
 OPERATORS = "operators"
 _CPU_PARTS: dict[str, tuple[str, ...]] = {
@@ -75,51 +78,57 @@ class StragglerRule(Rule):
     def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
         if alignment is not None:
             return self._on_gpu(capture, alignment)
-        ranks = [_RankSteps.of(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
-        return self._on_cpu(ranks) if len(capture) == len(ranks) > 1 else []
+        return self._on_cpu(capture)
+
+    def of_suspect(self, capture: Sequence[Measures], rank: int) -> list[Finding]:
+        """Of a rank that was late over many steps before the capture: less is enough in it."""
+        return self._on_cpu(capture, rank)
 
     def usual_shares(
         self, baseline: Sequence[Measures], alignment: Alignment | None
     ) -> list[float]:
         return []
 
-    def _on_cpu(self, ranks: list[_RankSteps]) -> list[Finding]:
+    def _on_cpu(self, capture: Sequence[Measures], suspect: int | None = None) -> list[Finding]:
         """The rank with the longest steps without waiting."""
+        ranks = [_RankSteps.of(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
+        if len(capture) != len(ranks) or len(ranks) < 2:
+            return []
         culprit = max(ranks, key=lambda r: median(r.local_us))
+        if suspect not in (None, culprit.measures.rank):
+            return []
         others = [r for r in ranks if r is not culprit]
         usual = {part: median(r.parts_us[part] for r in others) for part in culprit.parts_us}
         part = max(usual, key=lambda name: culprit.parts_us[name] - usual[name])
         own, typical = median(culprit.local_us), median(median(r.local_us) for r in others)
-        if not _lags(culprit, others):
+        if not _lags(culprit, others, is_suspect=suspect is not None):
             return []
         shared_cores = part == OPERATORS and own < MIN_OPERATOR_RATIO * typical
+        sure: Confidence = "high" if own > HIGH_RATIO * typical else "medium"
         measures = culprit.measures
         lost_us = (own - typical) * len(measures.steps)
-        found = self.finding(
-            measures,
-            share=measures.share_of_us(lost_us),
-            recoverable_us=lost_us,
-            confidence="low"
-            if shared_cores
-            else "high"
-            if own > HIGH_RATIO * typical
-            else "medium",
-            evidence=(
-                f"{measures.label} keeps the others waiting: without waiting its step takes "
-                f"{milliseconds(own)}, theirs {milliseconds(typical)}",
-                f"the difference is {part}: {milliseconds(culprit.parts_us[part])} a step "
-                f"against {milliseconds(usual[part])}",
-                f"the others wait {percent(min(r.wait_share for r in others))} of the time or "
-                f"more for collectives, {measures.label} {percent(culprit.wait_share)}",
-            ),
-            advice=(
-                f"Look at what {measures.label} alone does (rank-dependent code, logging, "
-                "validation, a larger share of the data) and at its machine: load, clocks, "
-                "throttling."
-            ),
-            yields_to=_CPU_PARTS[part],
-        )
-        return [found]
+        return [
+            self.finding(
+                measures,
+                share=measures.share_of_us(lost_us),
+                recoverable_us=lost_us,
+                confidence="low" if shared_cores else sure,
+                evidence=(
+                    f"{measures.label} keeps the others waiting: without waiting its step takes "
+                    f"{milliseconds(own)}, theirs {milliseconds(typical)}",
+                    f"the difference is {part}: {milliseconds(culprit.parts_us[part])} a step "
+                    f"against {milliseconds(usual[part])}",
+                    f"the others wait {percent(min(r.wait_share for r in others))} of the time or "
+                    f"more for collectives, {measures.label} {percent(culprit.wait_share)}",
+                ),
+                advice=(
+                    f"Look at what {measures.label} alone does (rank-dependent code, logging, "
+                    "validation, a larger share of the data) and at its machine: load, clocks, "
+                    "throttling."
+                ),
+                yields_to=_CPU_PARTS[part],
+            )
+        ]
 
     def _on_gpu(self, capture: Sequence[Measures], alignment: Alignment) -> list[Finding]:
         """Whom the others wait for, if it is (nearly) always the same rank, or the same node."""
@@ -212,10 +221,13 @@ def _spent(measures: Measures, cpu: CpuTime) -> tuple[Intervals, ...]:
     )
 
 
-def _lags(culprit: _RankSteps, others: list[_RankSteps]) -> bool:
+def _lags(culprit: _RankSteps, others: list[_RankSteps], is_suspect: bool) -> bool:
     steps = min(len(r.local_us) for r in (culprit, *others))
     typical = median(median(r.local_us) for r in others)
     slower = sum(culprit.local_us[i] > max(r.local_us[i] for r in others) for i in range(steps))
+    if is_suspect:
+        longer = median(culprit.local_us) > MIN_SUSPECT_RATIO * typical
+        return longer and slower >= MIN_SUSPECT_CONSISTENCY * steps
     return (
         median(culprit.local_us) > MIN_LOCAL_RATIO * typical
         and slower >= MIN_CONSISTENCY * steps

@@ -13,6 +13,7 @@ from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import trace_json
 from warpwatch_diagnosis.rules.base import Finding, percent
 from warpwatch_diagnosis.rules.communication_bound import CommunicationBoundRule
+from warpwatch_diagnosis.verdict.corroboration import Asked
 from warpwatch_diagnosis.verdict.doubts import doubts, waits_for_missing
 from warpwatch_diagnosis.verdict.findings import find
 from warpwatch_diagnosis.verdict.likeliest import (
@@ -76,14 +77,18 @@ def conclude(
     capture: Sequence[Measures],
     baseline: Sequence[Measures] = (),
     missing: Mapping[int, str] | None = None,
+    asked: Asked | None = None,
 ) -> Diagnosis:
-    """The verdict on the ranks of one capture; ``missing``: ranks without a trace, and why."""
+    """The verdict on the ranks of one capture; ``missing``: ranks without a trace, and why.
+
+    ``asked``: the anomaly that the capture is of.
+    """
     enough = [m for m in capture if m.shortage is None]
     well = [m for m in baseline if m.shortage is None and m.brevity is None]
     alignment, comparison = align(enough), compare_captures(enough, well)
     reasons = waits_for_missing(enough, missing or {})
     brief = next((m.brevity for m in enough if m.brevity), None)
-    findings = find(enough, alignment, well)
+    findings = find(enough, alignment, well, asked)
     if reasons:
         findings = [_unsure(f) for f in findings]
     reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
@@ -95,6 +100,8 @@ def conclude(
     else:
         reasons += doubts(capture, enough, alignment)
         reasons += [f"{m.label}: {m.brevity}" for m in enough if m.brevity and not m.steps]
+        if asked and not reasons:
+            reasons = [f"the captured steps do not show {asked.what}"]
         verdict = INCONCLUSIVE if reasons or not enough else HEALTHY
         summary = reasons[0] + likeliest(enough, findings) if reasons else _well(enough)
         if brief and not reasons:

@@ -10,6 +10,8 @@ from warpwatch_diagnosis.comparison.alignment import Alignment
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules import RULES
 from warpwatch_diagnosis.rules.base import Finding, percent
+from warpwatch_diagnosis.rules.straggler import StragglerRule
+from warpwatch_diagnosis.verdict.corroboration import Asked, corroborated
 
 # A share that rose by less than this against the baseline is as usual.
 MIN_RISE = 0.02
@@ -17,14 +19,21 @@ _SHOWN_RANKS = 8
 
 
 def find(
-    capture: Sequence[Measures], alignment: Alignment | None, baseline: Sequence[Measures]
+    capture: Sequence[Measures],
+    alignment: Alignment | None,
+    baseline: Sequence[Measures],
+    asked: Asked | None = None,
 ) -> list[Finding]:
-    """Most recoverable time first."""
+    """Most recoverable time first. ``asked``: the anomaly that the capture is of."""
     found = [finding for rule in RULES for finding in rule.find(capture, alignment)]
+    unnamed = not any(f.kind == StragglerRule.kind for f in found)
+    if asked and asked.kind == StragglerRule.kind and asked.rank is not None and unnamed:
+        found += StragglerRule().of_suspect(capture, asked.rank)
     usual = {
         rule.kind: rule.usual_shares(baseline, alignment) if baseline else [] for rule in RULES
     }
     judged = [_against_baseline(f, usual[f.kind]) for f in _one_a_fault(found)]
+    judged = corroborated(judged, asked)
     return sorted(judged, key=lambda f: (-f.recoverable_s, f.kind))
 
 
