@@ -1,9 +1,10 @@
 """The diagnosis in a process of its own, which limits its own memory and never takes the daemon.
 
-Run as ``python -m warpwatch_daemon.captures.child LIMIT_BYTES KIND MISSING NODES BASELINE OUTPUTS
-FILE…``, where MISSING is JSON, the ranks without a file and why, NODES where ranks ran, BASELINE a
-JSON list of paths and OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the
-report as HTML and of each trace's reduction. What is wrong is in the last line that it prints.
+Run as ``python -m warpwatch_daemon.captures.child LIMIT_BYTES KIND MISSING NODES ASKED BASELINE
+OUTPUTS FILE…``, where MISSING is JSON, the ranks without a file and why, NODES where ranks ran,
+ASKED the anomaly that asked, as the fields of ``Asked``, or null, BASELINE a JSON list of paths and
+OUTPUTS one of descriptors: of the diagnosis as JSON and, of traces, of the report as HTML and of
+each trace's reduction. What is wrong is in the last line that it prints.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ def diagnose(
     missing: Mapping[int, str],
     baseline: Sequence[Path] = (),
     nodes: Mapping[int, str] | None = None,
+    asked: Mapping[str, str | float | None] | None = None,
 ) -> str:
     """Diagnose these files of a stored capture; blocks until it is done.
 
     ``missing``: the ranks of the capture that brought no file, and why. ``baseline``: traces of
-    the same job when it was well. ``nodes``: where ranks ran. Answers ``ok``, ``no_memory`` or one
-    line that says what is wrong, behind UNREADABLE when it is the files, and ``<file>: `` where it
-    is one of them.
+    the same job when it was well. ``nodes``: where ranks ran. ``asked``: the anomaly
+    that asked. Answers ``ok``, ``no_memory`` or one line that says what is wrong, behind UNREADABLE
+    when it is the files, and ``<file>: `` where it is one of them.
     """
     limit = memory_left()
     if limit < MIN_MEMORY_BYTES:
@@ -74,6 +76,7 @@ def diagnose(
             ]
             fds = [output.fileno() for output in outputs]
             arguments = [str(limit), kind, json.dumps(missing), json.dumps(nodes or {})]
+            arguments += [json.dumps(asked)]
             arguments += [json.dumps([str(path) for path in baseline]), json.dumps(fds)]
             outcome = _outcome(run(__name__, [*arguments, *map(str, paths)], pass_fds=fds))
             if outcome != "ok":
@@ -116,8 +119,9 @@ def main(arguments: Sequence[str]) -> int:
     from warpwatch_diagnosis.measures.reduction import pack
     from warpwatch_diagnosis.report.html import render_html
     from warpwatch_diagnosis.stacks.waiting import diagnose_stacks
+    from warpwatch_diagnosis.verdict.corroboration import Asked
 
-    limit, kind, lost, where, well, outputs, *names = arguments
+    limit, kind, lost, where, anomaly, well, outputs, *names = arguments
     missing, nodes = _by_rank(lost), _by_rank(where)
     paths, healthy = list(map(Path, names)), list(map(Path, json.loads(well)))
     opened, baseline = list(map(OpenedFile, paths)), list(map(OpenedFile, healthy))
@@ -127,7 +131,9 @@ def main(arguments: Sequence[str]) -> int:
         if kind == "stacks":
             found = diagnose_stacks(opened, missing, nodes)
         else:
-            diagnosis = diagnose_traces(opened, baseline, missing, nodes)
+            known = json.loads(anomaly)
+            asked = Asked(**known) if known else None
+            diagnosis = diagnose_traces(opened, baseline, missing, nodes, asked)
             found = diagnosis.to_json()
             report, *reductions = others
             report.write(render_html(diagnosis).encode())
