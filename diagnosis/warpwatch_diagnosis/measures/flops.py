@@ -79,8 +79,13 @@ def _shape(given: Any) -> Shape:
     return tuple(sizes) if len(sizes) == len(given) and bounded else ()
 
 
-def work_of(name: str, shapes: Shapes, types: Sequence[str]) -> OperatorWork | None:
-    """None where the work does not follow from the shapes."""
+def work_of(
+    name: str, shapes: Shapes, types: Sequence[str], one_gradient: bool = False
+) -> OperatorWork | None:
+    """None where the work does not follow from the shapes.
+
+    ``one_gradient``: a convolution's backward call makes that of its input or of its weight alone.
+    """
     if name not in _FORMULAS:
         return None
     kernel_class, formula, inputs = _FORMULAS[name]
@@ -90,6 +95,8 @@ def work_of(name: str, shapes: Shapes, types: Sequence[str]) -> OperatorWork | N
         return None
     if counted is None or not 0 < counted[0] < MAX_ELEMENTS**2:
         return None
+    if one_gradient and formula is _convolution_backward:
+        counted = counted[0] / 2, counted[1]
     work = _work(kernel_class, shapes, types, counted)
     # One of its five products computes the scores again.
     return work._replace(repeated=counted[0] / 5) if formula is _attention_backward else work

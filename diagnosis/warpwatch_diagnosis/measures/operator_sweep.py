@@ -20,6 +20,7 @@ from warpwatch_diagnosis.measures.flops import (
 from warpwatch_diagnosis.measures.intervals import Intervals, merge
 from warpwatch_diagnosis.measures.kernels import KernelClass
 from warpwatch_diagnosis.trace.events import Event
+from warpwatch_diagnosis.trace.kinds import ONE_GRADIENT
 
 MAX_NAME = 200
 _MAX_SHAPES = 400
@@ -144,7 +145,7 @@ class OperatorSweep:
             types=types,
             place=line_of_stack(stack) if isinstance(stack, str) else None,
             time=self.times.setdefault((name, text), OperatorTime(name[:MAX_NAME], text)),
-            work=work_of(name, shapes or (), types),
+            work=work_of(name, shapes or (), types, ONE_GRADIENT in arguments),
             convolution=name in CONVOLUTIONS and shapes is not None,
         )
         backward = gradient_of_convolution(name, kind.shapes)

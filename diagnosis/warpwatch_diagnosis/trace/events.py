@@ -15,7 +15,14 @@ from operator import eq, itemgetter
 from typing import Any, NamedTuple, TypeGuard
 
 from warpwatch_diagnosis.trace.errors import TraceError
-from warpwatch_diagnosis.trace.kinds import ARGUMENTS, KINDS, MEMORY_NAME, Kind
+from warpwatch_diagnosis.trace.kinds import (
+    ARGUMENTS,
+    CONCRETE,
+    KINDS,
+    MEMORY_NAME,
+    ONE_GRADIENT,
+    Kind,
+)
 from warpwatch_diagnosis.trace.raw_events import (
     ABSENT_US,
     RawArguments,
@@ -206,6 +213,8 @@ class Collector:
     def _pick(self, kind: Kind, given: dict[str, Any]) -> Mapping[str, Any] | None:
         """What diagnosis reads of ``args``; equal ones are one object."""
         picked = {key: given[key] for key in ARGUMENTS.get(kind, ()) if key in given}
+        if _makes_one_gradient(picked.pop(CONCRETE, None)):
+            picked[ONE_GRADIENT] = True
         if not picked:
             return None
         if kind == "memory":
@@ -220,6 +229,12 @@ class Collector:
             known = {k: value for k, value in picked.items() if is_bounded(value)}
             self._arguments[content] = known
         return known
+
+
+def _makes_one_gradient(concrete: Any) -> bool:
+    """The last input of a convolution's backward call: which gradients, of input, weight, bias."""
+    last = concrete[-1] if isinstance(concrete, list) and concrete else None
+    return isinstance(last, str) and last.startswith(("[False, True,", "[True, False,"))
 
 
 def _correlation(value: Any) -> int | None:

@@ -29,9 +29,13 @@ _CATEGORIES: dict[Kind, tuple[str, ...]] = {
 KINDS = {category: kind for kind, names in _CATEGORIES.items() for category in names}
 # An instant; PyTorch before 1.12 gives it no category.
 MEMORY_NAME = "[memory]"
+CONCRETE = "Concrete Inputs"
+# Of it only this is kept: a convolution's backward call that makes the gradient of its input or of
+# its weight alone.
+ONE_GRADIENT = "One gradient"
 # What diagnosis reads of an event's ``args``; the rest is forgotten.
 ARGUMENTS: dict[Kind, tuple[str, ...]] = {
-    "operator": ("Input Dims", "Input type", "Call stack", *_COLLECTIVE_ARGUMENTS),
+    "operator": ("Input Dims", "Input type", "Call stack", CONCRETE, *_COLLECTIVE_ARGUMENTS),
     "kernel": (
         "device", "stream", "grid", "block", "blocks per SM", "warps per SM",
         "est. achieved occupancy %", "graph id", *_COLLECTIVE_ARGUMENTS,
