@@ -37,7 +37,7 @@ MIN_FRAME_US = 200
 STATE_VALUES = 6_000_000
 HEAP_OBJECTS = 400_000
 CHECKED_LAYERS = 100
-LOGGED_S = 0.03
+LOGGED_S = 0.12
 ROLLOUT_STEPS = 48
 # Of a pair, each side is recorded so often by turns, and the least disturbed one is kept.
 ROUNDS = 4
@@ -368,7 +368,7 @@ def reduce(path: Path, steps: int) -> None:
 
 def steps_us(path: Path) -> float:
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return sum(e["dur"] for e in events if e["name"].startswith("ProfilerStep#"))
+    return sum(float(e["dur"]) for e in events if e["name"].startswith("ProfilerStep#"))
 
 
 def main() -> None:

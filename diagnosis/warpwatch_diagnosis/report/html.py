@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from warpwatch_diagnosis.measures.measures import Measures
-from warpwatch_diagnosis.report import bars
+from warpwatch_diagnosis.report import bars, handover
 from warpwatch_diagnosis.report.parts import Breakdown
 from warpwatch_diagnosis.report.style import STYLE
 from warpwatch_diagnosis.report.tables import tables
@@ -29,7 +29,8 @@ def render_html(diagnosis: Diagnosis) -> str:
     body = _verdict(diagnosis, chosen)
     if chosen is not None:
         body += timeline(breakdown, chosen) + bars.shares(breakdown, chosen)
-        body += bars.steps(breakdown, chosen) + _others(diagnosis) + tables(diagnosis, chosen)
+        body += bars.steps(breakdown, chosen) + _others(diagnosis)
+        body += _next(chosen) + tables(diagnosis, chosen)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -100,6 +101,15 @@ def _others(diagnosis: Diagnosis) -> str:
     """Findings after the first."""
     cards = "".join(_card(finding) for finding in diagnosis.findings[1:])
     return f"<h2>Then</h2>{cards}" if cards else ""
+
+
+def _next(measures: Measures) -> str:
+    """The next tool's command lines, to be copied; the page itself has no links."""
+    rows = "".join(
+        f'<p class="soft">{safe(title)}</p><pre class="scroll">{safe(text)}</pre>'
+        for title, text in handover.commands(measures)
+    )
+    return f"<h2>Look closer</h2>{rows}" if rows else ""
 
 
 def _card(finding: Finding) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.measures_json import cpu_ratios, gpu_ratios
+from warpwatch_diagnosis.report import handover
 from warpwatch_diagnosis.report.bars import MAX_RANKS, MIN_SHARE, largest_parts
 from warpwatch_diagnosis.report.parts import Breakdown, sums_us
 from warpwatch_diagnosis.report.words import COLUMN_HEADS, PARTS, duration, origin, printable
@@ -46,7 +47,17 @@ def render_text(diagnosis: Diagnosis) -> str:
         lines += [*_ranks(breakdown), ""]
     if breakdown.chosen is not None:
         lines += _numbers(breakdown, breakdown.chosen)
+        lines += [*_next(breakdown.chosen)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _next(measures: Measures) -> Iterator[str]:
+    """Commands and links are not broken, so that they can be copied."""
+    for title, text in handover.lines(measures):
+        yield ""
+        yield from _wrapped(f"   {title}:", "   ")
+        whole = text.startswith(handover.WHOLE)
+        yield from [f"   {printable(text)}"] if whole else _wrapped(f"   {text}", "   ")
 
 
 def _finding(number: int, finding: Finding, evidence: Sequence[str]) -> list[str]:

@@ -39,8 +39,12 @@ class Asked:
 
 
 def corroborated(findings: Iterable[Finding], asked: Asked | None) -> list[Finding]:
-    """Two that saw the same, one in every step and one in a few, are surer than one."""
-    return [_surer(f, asked) if asked and _is_same(f, asked) else f for f in findings]
+    """Two that saw the same, one in every step and one in a few, are surer than one; it is what
+    was asked for, so it comes first."""
+    if asked is None:
+        return list(findings)
+    ordered = sorted(findings, key=lambda f: not _is_same(f, asked))
+    return [_surer(f, asked) if _is_same(f, asked) else f for f in ordered]
 
 
 def _is_same(finding: Finding, asked: Asked) -> bool:

@@ -24,7 +24,7 @@ def find(
     baseline: Sequence[Measures],
     asked: Asked | None = None,
 ) -> list[Finding]:
-    """Most recoverable time first. ``asked``: the anomaly that the capture is of."""
+    """Most recoverable time first, before it what ``asked`` saw: the anomaly that asked."""
     found = [finding for rule in RULES for finding in rule.find(capture, alignment)]
     unnamed = not any(f.kind == StragglerRule.kind for f in found)
     if asked and asked.kind == StragglerRule.kind and asked.rank is not None and unnamed:
@@ -33,8 +33,7 @@ def find(
         rule.kind: rule.usual_shares(baseline, alignment) if baseline else [] for rule in RULES
     }
     judged = [_against_baseline(f, usual[f.kind]) for f in _one_a_fault(found)]
-    judged = corroborated(judged, asked)
-    return sorted(judged, key=lambda f: (-f.recoverable_s, f.kind))
+    return corroborated(sorted(judged, key=lambda f: (-f.recoverable_s, f.kind)), asked)
 
 
 def _one_a_fault(found: list[Finding]) -> list[Finding]:

@@ -19,7 +19,7 @@ from warpwatch_diagnosis.trace.kinds import ONE_GRADIENT
 from warpwatch_diagnosis.trace.reader import read_trace
 
 torch = pytest.importorskip("torch")
-nn = torch.nn
+nn: Any = torch.nn
 pytestmark = pytest.mark.torch
 
 

@@ -1,0 +1,141 @@
+"""What to run next: Nsight Compute on the hottest kernels, Nsight Systems, and Perfetto.
+
+Options as in the documentation of the Nsight Compute CLI and of Nsight Systems 2025.3, links as in
+Perfetto's page on deep links.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from warpwatch_diagnosis.measures.kernels import KernelTime
+from warpwatch_diagnosis.measures.measures import Measures
+from warpwatch_diagnosis.measures.roofline import MEMORY_CLASSES, ClassRoofline
+from warpwatch_diagnosis.report.words import duration
+from warpwatch_diagnosis.rules.base import percent, short
+
+PROGRAM = ("python", "-u", "train.py")
+# Beside the speed of light, by what limits the kernel: its memory, its arithmetic, its grid.
+_MEMORY = ("MemoryWorkloadAnalysis", "SourceCounters")
+_COMPUTE = ("ComputeWorkloadAnalysis", "WarpStateStats")
+_GRID = ("LaunchStats", "Occupancy")
+# Below one block per SM the grid does not fill the device.
+FULL_GRID = 1.0
+LAUNCHES = 3
+# How what must stay one line begins.
+WHOLE = ("ncu ", "nsys ", "https://")
+_BARE = re.compile(
+    r"(?:void\s+)?(?:[\w~]+::|\(anonymous namespace\)::|\{anonymous\}::)*([A-Za-z_]\w*)"
+)
+
+
+class Handover(NamedTuple):
+    """place: of the kernel on the roofline, a sentence. Each command is one line for a shell."""
+
+    kernel: str
+    place: str
+    ncu: str
+
+
+def hottest(measures: Measures) -> Handover | None:
+    """Of the kernel that takes most time and is no collective: replaying one of those can hang."""
+    gpu = measures.gpu
+    kernels = [k for k in gpu.kernel_times if k.kernel_class != "communication"] if gpu else []
+    if not kernels:
+        return None
+    kernel = kernels[0]
+    classes = measures.roofline.classes if measures.roofline else ()
+    known = next((c for c in classes if c.kernel_class == kernel.kernel_class), None)
+    return Handover(kernel.name, _place(kernel, known, measures), _ncu(kernel, known, measures))
+
+
+def nsys(measures: Measures) -> str | None:
+    """Of the whole program, from cudaProfilerStart on; None without a GPU."""
+    if measures.gpu is None:
+        return None
+    options = (
+        "--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
+        "--pytorch=autograd-nvtx", "--python-sampling=true", "--python-backtrace=cuda",
+        "--cuda-graph-trace=node", "--sample=none", "--output=warpwatch",
+    )  # fmt: skip
+    return shlex.join(("nsys", "profile", *options, *PROGRAM))
+
+
+def perfetto(measures: Measures) -> str | None:
+    """The UI with the longest step in view, once the trace is opened there; None without steps."""
+    if not measures.steps:
+        return None
+    begin_us, end_us = max(measures.steps, key=lambda step: step[1] - step[0])
+    return (
+        f"https://ui.perfetto.dev/#!/?visStart={round(begin_us * 1e3)}&visEnd={round(end_us * 1e3)}"
+    )
+
+
+def commands(measures: Measures) -> Iterator[tuple[str, str]]:
+    """Titles and what belongs to them: lines for a shell, and the kernel's place."""
+    found = hottest(measures)
+    if found is not None:
+        yield "Hottest kernel", found.place
+        yield "Nsight Compute", found.ncu
+    system = nsys(measures)
+    if system is not None:
+        yield (
+            "Nsight Systems, with torch.cuda.profiler.start() and stop() around some steps",
+            system,
+        )
+
+
+def lines(measures: Measures) -> Iterator[tuple[str, str]]:
+    """The commands and the link."""
+    yield from commands(measures)
+    link = perfetto(measures)
+    if link is not None:
+        yield "Perfetto, with the longest step in view (open the trace file there)", link
+
+
+def _place(kernel: KernelTime, known: ClassRoofline | None, measures: Measures) -> str:
+    share = percent(measures.share_of_us(kernel.total_us))
+    spent = f"{duration(kernel.total_us)} in {kernel.count:,} calls"
+    text = f"{short(kernel.name)}: {spent}, {share} of the step"
+    if known is None or known.bound is None:
+        return f"{text}; its place on the roofline is not known without record_shapes=True"
+    text += f"; {kernel.kernel_class} is limited by {_limit(kernel, known)}"
+    if known.intensity is not None:
+        text += f" at {known.intensity:.1f} FLOP a byte"
+    if known.flops_ratio is not None and known.bandwidth_ratio is not None:
+        text += (
+            f", {percent(known.flops_ratio)} of the peak arithmetic and at least "
+            f"{percent(known.bandwidth_ratio)} of the memory's bandwidth"
+        )
+    return text
+
+
+def _limit(kernel: KernelTime, known: ClassRoofline | None) -> str:
+    if kernel.blocks_per_sm is not None and kernel.blocks_per_sm < FULL_GRID:
+        return "its grid, which does not fill the device"
+    if known is not None and known.bound is not None:
+        return "memory" if known.bound == "memory" else "arithmetic"
+    return "memory" if kernel.kernel_class in MEMORY_CLASSES else "arithmetic"
+
+
+def _ncu(kernel: KernelTime, known: ClassRoofline | None, measures: Measures) -> str:
+    """Of the kernel's calls in a step after the first ones, which warm caches up."""
+    limit = _limit(kernel, known)
+    more = {"memory": _MEMORY, "arithmetic": _COMPUTE}.get(limit, _GRID)
+    sections = [f"--section={name}" for name in ("SpeedOfLight", *more)]
+    skip = max(1, kernel.count // measures.step_count)
+    options = (
+        "--target-processes=all", "--kernel-name-base=function",
+        f"--kernel-name=regex:{_regex(kernel.name)}",
+        f"--launch-skip={skip}", f"--launch-count={LAUNCHES}", *sections, "--export=warpwatch",
+    )  # fmt: skip
+    return shlex.join(("ncu", *options, *PROGRAM))
+
+
+def _regex(name: str) -> str:
+    """The bare function of a demangled name: no return type, namespace, template or argument."""
+    match = _BARE.match(name)
+    return f"^{match[1]}$" if match and match[1] else re.escape(name[:80])
