@@ -201,7 +201,7 @@ class Finisher:
         if baseline is not None:
             of_baseline = usable.verified_files(baseline.ranks)
             traces = [Path(str(baseline.folder)) / name for name in of_baseline]
-            if traces and child.diagnose(kind, folder, files, missing, traces, asked) == "ok":
+            if traces and child.diagnose(kind, folder, files, missing, traces, asked=asked) == "ok":
                 return "ok", baseline.id
         # With a baseline that has gone, or is too much to read, it is still a diagnosis.
         return child.diagnose(kind, folder, files, missing, asked=asked), None
