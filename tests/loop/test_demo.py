@@ -40,3 +40,17 @@ def test_all_faults_are_found_one_after_another_and_nothing_where_nothing_is_wro
     kinds = [anomaly["kind"] for anomaly in (stall, regression, hang)]
     assert kinds == ["data_stall", "step_regression", "hang"]
     assert none is None
+
+
+@pytest.mark.slow
+def test_a_slow_rank_of_a_job_over_three_nodes_is_one_anomaly_with_one_report(
+    tmp_path: Path,
+) -> None:
+    code, ending, story = demo(tmp_path, "slow_rank", nodes=3)
+    assert code == 0, story
+    anomaly, capture = ending["anomaly"], ending["capture"]
+    assert (anomaly["rank"], anomaly["node"], anomaly["judged_by"]) == (0, "gpu-1", "fleet")
+    assert (capture["outcome"], capture["ranks"]) == ("complete", 6)
+    assert "rank 0" in ending["diagnosis"]["summary"]
+    (report,) = tmp_path.rglob("report.html")
+    assert report.parent.name == capture["id"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.demo.faults import FAULTS, Fault
+from warpwatch_daemon.demo.nodes import MAX_NODES, DemoNodes
 from warpwatch_daemon.demo.processes import DemoProcesses
 from warpwatch_daemon.demo.story import Ending, Say, Story
 from warpwatch_telemetry.errors import WarpwatchError
@@ -28,8 +29,15 @@ def main(argv: Sequence[str]) -> int:
         "--fault",
         choices=[*FAULTS],
         nargs="+",
-        default=[*FAULTS],
-        help="only these; without it all, one after another",
+        help="only these; without it all, one after another (over nodes: a slow rank)",
+    )
+    command.add_argument(
+        "--nodes",
+        type=int,
+        choices=range(1, MAX_NODES + 1),
+        default=1,
+        metavar="N",
+        help="a training over so many agents on this machine, and a fleet that watches them",
     )
     command.add_argument("--once", action="store_true", help="end after the last fault")
     command.add_argument(
@@ -42,8 +50,14 @@ def main(argv: Sequence[str]) -> int:
         raise WarpwatchError("the demo trains with torch: pip install 'warpwatch[demo]'")
     # Ended from outside, it stops what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    faults = [FAULTS[name] for name in arguments.fault]
-    with DemoProcesses(arguments.listen, arguments.store) as processes:
+    over_nodes = arguments.nodes > 1
+    names = arguments.fault or (["slow_rank"] if over_nodes else [*FAULTS])
+    faults = [FAULTS[name] for name in names]
+    with (
+        DemoNodes(arguments.listen, arguments.store, arguments.nodes)
+        if over_nodes
+        else DemoProcesses(arguments.listen, arguments.store)
+    ) as processes:
         endings = _run(processes, faults)
         if arguments.json:
             print(json.dumps(_json(endings)), flush=True)
@@ -59,14 +73,14 @@ def _run(processes: DemoProcesses, faults: list[Fault]) -> list[Ending]:
         print(f"[{time.monotonic() - begun:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     processes.start_daemon()
-    say(f"daemon with simulated GPUs: {processes.url}/")
+    say(f"{processes.watcher} with simulated GPUs: {processes.url}/")
     endings = []
     for fault in faults:
         processes.start_training()
         endings.append(_one(Story(processes, say), fault, say))
         if fault is not faults[-1]:
             processes.stop_training()
-    if any(processes.store.glob("*")):
+    if processes.has_captured:
         say(f"the captures stay in {processes.store}")
     return endings
 

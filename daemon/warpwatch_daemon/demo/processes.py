@@ -1,4 +1,4 @@
-"""The demo's processes: one daemon and the ranks, in a folder of their own."""
+"""The demo's processes: who watches, and the ranks, in a folder of their own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ HANG_TIMEOUT_S = 8.0
 
 
 class DemoProcesses:
-    """A context: whatever was started is stopped at its end."""
+    """A context: whatever was started is stopped at its end.
+
+    ranks: of the training. watcher: whose log says why nothing was found.
+    """
+
+    ranks = RANKS
+    watcher = "daemon"
 
     def __init__(self, listen: str, store: Path | None) -> None:
         host, _, port = listen.rpartition(":")
@@ -44,7 +50,7 @@ class DemoProcesses:
         self.store = store or self.work / "captures"
         self.switch = Switch(self.work / "fault")
         self.training_since = 0.0
-        self._daemon: subprocess.Popen[bytes] | None = None
+        self._watchers: dict[str, subprocess.Popen[bytes]] = {}
         self._ranks: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> DemoProcesses:
@@ -52,41 +58,58 @@ class DemoProcesses:
 
     def __exit__(self, *_: object) -> None:
         self.stop_training()
-        if self._daemon is not None:
-            stop([self._daemon], signal.SIGTERM)
+        stop([*self._watchers.values()], signal.SIGTERM)
         # What was captured stays, to be opened at leisure.
         for path in self.work.iterdir():
-            if path.name == "captures" and any(path.iterdir()):
+            if path == self.store and self.has_captured:
                 continue
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         with contextlib.suppress(OSError):
             self.work.rmdir()
 
+    @property
+    def has_captured(self) -> bool:
+        return any(self.store.rglob("capture.json"))
+
     # --- the daemon ---
 
     def start_daemon(self) -> None:
-        check_free(self.listen)
-        config = self.work / "warpwatch.yaml"
-        files.write(config, yaml.safe_dump(self._config()).encode())
-        self._daemon = self._start(["warpwatch_daemon", "daemon", "--config", str(config)], {})
+        """And whatever else watches. Raises WarpwatchError."""
+        self.watch("daemon", self.api, self.config(self.work, self.listen, DEVICES))
+
+    def watch(self, name: str, api: ApiClient, config: dict[str, Any], command: str = "") -> None:
+        """Start one, and wait until it answers."""
+        check_free(api.url.removeprefix("http://"))
+        path = self.work / f"{name}.yaml"
+        files.write(path, yaml.safe_dump(config).encode())
+        arguments = ["warpwatch_daemon", command or name, "--config", str(path)]
+        self._watchers[name] = self._start(name, arguments, {})
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
-            if self._daemon.poll() is not None:
-                raise UsageError(self.log_tail("daemon"))
+            if self._watchers[name].poll() is not None:
+                raise UsageError(self.log_tail(name))
             with contextlib.suppress(WarpwatchError):
-                self.api.get("/healthz")
+                api.get("/healthz")
                 return
             time.sleep(0.1)
-        raise WarpwatchError(f"the daemon did not start: {self.log_tail('daemon')}")
+        raise WarpwatchError(f"the {name} did not start: {self.log_tail(name)}")
 
-    def _config(self) -> dict[str, Any]:
+    def config(self, folder: Path, listen: str, devices: int) -> dict[str, Any]:
+        """Of the agent of one node."""
         return {
-            "http": {"listen": self.listen},
-            "rendezvous": {"dir": str(self.work / "run"), "inbox": str(self.work / "inbox")},
+            "http": {"listen": listen},
+            "rendezvous": {"dir": str(folder / "run"), "inbox": str(folder / "inbox")},
             "sources": {
                 "nvml": {"enabled": False},
-                "simulated": {"enabled": True, "devices": DEVICES},
+                "simulated": {"enabled": True, "devices": devices},
             },
+            "store": {"url": self.store.absolute().as_uri()},
+            **self.rules(),
+        }
+
+    def rules(self) -> dict[str, Any]:
+        """The same for all that judge and capture."""
+        return {
             # The ranks and the daemon share few cores with everything else on this machine: what a
             # neighbour takes from them for some seconds is not what the demo is about.
             "detection": {
@@ -100,32 +123,37 @@ class DemoProcesses:
                 "captures_per_hour": 1000,
                 "captures_per_day": 1000,
             },
-            "store": {"url": self.store.absolute().as_uri()},
         }
 
     # --- the training ---
+
+    def folder(self, rank: int) -> Path:
+        """Of the node of the rank."""
+        return self.work
 
     def start_training(self) -> None:
         self.switch.set(NONE)
         (self.work / "stop").unlink(missing_ok=True)
         self.training_since = time.time()
         meeting = self.work / f"gloo-{time.monotonic_ns()}"
-        for rank in range(RANKS):
+        for rank in range(self.ranks):
             environment = {
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(RANKS),
+                "LOCAL_RANK": str(rank % RANKS),
+                "WORLD_SIZE": str(self.ranks),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": "1",
-                "WARPWATCH_DIR": str(self.work / "run"),
-                "WARPWATCH_INBOX": str(self.work / "inbox"),
+                "WARPWATCH_DIR": str(self.folder(rank) / "run"),
+                "WARPWATCH_INBOX": str(self.folder(rank) / "inbox"),
                 "WARPWATCH_JOB": JOB,
-                "WARPWATCH_GPU_UUID": simulated_uuid(rank),
+                "WARPWATCH_RUN": meeting.name,
+                "WARPWATCH_GPU_UUID": simulated_uuid(rank % RANKS),
                 "WARPWATCH_DEMO_SWITCH": str(self.work / "fault"),
                 "WARPWATCH_DEMO_STOP": str(self.work / "stop"),
                 "WARPWATCH_DEMO_RENDEZVOUS": str(meeting),
             }
-            self._ranks.append(self._start(["warpwatch_daemon.demo.training"], environment, rank))
+            module = ["warpwatch_daemon.demo.training"]
+            self._ranks.append(self._start(f"rank{rank}", module, environment))
 
     def stop_training(self) -> None:
         self.switch.set(NONE)
@@ -144,9 +172,8 @@ class DemoProcesses:
     # --- both ---
 
     def _start(
-        self, module: list[str], environment: dict[str, str], rank: int | None = None
+        self, name: str, module: list[str], environment: dict[str, str]
     ) -> subprocess.Popen[bytes]:
-        name = "daemon" if rank is None else f"rank{rank}"
         kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
         with (self.work / f"{name}.log").open("ab") as log:
             return subprocess.Popen(

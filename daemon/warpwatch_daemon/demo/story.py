@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from warpwatch_daemon.demo.faults import NONE, Fault
-from warpwatch_daemon.demo.processes import JOB, RANKS, DemoProcesses
+from warpwatch_daemon.demo.processes import JOB, DemoProcesses
 from warpwatch_telemetry.errors import WarpwatchError
 
 # What every rank trains before the fault comes: warm-up, and a baseline of ten seconds.
@@ -18,9 +18,10 @@ BASELINE_S = 16.0
 QUIET_S = 30.0
 # What the machine's other programs do to the ranks is less.
 LEAST_RISE = 1.5
-START_TIMEOUT_S = 120.0
-FOUND_TIMEOUT_S = 60.0
-CAPTURE_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
+LEARN_TIMEOUT_S = 300.0
+FOUND_TIMEOUT_S = 180.0
+CAPTURE_TIMEOUT_S = 240.0
 POLL_S = 0.25
 
 Say = Callable[[str], None]
@@ -53,8 +54,11 @@ class Story:
         self._begun_at = time.time()
 
     def run(self, fault: Fault) -> Ending:
-        self._say(f"training: {RANKS} ranks, {BASELINE_S:.0f} s of healthy steps first")
+        ranks = self._processes.ranks
+        self._say(f"training: {ranks} ranks, {BASELINE_S:.0f} s of healthy steps first")
         self.wait_for_steps()
+        if fault.anomaly == "straggler":
+            self._poll(self._is_compared, LEARN_TIMEOUT_S)
         self._begun_at = time.time()
         self._say(f"fault {fault.name}: {fault.story}")
         self._processes.switch.set(fault.name)
@@ -83,7 +87,9 @@ class Story:
         self._say(f"found after {after_s:.1f} s: {anomaly['kind']}: {anomaly['summary']}")
         capture = self._poll(lambda: self._captured(anomaly), CAPTURE_TIMEOUT_S)
         if capture is None:
-            self._say(f"no capture was completed: {self._processes.log_tail('daemon')}")
+            self._say(
+                f"no capture was completed: {self._processes.log_tail(self._processes.watcher)}"
+            )
             return Ending(fault.name, anomaly)
         written = sum(1 for rank in capture["ranks"] if rank["state"] == "written")
         self._say(
@@ -98,7 +104,7 @@ class Story:
         diagnosis = self._verdict(capture)
         closed = (
             capture["outcome"] == "complete"
-            and written == RANKS
+            and written == self._processes.ranks
             and short["kind"] == fault.capture
             and diagnosis is not None
             and diagnosis["verdict"] in fault.verdicts
@@ -112,7 +118,7 @@ class Story:
             self._say(f"no diagnosis: {capture['diagnosis_outcome']}")
             return None
         self._say(f"verdict: {full['verdict']}: {full.get('summary', '')}")
-        for finding in full["findings"][:1]:
+        for finding in full.get("findings", [])[:1]:
             self._say(f"advice: {finding['advice']}")
         where = f"{self._processes.url}/api/v1/captures/{capture['id']}"
         name = "report.html" if "report.html" in capture["files"] else "diagnosis.json"
@@ -130,10 +136,16 @@ class Story:
                 for rank in ranks
                 if rank["job"] == JOB and rank["first_time"] >= self._processes.training_since
             ]
-            return sum(map(_has_baseline, mine)) == RANKS or None
+            return sum(map(_has_baseline, mine)) == self._processes.ranks or None
 
         if self._poll(ready, START_TIMEOUT_S) is None:
             raise WarpwatchError(f"the ranks did not train: {self._processes.log_tail('rank0')}")
+
+    def _is_compared(self) -> Any:
+        """Whether it is known of all ranks how they compare when they are well."""
+        found = self._api.get(f"/api/v1/detectors?kind=straggler&job={JOB}")["detectors"]
+        answers = [one["answer"] for of in found for one in of["readings"]]
+        return (len(answers) >= self._processes.ranks and "learning" not in answers) or None
 
     def _anomalies(self) -> list[Any]:
         anomalies = self._api.get("/api/v1/anomalies")["anomalies"]
