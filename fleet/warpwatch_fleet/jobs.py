@@ -206,6 +206,7 @@ class FleetJob:
             tuple(self.nodes.values()),
             msgspec.msgpack.decode(detectors, type=snapshot.Snapshot),
             tuple(detection.history)[-MAX_SAVED_HISTORY:],
+            detection.active,
             frozenset(self.left),
         )
 
@@ -213,9 +214,10 @@ class FleetJob:
 
     def anomalies(self, names: Mapping[str, str], faults: Faults) -> Iterator[Anomaly]:
         """Those that are the fleet's to raise, with the node of their rank. names: of nodes."""
-        if self.detection is None:
+        knows = self._saved or self.detection
+        if knows is None:
             return
-        for anomaly in (*self.detection.history, *self.detection.active):
+        for anomaly in (*knows.history, *knows.active):
             if anomaly.kind in FLEET_KINDS and anomaly.id not in self.left:
                 yield self.located(anomaly, names, faults)
 

@@ -37,6 +37,7 @@ class SavedJob(msgspec.Struct, frozen=True):
     names: tuple[JobId, ...]
     detectors: Snapshot
     history: tuple[Anomaly, ...] = ()
+    active: tuple[Anomaly, ...] = ()
     left: frozenset[str] = frozenset()
 
 

@@ -294,6 +294,9 @@ def test_a_restart_of_the_fleet_neither_repeats_nor_forgets_an_anomaly(two, tmp_
         two.now += 900
         two.nodes[0].say(seen(0), seen(1))
         two.nodes[1].say(seen(2), seen(3))
+    # Also before all ranks are there.
+    two.hear(two.nodes[0])
+    assert [one.id for one in two.anomalies()] == [before.id]
     two.hear()
     train(two, 60, slow=1.4)
     (after,) = two.anomalies()
