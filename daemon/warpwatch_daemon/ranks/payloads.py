@@ -13,8 +13,6 @@ from warpwatch_daemon.ranks.claims import MAX_DURATION_S
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import MAX_INTEGER, Step
 
-# Of processes whose shim knew one word less.
-_MEMORY_MIN_BYTES = 5 * 8
 _NO_COUNTS: Mapping[str, int] = {}
 
 
@@ -59,11 +57,9 @@ def step(
 
 def memory(payload: bytes) -> tuple[AllocatorMemory, Mapping[str, int]] | None:
     """Memory now, and what was counted since the process began; None when it is too short."""
-    if len(payload) < _MEMORY_MIN_BYTES:
+    if len(payload) < protocol.MEMORY.size:
         return None
-    # A word that is not there reads as "not known".
-    words = payload[: len(payload) // 8 * 8].ljust(protocol.MEMORY.size, b"\xff")
-    allocated, reserved, peak, retries, errors, inactive = protocol.MEMORY.unpack_from(words)
+    allocated, reserved, peak, retries, errors, inactive = protocol.MEMORY.unpack_from(payload)
     counts = _counts(allocation_retries=retries, out_of_memory_errors=errors)
     now = AllocatorMemory(_known(allocated), _known(reserved), _known(peak), _known(inactive))
     return now, counts

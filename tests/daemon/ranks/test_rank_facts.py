@@ -73,12 +73,12 @@ def test_collections_and_memory_are_known_once_a_record_tells_them(
     assert (state.allocation_retries_total, state.out_of_memory_errors_total) == (4, 1)
 
 
-def test_a_memory_record_of_five_words_says_all_but_the_fragmentation(
+def test_what_a_memory_record_does_not_know_is_absent_and_a_short_one_says_nothing(
     folder: RendezvousFolder, source: RanksSource
 ) -> None:
     ring = RingFile(folder.ranks)
     with ring.held():
-        memory(ring, 100, 200, protocol.ABSENT, 4, protocol.ABSENT)
+        memory(ring, 100, 200, protocol.ABSENT, 4, protocol.ABSENT, protocol.ABSENT)
         state = newest(source)
         assert (state.memory_reserved_bytes, state.allocation_retries_total) == (200, 4)
         assert state.memory_peak_allocated_bytes is None
