@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,8 +106,15 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("obstore")
+    # Only gpu-2 has taken one of the job in health.
+    node = agents[1].node
+    healthy = node.coordinator.request(replace(MANUAL, trigger="baseline"))
+    node.deliver(0)
+    node.deliver(1)
+    assert node.finished(healthy).outcome == "complete"
     fleet = PlayedFleet(tmp_path, stack, *agents)
     captures, capture = captured(fleet)
+    of_baseline = {f"baseline.rank{rank}.reduction.gz" for rank in (2, 3)}
     remote = RemoteStore((tmp_path / "bucket").as_uri())
     own = Uploads(
         remote, fleet.store.path, fleet.register, captures.is_settled, Hub(1.0).metrics, "fleet"
@@ -113,7 +122,9 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     own.advance()
     folder = tmp_path / "bucket" / "captures" / capture_id.place(capture.id)
     # All of its own is there, and not yet what the nodes have.
-    assert {path.name for path in folder.iterdir()} == own_files() - {"capture.json"}
+    assert {path.name for path in folder.iterdir()} == (own_files() | of_baseline) - {
+        "capture.json"
+    }
     for agent in agents:
         node = agent.node
         for _ in range(3):
@@ -127,7 +138,7 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     own.advance()
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["nodes"] == ["gpu-1", "gpu-2"]
-    assert manifest["files"].keys() == own_files()
+    assert manifest["files"].keys() == own_files() | of_baseline
     for rank, name in enumerate(("gpu-1", "gpu-1", "gpu-2", "gpu-2")):
         theirs = {path.name for path in (folder / "nodes" / name).iterdir()}
         assert {f"rank{rank}.pt.trace.json.gz", "capture.json", "manifest.json"} <= theirs
@@ -136,9 +147,20 @@ def test_all_of_a_capture_lies_under_one_address_and_says_the_same_there(
     diagnose([address, "--json"])
     told, stored = json.loads(capsys.readouterr().out), folder / "diagnosis.json"
     assert told == json.loads(stored.read_text())
+    assert told["comparison"] != []
 
 
 def own_files() -> set[str]:
     """What the fleet itself writes."""
     reductions = {f"rank{rank}.reduction.gz" for rank in RANKS}
     return reductions | {"diagnosis.json", "report.html", "capture.json"}
+
+
+def test_without_room_of_its_own_the_fleet_leaves_a_capture_to_its_nodes(
+    tmp_path: Path, stack: ExitStack, agents: list[PlayedAgent]
+) -> None:
+    fleet = PlayedFleet(tmp_path, stack, *agents)
+    (fleet.store.path / time.strftime("%Y", time.gmtime())).write_text("no folder")
+    captures, capture = captured(fleet)
+    assert (capture.outcome, capture.detail) == ("complete", "not diagnosed: Not a directory")
+    assert captures.download(capture.id, "rank3.pt.trace.json.gz", None) is not None

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from warpwatch_daemon import files
+from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures import child, usable
 from warpwatch_daemon.captures.store import read_diagnosis
 from warpwatch_daemon.captures.verification import UNREADABLE
@@ -21,10 +24,12 @@ from warpwatch_fleet.captures.part import Part
 from warpwatch_fleet.following import AgentError, Agents
 from warpwatch_telemetry.captures import Capture, RankCapture
 
+_CAPTURE_ID = re.compile(ids.PATTERN)
 logger = logging.getLogger(__name__)
 
 # Of one rank: the most that a reduction has, and more than stacks do.
 MAX_BYTES = 2 * 2**20
+FETCH_TIMEOUT_S = 60.0
 # Files on their way, and diagnoses that are made, at once.
 MAX_FETCHES = 8
 MAX_CHILDREN = 1
@@ -112,7 +117,7 @@ class Merging:
         except (AgentError, OSError) as error:
             fetched.missing[rank.rank] = str(error)
             return
-        if said.baseline_id is not None:
+        if said.baseline_id is not None and _CAPTURE_ID.fullmatch(said.baseline_id):
             of_baseline = usable.BASELINE + name
             try:
                 await self._get(part, said.baseline_id, name, folder / of_baseline)
@@ -133,11 +138,11 @@ def shown(diagnosis: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _bounded(chunks: Iterator[bytes]) -> bytes:
-    content = b""
+    content, deadline = b"", time.monotonic() + FETCH_TIMEOUT_S
     for chunk in chunks:
         content += chunk
-        if len(content) > MAX_BYTES:
-            raise AgentError(f"more than {MAX_BYTES} bytes")
+        if len(content) > MAX_BYTES or time.monotonic() > deadline:
+            raise AgentError(f"more than {MAX_BYTES} bytes or {FETCH_TIMEOUT_S:g} s")
     return content
 
 

@@ -204,29 +204,35 @@ class Captures:
             logger.exception("capture %s is given up", capture.id)
             detail = f"{type(error).__name__}: {error}"
             ended = replace(capture, outcome="failed", detail=detail, end_time=time.time())
-        if ended.folder is None:
+        if str(ended.outcome).startswith("refused_"):
             self._register.refuse(ended)
         else:
             self._register.keep(ended)
+        if ended.folder is not None:
             await asyncio.to_thread(self._register.update, ended.id)
         logger.info("capture %s: %s %s", ended.id, ended.outcome, ended.detail)
         if ended.request.anomaly_id and (ended.outcome or "").startswith("refused_"):
             self._decide(ended.request.anomaly_id, str(ended.outcome), ended.detail, ended.id)
 
     async def _conclude(self, capture: Capture, parts: list[Part]) -> Capture:
-        """What is left on this machine of a capture that has ended. Raises OSError."""
+        """With its folder, and what all that was brought says."""
         if str(capture.outcome).startswith("refused_"):
             return capture
         folder = self._store.folder(capture.id, capture.time)
         on_nodes = tuple(rank.file for rank in capture.ranks if rank.file)
-        capture = replace(capture, folder=str(folder), files=on_nodes)
-        await asyncio.to_thread(self._store.create, capture)
+        stored = replace(capture, folder=str(folder), files=on_nodes)
+        try:
+            await asyncio.to_thread(self._store.create, stored)
+        except OSError as error:
+            logger.error("capture %s is not diagnosed: %s", capture.id, error)
+            why = f"not diagnosed: {error.strerror}"
+            return replace(capture, detail="; ".join(filter(None, (capture.detail, why))))
         self._taken[capture.id] = parts
         for name in list(self._taken)[:-MAX_KEPT]:
             del self._taken[name]
         if capture.request.kind not in DIAGNOSED_KINDS or capture.outcome == "failed":
-            return capture
-        return await self._merging.diagnose(capture, parts)
+            return stored
+        return await self._merging.diagnose(stored, parts)
 
     def is_settled(self, capture_id: str) -> bool:
         """Whether all nodes have brought their parts into the remote store, or will not."""
