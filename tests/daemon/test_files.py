@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXCEPTIONS = {
     "warpwatch_daemon/files.py": "it is the function",
     "warpwatch_daemon/ranks/directory.py": "command and lock files are written in place: O_EXCL",
-    "warpwatch_daemon/ranks/commands.py": "a command file, by directory.open_checked",
+    "warpwatch_daemon/ranks/ring_folder.py": "a command file, by directory.open_checked",
     "warpwatch_daemon/captures/store.py": "the lock: O_NOFOLLOW",
     "warpwatch_daemon/doctor/driver.py": "a device, not a file",
     "warpwatch_daemon/cli/__init__.py": "/dev/null",

@@ -89,25 +89,21 @@ class Daemon:
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
-        asked = folder_of(config.attribution.pod_logs) is not None
-        self._known_pods = self.hub.pods if asked else None
+        self._known_pods = self.hub.pods if folder_of(config.attribution.pod_logs) else None
         store = Store(config.store)
         self._positions, self.ranks = self._rank_source(store.path)
         self.captures = Capturing(
             config, store, self.folder, self.ranks, self.hub, node, self._hurry
         )
-        policy = self.captures.policy
-        self.reloading = Reloading(config, config_path, environ, policy, metrics)
+        self.reloading = Reloading(config, config_path, environ, self.captures.policy, metrics)
         self._grafana = grafana.follower(config, node, metrics)
         coordinator = self.captures.coordinator
         self.runs = RunTable(RunFiles(store.path), self.hub, node)
         self._upload = remote.uploads(config, store, coordinator, self.runs, metrics, node, environ)
         detection = Detection(config.detection, config.anomalies)
+        lost = metrics.counter("anomaly_store_errors_total")
         self.archive = Archive(
-            store.path,
-            detection,
-            lambda what: metrics.counter("anomaly_store_errors_total").labels(what).inc(),
-            self._wake_archive,
+            store.path, detection, lambda what: lost.labels(what).inc(), self._wake_archive
         )
         self._archive_loop: Loop | None = None
         self._positions_loop: Loop | None = None
@@ -117,7 +113,7 @@ class Daemon:
             self.hub,
             self.ranks,
             detection,
-            self.captures.coordinator,
+            coordinator,
             self.captures.triggers,
             self.archive,
             self._stream,
