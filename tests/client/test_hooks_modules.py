@@ -56,6 +56,10 @@ def test_acting_in_an_environment_is_rollout(reported: dict[str, Any]) -> None:
     assert found["phases_s"]["forward"] >= 7 * 2 * SLEEP_S
 
 
+def test_a_class_can_be_pickled_with_its_content(reported: dict[str, Any]) -> None:
+    assert reported["a_policy_that_acts"]["result"] == [[]]
+
+
 def test_a_compiled_model_is_seen_outside_of_its_graph(reported: dict[str, Any]) -> None:
     found = reported["compiled_after_it_was_seen"]
     hooked, eager_s, still_hooked = found["result"]

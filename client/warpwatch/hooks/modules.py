@@ -8,7 +8,6 @@ Under torch.compile only calls of compiled modules are seen: nothing of ours is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -20,6 +19,13 @@ MODULE = "torch"
 # Calls without gradients in a row that may be part of a step.
 TEACHERS = 4
 MAX_MODULES = 64
+
+
+class _Called(set):  # type: ignore[type-arg]
+    """Ids of modules of this process: whoever pickles a class by its content takes none along."""
+
+    def __reduce__(self) -> Any:
+        return set, ()
 
 
 class ModuleHook:
@@ -37,12 +43,16 @@ class ModuleHook:
     def __init__(self, torch: Any, state: HookState) -> None:
         self._torch = torch
         self._state = state
-        self._called: set[int] = set()
+        self._called = _Called()
         self._inside: set[int] = set()
         self._classes: list[Any] = []
         self._handle: Any = None
         self._phase = ""
         self._round = self._unlearned = 0
+
+    def __reduce__(self) -> Any:
+        """As of ``_Called``: nothing calls it there."""
+        return bool, ()
 
     def watch(self) -> None:
         """See which modules are called, up to ``watched``. Compiled ones warn of such a hook."""
@@ -56,7 +66,7 @@ class ModuleHook:
         if handle is not None:
             handle.remove()
             for kind in self._classes:
-                _hook_calls(kind, self._called, self._begin)
+                _hook_calls(kind, self._called, self)
 
     def compile(self) -> None:
         """torch.compile is in use: what it may trace is as it was."""
@@ -69,7 +79,7 @@ class ModuleHook:
 
     def see_compiled(self, module: Any) -> None:
         if not self._state.is_compiling():
-            self._begin(module, ())
+            self.begin(module, ())
 
     def _see(self, module: Any, args: Any) -> None:
         try:
@@ -83,7 +93,7 @@ class ModuleHook:
         except Exception as error:
             faults.swallow(error)
 
-    def _begin(self, module: Any, args: Any) -> None:
+    def begin(self, module: Any, args: Any) -> None:
         """A module is called by the program itself."""
         state = self._state
         try:
@@ -112,12 +122,12 @@ class ModuleHook:
             self._state.samples, self._state.tokens = samples, tokens
 
 
-def _hook_calls(kind: Any, called: set[int], begin: Callable[[Any, Any], None]) -> None:
+def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:
     """The class's own name for it, above whatever ``Module.__call__`` is at the time."""
 
     def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
         if id(module) in called:
-            begin(module, args)
+            hook.begin(module, args)
         return super(kind, module).__call__(*args, **kwargs)
 
     __call__.of_warpwatch = True  # type: ignore[attr-defined]
