@@ -2,7 +2,7 @@
 
 ``make bench ARGS=shim`` runs one of them; ``--quick`` shortens those that can be. Ends with 1 when
 one could not be measured, with one line that says why. What measures no speed has commands of its
-own: ``benchmarks.judge`` the detectors, ``benchmarks.verdicts`` the diagnosis.
+own: ``benchmarks.judge`` the detectors.
 """
 
 from __future__ import annotations

@@ -121,6 +121,7 @@ def test_a_lock_that_no_one_releases(node: LoopNode) -> None:
     assert (
         capture["diagnosis"]["summary"] == "rank 0 waits for a lock in wait_for_lock (<string>:9)"
     )
+    assert capture["diagnosis"]["verdict"] == "blocked_rank"
 
 
 @pytest.mark.parametrize("held", ["1", "0"])
@@ -166,6 +167,8 @@ def stops_in_a_collective(node: LoopNode) -> None:
     assert {"MainThread", "resting"} <= names(stacks[0])
     summary = capture["diagnosis"]["summary"]
     assert summary.startswith("rank 0 waits in all_reduce for rank 1, which is stopped"), summary
+    (finding,) = capture["diagnosis"]["findings"]
+    assert (capture["diagnosis"]["verdict"], finding["rank"]) == ("stopped_rank", 1)
     assert stacks[0]["collectives"][-1]["name"] == "gloo:all_reduce"
     # Asked again, a stopped process says no more.
     time.sleep(3)

@@ -106,10 +106,15 @@ def _others(diagnosis: Diagnosis) -> str:
 def _next(measures: Measures) -> str:
     """The next tool's command lines, to be copied; the page itself has no links."""
     rows = "".join(
-        f'<p class="soft">{safe(title)}</p><pre class="scroll">{safe(text)}</pre>'
+        f'<p class="soft">{safe(title)}</p>'
+        + (
+            f"<pre>{safe(text)}</pre>"
+            if text.startswith(handover.WHOLE)
+            else f"<p>{safe(text)}</p>"
+        )
         for title, text in handover.commands(measures)
     )
-    return f"<h2>Look closer</h2>{rows}" if rows else ""
+    return f'<h2>Look closer</h2><section class="card">{rows}</section>' if rows else ""
 
 
 def _card(finding: Finding) -> str:
