@@ -5,7 +5,15 @@ from __future__ import annotations
 from warpwatch_dashboards import links, marks, variables
 from warpwatch_dashboards.job_queries import BY_JOB, lateness
 from warpwatch_dashboards.page import Page, Row
-from warpwatch_dashboards.panels import EMPTY_WHEN_HEALTHY, at_least, at_most, bars, graph, number
+from warpwatch_dashboards.panels import (
+    EMPTY_WHEN_HEALTHY,
+    at_least,
+    at_most,
+    bars,
+    graph,
+    heat_map,
+    number,
+)
 from warpwatch_dashboards.queries import (
     AGENT,
     NODE_LEGEND,
@@ -17,6 +25,7 @@ from warpwatch_dashboards.queries import (
     of_allocations,
     of_workloads,
     rate,
+    recorded,
     series,
     total,
 )
@@ -40,6 +49,7 @@ def page() -> Page:
             variables.node(),
             variables.instance(),
             variables.namespace(),
+            variables.price(),
         ],
         annotations=marks.of_agents(),
         rows=[_NOW_ROW, _WRONG_ROW, _NODES_ROW, _WASTE_ROW, _ENERGY_ROW],
@@ -47,6 +57,7 @@ def page() -> Page:
 
 
 _UP = series("device_up", AGENT, WHOLE)
+_NODE_BUSY = recorded("node:device_busy:ratio_rate5m", f"avg by ({PLACE}) ({BUSY})")
 _IDLE = of_workloads(f"{BUSY} < bool {IDLE_RATIO}")
 _NOW_ROW = Row(
     "Now",
@@ -57,12 +68,14 @@ _NOW_ROW = Row(
             "see Warpwatch itself.",
             "none",
             Query(f"count({series('build_info')})"),
+            width=3,
         ),
         number(
             "GPUs",
             "GPUs that the agents see, those that cannot be read included.",
             "none",
             Query(f"count({_UP})"),
+            width=3,
         ),
         number(
             "GPUs lost",
@@ -71,6 +84,7 @@ _NOW_ROW = Row(
             "none",
             Query(f"sum({_UP} == bool 0)"),
             limits=at_most(1, 1),
+            width=3,
         ),
         number(
             "Active anomalies",
@@ -78,12 +92,30 @@ _NOW_ROW = Row(
             "none",
             Query(f"sum({series('anomaly_active')})"),
             limits=at_most(1),
+            width=3,
+        ),
+        number(
+            "GPU busy",
+            "Share of time in which a kernel ran, over all GPUs: how much of what is owned works.",
+            "percentunit",
+            Query(f"avg({_NODE_BUSY})"),
+            limits=at_least(0.8),
+            width=3,
+        ),
+        number(
+            "Tensor cores active",
+            "Share of cycles in which tensor cores worked, over all GPUs that have the counter. "
+            "High GPU busy and little of this: kernels run that do little.",
+            "percentunit",
+            Query(f"avg({series('device_tensor_active_ratio')})"),
+            width=3,
         ),
         number(
             "Training jobs",
             "Jobs that the agents see. 0: no training runs, or the shim is not in the job.",
             "none",
             Query(f"count(group by ({BY_JOB}) ({series('job_ranks')})) or vector(0)"),
+            width=3,
         ),
         number(
             "Idle though allocated",
@@ -92,13 +124,19 @@ _NOW_ROW = Row(
             "none",
             Query(f"sum({_IDLE}) or vector(0)"),
             limits=at_most(1),
+            width=3,
         ),
     ],
 )
 
 
+_OF_HARDWARE = 'scope="hardware"'
 _BY_KIND = total("kind", series("anomaly_active"))
 _XIDS = total(f"{PLACE}, gpu, xid", grown(series("device_xid_errors_total"), "$__range"))
+_HARDWARE = f"{series('anomaly_info', AGENT, _OF_HARDWARE)}[30d]"
+_ILL = total(f"{PLACE}, uuid, kind", f"count_over_time({_HARDWARE})")
+_SEEN = f"max by ({PLACE}) (count_over_time({series('build_info')}[30d]))"
+_AILING = f"{_ILL} / on ({PLACE}) group_left () {_SEEN}"
 _WRONG_ROW = Row(
     "What is wrong",
     [
@@ -125,6 +163,7 @@ _WRONG_ROW = Row(
             f"return), reset_required, no_permission, driver. {EMPTY_WHEN_HEALTHY}",
             [Column(f"{series('device_up')} == 0")],
             hidden=["__name__", "job"],
+            width=12,
             links=[links.node_of_row()],
         ),
         table(
@@ -132,6 +171,15 @@ _WRONG_ROW = Row(
             "What the driver reported in the time shown, by XID: docs/xids.md says what each "
             f"means and whether to drain the node. {EMPTY_WHEN_HEALTHY}",
             [Column(_XIDS, "Times")],
+            width=12,
+            links=[links.node_of_row()],
+        ),
+        table(
+            "Broken again and again",
+            "Share of the last 30 days in which a GPU or a port had an anomaly of the hardware, by "
+            f"kind, the ten with most. Have these replaced. {EMPTY_WHEN_HEALTHY}",
+            [Column(f"topk(10, {_AILING})", "Of the time", "percentunit", at_most(0.001, 0.03))],
+            width=12,
             links=[links.node_of_row()],
         ),
         graph(
@@ -141,6 +189,7 @@ _WRONG_ROW = Row(
             "1. One that stays above 10 % holds its whole job up.",
             "percentunit",
             Query(f"topk(10, {lateness(AGENT)})", f"{RANK_LEGEND}"),
+            width=12,
             limits=at_most(0.1, 0.25),
             links=[links.job_of_series()],
         ),
@@ -170,16 +219,12 @@ _NODES_ROW = Row(
             width=24,
             links=[links.node_of_row()],
         ),
-        graph(
+        heat_map(
             "GPU busy by node",
-            "Share of time in which a kernel ran, averaged over a node's GPUs, the ten least busy "
-            "nodes. Below 80 % the GPUs wait: for data, for the host, for other ranks.",
+            "Share of time in which a kernel ran, averaged over a node's GPUs. Below 80 % the GPUs "
+            "wait: for data, for the host, for other ranks.",
             "percentunit",
-            Query(f"bottomk(10, avg by ({PLACE}) ({BUSY}))", NODE_LEGEND),
-            minimum=0,
-            maximum=1,
-            limits=at_least(0.8),
-            links=[links.node_of_series()],
+            Query(_NODE_BUSY, NODE_LEGEND),
             width=12,
         ),
         graph(
@@ -196,6 +241,11 @@ _NODES_ROW = Row(
         ),
     ],
 )
+
+
+def _hours(gpus: str) -> str:
+    """Of how many there were, over the time shown."""
+    return f"sum_over_time(({gpus})[$__range:$__interval]) * $__interval_ms / 3.6e6"
 
 
 _OWNER = "cluster, namespace"
@@ -219,6 +269,16 @@ _WASTE_ROW = Row(
             width=12,
             links=[links.node_of_row()],
         ),
+        table(
+            "GPU hours",
+            "GPU hours that a namespace (of Slurm: a user) held in the time shown, and those of "
+            "them in which kernels ran; (free): that nobody held.",
+            [
+                Column(_hours(total(_OWNER, allocations())), "Held", "h"),
+                Column(_hours(total(_OWNER, of_allocations(BUSY))), "Used", "h"),
+            ],
+            width=12,
+        ),
         graph(
             "Idle GPUs by namespace",
             "Idle shares of the GPUs that a namespace holds, added up: so many of them are too "
@@ -226,7 +286,7 @@ _WASTE_ROW = Row(
             "none",
             Query(_IDLE_GPUS, "{{namespace}}"),
             stacked=True,
-            width=6,
+            width=12,
         ),
         graph(
             "GPUs by namespace",
@@ -234,13 +294,14 @@ _WASTE_ROW = Row(
             "none",
             Query(total(_OWNER, allocations()), "{{namespace}}"),
             stacked=True,
-            width=6,
+            width=12,
         ),
     ],
 )
 
 
 _JOULES = series("device_energy_joules_total", AGENT, WHOLE)
+_KWH = f"sum(increase({_JOULES}[$__range])) / 3.6e6"
 _BY_JOB = total(BY_JOB, f"increase({series('job_energy_joules_total')}[$__range])")
 _ENERGY_ROW = Row(
     "Energy",
@@ -253,13 +314,21 @@ _ENERGY_ROW = Row(
             Query(f"topk(10, {total(PLACE, rate(_JOULES))})", NODE_LEGEND),
             minimum=0,
             links=[links.node_of_series()],
-            width=12,
         ),
         number(
             "GPU energy",
-            "Energy that all GPUs used in the time shown. 3.6 MJ are 1 kWh.",
-            "joule",
-            Query(f"sum(increase({_JOULES}[$__range]))"),
+            "Energy that all GPUs used in the time shown, without host and cooling.",
+            "kwatth",
+            Query(_KWH),
+            width=4,
+            height=8,
+        ),
+        number(
+            "Cost of energy",
+            "By the price of a kilowatt-hour that is set above, in its currency.",
+            "none",
+            Query(f"{_KWH} * $price"),
+            width=4,
             height=8,
         ),
         bars(

@@ -19,6 +19,12 @@ def quantile_of_steps(quantile: float) -> str:
     return f"histogram_quantile({quantile}, {buckets})"
 
 
+def mean_of_steps() -> str:
+    """Seconds of the mean step over all ranks of a job."""
+    spent = total(BY_JOB, rate(series("step_seconds_total", JOB)))
+    return f"{spent} / {total(BY_JOB, rate(series('step_duration_seconds_count', JOB)))}"
+
+
 def step_s(where: str = JOB) -> str:
     """Mean seconds of a step, by rank."""
     sums = total(RANK_KEY, rate(series("step_duration_seconds_sum", where)))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from grafana_foundation_sdk.models import dashboard as models
 
 from warpwatch_dashboards import links, marks, variables
+from warpwatch_dashboards.by_device import by_device
 from warpwatch_dashboards.node_devices import DEVICE_ROWS
 from warpwatch_dashboards.node_host import HOST_ROWS
 from warpwatch_dashboards.node_reliability import RELIABILITY_ROWS
@@ -37,6 +38,23 @@ def page() -> Page:
             ),
         ],
     )
+
+
+def _at_a_glance() -> list[models.Panel]:
+    """Each GPU's line: how busy, how hungry, how hot, how full."""
+    used, whole = (series(f"device_memory_{of}_bytes", DEVICE) for of in ("used", "total"))
+    busy = rate(series("device_busy_seconds_total", DEVICE))
+    heat = series("device_temperature_celsius", DEVICE, 'sensor="gpu"')
+    shown = (
+        ("Use", "Share of time in which a kernel ran.", "percentunit", busy),
+        ("Power drawn", "What each GPU draws.", "watt", series("device_power_watts", DEVICE)),
+        ("Heat", "Temperature of each GPU.", "celsius", heat),
+        ("Memory full", "Memory in use by what it has.", "percentunit", f"{used} / {whole}"),
+    )
+    return [
+        graph(title, words, unit, by_device(promql, ""), minimum=0, width=6)
+        for title, words, unit, promql in shown
+    ]
 
 
 def _devices() -> models.Panel:
@@ -72,6 +90,7 @@ def _devices() -> models.Panel:
 _OVERVIEW_ROW = Row(
     "GPUs",
     [
+        *_at_a_glance(),
         _devices(),
         table(
             "Anomalies now",

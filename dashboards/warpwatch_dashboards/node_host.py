@@ -7,6 +7,7 @@ from warpwatch_dashboards.panels import at_most, graph
 from warpwatch_dashboards.queries import (
     AGENT,
     DEVICE,
+    DEVICE_KEY,
     GPU_LEGEND,
     NODE_LEGEND,
     PLACE,
@@ -21,9 +22,24 @@ _PROCESS = "{{process}} {{pid}}"
 
 _CPU = rate(series("process_cpu_seconds_total"))
 _MEMORY = series("process_resident_memory_bytes")
+_BY_POD = total(
+    f"{DEVICE_KEY}, namespace, pod",
+    f"{series('process_gpu_utilization_ratio', DEVICE)} * on ({PLACE}, pid) "
+    f"group_left (namespace, pod) {series('process_info', AGENT)}",
+)
 _PROCESSES_ROW = Row(
     "Processes on GPUs",
     [
+        graph(
+            "GPU use by pod",
+            "Share of SM time by the pod of its processes: who uses a GPU that pods share, by "
+            "time-slicing or MPS. Pods need the kubelet, and the daemon the host's processes.",
+            "percentunit",
+            Query(_BY_POD, f"{GPU_LEGEND} {{{{namespace}}}} {{{{pod}}}}"),
+            minimum=0,
+            stacked=True,
+            width=24,
+        ),
         graph(
             "GPU memory by process",
             "Device memory of each process. One that belongs to no job is left over from a "

@@ -15,7 +15,7 @@ from warpwatch_dashboards import links
 
 COLUMNS = 24
 REFRESH = "30s"
-Variable = builders.QueryVariable | builders.DatasourceVariable
+Variable = builders.QueryVariable | builders.DatasourceVariable | builders.TextBoxVariable
 
 
 @dataclass(frozen=True, slots=True)

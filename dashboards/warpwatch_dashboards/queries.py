@@ -40,6 +40,11 @@ def series(name: str, where: str = AGENT, *more: str) -> str:
     return f"{PREFIX}{name}{{{','.join((where, *more))}}}"
 
 
+def recorded(rule: str, by_hand: str, where: str = AGENT) -> str:
+    """A recording rule's series; where the rules are not loaded, what they would record."""
+    return f"({PREFIX[:-1]}:{rule}{{{where}}} or {by_hand})"
+
+
 def rate(selector: str, window: str = WINDOW) -> str:
     """Per second."""
     return f"rate({selector}[{window}])"
@@ -66,8 +71,16 @@ def by_allocation(device_expression: str) -> str:
 
 
 def workloads() -> str:
-    """1 for each container that a device is allocated to, in the chosen namespaces."""
-    return series("device_workload_info", AGENT, 'namespace=~"$namespace"')
+    """1 for each container that a device is allocated to, in the chosen namespaces.
+
+    A Slurm job is called a pod, and its user a namespace, where no container has the device.
+    """
+    slurm = series("device_slurm_job_info", AGENT, 'user=~"$namespace"')
+    named = f'label_replace({slurm}, "namespace", "$1", "user", "(.+)")'
+    named = f'label_replace({named}, "pod", "$1", "slurm_job", "(.+)")'
+    containers = series("device_workload_info", AGENT, 'namespace=~"$namespace"')
+    taken = series("device_workload_info")
+    return f"({containers} or ({named} unless on ({_ALLOCATED}) {taken}))"
 
 
 def of_workloads(device_expression: str) -> str:
@@ -78,7 +91,7 @@ def of_workloads(device_expression: str) -> str:
 def allocations() -> str:
     """1 for each container that a device is allocated to, and for each device that none has."""
     free = f'label_replace({series("device_up")}, "namespace", "(free)", "", "")'
-    taken = series("device_workload_info")
+    taken = f"({series('device_workload_info')} or {series('device_slurm_job_info')})"
     return f"({workloads()} or ({free} unless on ({_ALLOCATED}) {taken}))"
 
 

@@ -14,6 +14,7 @@ from warpwatch_dashboards.job_queries import (
     MEMORY_OF_RANKS,
     STEPS_PER_SECOND,
     in_order,
+    mean_of_steps,
     quantile_of_steps,
     share_of_steps,
     step_s,
@@ -52,21 +53,25 @@ def page() -> Page:
 
 
 _SAID = series("job_world_size", JOB)
+_RUNNING = total(BY_JOB, series("rank_up", JOB))
 _TARGETS_ROW = Row(
     "Targets",
     [
         number(
             "Ranks that run",
-            "Ranks that live now, over all nodes. Fewer than the world size: a node is not "
+            "Share of the job's world size that lives now, over all nodes. Less: a node is not "
             "watched, or ranks died.",
-            "none",
-            Query(total(BY_JOB, series("rank_up", JOB)), JOB_LEGEND),
+            "percentunit",
+            Query(f"{_RUNNING} / max by ({BY_JOB}) ({_SAID})", JOB_LEGEND),
+            limits=at_least(1),
         ),
         number(
-            "World size",
-            "Ranks that the job says it has.",
-            "none",
-            Query(f"max by ({BY_JOB}) ({_SAID})", JOB_LEGEND),
+            "Goodput",
+            "Share of its ranks' time in finished steps, without waiting for data, checkpoints, "
+            "evaluation, hangs and restarts: docs/alerts.md. Needs the recording rules.",
+            "percentunit",
+            Query(f"warpwatch:job:goodput:ratio_rate10m and on ({BY_JOB}) {_RUNNING}", JOB_LEGEND),
+            limits=at_least(0.8),
         ),
         number(
             "GPU busy",
@@ -109,13 +114,13 @@ _STEPS_ROW = Row(
     [
         graph(
             "Step time",
-            "Percentiles over the steps of all ranks. A step up of all lines is a regression; "
-            "p99 alone rises with checkpoints, evaluation and lone slow steps.",
+            "The mean over the steps of all ranks, and percentiles, which move from bucket to "
+            "bucket. A mean that rises by a few per cent and stays is a regression; p99 alone "
+            "rises with checkpoints, evaluation and lone slow steps.",
             "s",
-            *(
-                Query(quantile_of_steps(quantile), f"{JOB_LEGEND} {name}")
-                for name, quantile in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-            ),
+            Query(mean_of_steps(), f"{JOB_LEGEND} mean"),
+            Query(quantile_of_steps(0.5), f"{JOB_LEGEND} p50"),
+            Query(quantile_of_steps(0.99), f"{JOB_LEGEND} p99"),
             minimum=0,
             width=12,
         ),

@@ -70,6 +70,10 @@ def job() -> builders.QueryVariable:
     return variable.regex('/training_job="([^"]+)"/')
 
 
+def price() -> builders.TextBoxVariable:
+    return builders.TextBoxVariable("price").label("Price of 1 kWh").default_value("0.15")
+
+
 def rank() -> builders.QueryVariable:
     return _all(_many("rank", "Rank", _values("rank_info", JOB, "rank")))
 

@@ -22,7 +22,7 @@ _MINIMAL = """
 _FULL_ONLY = """
     nvlink_link_up nvlink_receive_bytes_per_second nvlink_transmit_bytes_per_second
     pcie_receive_bytes_per_second pcie_transmit_bytes_per_second pcie_errors_total
-    ecc_location_errors_total row_remap_banks retired_pages retired_pages_pending
+    ecc_location_errors_total row_remap_banks
     violation_seconds_total temperature_margin_threshold_celsius power_instant_watts
     power_limit_default_watts power_limit_min_watts power_limit_max_watts
     bar1_memory_used_bytes bar1_memory_free_bytes bar1_memory_total_bytes

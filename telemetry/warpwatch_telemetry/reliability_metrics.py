@@ -75,6 +75,16 @@ _LINKS = (
         "fields 38, 45, 52, 59; 208, 215",
         "type",
     ),
+    _row(
+        "nvlink_fabric_state",
+        "Registration with the NVLink fabric: 1 not begun, 2 going on, 3 completed.",
+        "nvmlDeviceGetGpuFabricInfoV",
+    ),
+    _row(
+        "nvlink_fabric_healthy",
+        "0: the fabric is unhealthy or of limited capacity for this device.",
+        "nvmlDeviceGetGpuFabricInfoV healthSummary",
+    ),
     _row("nvlink_links", "NVLinks that the device has.", "nvmlDeviceGetNvLinkState"),
     _row("nvlink_links_up", "NVLinks that are up.", "nvmlDeviceGetNvLinkState"),
     _row("nvlink_link_up", "Whether an NVLink is up.", "nvmlDeviceGetNvLinkState", "link"),

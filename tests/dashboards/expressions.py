@@ -23,6 +23,8 @@ TIMES = {
     "__interval": "5s",
     "__range": "60s",
     "__range_s": "60",
+    "__interval_ms": "5000",
+    "price": "0.15",
 }
 
 

@@ -10,10 +10,12 @@ import re
 
 import promql_parser as promql
 
+from warpwatch_dashboards import rule_files
 from warpwatch_telemetry.catalogue import CATALOGUE
 
 # What Prometheus and the chart's monitors add to every series.
 TARGET = {"instance", "job", "cluster", "node"}
+RECORDED = {rule.name: rule.expression for rule in rule_files.recordings()}
 KEEPING = {"topk", "bottomk"}
 SETS = {"and", "unless"}
 
@@ -26,6 +28,8 @@ def labels_of(expression: promql.Expr | None) -> set[str]:
             return _of_selector(expression.vector_selector)
         case promql.AggregateExpr():
             return _of_aggregation(expression)
+        case promql.SubqueryExpr():
+            return labels_of(expression.expr)
         case promql.Call():
             return _of_call(expression)
         case promql.BinaryExpr():
@@ -47,6 +51,8 @@ def _of_selector(selector: promql.VectorSelector) -> set[str]:
 def _metric_labels(name: str) -> set[str]:
     if name == "up":
         return set()
+    if name in RECORDED:
+        return labels_of(promql.parse(RECORDED[name]))
     short = name.removeprefix("warpwatch_")
     part = re.fullmatch(r"(.+)_(bucket|sum|count)", short)
     if part and part[1] in CATALOGUE and CATALOGUE[part[1]].kind == "histogram":

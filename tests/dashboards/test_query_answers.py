@@ -12,7 +12,7 @@ import yaml
 from tests.dashboards.conftest import Promtool
 from tests.dashboards.expressions import ALL, dashboards, expressions, substituted
 from warpwatch_dashboards.job_queries import STEPS_PER_SECOND, in_order, of_ranks, own_s
-from warpwatch_dashboards.queries import grown, of_allocations, of_workloads
+from warpwatch_dashboards.queries import allocations, grown, of_allocations, of_workloads
 
 CHOSEN = {
     "cluster": ALL,
@@ -97,6 +97,20 @@ def test_a_device_has_one_value_while_its_pod_changes(answers: Any) -> None:
     }
     for promql in (of_workloads(BUSY), of_allocations(BUSY), of_ranks(BUSY)):
         answers(f"count({promql})", 14, series, {"{}": 1})
+
+
+def test_a_gpu_of_a_slurm_job_is_its_users_and_not_free(answers: Any) -> None:
+    where = 'instance="a", uuid="GPU-0"'
+    series = {
+        f"warpwatch_device_up{{{where}}}": "1x20",
+        'warpwatch_device_up{instance="a", uuid="GPU-1"}': "1x20",
+        f'warpwatch_device_slurm_job_info{{{where}, slurm_job="42", user="ann"}}': "1x20",
+        f"warpwatch_device_busy_seconds_total{{{where}}}": "0x20",
+    }
+    held = {'{namespace="ann"}': 1.0, '{namespace="(free)"}': 1.0}
+    answers(f"sum by (namespace) ({allocations()})", 12, series, held)
+    idle = f"sum by (namespace, pod) ({of_workloads(f'{BUSY} < bool 0.05')})"
+    answers(idle, 12, series, {'{namespace="ann", pod="42"}': 1})
 
 
 def test_own_time_is_without_checkpoints_and_evaluation(answers: Any) -> None:

@@ -82,6 +82,7 @@ HOPPER = {
     "jpeg_utilization_ratio",
     "ofa_utilization_ratio",
 }
+FABRIC = {"nvlink_fabric_state", "nvlink_fabric_healthy"}
 OLD = {
     "temperature_threshold_celsius{threshold=gpu_max}",
     "retired_pages{cause=double_bit}",
@@ -99,8 +100,8 @@ SUPPORTED = {
     },
     "t4": ALWAYS | OLD | {"ecc_mode"},
     "a100": ALWAYS | (HOPPER - {f for f in HOPPER if "margin" in f or "link=17" in f}),
-    "h100": ALWAYS | HOPPER | {"temperature_threshold_celsius{threshold=slowdown}"},
-    "b200": ALWAYS | HOPPER | {"nvlink_errors_total{type=receive}"},
+    "h100": ALWAYS | HOPPER | FABRIC | {"temperature_threshold_celsius{threshold=slowdown}"},
+    "b200": ALWAYS | HOPPER | FABRIC | {"nvlink_errors_total{type=receive}"},
     "rtx4090": ALWAYS | {"fan_speed_ratio{fan=1}", "power_instant_watts"},
 }
 NEWER = {

@@ -42,7 +42,7 @@ def test_the_exposition_of_a_full_state_is_the_golden_one(golden: Golden) -> Non
     golden("metrics.prom", render(full_state()))
 
 
-@pytest.mark.parametrize(("profile", "series"), [("minimal", 31), ("default", 86), ("full", 163)])
+@pytest.mark.parametrize(("profile", "series"), [("minimal", 31), ("default", 91), ("full", 165)])
 def test_promtool_has_nothing_to_say(profile: Profile, series: int) -> None:
     one = State(time=TIME, version="1", hostname="node-1", devices=simulated(1))
     lines = render(one, Options(profile=profile)).splitlines()

@@ -6,6 +6,7 @@ that means is decided by the schedule that runs them.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -57,6 +58,8 @@ def slow_readers(fans: int) -> Iterable[Reader]:
     for fan in range(fans):
         yield Reader("fan_speed", _fan_speed(fan), SLOWER_S)
     yield Reader("row_remap_banks", _row_remap_banks, RARE_S)
+    fabric = (pynvml.c_nvmlGpuFabricInfo_v3_t, pynvml.c_nvmlGpuFabricInfo_v2_t)
+    yield Reader("fabric", _first_of(*map(_fabric, fabric)), SLOWER_S)
     yield Reader("vgpu_license", _vgpu_licensed, RARE_S)
 
 
@@ -196,6 +199,24 @@ def _vgpu_licensed(handle: Any) -> Values:
         features = answer.gridLicensableFeatures[: answer.licensableFeaturesCount]
         licensed = any(feature.featureState for feature in features)
     return {key_of("vgpu_licensed"): int(licensed)}
+
+
+def _fabric(version: Callable[[], Any]) -> Read:
+    """Nothing of a GPU that is on no NVLink fabric; older drivers do not sum its health up."""
+
+    def read(handle: Any) -> Values:
+        info = version()
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+        values: dict[SeriesKey, float] = {}
+        if info.state != pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+            values[key_of("nvlink_fabric_state")] = info.state
+        health = getattr(info, "healthSummary", 0)
+        if health != pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED:
+            healthy = pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY
+            values[key_of("nvlink_fabric_healthy")] = int(health == healthy)
+        return values
+
+    return read
 
 
 def _share_of(engine: str) -> Callable[[Any], float]:

@@ -253,6 +253,8 @@ class SimulatedDevice:
                 values[f"device_{way}_bytes_total", ()] = int(self._moved[way])
                 values[f"device_{way}_bytes_per_second", ()] = int(self._rates[way])
         if self._profile.nvlinks:
+            values["device_nvlink_fabric_state", ()] = 3
+            values["device_nvlink_fabric_healthy", ()] = 1
             for error in NVLINK_ERRORS:
                 values["device_nvlink_errors_total", (error,)] = 0
         for link in range(self._profile.nvlinks):

@@ -27,7 +27,6 @@ SHOWN = {
         "Now",
         "Anomalies now",
         "Stragglers across nodes",
-        "GPU busy by node",
         "GPU memory by node",
         "Power by node",
         "GPU energy",

@@ -19,6 +19,7 @@ from warpwatch_telemetry.dcgm_names import DCGM_NAMES
 Golden = Callable[[str, bytes], None]
 
 PROFILES = ("v100", "a100", "a100-mig", "h100", "b200", "rtx4090", "t4")
+EVERYTHING = {"prometheus": {"dcgm_names": True, "profile": "full"}}
 # Gauges that move with time; counters do anyway.
 MOVING = re.compile(r"bytes_per_second|timestamp_seconds")
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -35,7 +36,7 @@ def scrape(fake_nvml: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         driver.processes(gpu, "4194303/1024")
     driver.mig(PROFILES.index("a100-mig"), "default")
     driver.processes(PROFILES.index("a100-mig"))
-    with device_node(folder, driver, exporters={"prometheus": {"dcgm_names": True}}) as node:
+    with device_node(folder, driver, exporters=EVERYTHING) as node:
         wait_all_up(node, len(PROFILES))
         pages: list[frozenset[str]] = []
 
@@ -115,8 +116,8 @@ def test_what_a_kind_of_gpu_does_not_know_is_absent(scrape: str) -> None:
     assert "remapped_rows" in _names(scrape, "a100")
     assert "fan_speed_ratio" in _names(scrape, "rtx4090")
     assert "fan_speed_ratio" not in _names(scrape, "h100")
-    assert "nvlink_link_up" in _names(scrape, "h100")
-    assert "nvlink_link_up" not in _names(scrape, "t4")
+    assert "nvlink_links_up" in _names(scrape, "h100")
+    assert "nvlink_links_up" not in _names(scrape, "t4")
 
 
 @pytest.mark.parametrize("name", ["h100", "b200"])
