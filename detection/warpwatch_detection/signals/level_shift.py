@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from warpwatch_detection.budget import deviations
 from warpwatch_detection.signals.signal_history import (
+    KEPT,
     LOOKS,
     REFERENCE,
     WINDOWS,
@@ -43,8 +44,8 @@ PEAK_SAMPLES = 4000
 # halving below 40 samples, where the central limit theorem has not done its work yet.
 TAIL_DEVIATIONS = 1.0
 TAIL_SAMPLES = 40
-# No step time is steadier than this (near-constant series have no noise to learn).
-MIN_DEVIATION = 0.002
+# Jobs settle by 5 % in their first 400 steps; that is not the noise of what follows.
+SETTLING_SAMPLES = 400
 # Neighbouring samples of independent normal noise differ by 2 sigma / sqrt(pi) in the mean.
 SIGMA_PER_CHANGE = math.sqrt(math.pi) / 2
 # A trimmed mean's standard deviation over that of the mean, for normal noise.
@@ -52,36 +53,67 @@ TRIM_LOSS = 1.27
 
 
 @dataclass(slots=True)
-class WindowNoise:
-    """How a window's difference varied in health. Variance about zero, of ``count`` differences.
+class Noise:
+    """Of differences in health: their variance about zero, of ``count``, and its root."""
 
-    deviation: its root. waiting: the newest differences, learned later when no shift has
-    followed; so a slow rise does not teach its own limit. peak: the largest that was learned.
-    """
-
-    window: int
     count: int = 0
     variance: float = 0.0
     deviation: float = 0.0
+
+    def learn(self, difference: float, most: int) -> None:
+        self.count = min(self.count + 1, most)
+        if self.count > MIN_LEARNED:
+            # A fault that stayed just below the limit must not make its own limit.
+            cut = LEARNED_DEVIATIONS * self.deviation
+            difference = min(max(difference, -cut), cut)
+        self.variance += (difference * difference - self.variance) / self.count
+        self.deviation = math.sqrt(self.variance)
+
+    def reach(self, quantile: float, tail: float, least: int = MIN_LEARNED) -> float:
+        """What chance may do; infinite while fewer than ``least`` differences are known."""
+        if self.count < least:
+            return math.inf
+        return (student(quantile, self.count) + tail) * self.deviation
+
+
+@dataclass(slots=True)
+class WindowNoise:
+    """How a window's difference varied in health: ever, and since the job has settled.
+
+    waiting: the newest differences, learned later when no shift has followed; so a slow rise does
+    not teach its own limit. peak: the largest that was learned.
+    """
+
+    window: int
+    ever: Noise = field(default_factory=Noise)
+    settled: Noise = field(default_factory=Noise)
     peak: float = 0.0
     waiting: list[float] = field(default_factory=list)
 
-    def learn(self, difference: float) -> None:
-        """Every half window: takes in the difference that has waited long enough."""
+    @property
+    def known(self) -> bool:
+        return self.ever.count >= MIN_LEARNED
+
+    def learn(self, difference: float, samples: int) -> None:
+        """Every half window: takes in the difference that has waited long enough.
+
+        ``samples``: of the job so far.
+        """
         self.waiting.append(difference)
         if len(self.waiting) <= WAITING:
             return
         healthy = self.waiting.pop(0)
         least, most = MEMORY_COUNTS
-        if self.count < max(least, min(most, 2 * MEMORY_SAMPLES // self.window)):
-            self.count += 1
-        if self.count > MIN_LEARNED:
-            # A fault that stayed just below the limit must not make its own limit.
-            cut = LEARNED_DEVIATIONS * self.deviation
-            healthy = min(max(healthy, -cut), cut)
-        self.variance += (healthy * healthy - self.variance) / self.count
-        self.deviation = math.sqrt(self.variance)
+        count = max(least, min(most, 2 * MEMORY_SAMPLES // self.window))
+        self.ever.learn(healthy, count)
+        if samples > SETTLING_SAMPLES + 2 * self.window:
+            self.settled.learn(healthy, count)
         self.peak = max(abs(healthy), self.peak * (1 - self.window / PEAK_SAMPLES))
+
+    def reach(self, quantile: float, tail: float) -> float:
+        # What wanders as slowly as window and reference are long must have shown itself.
+        settled = self.settled.reach(quantile, tail, 2 * KEPT // self.window)
+        return min(self.ever.reach(quantile, tail), settled)
 
 
 @dataclass(slots=True)
@@ -142,7 +174,7 @@ class LevelShift:
         """Of ``difference``, by what is known now; infinite while that is nothing."""
         if not self.ready:
             return math.inf
-        noise = self.deviation(rate, self.looked) + MIN_DEVIATION
+        noise = self.deviation(rate, self.looked)
         # A shift is larger than what went away by itself.
         past = self.noises[self.looked].peak
         return max(least_effect(WINDOWS[self.looked]), self.scale * max(noise, past))
@@ -150,9 +182,9 @@ class LevelShift:
     def least_limit(self, rate: float) -> float:
         """A lasting rise of so much is found in one of the windows whose noise is known."""
         return min(
-            max(least_effect(noise.window), self.deviation(rate, index) + MIN_DEVIATION, noise.peak)
+            max(least_effect(noise.window), self.deviation(rate, index), noise.peak)
             for index, noise in enumerate(self.noises)
-            if noise.count >= MIN_LEARNED
+            if noise.known
         )
 
     def deviation(self, rate: float, index: int = len(WINDOWS) - 1) -> float:
@@ -163,14 +195,7 @@ class LevelShift:
         """
         window = WINDOWS[index]
         quantile, tail = quantile_of(window, rate), tail_of(window)
-        learned = min(
-            [
-                (student(quantile, noise.count) + tail) * noise.deviation
-                for noise in self.noises[: index + 1]
-                if noise.count >= MIN_LEARNED
-            ],
-            default=math.inf,
-        )
+        learned = min([noise.reach(quantile, tail) for noise in self.noises[: index + 1]])
         sigma = SIGMA_PER_CHANGE * self.samples.change * TRIM_LOSS
         return max(learned, (quantile + tail) * sigma * math.sqrt(1 / window + 1 / REFERENCE))
 
@@ -178,7 +203,7 @@ class LevelShift:
         index = WINDOWS.index(window)
         noise, before = self.noises[index], len(self.samples.values) - window
         scale = 1.0 if before >= REFERENCE else scale_of(window, before)
-        if noise.count >= MIN_LEARNED:
+        if noise.known:
             self.difference, self.looked, self.scale = difference, index, scale
             # Most differences are far below the part of the limit that is known at once.
             least = least_effect(window)
@@ -189,7 +214,7 @@ class LevelShift:
                     level_before = self.samples.references.before(window)
                     return Shift(level_before, difference, limit, window)
         if self.samples.count % (window // 2) < window // LOOKS:
-            noise.learn(difference / scale)
+            noise.learn(difference / scale, self.samples.count)
         return None
 
 
