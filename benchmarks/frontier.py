@@ -29,7 +29,7 @@ PLOT = ROOT / "docs/images/frontier.svg"
 BUDGETS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 SEED = 500
 SIMULATED = 8
-HEALTHY = 3
+HEALTHY = PLACEMENTS = 3
 # Blocks are longer than the longest window with its reference; each has the run's own level.
 BLOCK, STEPS, HEAD = 400, 3500, 30
 INJECTED = (("shift", 0.05), ("shift", 0.10), ("ramp", 0.10))
@@ -69,7 +69,8 @@ def cases(steps: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         runs = sorted({int(row["run_id"]) for row in csv.DictReader(lines)})
     for run in runs:
         for inject, size in INJECTED:
-            yield f"real {inject}{size:.0%}", steps.real(run, inject, size, SEED, table)
+            for seed in range(PLACEMENTS):
+                yield f"real {inject}{size:.0%}", steps.real(run, inject, size, SEED + seed, table)
         whole = steps.real(run, "none", 0, 0, table)
         yield from (("healthy", resampled(steps, whole, run, seed)) for seed in range(HEALTHY))
     for seed in range(SIMULATED):

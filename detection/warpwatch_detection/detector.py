@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from functools import cache
+from types import GenericAlias
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import msgspec
@@ -45,6 +47,11 @@ class JobStep(msgspec.Struct, frozen=True):
     tokens: Mapping[int, int] = {}
     samples: Mapping[int, int] = {}
     work: float = 0.0
+
+    def found(self, **said: Any) -> Found:
+        """What is found of the job at this step; ``said``: the fields that are not the step's."""
+        fields = self.job_id.fields()
+        return Found(time=self.time, severity="warning", step=self.step, **fields, **said)
 
 
 Observation = Record | JobStep
@@ -148,6 +155,18 @@ def is_waiting(detector: Detector) -> bool:
     return hasattr(detector.state, "deadline")
 
 
+@cache
+def state_of(name: str, key: type, each: type, **numbers: float) -> Callable[[], Any]:
+    """The type of a state: a dict ``name`` of ``each`` by ``key``, and ``numbers``."""
+    known: tuple[str, Any, Any] = (
+        name,
+        GenericAlias(dict, (key, each)),
+        field(default_factory=dict),
+    )
+    more = [(number, float, value) for number, value in numbers.items()]
+    return make_dataclass(f"{each.__name__}s", [known, *more], slots=True)
+
+
 class JobState(Protocol):
     """What a detector remembers of one job. index: of its newest step; on: something is found."""
 
@@ -163,19 +182,15 @@ J = TypeVar("J", bound=JobState)
 class JobDetector(Detector, Generic[J]):
     """A detector that judges steps of jobs, which vary in health as well.
 
-    state_type: of its state, which has ``jobs``, by name.
+    job_type: what it remembers of a job.
     """
 
     reads: tuple[type, ...] = (JobStep,)
-    state_type: type
+    job_type: type[J]
 
     def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
         self._rate_per_s = rate_per_s(self.kind, false_alarms_per_job_day)
-        self.state = self.state_type()
-
-    @abstractmethod
-    def begin(self) -> J:
-        """The state of a job of which nothing was seen."""
+        self.state = state_of("jobs", JobId, self.job_type)()
 
     @abstractmethod
     def judge(self, job: J, seen: JobStep) -> Iterable[Verdict]: ...
@@ -188,7 +203,7 @@ class JobDetector(Detector, Generic[J]):
             job.index = index
             return self.judge(job, seen)
         # The job was restarted: maybe on other machines, with other work.
-        restarted = jobs[seen.job_id] = self.begin()
+        restarted = jobs[seen.job_id] = self.job_type()
         restarted.index = seen.index
         verdicts = self.judge(restarted, seen)
         return (Fine(seen.time, seen.job_id), *verdicts) if job is not None and job.on else verdicts

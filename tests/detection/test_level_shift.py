@@ -61,6 +61,13 @@ def test_a_fall_is_found_once_and_its_end_is_a_rise():
     assert [shift.difference > 0 for _, shift in shifts(values)] == [False, True]
 
 
+def test_a_job_that_has_settled_by_eight_percent_hides_no_five_percent_later():
+    source = random.Random(7)
+    settled = [0.08 * min(n / 400, 1.0) + source.gauss(0, 0.01) for n in range(1400)]
+    ((found, _),) = shifts([x + 0.05 * (n >= 1200) for n, x in enumerate(settled)])
+    assert 1210 <= found <= 1250
+
+
 def test_short_windows_ask_for_more_deviations_and_little_data_for_more_still():
     assert quantile_of(12, 1e-6) > quantile_of(40, 1e-6) > quantile_of(140, 1e-6) > 3.5
     assert student(4.0, 10) > student(4.0, 60) > 4.0

@@ -53,11 +53,7 @@ class CommSlow(ShiftDetector):
 
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
         value_s, baseline_s = level * job.typical_s, rise.baseline * job.typical_s
-        return Found(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            step=seen.step,
+        return seen.found(
             begin_step=rise.begin_step,
             value=value_s,
             baseline=baseline_s,

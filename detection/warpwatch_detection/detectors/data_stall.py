@@ -128,18 +128,9 @@ class JobWaits:
         return waited_s / total_s if total_s > 0 else 0.0
 
 
-@dataclass(slots=True)
-class DataStallState:
-    jobs: dict[JobId, JobWaits] = field(default_factory=dict)
-
-
 class DataStall(JobDetector[JobWaits]):
     kind = "data_stall"
-
-    state_type = DataStallState
-
-    def begin(self) -> JobWaits:
-        return JobWaits()
+    job_type = JobWaits
 
     def judge(self, job: JobWaits, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < WARMUP_STEPS:
@@ -230,12 +221,8 @@ class DataStall(JobDetector[JobWaits]):
         baseline = None if rank.from_start else rank.baseline.center
         who = f"rank {worst} waits" if len(stalled) == 1 else f"{len(stalled)} ranks wait"
         before = "from the start" if baseline is None else f"instead of {100 * baseline:.0f} %"
-        return Found(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
+        return seen.found(
             rank=worst if len(stalled) == 1 and len(job.ranks) > 1 else None,
-            step=seen.step,
             begin_step=rank.begin_step,
             value=min(level, 1.0),
             baseline=baseline,

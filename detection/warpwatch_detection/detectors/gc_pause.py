@@ -96,24 +96,15 @@ class JobPauses:
         return rank.regular.pause_s / between_s if between_s > 0 else 0.0
 
 
-@dataclass(slots=True)
-class GcPauseState:
-    jobs: dict[JobId, JobPauses] = field(default_factory=dict)
-
-
 class GcPause(JobDetector[JobPauses]):
     kind = "gc_pause"
     reads = (JobStep, RankEvent)
-
-    state_type = GcPauseState
+    job_type = JobPauses
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
         if isinstance(seen, RankEvent):
             return self._event(seen) if seen.event == "gc_pause" else ()
         return super().observe(seen)
-
-    def begin(self) -> JobPauses:
-        return JobPauses()
 
     def judge(self, job: JobPauses, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < WARMUP_STEPS:

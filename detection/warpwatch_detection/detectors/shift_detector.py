@@ -47,20 +47,12 @@ class ShiftJob:
         return self.rise is not None
 
 
-@dataclass(slots=True)
-class ShiftState:
-    jobs: dict[JobId, ShiftJob] = field(default_factory=dict)
-
-
 class ShiftDetector(JobDetector[ShiftJob]):
     """A detector says ``judged``, ``sample``, ``confirms`` and ``found``; the rest is here."""
 
     judged: str
 
-    state_type = ShiftState
-
-    def begin(self) -> ShiftJob:
-        return ShiftJob()
+    job_type = ShiftJob
 
     @abstractmethod
     def sample(self, job: ShiftJob, seen: JobStep) -> float | None:

@@ -14,7 +14,6 @@ from warpwatch_detection.signals.rise import Rise
 from warpwatch_detection.signals.signal_history import level
 from warpwatch_detection.signals.step_signal import StepSignal
 from warpwatch_telemetry.anomalies import Found
-from warpwatch_telemetry.jobs import JobId
 
 # Jobs settle by 5 % in their first 400 steps.
 DRIFT_EFFECT = 0.06
@@ -76,23 +75,14 @@ class DriftJob:
             self.anchored += 1
 
 
-@dataclass(slots=True)
-class DriftState:
-    jobs: dict[JobId, DriftJob] = field(default_factory=dict)
-
-
 class StepDrift(JobDetector[DriftJob]):
     kind = "step_drift"
-
-    state_type = DriftState
+    job_type = DriftJob
 
     def __init__(self, false_alarms_per_job_day: float = FALSE_ALARMS_PER_JOB_DAY) -> None:
         super().__init__(false_alarms_per_job_day)
         # What is a shift there is no drift here.
         self._shifts_per_s = rate_per_s("step_regression", false_alarms_per_job_day)
-
-    def begin(self) -> DriftJob:
-        return DriftJob()
 
     def judge(self, job: DriftJob, seen: JobStep) -> Iterable[Verdict]:
         value = job.signal.add(seen, seen.common_s)
@@ -157,11 +147,7 @@ class StepDrift(JobDetector[DriftJob]):
     @staticmethod
     def _found(job: DriftJob, rise: Rise, seen: JobStep) -> Found:
         value_s, baseline_s = math.exp(mean(job.blocks[-NOW:])), math.exp(rise.baseline)
-        return Found(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            step=seen.step,
+        return seen.found(
             begin_step=rise.begin_step,
             value=value_s,
             baseline=baseline_s,

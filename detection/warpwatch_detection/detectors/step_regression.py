@@ -21,11 +21,7 @@ class StepRegression(ShiftDetector):
 
     def found(self, job: ShiftJob, rise: Rise, level: float, seen: JobStep) -> Found:
         value_s, baseline_s = math.exp(level), math.exp(rise.baseline)
-        return Found(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            step=seen.step,
+        return seen.found(
             begin_step=rise.begin_step,
             value=value_s,
             baseline=baseline_s,

@@ -21,7 +21,6 @@ from warpwatch_detection.detector import (
 )
 from warpwatch_detection.signals.step_work import StepWork
 from warpwatch_telemetry.anomalies import Found
-from warpwatch_telemetry.jobs import JobId
 
 # A slow step is 15 % and 20 ms longer than normal, beyond what scheduling of the operating system
 # does, and 3.5 deviations, 1 in 4,000 steps of normal noise.
@@ -92,18 +91,9 @@ class SpikesJob:
     nearest_step: int | None = None
 
 
-@dataclass(slots=True)
-class SpikesState:
-    jobs: dict[JobId, SpikesJob] = field(default_factory=dict)
-
-
 class StepSpikes(JobDetector[SpikesJob]):
     kind = "step_spikes"
-
-    state_type = SpikesState
-
-    def begin(self) -> SpikesJob:
-        return SpikesJob()
+    job_type = SpikesJob
 
     def judge(self, job: SpikesJob, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < WARMUP_STEPS or seen.common_s <= 0:
@@ -226,11 +216,7 @@ class StepSpikes(JobDetector[SpikesJob]):
 
     def _found(self, job: SpikesJob, seen: JobStep) -> Found:
         slower = 100 * math.expm1(job.excess)
-        return Found(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
-            step=seen.step,
+        return seen.found(
             begin_step=job.began,
             value=job.recent,
             baseline=job.rate,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from warpwatch_detection.budget import deviations
 from warpwatch_detection.detector import (
@@ -61,18 +60,9 @@ START_JUMP = math.log(1.25)
 FORGET_BLOCKS = 5
 
 
-@dataclass(slots=True)
-class StragglerState:
-    jobs: dict[JobId, JobLevels] = field(default_factory=dict)
-
-
 class Straggler(JobDetector[JobLevels]):
     kind = "straggler"
-
-    state_type = StragglerState
-
-    def begin(self) -> JobLevels:
-        return JobLevels()
+    job_type = JobLevels
 
     def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < WARMUP_STEPS or len(seen.compute_s) < 2:
@@ -234,12 +224,8 @@ class Straggler(JobDetector[JobLevels]):
         # What the rank's own way always was belongs to what it is compared with.
         usual_s = math.exp(job.references[worst] + rank.baseline.center)
         longer = math.expm1(rank.rise)
-        return Found(
-            time=seen.time,
-            severity="warning",
-            **seen.job_id.fields(),
+        return seen.found(
             rank=worst if len(slow) == 1 else None,
-            step=seen.step,
             begin_step=0 if rank.from_start else rank.begin_step,
             value=usual_s * (1 + longer),
             baseline=usual_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
@@ -51,21 +51,13 @@ class ClockDevice(Watched):
     held_time: float = -NEVER
 
 
-@dataclass(slots=True)
-class ClockState:
-    devices: dict[str, ClockDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 class ClockDrop(DeviceWatch[ClockDevice]):
     """A reason that the driver gives explains a lower clock: power, heat, clocks that were set."""
 
     kind = "clock_drop"
+    device_type = ClockDevice
     unknown = "not enough load yet without a reason for lower clocks"
     hold_s, clear_s = HOLD_S, CLEAR_S
-
-    def __init__(self) -> None:
-        super().__init__(ClockState(), ClockDevice)
 
     def examine(self, device: ClockDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time

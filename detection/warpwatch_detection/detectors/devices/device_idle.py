@@ -47,12 +47,14 @@ class IdleState:
 
 class DeviceIdle(DeviceWatch[IdleDevice]):
     kind = "device_idle"
+    device_type = IdleDevice
     reads = (DeviceReading, RankSeen, RankEvent, End)
     unknown = "the GPU reports neither its utilization nor who uses it"
     clear_s = CLEAR_S
 
     def __init__(self, config: DeviceIdleConfig) -> None:
-        super().__init__(IdleState(), IdleDevice)
+        super().__init__()
+        self.state = IdleState()
         self.hold_s = config.after_s
 
     def observe(self, seen: Observation) -> Iterable[Verdict]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from warpwatch_detection.detector import NEVER, Fine, Observation, Verdict
+from warpwatch_detection.detector import NEVER, Fine, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
-from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched, remembered
+from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import DeviceReading
 
@@ -54,13 +55,6 @@ class LostDevice(Watched):
         return max(PAUSE_S, PAUSE_READINGS * self.interval_s)
 
 
-@dataclass(slots=True)
-class LostState:
-    devices: dict[str, LostDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-    looked: float = -NEVER
-
-
 class DeviceLost(DeviceWatch[LostDevice]):
     """One that is expected is remembered over restarts, so that a missing one is noticed.
 
@@ -69,23 +63,23 @@ class DeviceLost(DeviceWatch[LostDevice]):
     """
 
     kind = "device_lost"
+    device_type = LostDevice
     stale_s = NEVER
     hold_s, clear_s = HOLD_S, CLEAR_S
 
     def __init__(self) -> None:
-        super().__init__(LostState(), LostDevice)
+        super().__init__()
+        self._looked = -NEVER
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if type(seen) is not DeviceReading:
-            return ()
-        device = remembered(self.state.devices, seen.device, self._new)
+    def observe(self, seen: Any) -> Iterable[Verdict]:
+        device = self.device(seen.device)
         symptom = self.examine(device, seen)
         verdicts: list[Verdict] = []
         if symptom is not None:
             hold_s = self.hold_s if device.reason in LOST else SILENT_S
             verdicts.extend(self.follow(seen.device, device, symptom, seen.time, hold_s))
-        if abs(seen.time - self.state.looked) >= CHECK_INTERVAL_S:
-            self.state.looked = seen.time
+        if abs(seen.time - self._looked) >= CHECK_INTERVAL_S:
+            self._looked = seen.time
             verdicts.extend(self._look_for_silent(seen.time))
         return verdicts
 

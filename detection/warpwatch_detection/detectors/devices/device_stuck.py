@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
 from warpwatch_telemetry.anomalies import Severity
@@ -22,18 +21,10 @@ class StuckDevice(Watched):
     well: float | None = None
 
 
-@dataclass(slots=True)
-class StuckState:
-    devices: dict[str, StuckDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 class DeviceStuck(DeviceWatch[StuckDevice]):
     kind = "device_stuck"
+    device_type = StuckDevice
     clear_s = CLEAR_S
-
-    def __init__(self) -> None:
-        super().__init__(StuckState(), StuckDevice)
 
     def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
         """Whatever else is said of a device, its call has come back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import series
@@ -23,11 +23,6 @@ class EccDevice(Watched):
     fresh: float = 0.0
 
 
-@dataclass(slots=True)
-class EccState:
-    devices: dict[str, EccDevice] = field(default_factory=dict)
-
-
 class EccUncorrectable(DeviceEvents[EccDevice]):
     """Growth of the count since the driver was loaded; where there is none, of the device's life.
 
@@ -35,10 +30,11 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
     """
 
     kind = "ecc_uncorrectable"
+    device_type = EccDevice
     unknown = "the GPU does not count memory errors (no ECC, or switched off)"
 
     def __init__(self, hold_s: float) -> None:
-        super().__init__(EccState(), EccDevice)
+        super().__init__()
         self._hold_s = hold_s
 
     def examine(self, device: EccDevice, seen: DeviceReading) -> Found | None:

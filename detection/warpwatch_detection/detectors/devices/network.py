@@ -33,12 +33,6 @@ class PortDevice(Watched):
     grave_time: float = -NEVER
 
 
-@dataclass(slots=True)
-class PortState:
-    devices: dict[str, PortDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 def _key(name: str, port: str, *labels: str) -> SeriesKey:
     return f"network_port_{name}", (*port.split("/"), *labels)
 
@@ -47,13 +41,11 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
     """A port that never was up is not connected."""
 
     kind = "network_link_down"
+    device_type = PortDevice
     reads = (PortReading,)
     unknown = "no port of a network device that was up"
     clear_s = CLEAR_S
     hold_s = DOWN_S
-
-    def __init__(self) -> None:
-        super().__init__(PortState(), PortDevice)
 
     def examine(self, device: PortDevice, seen: DeviceReading) -> Symptom | None:
         up = seen.metrics.get(_key("up", seen.device))
@@ -76,12 +68,10 @@ class NetworkErrors(DeviceWatch[PortDevice]):
     """What the counters had at first is of their life, and no news."""
 
     kind = "network_errors"
+    device_type = PortDevice
     reads = (PortReading,)
     unknown = "no port of a network device that counts errors"
     clear_s = CLEAR_S
-
-    def __init__(self) -> None:
-        super().__init__(PortState(), PortDevice)
 
     def examine(self, device: PortDevice, seen: DeviceReading) -> Symptom | None:
         worst, known = 0.0, False

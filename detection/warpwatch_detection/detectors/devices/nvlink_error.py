@@ -43,21 +43,13 @@ class NvlinkDevice(Watched):
     crc_per_second: float = 0.0
 
 
-@dataclass(slots=True)
-class NvlinkState:
-    devices: dict[str, NvlinkDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 class NvlinkError(DeviceWatch[NvlinkDevice]):
     """Links that never were up are not connected."""
 
     kind = "nvlink_error"
+    device_type = NvlinkDevice
     unknown = "the GPU has no NVLinks, or does not report them"
     clear_s = CLEAR_S
-
-    def __init__(self) -> None:
-        super().__init__(NvlinkState(), NvlinkDevice)
 
     def examine(self, device: NvlinkDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time

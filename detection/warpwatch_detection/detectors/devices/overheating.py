@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
@@ -41,21 +40,13 @@ class HotDevice(Watched):
     sensor: str = "GPU"
 
 
-@dataclass(slots=True)
-class HotState:
-    devices: dict[str, HotDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 class Overheating(DeviceWatch[HotDevice]):
     """Not opened while heat holds clocks down: that is `thermal_throttle`."""
 
     kind = "overheating"
+    device_type = HotDevice
     unknown = "the GPU does not report its temperature, or not where it slows down"
     hold_s, clear_s = HOLD_S, CLEAR_S
-
-    def __init__(self) -> None:
-        super().__init__(HotState(), HotDevice)
 
     def examine(self, device: HotDevice, seen: DeviceReading) -> Symptom | None:
         margins = {sensor: (left, limit) for sensor, left, limit in _margins(seen.metrics)}

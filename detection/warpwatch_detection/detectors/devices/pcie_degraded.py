@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Hysteresis, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series, utilization
 from warpwatch_detection.detectors.devices.watch import STALE_S, DeviceWatch, Watched
@@ -35,19 +34,11 @@ class PcieDevice(Watched):
     replays_count: bool = False
 
 
-@dataclass(slots=True)
-class PcieState:
-    devices: dict[str, PcieDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 class PcieDegraded(DeviceWatch[PcieDevice]):
     kind = "pcie_degraded"
+    device_type = PcieDevice
     unknown = "the GPU has reported neither its PCIe link under load nor its replays"
     clear_s = CLEAR_S
-
-    def __init__(self) -> None:
-        super().__init__(PcieState(), PcieDevice)
 
     def examine(self, device: PcieDevice, seen: DeviceReading) -> Symptom | None:
         link = self._link(device, seen.metrics, seen.time)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from warpwatch_detection.detector import NEVER, DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
@@ -30,20 +30,16 @@ class RemapDevice(Watched):
     text: str = ""
 
 
-@dataclass(slots=True)
-class RemapState:
-    devices: dict[str, RemapDevice] = field(default_factory=dict)
-
-
 class RowRemap(DeviceEvents[RemapDevice]):
     """A failure and what waits are found for as long as they are there, also on the first reading;
     rows that were remapped before it are old."""
 
     kind = "row_remap"
+    device_type = RemapDevice
     unknown = "the GPU does not report remapped rows"
 
     def __init__(self, hold_s: float) -> None:
-        super().__init__(RemapState(), RemapDevice)
+        super().__init__()
         self._hold_s = hold_s
         self._repeat_s = min(REPEAT_S, hold_s / 2)
 

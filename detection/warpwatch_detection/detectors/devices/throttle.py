@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
@@ -54,12 +53,6 @@ class ThrottledDevice(Watched):
     clock_max_hz: float | None = None
 
 
-@dataclass(slots=True)
-class ThrottleState:
-    devices: dict[str, ThrottledDevice] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 class Throttle(DeviceWatch[ThrottledDevice]):
     """The larger share of several reasons: their times overlap."""
 
@@ -67,10 +60,8 @@ class Throttle(DeviceWatch[ThrottledDevice]):
     timed: ClassVar[dict[str, SeriesKey]]
     words: ClassVar[dict[str, str]]
     unknown = "the GPU does not report why its clocks are held down"
+    device_type = ThrottledDevice
     clear_s = CLEAR_S
-
-    def __init__(self) -> None:
-        super().__init__(ThrottleState(), ThrottledDevice)
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
         limit = MIN_SHARE

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
+from warpwatch_detection.detector import (
+    NEVER,
+    Detector,
+    DetectorStatus,
+    Fine,
+    Verdict,
+    state_of,
+)
 from warpwatch_detection.detectors.devices.hysteresis import Hysteresis, Symptom
 from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.records import DeviceReading
@@ -32,33 +39,41 @@ class Watched:
 D = TypeVar("D", bound=Watched)
 
 
-def remembered(devices: dict[str, D], uuid: str, new: Callable[[], D]) -> D:
-    """The state of a device; where it is the first of too many, the longest unseen goes."""
-    device = devices.get(uuid)
-    if device is None:
-        if len(devices) >= MAX_DEVICES:
-            del devices[min(devices, key=lambda u: (devices[u].hysteresis.found, devices[u].seen))]
-        device = devices[uuid] = new()
-    return device
+class DeviceDetector(Detector, Generic[D]):
+    """One state a device, in ``state.devices`` by UUID. device_type: what it remembers of one."""
 
-
-class DeviceWatch(Detector, Generic[D]):
-    """A state of a device: found when it has lasted, over when it has been away.
-
-    The state has ``devices``, by UUID, and ``deadline``: when something may have become stale.
-    """
-
-    kind: str
     reads: tuple[type, ...] = (DeviceReading,)
     # What is said of a device that was never judged.
     unknown: str = "the device has not reported what is needed"
+    device_type: Any
+
+    def __init__(self) -> None:
+        self.state = state_of("devices", str, self.device_type)()
+
+    def device(self, uuid: str) -> D:
+        """The state of one; where it is the first of too many, the longest unseen goes."""
+        devices: dict[str, D] = self.state.devices
+        device = devices.get(uuid)
+        if device is None:
+            if len(devices) >= MAX_DEVICES:
+                old = min(devices, key=lambda u: (devices[u].hysteresis.found, devices[u].seen))
+                del devices[old]
+            device = devices[uuid] = self.device_type()
+        return device
+
+
+class DeviceWatch(DeviceDetector[D]):
+    """A state of a device: found when it has lasted, over when it has been away.
+
+    The state has a ``deadline`` besides: when something may have become stale.
+    """
+
     hold_s: float = 0.0
     clear_s: float = 0.0
     stale_s: float = STALE_S
 
-    def __init__(self, state: Any, new: Callable[[], D]) -> None:
-        self.state = state
-        self._new = new
+    def __init__(self) -> None:
+        self.state = state_of("devices", str, self.device_type, deadline=NEVER)()
 
     @abstractmethod
     def examine(self, device: D, seen: DeviceReading) -> Symptom | None:
@@ -71,10 +86,8 @@ class DeviceWatch(Detector, Generic[D]):
     def severity(self, device: D) -> Severity:
         return "warning"
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if not isinstance(seen, DeviceReading):
-            return ()
-        device = remembered(self.state.devices, seen.device, self._new)
+    def observe(self, seen: Any) -> Iterable[Verdict]:
+        device = self.device(seen.device)
         symptom = self.examine(device, seen)
         device.seen = seen.time
         if symptom is None:
@@ -135,16 +148,8 @@ class DeviceWatch(Detector, Generic[D]):
             )
 
 
-class DeviceEvents(Detector, Generic[D]):
+class DeviceEvents(DeviceDetector[D]):
     """Something that happens to a device; the engine holds it for a while after the last."""
-
-    kind: str
-    reads: tuple[type, ...] = (DeviceReading,)
-    unknown: str = "the device has not reported what is needed"
-
-    def __init__(self, state: Any, new: Callable[[], D]) -> None:
-        self.state = state
-        self._new = new
 
     @abstractmethod
     def examine(self, device: D, seen: DeviceReading) -> Found | None:
@@ -154,10 +159,8 @@ class DeviceEvents(Detector, Generic[D]):
     def explain(self, uuid: str, device: D) -> DetectorStatus | None:
         """How the device is; None where that is not known."""
 
-    def observe(self, seen: Observation) -> Iterable[Verdict]:
-        if type(seen) is not DeviceReading:
-            return ()
-        device = remembered(self.state.devices, seen.device, self._new)
+    def observe(self, seen: Any) -> Iterable[Verdict]:
+        device = self.device(seen.device)
         found = self.examine(device, seen)
         device.seen = seen.time
         if found is None:

@@ -44,19 +44,15 @@ class XidDevice(Watched):
     others: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class XidState:
-    devices: dict[str, XidDevice] = field(default_factory=dict)
-
-
 class XidErrors(DeviceEvents[XidDevice]):
     """Of several within ``hold_s`` the first of the highest severity is named: it is the cause."""
 
     kind = "xid"
+    device_type = XidDevice
     unknown = "no XID was seen, and none is counted from the start"
 
     def __init__(self, config: XidConfig, hold_s: float) -> None:
-        super().__init__(XidState(), XidDevice)
+        super().__init__()
         self._least = SEVERITIES.index(config.min_severity)
         self._ignored = frozenset(config.ignored)
         self._hold_s = hold_s
