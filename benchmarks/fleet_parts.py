@@ -159,7 +159,12 @@ def _armed_s(api: ApiClient) -> float:
 
     def are_armed() -> bool:
         said = api.get(f"/api/v1/captures/{asked}")
-        return {rank["state"] for rank in said["ranks"]} <= {"armed", "recording", "written"}
+        return {rank["state"] for rank in said["ranks"]} <= {
+            "armed",
+            "recording",
+            "exported",
+            "written",
+        }
 
     while not are_armed():
         time.sleep(0.01)
