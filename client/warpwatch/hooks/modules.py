@@ -97,10 +97,12 @@ class ModuleHook:
         """A module is called by the program itself."""
         state = self._state
         try:
+            learns, calls = state.is_grad_enabled(), state.backwards + state.updates
+            if learns and calls == self._round and self._phase == "forward":
+                self._unlearned = 0
+                return
             if state.batches or state.evaluating is not None or not state.in_training_thread():
                 return
-            learns = state.is_grad_enabled()
-            calls = state.backwards + state.updates
             if calls != self._round:
                 self._round, self._unlearned, self._phase = calls, 0, ""
             self._unlearned = 0 if learns else self._unlearned + 1
