@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from warpwatch._version import __version__
 from warpwatch_daemon.agent.open_files import allow_enough
+from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
+from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
@@ -78,6 +80,10 @@ class Fleet:
         self._captures = Captures(
             self._cluster, self._lock, self._agents, config.triggers.recipes, self._store,
             self._register,
+        )  # fmt: skip
+        self._alerts = AlertRequests(
+            self.state, self.request_capture, self._register, config.triggers.recipes,
+            targets=lambda job: {},
         )  # fmt: skip
         self._upload = uploads(config, self._store, self._register, self._captures, self._hub)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -278,6 +284,12 @@ class Fleet:
         if self._loop is None:
             raise Refused("failed", "the fleet is starting")
         return self._captures.ask(request, self._loop)
+
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
+        return self._alerts.receive(alerts)
+
+    def count_alerts(self, outcome: str, count: int) -> None:
+        self.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def capture_file(
         self, capture_id: str, name: str, owner: str | None

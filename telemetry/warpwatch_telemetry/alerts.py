@@ -16,9 +16,6 @@ BAD_LABELS = "bad_labels"
 NO_RANK = "no_rank"
 # The kind's recipe is switched off.
 NO_RECIPE = "no_recipe"
-# Passed on to the daemon that its ``instance`` names, or that failed.
-FORWARDED = "forwarded"
-PEER_FAILED = "peer_failed"
 # One webhook brought more than are looked at.
 TOO_MANY = "too_many"
 
@@ -31,8 +28,6 @@ ALERT_OUTCOMES = (
     BAD_LABELS,
     NO_RANK,
     NO_RECIPE,
-    FORWARDED,
-    PEER_FAILED,
     TOO_MANY,
     "failed",
     *(outcome for outcome in OUTCOMES if outcome.startswith("refused_")),

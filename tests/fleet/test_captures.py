@@ -196,6 +196,15 @@ def test_ranks_of_one_node_are_its_agents_to_capture(
         fleet.run(lambda captures: captures.request(replace(MANUAL, ranks=(2,))))
 
 
+def test_what_alerts_ask_for_is_under_the_policies_of_the_agents(
+    fleet: PlayedFleet, agents: list[PlayedAgent]
+) -> None:
+    asked = replace(MANUAL, ranks=(2,), trigger="alert", alerts=("f1@2026-11-21T20:00:00Z",))
+    fleet.run(lambda captures: captures.request(asked))
+    (own,) = agents[1].captures()
+    assert (own.request.trigger, own.request.alerts) == ("alert", asked.alerts)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

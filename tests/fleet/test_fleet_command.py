@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.daemon.http.alert_node import alert, notification
 from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import poll
 
@@ -58,8 +59,12 @@ def test_a_fleet_shows_its_agents_and_says_who_is_away(cluster: LoopCluster) -> 
     assert httpx.get(f"http://127.0.0.1:{cluster.port}/api/v1/jobs").status_code == 401
     metrics = cluster.http.get("/metrics").text
     assert 'warpwatch_fleet_agents{state="up"} 1.0' in metrics
-    # What agents alone answer is not there. Alertmanager sends nothing again for this status.
-    for path in ("alertmanager", "leases", "captures/prepare"):
+    (answer,) = cluster.http.post(
+        "/api/v1/alertmanager", json=notification(alert(training_job="train", capture="torch"))
+    ).json()["alerts"]
+    assert (answer["outcome"], answer["detail"][:14]) == ("no_rank", "no running ran")
+    # What agents alone answer is not there.
+    for path in ("leases", "captures/prepare"):
         assert cluster.http.post(f"/api/v1/{path}", json={}).status_code in (404, 405)
     assert "/api/v1/records" not in cluster.http.get("/openapi.json").json()["paths"]
     (node,) = cluster.nodes

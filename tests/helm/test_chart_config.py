@@ -65,7 +65,6 @@ def test_secrets_arrive_as_files_of_their_mounts(helm4: Path, tmp_path: Path) ->
     config = loaded(chart.scenario(helm4, "token-values.yaml"), tmp_path)
     assert config.http.listen == "10.0.0.1:9400"
     assert config.http.token_file == Path("/etc/warpwatch-token/token")
-    assert config.http.peers is None
     assert config.exporters.grafana.url == "http://grafana.monitoring.svc"
     assert config.exporters.grafana.token_file == Path("/etc/warpwatch-grafana/token")
 
@@ -81,33 +80,6 @@ def test_a_certificate_becomes_a_web_config(helm4: Path, tmp_path: Path) -> None
             "client_auth_type": "RequireAndVerifyClientCert",
         }
     }
-
-
-@pytest.mark.parametrize(
-    ("values", "peers", "ca_file"),
-    [
-        (("token.existingSecret=a",), None, None),
-        (
-            ("token.existingSecret=a", "token.allowPlainPeers=true"),
-            "http://warpwatch-peers.monitoring.svc:9400",
-            None,
-        ),
-        (
-            ("token.existingSecret=a", "tls.existingSecret=b"),
-            "https://warpwatch-peers.monitoring.svc:9400",
-            Path("/etc/warpwatch-web/ca.crt"),
-        ),
-        (("tls.existingSecret=b",), None, None),
-        (("token.existingSecret=a", "tls.existingSecret=b", "tls.clientAuth=true"), None, None),
-        (("token.existingSecret=a", "webConfig.existingSecret=b"), None, None),
-    ],
-)
-def test_alerts_are_passed_on_where_that_can_work(
-    helm4: Path, tmp_path: Path, values: tuple[str, ...], peers: str | None, ca_file: Path | None
-) -> None:
-    sets = [argument for value in values for argument in ("--set", value)]
-    http = loaded(chart.render(helm4, *sets), tmp_path).http
-    assert (http.peers, http.peers_ca_file) == (peers, ca_file)
 
 
 def test_a_pod_of_ipv6_listens_on_its_address(helm4: Path) -> None:

@@ -153,14 +153,13 @@ def test_a_policy_can_name_who_comes_in_and_where_the_daemon_goes(helm4: Path) -
     assert [each["port"] for each in rule["ports"]] == [9400, 9401]
     prometheus, ours = rule["from"]
     assert sorted(prometheus) == ["namespaceSelector"]
-    # Other daemons, and the release's test.
+    # The fleet, and the release's test.
     selected = ours["podSelector"]["matchLabels"].items()
     pods = [chart.only(objects, "DaemonSet")["spec"]["template"], chart.only(objects, "Pod")]
     assert all(selected <= pod["metadata"]["labels"].items() for pod in pods)
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    dns, daemons, grafana = policy["egress"]
+    dns, grafana = policy["egress"]
     assert [each["port"] for each in dns["ports"]] == [53, 53]
-    assert daemons["to"] == [ours]
     assert grafana["to"] == [{"ipBlock": {"cidr": "10.1.2.3/32"}}]
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -280,10 +280,8 @@ class Daemon:
     def cancel_capture(self, name: str) -> Capture | None:
         return self.captures.coordinator.cancel(name, "cancelled by the fleet")
 
-    def receive_alerts(
-        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
-    ) -> list[Answer]:
-        return self.captures.alerts.receive(alerts, own_names, peers)
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
+        return self.captures.alerts.receive(alerts, own_name)
 
     def count_alerts(self, outcome: str, count: int) -> None:
         self.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)

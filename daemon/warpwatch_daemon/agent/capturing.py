@@ -63,7 +63,14 @@ class Capturing:
             self.policy, store, ranks, hub, hurry, self._wake, backends=(self._backend,)
         )
         self.triggers = Triggers(self.coordinator, ranks, hub)
-        self.alerts = AlertRequests(self.coordinator, ranks, hub, node)
+        self.alerts = AlertRequests(
+            lambda: hub.state() if hub.ranks_known() else None,
+            self.coordinator.request,
+            self.coordinator.register,
+            config.triggers.recipes,
+            ranks.targets,
+            node,
+        )
         self._inboxes = Inboxes(folder, ranks.served_pods, ranks.reject)
         self._finisher_loops: tuple[Loop, ...] = ()
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
@@ -33,11 +33,10 @@ Listen = Annotated[str, AfterValidator(_listen)]
 
 
 class HttpConfig(Section):
-    """``peers``: of the name that resolves to every daemon; ``public_url``: for links to this one.
+    """``public_url``: for links to this daemon, which none are made of without.
 
-    Without them no alert is passed on and no link is made. ``metrics_token``: whether ``/metrics``
-    needs the token too. ``probe_listen``: where nothing but probes is answered. A token goes to
-    ``peers`` in plain text only where ``allow_plain_peers`` says so.
+    ``metrics_token``: whether ``/metrics`` needs the token too. ``probe_listen``: where nothing but
+    probes is answered.
     """
 
     listen: Listen = "127.0.0.1:9400"
@@ -45,20 +44,7 @@ class HttpConfig(Section):
     token_file: Path | None = None
     metrics_token: Boolean = False
     probe_listen: Listen | None = None
-    peers: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+/?$")] | None = None
-    peers_ca_file: Path | None = None
-    allow_plain_peers: Boolean = False
     public_url: Url | None = None
-
-    @model_validator(mode="after")
-    def _token_is_not_shown(self) -> HttpConfig:
-        is_plain = self.peers is not None and self.peers.startswith("http://")
-        if is_plain and self.token_file is not None and not self.allow_plain_peers:
-            raise ValueError(
-                "the token of token_file would go to peers in plain text; give peers as https://, "
-                "or set allow_plain_peers: true"
-            )
-        return self
 
 
 class RendezvousConfig(Section):

@@ -9,6 +9,6 @@
 - models: the documents of the JSON API; api: its answers; request_data: reading filters and bodies
 - routes: what each operation takes and answers; app, openapi: the router and the document of them
 - capture_files: traces and reports
-- alertmanager: alerts that ask for captures; forwarding: to other nodes' daemons
+- alertmanager: alerts that ask for captures
 - page: the web page
 """

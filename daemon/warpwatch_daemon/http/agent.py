@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -64,6 +64,15 @@ class Watcher(Protocol):
         May wait for the detectors: not from the thread that serves.
         """
 
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> Sequence[Answer]:
+        """What becomes of each alert, in their order; the name is ``AlertRequests.receive``'s.
+
+        May wait for a disk or an agent: not from the thread that serves.
+        """
+
+    def count_alerts(self, outcome: str, count: int) -> None:
+        """``outcome``: of telemetry.alerts.ALERT_OUTCOMES."""
+
     def count_request(self, code: int) -> None: ...
 
 
@@ -86,14 +95,3 @@ class Agent(Watcher, Protocol):
 
     def cancel_capture(self, name: str) -> Capture | None:
         """End it, if it runs, for a fleet; None where there is none of this name."""
-
-    def receive_alerts(
-        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
-    ) -> Sequence[Answer]:
-        """What becomes of each alert, in their order; the names are ``AlertRequests.receive``'s.
-
-        May wait for a disk: not from the thread that serves.
-        """
-
-    def count_alerts(self, outcome: str, count: int) -> None:
-        """``outcome``: of telemetry.alerts.ALERT_OUTCOMES."""

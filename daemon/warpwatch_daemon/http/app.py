@@ -49,14 +49,14 @@ def create_app(
     admission = Admission(access, limit or PeerLimit(), basic_auth)
     pages = MetricsPages(watcher)
     guard = Middleware(Guard, admission=admission, count=watcher.count_request)
+    webhook = AlertWebhook(watcher, access)
     files, page = CaptureFiles(watcher, access), page or PageEndpoint(watcher)
     if isinstance(watcher, Agent):
         api = AgentApi(watcher, access)
-        webhook = AlertWebhook(watcher, access, config)
-        table = operations(api, files, pages, page)
-        table += agent_operations(api, webhook, RecordsEndpoint(watcher, access))
+        table = operations(api, files, pages, page, webhook)
+        table += agent_operations(api, RecordsEndpoint(watcher, access))
     else:
-        table = operations(Api(watcher, access), files, pages, page)
+        table = operations(Api(watcher, access), files, pages, page, webhook)
     app = Starlette(
         routes=[Route(one.path, one.endpoint, methods=[one.method]) for one in table],
         middleware=[guard],

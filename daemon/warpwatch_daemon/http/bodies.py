@@ -57,18 +57,22 @@ class CaptureBody(BaseModel):
     scheduled: Annotated[
         bool, Field(description="of a fleet: by `fleet.schedules`, so that triggers.baseline holds")
     ] = False
+    alerts: Annotated[
+        tuple[Annotated[str, Field(max_length=200)], ...],
+        Field(max_length=100, description="of a fleet: keys of the alerts that ask for it"),
+    ] = ()
 
     @property
     def is_of_a_fleet(self) -> bool:
         """Whether it says what only who may see all jobs may say."""
         about = (self.id, self.start_step, self.anomaly_id)
-        return self.scheduled or any(one is not None for one in about)
+        return self.scheduled or bool(self.alerts) or any(one is not None for one in about)
 
     @model_validator(mode="after")
     def _a_start_is_of_steps(self) -> CaptureBody:
         if self.start_step is not None and self.kind not in STEP_KINDS:
             raise ValueError(f"start_step: {self.kind} has no steps")
-        if (self.anomaly_id is None) != (self.anomaly_kind is None):
+        if not self.alerts and (self.anomaly_id is None) != (self.anomaly_kind is None):
             raise ValueError("anomaly_id and anomaly_kind are needed together")
         return self
 
@@ -78,6 +82,14 @@ class CaptureBody(BaseModel):
             raise ValueError(f"options: kind torch has them, {self.kind} has none")
         return self
 
+    @property
+    def _trigger(self) -> str:
+        if self.anomaly_id:
+            return "anomaly"
+        if self.alerts:
+            return "alert"
+        return "schedule" if self.scheduled else "manual"
+
     def request(self, owner: str | None) -> CaptureRequest:
         """``owner``: whose jobs alone may be captured, None for everybody's."""
         return CaptureRequest(
@@ -85,7 +97,8 @@ class CaptureBody(BaseModel):
             owner=self.owner if owner is None else owner,
             kind=self.kind,
             run=self.run,
-            trigger="anomaly" if self.anomaly_id else "schedule" if self.scheduled else "manual",
+            trigger=self._trigger,
+            alerts=self.alerts,
             anomaly_id=self.anomaly_id,
             anomaly_kind=self.anomaly_kind,
             ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),

@@ -11,7 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warpwatch_daemon.captures.alerts.peers import PATH as WEBHOOK
+from warpwatch_daemon.captures.alerts.webhook import PATH as WEBHOOK
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.basic_auth import BasicAuth

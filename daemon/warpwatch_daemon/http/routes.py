@@ -54,6 +54,7 @@ def operations(
     files: CaptureFiles,
     metrics: MetricsPages,
     page: PageEndpoint,
+    webhook: AlertWebhook,
 ) -> list[Operation]:
     """What agents and fleets answer."""
     return [
@@ -90,6 +91,15 @@ def operations(
             guarded=True,
             errors=(404, 503),
         ),
+        Operation(
+            "/api/v1/alertmanager",
+            webhook.receive,
+            models.AlertAnswers,
+            method="POST",
+            body=Webhook,
+            guarded=True,
+            errors=(503,),
+        ),
         Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
         Operation(
             "/api/v1/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters
@@ -97,9 +107,7 @@ def operations(
     ]
 
 
-def agent_operations(
-    api: AgentApi, webhook: AlertWebhook, records: RecordsEndpoint
-) -> list[Operation]:
+def agent_operations(api: AgentApi, records: RecordsEndpoint) -> list[Operation]:
     """What agents answer besides."""
     return [
         Operation(
@@ -135,15 +143,5 @@ def agent_operations(
             method="POST",
             guarded=True,
             errors=(404,),
-        ),
-        Operation(
-            "/api/v1/alertmanager",
-            webhook.receive,
-            models.AlertAnswers,
-            method="POST",
-            body=Webhook,
-            guarded=True,
-            also={503: models.AlertAnswers},
-            errors=(503,),
         ),
     ]

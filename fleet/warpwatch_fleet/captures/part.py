@@ -47,6 +47,7 @@ class Part:
             "reason": request.reason[:500],
             "anomaly_id": request.anomaly_id,
             "anomaly_kind": request.anomaly_kind,
+            "alerts": list(request.alerts),
             "scheduled": request.trigger == "schedule",
             **more,
         }

@@ -158,7 +158,8 @@ timeoutSeconds: 5
 {{- if ne .Values.mode "daemonset" -}}
 {{- fail "fleet.enabled needs mode daemonset: it follows the daemons of its release" -}}
 {{- end -}}
-{{- if not (include "warpwatch.passesOn" .) -}}
+{{/* A token, which TLS hides or which may be seen, and no certificate of the fleet's own. */}}
+{{- if not (and (include "warpwatch.tokenSecretName" .) (not .Values.tls.clientAuth) (not .Values.webConfig.existingSecret) (or .Values.tls.existingSecret .Values.token.allowPlainPeers)) -}}
 {{- fail "fleet.enabled needs the daemons' token (token.create or token.existingSecret), and tls.existingSecret without clientAuth, or token.allowPlainPeers" -}}
 {{- end -}}
 {{- end }}
@@ -181,14 +182,6 @@ true
 
 {{- define "warpwatch.peersUrl" -}}
 {{ include "warpwatch.scheme" . }}://{{ include "warpwatch.peersHost" . }}:{{ .Values.port }}
-{{- end }}
-
-{{/* Whether a daemon can hand an alert to another: with a token, which TLS hides or which may be seen, and without a
-     certificate of its own. */}}
-{{- define "warpwatch.passesOn" -}}
-{{- if and (include "warpwatch.tokenSecretName" .) (not .Values.tls.clientAuth) (not .Values.webConfig.existingSecret) (or .Values.tls.existingSecret .Values.token.allowPlainPeers) -}}
-true
-{{- end -}}
 {{- end }}
 
 {{/* GPU operator says so while it must have the driver for itself; a node without the label is not paused. */}}

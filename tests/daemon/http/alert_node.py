@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from tests.daemon.http.conftest import MemoryAgent
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import State
 
@@ -32,8 +33,18 @@ class AlertNode(MemoryAgent):
         self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
         self.requests = self.open_requests()
 
-    def open_requests(self) -> AlertRequests:
-        return AlertRequests(self.node.coordinator, self.node.source, self.node.hub, "node-17")
+    def open_requests(self, hub: Hub | None = None) -> AlertRequests:
+        """``hub``: that knows the ranks, if it is not the node's."""
+        known = hub or self.node.hub
+        coordinator = self.node.coordinator
+        return AlertRequests(
+            lambda: known.state() if known.ranks_known() else None,
+            coordinator.request,
+            coordinator.register,
+            coordinator.policy.config.recipes,
+            self.node.source.targets,
+            "node-17",
+        )
 
     def restart(self) -> None:
         """As a daemon's start does it: what is known comes from the store."""
@@ -47,10 +58,8 @@ class AlertNode(MemoryAgent):
     def registry(self) -> CollectorRegistry:
         return self.node.hub.metrics.registry
 
-    def receive_alerts(
-        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
-    ) -> list[Answer]:
-        return self.requests.receive(alerts, own_names, peers)
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
+        return self.requests.receive(alerts, own_name)
 
     def count_alerts(self, outcome: str, count: int) -> None:
         self.node.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -310,9 +310,7 @@ class MemoryAgent:
     def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]]:
         return self.seen
 
-    def receive_alerts(
-        self, alerts: Sequence[Alert], own_names: Iterable[str], peers: frozenset[str]
-    ) -> list[Answer]:
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
         """A node that has no ranks for alerts: tests of what becomes of them have a real one."""
         return [Answer(alert.fingerprint, "no_rank") for alert in alerts]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.daemon.http.alert_node import BEGAN, WEBHOOK, AlertNode, alert, notification, send
 from tests.daemon.http.conftest import local_client, servers
-from warpwatch_daemon.captures.alerts.alert_requests import MAX_ALERTS, AlertRequests
+from warpwatch_daemon.captures.alerts.alert_requests import MAX_ALERTS
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.alerts import ALERT_OUTCOMES
 from warpwatch_telemetry.anomalies import Anomaly
@@ -334,7 +334,7 @@ def test_before_the_ranks_were_looked_for_alertmanager_is_to_ask_again(site):
     node, client = site()
     # As at the start of a daemon.
     hub = Hub(10.0)
-    node.requests = AlertRequests(node.node.coordinator, node.node.source, hub, "node-17")
+    node.requests = node.open_requests(hub)
     firing = notification(alert(training_job="train", rank="1"))
     answer = client.post(WEBHOOK, json=firing)
     assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "starting")

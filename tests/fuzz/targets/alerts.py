@@ -13,7 +13,7 @@ from tests.fuzz.watch import Target
 from warpwatch_daemon.captures.alerts import targets, webhook
 from warpwatch_daemon.config.mistakes import mistakes
 
-NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}), frozenset({"node-18"}))
+NODE = targets.this_node(node_in_trouble(), frozenset({"node-17"}))
 ABOUT = (
     {"training_job": "llama-7b", "rank": "1", "kind": "straggler", "instance": "node-17:9400"},
     {"gpu": "1", "node": "node-17", "capture": "stacks"},
@@ -29,15 +29,12 @@ def run(data: bytes) -> None:
         return
     for one in alerts:
         assert one.fingerprint and one.key and "\n" not in one.name
-        if webhook.is_name(one.host):
-            assert one.host.isascii()
         try:
             found = targets.targets_of(one.labels, NODE)
         except targets.Settled as settled:
             assert len(str(settled)) < 300
         else:
             assert all(target.job for target in found)
-    webhook.Webhook.model_validate_json(webhook.encode(alerts), strict=True)
 
 
 def target(folder: Path) -> Target:

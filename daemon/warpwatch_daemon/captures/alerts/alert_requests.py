@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from warpwatch_daemon.captures.alerts.recipes import request_for
+from warpwatch_daemon.captures.alerts.recipes import Recipes, request_for
 from warpwatch_daemon.captures.alerts.targets import (
     AlertTarget,
     Settled,
@@ -17,9 +17,8 @@ from warpwatch_daemon.captures.alerts.targets import (
     this_node,
 )
 from warpwatch_daemon.captures.alerts.webhook import Alert
-from warpwatch_daemon.captures.coordinator import Coordinator
-from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_daemon.state.hub import Hub
+from warpwatch_daemon.captures.capture_register import CaptureRegister
+from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.alerts import (
     ALREADY_CAPTURED,
     CAPTURED,
@@ -29,7 +28,9 @@ from warpwatch_telemetry.alerts import (
     TOO_MANY,
 )
 from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, CaptureRequest
 from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.state import State
 
 # Firing alerts of one webhook that are looked at, beside those captured before: a node has a few,
@@ -66,45 +67,45 @@ class AlertRequests:
     """``receive`` may be called from any thread.
 
     What was captured for which alert is known from the capture store, so that a restart of the
-    daemon asks for nothing twice. ``node``: how an alert's label ``node`` calls this one.
+    daemon asks for nothing twice. ``state`` is None until the ranks are known; ``request`` raises
+    Refused; ``targets``: the live ranks of a job, of which healthy peers are chosen; ``node``: how
+    an alert's label ``node`` calls this one.
     """
 
     def __init__(
         self,
-        coordinator: Coordinator,
-        ranks: RanksSource,
-        hub: Hub,
-        node: str,
+        state: Callable[[], State | None],
+        request: Callable[[CaptureRequest], Capture],
+        register: CaptureRegister,
+        recipes: Recipes,
+        targets: Callable[[JobId], Mapping[int, Rank]],
+        node: str = "",
     ) -> None:
-        self._coordinator = coordinator
-        self._ranks = ranks
-        self._hub = hub
+        self._state = state
+        self._request_capture = request
+        self._register = register
+        self._recipes = recipes
+        self._local = targets
         self._node = node.lower()
         self._lock = threading.Lock()
         # By the alert's key: when it last came, and its capture.
         self._captured: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        for capture in coordinator.register.all():
+        for capture in register.all():
             for key in capture.request.alerts:
                 self._remember(key, capture.id)
 
-    def receive(
-        self,
-        alerts: Sequence[Alert],
-        own_names: Iterable[str] = (),
-        peers: frozenset[str] = frozenset(),
-    ) -> list[Answer]:
+    def receive(self, alerts: Sequence[Alert], own_name: str = "") -> list[Answer]:
         """One answer for each alert, in their order.
 
         Raises NotReadyError before the ranks have been looked for the first time.
-        ``own_names``: what else this node is called, in lower case: the addresses at which
-        Prometheus reaches it; ``peers``: those of daemons that can be asked in its place.
+        ``own_name``: what else this node is called: the address at which Prometheus reaches it.
         """
-        if not self._hub.ranks_known():
+        state = self._state()
+        if state is None:
             raise NotReadyError("the daemon has not looked for ranks yet")
         with self._lock:
             self._forget()
-            state = self._hub.state()
-            node = this_node(state, frozenset({self._node, *own_names}), peers)
+            node = this_node(state, frozenset({self._node, own_name}))
             answers: dict[int, Answer] = {}
             groups = self._sort(alerts, state, node, answers)
             for wanted in groups:
@@ -166,9 +167,8 @@ class AlertRequests:
         alerts, targets = [one.alert for one in wanted], [one.target for one in wanted]
         job = targets[0].job
         active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
-        recipes, local = self._coordinator.policy.config.recipes, self._ranks.targets(job)
-        request = request_for(targets, alerts, recipes, local, active)
-        capture = self._coordinator.request(request)
+        request = request_for(targets, alerts, self._recipes, self._local(job), active)
+        capture = self._request_capture(request)
         for key in request.alerts:
             self._remember(key, capture.id)
         return capture.id
@@ -176,7 +176,7 @@ class AlertRequests:
     def _capture_of_alert(self, alert: Alert) -> str | None:
         """The one that was begun for this firing, unless the store had no room for it after all."""
         _, capture_id = self._captured.get(alert.key, (0.0, None))
-        capture = None if capture_id is None else self._coordinator.register.get(capture_id)
+        capture = None if capture_id is None else self._register.get(capture_id)
         if capture is not None and capture.outcome == "refused_disk":
             del self._captured[alert.key]
             return None

@@ -44,23 +44,19 @@ class AlertTarget:
 
 @dataclass(frozen=True, slots=True)
 class ThisNode:
-    """own_names: what an alert's ``node`` and ``instance`` may call it; peers: what an
-    ``instance`` calls other nodes, whose daemons can be asked.
+    """own_names: what an alert's ``node`` and ``instance`` may call it.
 
     jobs: live ranks by job, empty where their numbers are not known; on_device: (job, rank) by
     UUID; uuids: by the device's index.
     """
 
     own_names: frozenset[str]
-    peers: frozenset[str]
     jobs: Mapping[JobId, frozenset[int]]
     on_device: Mapping[str, frozenset[tuple[JobId, int]]]
     uuids: Mapping[str, str]
 
 
-def this_node(
-    state: State, own_names: frozenset[str], peers: frozenset[str] = frozenset()
-) -> ThisNode:
+def this_node(state: State, own_names: frozenset[str]) -> ThisNode:
     jobs: dict[JobId, set[int]] = {job.job_id: set() for job in state.kineto_jobs}
     on_device: dict[str, set[tuple[JobId, int]]] = {}
     for rank in state.ranks:
@@ -71,7 +67,6 @@ def this_node(
             on_device.setdefault(rank.device, set()).add((rank.job_id, rank.rank))
     return ThisNode(
         own_names,
-        peers,
         {job: frozenset(ranks) for job, ranks in jobs.items()},
         {uuid: frozenset(ranks) for uuid, ranks in on_device.items()},
         {str(sample.device.index): sample.device.uuid for sample in state.devices},
@@ -118,8 +113,6 @@ def _ranks(job: JobId, labels: Mapping[str, str], node: ThisNode) -> frozenset[i
     """Those that are named; None: all that are here. Raises Settled."""
     known, rank = node.jobs[job], labels.get("rank")
     if not rank:
-        if host_of(labels.get("instance", "")) in node.peers:
-            raise Settled(NO_RANK, "the daemon that sees it knows what was captured for it")
         return None
     if not (rank.isascii() and rank.isdecimal() and len(rank) <= 10 and int(rank) < MAX_RANK):
         raise Settled(BAD_LABELS, f"rank {rank[:20]!r} is no number of a rank")

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+PATH = "/api/v1/alertmanager"
 # Alertmanager's fingerprints have 16 characters, its times some 30.
 _Short = Annotated[str, Field(max_length=64)]
-_NAME = re.compile(r"[a-z0-9._-]{1,253}")
 
 
 class Alert(BaseModel):
@@ -34,11 +33,6 @@ class Alert(BaseModel):
         return f"{self.fingerprint}@{self.starts_at}"
 
     @property
-    def host(self) -> str:
-        """Of the daemon that Prometheus scraped it from, as ``plain``; empty: none is named."""
-        return host_of(self.labels.get("instance", ""))
-
-    @property
     def name(self) -> str:
         """In one line."""
         return " ".join(self.labels.get("alertname", "").split())[:100]
@@ -55,12 +49,6 @@ class Webhook(BaseModel):
         return [alert if alert.fingerprint else _with_fingerprint(alert) for alert in alerts]
 
 
-def encode(alerts: list[Alert]) -> bytes:
-    """A notification of these alerts."""
-    dumped = [alert.model_dump(by_alias=True) for alert in alerts]
-    return json.dumps({"version": "4", "alerts": dumped}).encode()
-
-
 def host_of(instance: str) -> str:
     """The host of ``host:port`` as Prometheus writes its label ``instance``, as ``plain``."""
     host, colon, port = instance.rpartition(":")
@@ -74,19 +62,6 @@ def plain(host: str) -> str:
     except ValueError:
         return host.lower()
     return str(getattr(address, "ipv4_mapped", None) or address)
-
-
-def is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def is_name(host: str) -> bool:
-    """Whether it is a name, as ``plain``, that may be looked up."""
-    return not is_address(host) and _NAME.fullmatch(host) is not None
 
 
 def _with_fingerprint(alert: Alert) -> Alert:
