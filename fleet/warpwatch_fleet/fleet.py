@@ -31,12 +31,12 @@ from warpwatch_fleet.captures.storing import open_store, uploads
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
-from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import Memory
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.page.nodes import NodeState
 from warpwatch_fleet.runs import RunPart, Runs
+from warpwatch_fleet.series import Series
 from warpwatch_fleet.targets import Targets
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.captures import Capture, CaptureRequest
@@ -89,11 +89,7 @@ class Fleet:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
-        read = self.metrics.read
-        read("fleet_agents", self._count_agents)
-        read("fleet_refused_total", self._count_refused)
-        read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
-        read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
+        Series(self.metrics, self._cluster, self._lock)
         http = HttpConfig(
             listen=own.listen,
             probe_listen=own.probe_listen,
@@ -252,22 +248,6 @@ class Fleet:
         with self._lock:
             own = tuple(one for one in self._cluster.anomalies() if one.judged_by == "fleet")
         return State(time=time.time(), version=__version__, hostname=self._hostname, anomalies=own)
-
-    def _count_agents(self) -> Mapping[str, float]:
-        with self._lock:
-            up = sum(node.up for node in self._cluster.nodes.values())
-            return {"up": up, "down": len(self._cluster.nodes) - up}
-
-    def _count_refused(self) -> Mapping[str, float]:
-        with self._lock:
-            return self._cluster.count_refused()
-
-    def _of_jobs(self, value: Callable[[FleetJob], float]) -> Mapping[tuple[str, str, str], float]:
-        with self._lock:
-            return {
-                (job.id.name, job.id.owner, job.id.run): value(job)
-                for job in self._cluster.jobs.values()
-            }
 
     def registry(self) -> CollectorRegistry:
         return self.metrics.registry

@@ -279,6 +279,11 @@ class FleetJob:
             for _, member in sorted(self.members.items())
         ]
 
+    def step_s(self) -> float | None:
+        """Of the newest steps of the first live rank: all ranks of a job go at one pace."""
+        live = [member for _, member in sorted(self.members.items()) if member.is_live]
+        return 1.0 / pace if live and (pace := live[0].recent.pace().get("steps_per_s")) else None
+
     def state(self) -> JobState:
         return JobState(
             name=self.id.name,

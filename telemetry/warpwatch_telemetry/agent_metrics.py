@@ -140,6 +140,12 @@ _SELF = (
 _FLEET = (
     _row("fleet_agents", "Agents by state: up (followed) or down.", "state", origin="fleet"),
     _row(
+        "fleet_agent_lag_seconds",
+        "How far the fleet is behind an agent that it follows.",
+        "node",
+        origin="fleet",
+    ),
+    _row(
         "fleet_refused_total",
         "What agents said and the fleet did not believe, by why.",
         "reason",
@@ -154,6 +160,12 @@ _FLEET = (
     _row(
         "fleet_job_nodes",
         "Nodes on which a job has live ranks.",
+        *("training_job", "owner", "run"),
+        origin="fleet",
+    ),
+    _row(
+        "fleet_job_step_seconds",
+        "Duration of a step of a job, over its newest twenty steps.",
         *("training_job", "owner", "run"),
         origin="fleet",
     ),

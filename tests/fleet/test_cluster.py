@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.fleet.nodes import NOW, OWNER, TestCluster, TestNode, end, seen, step
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.merging import Merger
+from warpwatch_fleet.series import Series
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture, CaptureRequest, RankCapture
 from warpwatch_telemetry.log import encode_line
@@ -64,6 +67,18 @@ def test_ranks_of_two_nodes_with_one_run_are_one_job(two):
     }  # fmt: skip
     names = two.cluster.names()
     assert [rank.host for rank in two.job().ranks(names)] == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
+
+
+def test_metrics_say_how_long_a_step_of_a_job_takes(two):
+    metrics = AgentMetrics()
+    Series(metrics, two.cluster, threading.Lock())
+    begin(two)
+    labels = {"training_job": "llama", "owner": OWNER, "run": "41"}
+    name = "warpwatch_fleet_job_step_seconds"
+    assert metrics.registry.get_sample_value(name, labels) is None
+    train(two, 40)
+    value = metrics.registry.get_sample_value(name, labels)
+    assert value == pytest.approx(STEP_S, rel=0.02)
 
 
 def test_runs_without_an_id_join_where_they_meet_and_their_ranks_are_others(two):

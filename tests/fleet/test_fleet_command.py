@@ -59,6 +59,7 @@ def test_a_fleet_shows_its_agents_and_says_who_is_away(cluster: LoopCluster) -> 
     assert httpx.get(f"http://127.0.0.1:{cluster.port}/api/v1/jobs").status_code == 401
     metrics = cluster.http.get("/metrics").text
     assert 'warpwatch_fleet_agents{state="up"} 1.0' in metrics
+    assert 'warpwatch_fleet_agent_lag_seconds{node="gpu-1"}' in metrics
     (answer,) = cluster.http.post(
         "/api/v1/alertmanager", json=notification(alert(training_job="train", capture="torch"))
     ).json()["alerts"]

@@ -1,0 +1,54 @@
+"""What a fleet says on ``/metrics`` of its agents and jobs; ranks are on their agents' own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.jobs import FleetJob
+
+
+class Series:
+    """Read with each scrape. ``lock`` guards the cluster."""
+
+    def __init__(self, metrics: AgentMetrics, cluster: Cluster, lock: threading.Lock) -> None:
+        self._cluster = cluster
+        self._lock = lock
+        metrics.read("fleet_agents", self._agents)
+        metrics.read("fleet_agent_lag_seconds", self._lags)
+        metrics.read("fleet_refused_total", self._refused)
+        metrics.read("fleet_job_ranks", lambda: self._of_jobs(lambda job: len(job.members)))
+        metrics.read("fleet_job_nodes", lambda: self._of_jobs(lambda job: len(job.live_nodes())))
+        metrics.read("fleet_job_step_seconds", lambda: self._of_jobs(FleetJob.step_s))
+
+    def _agents(self) -> Mapping[str, float]:
+        with self._lock:
+            up = sum(node.up for node in self._cluster.nodes.values())
+            return {"up": up, "down": len(self._cluster.nodes) - up}
+
+    def _lags(self) -> Mapping[str, float]:
+        now = time.time()
+        with self._lock:
+            return {
+                node.name: node.health(now).duration_s
+                for node in self._cluster.nodes.values()
+                if node.up
+            }
+
+    def _refused(self) -> Mapping[str, float]:
+        with self._lock:
+            return self._cluster.count_refused()
+
+    def _of_jobs(
+        self, value: Callable[[FleetJob], float | None]
+    ) -> Mapping[tuple[str, str, str], float]:
+        with self._lock:
+            known = {job.id: value(job) for job in self._cluster.jobs.values()}
+        return {
+            (job.name, job.owner, job.run): number
+            for job, number in known.items()
+            if number is not None
+        }
