@@ -36,7 +36,7 @@ FAULTS = {
         ),
         Fault(
             "slow_rank",
-            f"rank {CULPRIT} now does 40 ms of Python work a rank of the job in its forward pass",
+            f"rank {CULPRIT} now does 40 ms of Python work in its forward pass for each rank",
             "straggler",
             CULPRIT,
             verdicts=("host_bound", "straggler"),
