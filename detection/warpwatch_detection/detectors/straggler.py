@@ -245,8 +245,8 @@ class Straggler(JobDetector[JobLevels]):
 
     def _status(self, name: JobId, job: JobLevels, number: int, rank: RankLevel) -> DetectorStatus:
         if not _is_ready(rank) or not rank.window.full:
-            known = f"{len(rank.baseline.blocks)} of {READY_BLOCKS}"
-            text = f"rank {number}: {known} blocks of the baseline are known"
+            known = min(len(rank.baseline.blocks), READY_BLOCKS)
+            text = f"rank {number}: {known} of {READY_BLOCKS} blocks of the baseline are known"
             return DetectorStatus("learning", text, **name.fields(), rank=number)
         usual, value = math.exp(rank.baseline.center), math.exp(rank.level)
         error = error_of(job.full.values())
