@@ -14,7 +14,7 @@ from warpwatch_detection.detector import DetectorStatus
 from warpwatch_fleet import joining
 from warpwatch_fleet.jobs import FleetJob
 from warpwatch_fleet.memory import SAVE_INTERVAL_S, SavedJob
-from warpwatch_fleet.node import Node
+from warpwatch_fleet.node import NOT_ASKED, Node
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.jobs import JobId
@@ -129,6 +129,11 @@ class Cluster:
         return job
 
     # --- judging ---
+
+    def is_heard(self) -> bool:
+        """Whether every agent has told what runs there, or could not be asked."""
+        reasons = {node.reason for node in self.nodes.values()}
+        return bool(reasons) and NOT_ASKED not in reasons
 
     def judge(self, now: float) -> list[Change]:
         """What has changed of the anomalies that are the fleet's to raise, with their nodes."""

@@ -82,7 +82,7 @@ class Fleet:
             self._register,
         )  # fmt: skip
         self._alerts = AlertRequests(
-            self.state, self.request_capture, self._register, config.triggers.recipes,
+            self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},
         )  # fmt: skip
         self._upload = uploads(config, self._store, self._register, self._captures, self._hub)
@@ -242,6 +242,12 @@ class Fleet:
                 captures=self._captures.shown(),
                 decisions=self._captures.decisions(),
             )
+
+    def _heard_state(self) -> State | None:
+        """None while jobs may run that no agent has told of yet."""
+        with self._lock:
+            heard = self._cluster.is_heard()
+        return self.state() if heard else None
 
     def exported(self) -> State:
         """Ranks and devices are on the agents' own ``/metrics``."""

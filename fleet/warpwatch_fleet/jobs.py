@@ -280,9 +280,10 @@ class FleetJob:
         ]
 
     def step_s(self) -> float | None:
-        """Of the newest steps of the first live rank: all ranks of a job go at one pace."""
-        live = [member for _, member in sorted(self.members.items()) if member.is_live]
-        return 1.0 / pace if live and (pace := live[0].recent.pace().get("steps_per_s")) else None
+        """Of the newest steps of one live rank: all ranks of a job go at one pace."""
+        live = next((member for member in self.members.values() if member.is_live), None)
+        pace = live.recent.pace().get("steps_per_s") if live else None
+        return 1.0 / pace if pace else None
 
     def state(self) -> JobState:
         return JobState(

@@ -29,6 +29,8 @@ from warpwatch_telemetry.stream import (
 
 # A node's clock is corrected by what it is ahead or behind; less than this is the network's.
 LEAST_SKEW_S = 0.5
+# Of an agent, until it was asked for the first time.
+NOT_ASKED = "not asked yet"
 # Worth a word to a person.
 TOLD_SKEW_S = TOLD_LAG_S = 5.0
 # What an agent may have at once: as many rings as its own limit, as many anomalies as it keeps.
@@ -80,7 +82,7 @@ class Node:
         self.name = target.address
         self.cursor: str | None = None
         self.up = False
-        self.reason = "not asked yet"
+        self.reason = NOT_ASKED
         self.clock = float("-inf")
         self.lost = 0
         self.refused: Counter[str] = Counter()

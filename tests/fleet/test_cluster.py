@@ -69,6 +69,15 @@ def test_ranks_of_two_nodes_with_one_run_are_one_job(two):
     assert [rank.host for rank in two.job().ranks(names)] == ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
 
 
+def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
+    first, second = two.cluster.nodes.values()
+    assert not two.cluster.is_heard()
+    first.up, first.reason = True, ""
+    assert not two.cluster.is_heard()
+    second.reason = "it does not answer"
+    assert two.cluster.is_heard()
+
+
 def test_metrics_say_how_long_a_step_of_a_job_takes(two):
     metrics = AgentMetrics()
     Series(metrics, two.cluster, threading.Lock())

@@ -72,6 +72,16 @@ def operations(
             "/api/v1/anomalies/{id}", api.anomaly, models.OneAnomaly, models.Filters, errors=(404,)
         ),
         Operation("/api/v1/detectors", api.detectors, models.DetectorList, models.DetectorFilters),
+        *_capture_operations(api, files, webhook),
+        Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
+        Operation(
+            "/api/v1/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters
+        ),
+    ]
+
+
+def _capture_operations(api: Api, files: CaptureFiles, webhook: AlertWebhook) -> list[Operation]:
+    return [
         Operation("/api/v1/captures", api.captures, models.CaptureList, models.CaptureFilters),
         Operation(
             "/api/v1/captures",
@@ -99,10 +109,6 @@ def operations(
             body=Webhook,
             guarded=True,
             errors=(503,),
-        ),
-        Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
-        Operation(
-            "/api/v1/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters
         ),
     ]
 
