@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,20 +21,6 @@ from warpwatch_fleet.captures.requests import Captures
 from warpwatch_telemetry.captures import Capture
 
 RANKS = range(4)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def agents(tmp_path: Path, stack: ExitStack) -> list[PlayedAgent]:
-    return [
-        PlayedAgent(tmp_path, stack, f"gpu-{number + 1}", range(2 * number, 2 * number + 2))
-        for number in range(2)
-    ]
 
 
 def captured(fleet: PlayedFleet) -> tuple[Captures, Capture]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,20 +24,6 @@ ANOMALY = Anomaly(
     1000.0, "warning", "rank 3 computes longer", rank=3, id="f1-1", kind="straggler",
     judged_by="fleet", **TRAIN.fields(),
 )  # fmt: skip
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def agents(tmp_path: Path, stack: ExitStack) -> list[PlayedAgent]:
-    return [
-        PlayedAgent(tmp_path, stack, f"gpu-{number + 1}", range(2 * number, 2 * number + 2))
-        for number in range(2)
-    ]
 
 
 @pytest.fixture
