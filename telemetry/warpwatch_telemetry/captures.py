@@ -59,6 +59,16 @@ INTERRUPTED = "interrupted: "
 
 
 @dataclass(frozen=True, slots=True)
+class AnomalySeen:
+    """What the anomaly that asked had seen, as far as it is known: of which rank, since which step,
+    and how many times as long as usual it took."""
+
+    rank: int | None = None
+    begin_step: int | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureRequest:
     """What was asked for. ``ranks`` None means all ranks of the job that this daemon sees.
 
@@ -78,6 +88,7 @@ class CaptureRequest:
     reason: str = ""
     anomaly_id: str | None = None
     anomaly_kind: str | None = None
+    anomaly_seen: AnomalySeen | None = None
     alerts: tuple[str, ...] = ()
     owner: str = ""
     run: str = ""

@@ -17,11 +17,12 @@ from warpwatch_fleet.captures import over_nodes
 from warpwatch_fleet.captures.choosing import MAX_RANKS, choose
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.captures import CAPTURED, Capture, RankCapture
+from warpwatch_telemetry.captures import CAPTURED, AnomalySeen, Capture, RankCapture
 from warpwatch_telemetry.errors import Refused
 
 ANOMALY = Anomaly(
-    1000.0, "warning", "rank 3 computes longer", rank=3, id="f1-1", kind="straggler",
+    1000.0, "warning", "rank 0 computes longer", rank=0, id="f1-1", kind="straggler",
+    begin_step=40, value=0.8, baseline=0.5,
     judged_by="fleet", **TRAIN.fields(),
 )  # fmt: skip
 
@@ -215,6 +216,13 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
         (CAPTURED, capture.id)
     ]
     assert [agent.captures()[0].request.anomaly_id for agent in agents] == ["f1-1", "f1-1"]
+    # The diagnoses of the fleet and of the agents hear what it saw.
+    assert (capture.diagnosis or {})["findings"][0]["evidence"][-1] == (
+        "the anomaly that asked saw it too: straggler of rank 0 since step 40, "
+        "1.60 times as long as usual"
+    )
+    seen = [agent.captures()[0].request.anomaly_seen for agent in agents]
+    assert seen == [AnomalySeen(0, 40, 0.8 / 0.5)] * 2
     captures = fleet.run(lambda captures: captures.trigger(replace(ANOMALY, id="f1-2")))
     (decision,) = captures.decisions()
     assert decision.outcome == "refused_cooldown"

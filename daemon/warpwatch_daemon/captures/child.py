@@ -15,7 +15,9 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from warpwatch_daemon import files
 from warpwatch_daemon.captures.confinement import (
@@ -29,6 +31,7 @@ from warpwatch_daemon.captures.confinement import (
 from warpwatch_devices.memory_groups import group_room, host_room, memory_groups
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.trace.file_names import REDUCTION, reduction_name
+from warpwatch_telemetry.captures import CaptureRequest
 
 # A diagnosis that has less than this is not begun.
 MIN_MEMORY_BYTES = 192 << 20
@@ -49,6 +52,12 @@ def made_of(kind: str, names: Sequence[str]) -> list[str]:
     return [_DIAGNOSIS, _REPORT, *map(reduction_name, traces)]
 
 
+def asked(request: CaptureRequest) -> dict[str, Any] | None:
+    """The anomaly that asked, as ``diagnose`` takes it; None where none did."""
+    seen = request.anomaly_seen
+    return None if seen is None else {"kind": request.anomaly_kind, **asdict(seen)}
+
+
 def diagnose(
     kind: str,
     folder: Path,
@@ -56,7 +65,7 @@ def diagnose(
     missing: Mapping[int, str],
     baseline: Sequence[Path] = (),
     nodes: Mapping[int, str] | None = None,
-    asked: Mapping[str, str | float | None] | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> str:
     """Diagnose these files of a stored capture; blocks until it is done.
 

@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 # Kinds whose files the diagnosis reads.
 DIAGNOSED_KINDS = frozenset({"torch", "stacks"})
-# Whose value and baseline are times.
-TIMED_KINDS = frozenset({"straggler", "step_regression", "comm_slow"})
 # Ranks of which stacks are taken at once.
 STACKS_AT_ONCE = 8
 # Captures of one owner that may wait to be finished; beyond it they fail.
@@ -197,7 +195,7 @@ class Finisher:
             unreadable = [rank.problems[-1] for rank in ranks if rank.file]
             return unreadable[0] if unreadable else "no files", None
         missing = usable.missing(ranks)
-        baseline, asked = self._baseline(capture), self._asked(capture)
+        baseline, asked = self._baseline(capture), child.asked(capture.request)
         if baseline is not None:
             of_baseline = usable.verified_files(baseline.ranks)
             traces = [Path(str(baseline.folder)) / name for name in of_baseline]
@@ -205,22 +203,6 @@ class Finisher:
                 return "ok", baseline.id
         # With a baseline that has gone, or is too much to read, it is still a diagnosis.
         return child.diagnose(kind, folder, files, missing, asked=asked), None
-
-    def _asked(self, capture: Capture) -> dict[str, str | float | None] | None:
-        """What the anomaly that asked had seen; None where none did, or another node has it."""
-        anomalies = self._hub.state().anomalies if capture.request.anomaly_id else ()
-        found = next((one for one in anomalies if one.id == capture.request.anomaly_id), None)
-        if found is None:
-            return None
-        ratio = None
-        if found.kind in TIMED_KINDS and found.value and found.baseline:
-            ratio = found.value / found.baseline
-        return {
-            "kind": found.kind,
-            "rank": found.rank,
-            "begin_step": found.begin_step,
-            "ratio": ratio,
-        }
 
     def _baseline(self, capture: Capture) -> Capture | None:
         request = capture.request

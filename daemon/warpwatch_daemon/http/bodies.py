@@ -7,10 +7,18 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from warpwatch_daemon.captures.capture_id import PATTERN
-from warpwatch_telemetry.captures import STEP_KINDS, CaptureKind, CaptureRequest
+from warpwatch_telemetry.captures import STEP_KINDS, AnomalySeen, CaptureKind, CaptureRequest
 from warpwatch_telemetry.sections import AnomalyKind
 
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class AnomalySeenBody(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    rank: Rank | None = None
+    begin_step: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
 class CaptureBody(BaseModel):
@@ -54,6 +62,9 @@ class CaptureBody(BaseModel):
         ),
     ] = None
     anomaly_kind: AnomalyKind | None = None
+    anomaly_seen: Annotated[
+        AnomalySeenBody | None, Field(description="of a fleet: what its anomaly had seen")
+    ] = None
     scheduled: Annotated[
         bool, Field(description="of a fleet: by `fleet.schedules`, so that triggers.baseline holds")
     ] = False
@@ -65,7 +76,7 @@ class CaptureBody(BaseModel):
     @property
     def is_of_a_fleet(self) -> bool:
         """Whether it says what only who may see all jobs may say."""
-        about = (self.id, self.start_step, self.anomaly_id)
+        about = (self.id, self.start_step, self.anomaly_id, self.anomaly_seen)
         return self.scheduled or bool(self.alerts) or any(one is not None for one in about)
 
     @model_validator(mode="after")
@@ -92,6 +103,7 @@ class CaptureBody(BaseModel):
 
     def request(self, owner: str | None) -> CaptureRequest:
         """``owner``: whose jobs alone may be captured, None for everybody's."""
+        seen = self.anomaly_seen
         return CaptureRequest(
             job=self.job,
             owner=self.owner if owner is None else owner,
@@ -101,6 +113,7 @@ class CaptureBody(BaseModel):
             alerts=self.alerts,
             anomaly_id=self.anomaly_id,
             anomaly_kind=self.anomaly_kind,
+            anomaly_seen=None if seen is None else AnomalySeen(**seen.model_dump()),
             ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),
             steps=self.steps,
             options=tuple(sorted(set(self.options))),

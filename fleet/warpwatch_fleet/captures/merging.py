@@ -58,14 +58,14 @@ class Merging:
         """The capture, which has a folder and has ended, with what it says and its files."""
         folder, kind = Path(str(capture.folder)), capture.request.kind
         fetched = await self._fetch(capture, parts, folder)
-        nodes = usable.nodes(capture.ranks)
+        nodes, asked = usable.nodes(capture.ranks), child.asked(capture.request)
         result = "no files"
         while fetched.ranks:
             names = [fetched.ranks[rank] for rank in sorted(fetched.ranks)]
             baseline = [folder / name for name in fetched.baseline]
             async with self._children:
                 result = await asyncio.to_thread(
-                    child.diagnose, kind, folder, names, fetched.missing, baseline, nodes
+                    child.diagnose, kind, folder, names, fetched.missing, baseline, nodes, asked
                 )
             if not _without_unread(fetched, result):
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -47,6 +47,7 @@ class Part:
             "reason": request.reason[:500],
             "anomaly_id": request.anomaly_id,
             "anomaly_kind": request.anomaly_kind,
+            "anomaly_seen": request.anomaly_seen and asdict(request.anomaly_seen),
             "alerts": list(request.alerts),
             "scheduled": request.trigger == "schedule",
             **more,

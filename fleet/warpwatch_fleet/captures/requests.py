@@ -19,6 +19,7 @@ from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
 from warpwatch_daemon.captures.session import MAX_NAMED
 from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.captures.triggers.recipes import automatic
 from warpwatch_daemon.config.triggers import RecipeConfig
 from warpwatch_fleet.captures.choosing import choose
 from warpwatch_fleet.captures.merging import Merging, shown
@@ -290,20 +291,10 @@ class Captures:
         if recipe is None or anomaly.job_id is None:
             self._decide(anomaly.id, NO_RECIPE, f"triggers.recipes: none for {anomaly.kind}")
             return
-        named = recipe.ranks == "culprit" and anomaly.rank is not None
-        request = CaptureRequest(
-            **anomaly.job_id.fields(),
-            kind=recipe.kind,
-            trigger="anomaly",
-            ranks=(anomaly.rank,) if named and anomaly.rank is not None else None,
-            steps=recipe.steps,
-            options=tuple(recipe.options) if recipe.kind == "torch" else (),
-            reason=anomaly.summary,
-            anomaly_id=anomaly.id,
-            anomaly_kind=anomaly.kind,
-        )
+        alone = recipe.ranks == "culprit" and anomaly.rank is not None
+        ranks = (anomaly.rank,) if alone and anomaly.rank is not None else None
         try:
-            capture = await self.request(request)
+            capture = await self.request(automatic(anomaly, recipe, ranks))
         except Refused as error:
             logger.info("no %s capture for %s: %s", recipe.kind, anomaly.kind, error)
             self._decide(anomaly.id, error.reason, str(error))

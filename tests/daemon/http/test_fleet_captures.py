@@ -12,6 +12,7 @@ import pytest
 from tests.daemon.http.conftest import CAPTURE, socket_of
 from tests.loop.other_users import STRANGER, request
 from warpwatch_daemon.http.server import Server
+from warpwatch_telemetry.captures import AnomalySeen
 
 ASK: dict[str, Any] = {"job": "llama-7b", "owner": "uid/1000", "run": "r1"}
 NAME = "20261122T201500-0a1b2c"
@@ -19,17 +20,20 @@ OF_A_FLEET: list[dict[str, Any]] = [
     {"id": NAME},
     {"start_step": 40},
     {"anomaly_id": "a", "anomaly_kind": "hang"},
+    {"anomaly_seen": {"rank": 1}},
 ]
 
 
 def test_a_fleet_names_the_capture_its_start_step_and_its_anomaly(client: Any, agent: Any) -> None:
     about = {"id": f"{NAME}-2", "start_step": 40, "anomaly_id": "a7", "anomaly_kind": "straggler"}
+    about |= {"anomaly_seen": {"rank": 3, "begin_step": 12, "ratio": 1.6}}
     answer = client.post("/api/v1/captures", json=ASK | about)
     assert answer.status_code == 202
     assert (answer.json()["id"], answer.json()["start_step"]) == (f"{NAME}-2", 40)
     (asked,) = agent.asked
     assert asked.job_id == ("uid/1000", "llama-7b", "r1")
     assert (asked.trigger, asked.anomaly_id, asked.anomaly_kind) == ("anomaly", "a7", "straggler")
+    assert asked.anomaly_seen == AnomalySeen(3, 12, 1.6)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,7 @@ def test_a_fleet_names_the_capture_its_start_step_and_its_anomaly(client: Any, a
         ({"kind": "stacks", "start_step": 40}, "start_step: stacks has no steps"),
         ({"anomaly_id": "a7"}, "anomaly_id and anomaly_kind are needed together"),
         ({"anomaly_id": "a7", "anomaly_kind": "bad_luck"}, "anomaly_kind"),
+        ({"anomaly_seen": {"begin_step": 2**70}}, "anomaly_seen.begin_step"),
     ],
 )
 def test_what_cannot_be_meant_is_named(client: Any, about: Any, said: str) -> None:

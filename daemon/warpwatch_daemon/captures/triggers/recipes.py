@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from warpwatch_daemon.config.triggers import RecipeConfig
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
-from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.captures import AnomalySeen, Capture, CaptureRequest
 
 # A capture of the same kind that long ago was of another problem.
 REPEAT_S = 86400.0
+# Whose value and baseline are times.
+TIMED_KINDS = frozenset({"straggler", "step_regression", "comm_slow"})
 
 
 def request_for(
@@ -24,18 +26,34 @@ def request_for(
 
     ``captures``: those taken so far.
     """
+    ranks = ranks_of(anomaly, recipe, local, active)
+    return automatic(anomaly, recipe, ranks, again=_is_repeated(anomaly, captures))
+
+
+def automatic(
+    anomaly: Anomaly, recipe: RecipeConfig, ranks: tuple[int, ...] | None, again: bool = False
+) -> CaptureRequest:
+    """Of a job's anomaly. ``again``: the cheap capture was not enough."""
     assert anomaly.job_id is not None
+    options = {*recipe.options, *(("stacks",) if again else ())}
     return CaptureRequest(
         **anomaly.job_id.fields(),
         kind=recipe.kind,
         trigger="anomaly",
-        ranks=ranks_of(anomaly, recipe, local, active),
+        ranks=ranks,
         steps=recipe.steps,
-        options=_options(anomaly, recipe, captures),
+        options=tuple(sorted(options)) if recipe.kind == "torch" else (),
         reason=anomaly.summary,
         anomaly_id=anomaly.id,
         anomaly_kind=anomaly.kind,
+        anomaly_seen=AnomalySeen(anomaly.rank, anomaly.begin_step, _ratio(anomaly)),
     )
+
+
+def _ratio(anomaly: Anomaly) -> float | None:
+    if anomaly.kind not in TIMED_KINDS or not anomaly.value or not anomaly.baseline:
+        return None
+    return anomaly.value / anomaly.baseline
 
 
 def ranks_of(
@@ -64,16 +82,6 @@ def healthy_peer(
         and rank.claims.device not in broken
     ]
     return min(well, key=lambda number: (abs(number - (anomaly.rank or 0)), number), default=None)
-
-
-def _options(
-    anomaly: Anomaly, recipe: RecipeConfig, captures: Iterable[Capture]
-) -> tuple[str, ...]:
-    if recipe.kind != "torch":
-        return ()
-    # The cheap capture was not enough.
-    again = ("stacks",) if _is_repeated(anomaly, captures) else ()
-    return tuple(sorted({*recipe.options, *again}))
 
 
 def _is_repeated(anomaly: Anomaly, captures: Iterable[Capture]) -> bool:
