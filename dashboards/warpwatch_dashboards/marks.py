@@ -2,7 +2,7 @@
 
 With ``exporters.grafana`` configured the daemon writes an annotation for each anomaly and capture,
 with a link to its report. From the metrics the same is known without a link to the one report: the
-mark links to the agent's page, which lists them.
+mark links to the dashboard of the agent's node.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from grafana_foundation_sdk.models.common import DataSourceRef
 from grafana_foundation_sdk.models.dashboard import AnnotationTarget
 
 from warpwatch_dashboards.job_queries import ranks_by_device
-from warpwatch_dashboards.links import TAG
+from warpwatch_dashboards.links import NODE, TAG
 from warpwatch_dashboards.queries import AGENT, JOB, PLACE, WINDOW, grown, series
 from warpwatch_dashboards.variables import SOURCE
 
-_PAGE = '<a href="http://{{instance}}/">Warpwatch on {{node}} {{instance}}</a>'
+_PAGE = f'<a href="/d/{NODE}?var-instance={{{{instance}}}}">Node {{{{instance}}}}</a>'
 
 
 def of_agents() -> list[builders.AnnotationQuery]:

@@ -229,7 +229,7 @@ def test_anomalies_captures_and_reports_are_marked(name: str) -> None:
     assert set(marks) == {"Anomalies", "Captures", "Reports"}
     assert "warpwatch_anomaly_info" in marks["Anomalies"]["expr"]
     assert "warpwatch_captures_total" in marks["Captures"]["expr"]
-    assert '<a href="http://{{instance}}/">' in marks["Captures"]["textFormat"]
+    assert 'href="/d/warpwatch-node?var-instance={{instance}}"' in marks["Captures"]["textFormat"]
     assert marks["Reports"]["datasource"]["uid"] == "-- Grafana --"
     of_job = name == "training-job"
     assert marks["Reports"]["target"]["tags"] == ["warpwatch", *(["job:$job"] if of_job else [])]

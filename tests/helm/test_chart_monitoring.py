@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -118,20 +119,42 @@ def test_each_dashboard_is_a_config_map_that_grafanas_sidecar_takes(helm4: Path)
         ("service-monitor-values.yaml", "ServiceMonitor", "endpoints"),
     ],
 )
-def test_a_monitor_keeps_the_workloads_labels_and_names_the_node(
-    helm4: Path, scenario: str, kind: str, endpoints: str
+def test_a_monitor_keeps_the_workloads_labels_and_a_rollout_keeps_the_series(
+    helm4: Path, scenario: str, kind: str, endpoints: str, tmp_path: Path
 ) -> None:
+    """Prometheus itself says what the relabelings make of a pod and of the one that replaces it."""
     spec = chart.only(chart.scenario(helm4, scenario), kind)["spec"]
     (endpoint,) = spec[endpoints]
     assert endpoint["honorLabels"] is True
-    node, job, dropped, *_ = endpoint["relabelings"]
-    assert (node["sourceLabels"], node["targetLabel"]) == (
-        ["__meta_kubernetes_pod_node_name"],
-        "node",
-    )
-    assert (job["targetLabel"], job["replacement"]) == ("job", "warpwatch")
-    assert dropped["action"] == "labeldrop"
-    assert {"namespace", "pod", "container"} <= set(dropped["regex"].split("|"))
+    own = {"namespace": "monitoring", "pod": "warpwatch-x1", "container": "warpwatch"}
+    pods = [
+        {"targets": [address], "labels": {"__meta_kubernetes_pod_node_name": "gpu-17", **own}}
+        for address in ("10.0.0.5:9400", "10.0.0.9:9400")
+    ]
+    found = relabeled(endpoint["relabelings"], pods, tmp_path)
+    told = {"node": "gpu-17", "instance": "gpu-17", "job": "warpwatch"}
+    added = {"cluster": "gpu-1"} if kind == "PodMonitor" else {}
+    assert [told | added] * 2 == found
+
+
+def relabeled(
+    relabelings: list[dict[str, Any]], targets: list[dict[str, Any]], folder: Path
+) -> list[dict[str, str]]:
+    """The labels of these targets' series."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+    configs = [{names.get(key, key): value for key, value in one.items()} for one in relabelings]
+    scraped = {"job_name": "pods", "static_configs": targets, "relabel_configs": configs}
+    file = folder / "prometheus.yml"
+    file.write_text(yaml.safe_dump({"scrape_configs": [scraped]}))
+    command = [promtool, "check", "service-discovery", "--timeout=1s", str(file), "pods"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return [
+        {name: value for name, value in one["labels"].items() if not name.startswith("__")}
+        for one in json.loads(checked.stdout)
+    ]
 
 
 def test_a_monitor_checks_the_certificate(helm4: Path) -> None:

@@ -33,6 +33,10 @@ relabelings:
     replacement: warpwatch
     action: replace
   {{- if eq $values.mode "daemonset" }}
+  # The pod's address is another one after each rollout, and its series would be others too.
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: instance
+    action: replace
   # Of the daemon's own pod, they would read as the workload's on series that have none.
   - regex: namespace|pod|container|endpoint|service
     action: labeldrop
