@@ -5,6 +5,9 @@
 - collector: the state as a collector of prometheus_client, for other people's registries
 - exposition: the grammar of both formats
 - jsonl: the telemetry log
+- events: what has just happened, for what tells of it
+- otlp, otlp_metrics, otlp_logs: OpenTelemetry; webhooks: messages
 - grafana, grafana_api: annotations
+- http_requests, pause: how other people's servers are spoken to
 - config: the section ``exporters``
 """

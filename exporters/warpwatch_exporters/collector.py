@@ -16,6 +16,7 @@ from prometheus_client.samples import Sample
 
 from warpwatch_exporters.exposition import encodable
 from warpwatch_exporters.series import (
+    BUCKETS,
     FINE_BUCKETS,
     SeriesGroup,
     exported_ranks,
@@ -24,27 +25,30 @@ from warpwatch_exporters.series import (
 )
 from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.metric import Metric
+from warpwatch_telemetry.profiles import Profile, names_of
 from warpwatch_telemetry.state import RankState, State
 
 
 class StateCollector(Collector):
     """``registry.register(StateCollector(get_state))``; ``get_state`` is called at each scrape."""
 
-    def __init__(self, get_state: Callable[[], State]) -> None:
+    def __init__(self, get_state: Callable[[], State], profile: Profile = "full") -> None:
         self._get_state = get_state
+        self._profile = profile
 
     def collect(self) -> Iterator[MetricFamily]:
         """The families that have samples, in the catalogue's order."""
         state = self._get_state()
-        families = {name: family_of(row) for name, row in CATALOGUE.items()}
+        families = {name: family_of(CATALOGUE[name]) for name in names_of(self._profile)}
         for group in series_of(state):
             for key, value in group.values.items():
                 labels = labels_of(group, key)
-                if labels is not None and math.isfinite(value):
+                family = families.get(key[0])
+                if labels is not None and family is not None and math.isfinite(value):
                     row = CATALOGUE[key[0]]
-                    families[row.name].samples.append(_sample(row.full_name, labels, value))
+                    family.samples.append(_sample(row.full_name, labels, value))
         for rank in exported_ranks(state):
-            families["step_duration_seconds"].samples.extend(_histogram(rank))
+            families["step_duration_seconds"].samples.extend(_histogram(rank, self._profile))
         yield from (family for family in families.values() if family.samples)
 
 
@@ -59,11 +63,11 @@ def _sample(name: str, labels: Mapping[str, str], value: float) -> Sample:
     return Sample(name, {label: encodable(text) for label, text in labels.items()}, value)
 
 
-def _histogram(rank: RankState) -> Iterator[Sample]:
+def _histogram(rank: RankState, profile: Profile) -> Iterator[Sample]:
     row = CATALOGUE["step_duration_seconds"]
     labels = labels_of(SeriesGroup(rank.key, {}), (row.name, ())) or {}
     counts = list(accumulate(rank.durations.counts))
-    for bound, index in FINE_BUCKETS.items():
+    for bound, index in (FINE_BUCKETS if profile == "full" else BUCKETS).items():
         yield _sample(f"{row.full_name}_bucket", {**labels, "le": bound}, counts[index])
     yield _sample(f"{row.full_name}_count", labels, counts[-1])
     yield _sample(f"{row.full_name}_sum", labels, rank.durations.sum)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field, model_validator
+
+from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.profiles import Profile
-from warpwatch_telemetry.sections import Boolean, Section, Url
+from warpwatch_telemetry.sections import Boolean, Interval, Section, Url
 
 
 class PrometheusConfig(Section):
@@ -35,7 +38,36 @@ class GrafanaConfig(Section):
     ca_file: Path | None = None
 
 
+class OtlpConfig(Section):
+    """``endpoint``: of a collector's OTLP/HTTP, without /v1/…; ``headers_file``: what every request
+    carries, as ``Name: value``, one a line. ``interval_s``: of metrics; events go at once."""
+
+    endpoint: Url | None = None
+    headers_file: Path | None = None
+    ca_file: Path | None = None
+    interval_s: Interval = 60.0
+
+
+class WebhookConfig(Section):
+    """Where messages go: ``url``, or the file that holds it where it is a secret, as Slack's is."""
+
+    url: Url | None = None
+    url_file: Path | None = None
+    format: Literal["json", "slack"] = "json"
+    min_severity: Severity = "warning"
+    headers_file: Path | None = None
+    ca_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _goes_somewhere(self) -> WebhookConfig:
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError("either url or url_file is needed")
+        return self
+
+
 class ExportersConfig(Section):
     prometheus: PrometheusConfig = PrometheusConfig()
     jsonl: JsonlConfig = JsonlConfig()
     grafana: GrafanaConfig = GrafanaConfig()
+    otlp: OtlpConfig = OtlpConfig()
+    webhooks: Annotated[tuple[WebhookConfig, ...], Field(max_length=16)] = ()

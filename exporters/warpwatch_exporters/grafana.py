@@ -15,7 +15,10 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from warpwatch_exporters.grafana_api import GrafanaApi, GrafanaError
+from warpwatch_exporters.events import verdict_of
+from warpwatch_exporters.grafana_api import GrafanaApi
+from warpwatch_exporters.http_requests import RequestError
+from warpwatch_exporters.pause import Pause
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import State
@@ -26,7 +29,6 @@ logger = logging.getLogger(__name__)
 LOOK_BACK_S = 3600.0
 # Then others have their turn: the end of the daemon, above all.
 MAX_PER_ROUND = 20
-FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 # Grafana keeps at most 100 characters of a tag's name and value, and 500 of all tags of one.
 MAX_TAG_BYTES = 90
@@ -95,7 +97,7 @@ class Annotations:
         about = _tags(job=request.job, owner=request.owner)
         tags = ("warpwatch", "capture", request.kind, *about)
         begin_ms = _ms(capture.recording_time or capture.time)
-        text = _plain(f"capture of {request.job}: {_verdict(capture)}") + link
+        text = _plain(f"capture of {request.job}: {verdict_of(capture)}") + link
         return self._annotation(capture.id, begin_ms, _ms(end_time), tags, text)
 
     def _annotation(
@@ -125,15 +127,13 @@ class GrafanaAnnotations:
         self._api = api
         self._annotations = annotations
         self._count = count
-        self._clock = clock
+        self._pause = Pause(clock, LONGEST_PAUSE_S)
         self._since_ms: int | None = None
         # All as long as the state has them.
         self._known: dict[str, _KnownAnnotation] = {}
         self._waiting: set[str] = set()
         # How often each has failed, of those that wait.
         self._failures: dict[str, int] = {}
-        self._pause_s = 0.0
-        self._due = 0.0
         self._complaint: int | str | None = None
 
     def advance(self, state: State) -> None:
@@ -150,7 +150,7 @@ class GrafanaAnnotations:
         waiting = [one for one in wanted.values() if not self._is_there(one)]
         # What Grafana cannot save keeps nothing else from its turn.
         waiting.sort(key=lambda one: self._failures.get(one.key, 0))
-        if self._clock() < self._due:
+        if self._pause.lasts:
             waiting = []
         for annotation in waiting[:MAX_PER_ROUND]:
             if not self._write(annotation):
@@ -174,16 +174,17 @@ class GrafanaAnnotations:
         """Whether to go on with the next one."""
         try:
             result, ident = self._put(annotation)
-        except GrafanaError as error:
+        except RequestError as error:
             return self._failed(annotation, error)
-        self._pause_s, self._complaint = 0.0, None
+        self._pause.reset()
+        self._complaint = None
         self._count(result)
         self._known[annotation.key] = _KnownAnnotation(ident, annotation.end_ms)
         self._failures.pop(annotation.key, None)
         return True
 
     def _put(self, annotation: Annotation) -> tuple[str, int]:
-        """The result and Grafana's id. Raises GrafanaError."""
+        """The result and Grafana's id. Raises RequestError."""
         known = self._known.get(annotation.key)
         if known is not None and known.id is not None:
             self._end(known.id, annotation)
@@ -199,7 +200,7 @@ class GrafanaAnnotations:
     def _end(self, ident: int, annotation: Annotation) -> None:
         self._api.update(ident, {"timeEnd": annotation.end_ms, "text": annotation.text})
 
-    def _failed(self, annotation: Annotation, error: GrafanaError) -> bool:
+    def _failed(self, annotation: Annotation, error: RequestError) -> bool:
         refused = error.status is not None and 400 <= error.status < 500
         self._count("refused" if refused else "failed")
         what: int | str = str(error) if error.status is None else error.status
@@ -211,8 +212,7 @@ class GrafanaAnnotations:
             self._known[annotation.key] = _KnownAnnotation(None, annotation.end_ms)
             return True
         self._failures[annotation.key] = self._failures.get(annotation.key, 0) + 1
-        self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
-        self._due = self._clock() + self._pause_s
+        self._pause.begin()
         return False
 
 
@@ -223,17 +223,6 @@ def _document(annotation: Annotation) -> dict[str, Any]:
         "text": annotation.text,
     }
     return document if annotation.end_ms is None else {**document, "timeEnd": annotation.end_ms}
-
-
-def _verdict(capture: Capture) -> str:
-    """One sentence. A diagnosis has texts that come from a training process."""
-    diagnosis = capture.diagnosis
-    if diagnosis is None:
-        why = f", no diagnosis: {capture.diagnosis_outcome}" if capture.diagnosis_outcome else ""
-        return f"{capture.request.kind}, {capture.outcome}{why}"
-    verdict = str(diagnosis.get("verdict", ""))[:40].replace("_", " ")
-    summary = diagnosis.get("summary")
-    return f"{verdict}. {summary}" if summary else verdict
 
 
 def _plain(text: str) -> str:

@@ -10,12 +10,15 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from warpwatch._version import __version__
 from warpwatch_daemon.agent.open_files import allow_enough
+from warpwatch_daemon.agent.outgoing import WaysOut
+from warpwatch_daemon.agent.supervisor import Supervisor
 from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.capture_register import CaptureRegister
@@ -96,6 +99,10 @@ class Fleet:
             token_file=own.token_file,
             web_config=own.web_config,
         )
+        node = config.node or self._hostname
+        self._ways_out = WaysOut(
+            config, node, "warpwatch-fleet", None, self.metrics, self.exported, self._told
+        )
         self.server = Server(self, http, page=FleetPage(self))
         self.server.bind()
 
@@ -105,6 +112,8 @@ class Fleet:
         """Serve until SIGTERM or SIGINT."""
         following = threading.Thread(target=lambda: asyncio.run(self._follow_all()), name="follow")
         following.start()
+        supervisor = Supervisor()
+        self._ways_out.start(supervisor)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.server.stop())
         logger.info("listening on %s:%d", *self.server.address)
@@ -114,6 +123,8 @@ class Fleet:
             logger.info("stopping")
             self._stop()
             following.join(STOP_TIMEOUT_S)
+            supervisor.stop()
+            self._ways_out.close()
 
     def _stop(self) -> None:
         loop = self._loop
@@ -254,6 +265,10 @@ class Fleet:
         with self._lock:
             own = tuple(one for one in self._cluster.anomalies() if one.judged_by == "fleet")
         return State(time=time.time(), version=__version__, hostname=self._hostname, anomalies=own)
+
+    def _told(self) -> State:
+        """What this fleet has found and captured; agents tell of their own."""
+        return replace(self.exported(), captures=tuple(self._register.all()))
 
     def registry(self) -> CollectorRegistry:
         return self.metrics.registry

@@ -126,6 +126,17 @@ _SELF = (
         "Annotations in Grafana by result: written, updated, known, refused, failed, dropped.",
         "result",
     ),
+    _row(
+        "otlp_exports_total",
+        "Requests with metrics, and log records, to the OpenTelemetry collector by result: sent, "
+        "failed (logs are tried again), dropped (the queue was full).",
+        *("signal", "result"),
+    ),
+    _row(
+        "webhook_messages_total",
+        "Messages to webhooks by result: sent, failed (tried again), refused, dropped.",
+        "result",
+    ),
     _row("agent_resident_memory_bytes", "Memory of the daemon.", origin="/proc/self"),
     _row("agent_cpu_seconds_total", "Processor time of the daemon.", origin="/proc/self"),
     _row("agent_open_files", "Open file descriptors.", origin="/proc/self"),

@@ -44,7 +44,11 @@ class LoopCluster:
                 "state_dir": str(folder / "fleet"),
                 "agents": {"token_file": str(token), "allow_plain": True},
             },
-            **{key: config[key] for key in ("detection", "remote_store") if key in config},
+            **{
+                key: config[key]
+                for key in ("detection", "remote_store", "exporters")
+                if key in config
+            },
         }
         self.config = folder / "fleet.yaml"
         self.config.write_text(yaml.safe_dump(tree))

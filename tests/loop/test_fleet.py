@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.exporters.receiver import Receiver, receiver
 from tests.loop.cluster import LoopCluster, loop_cluster
 from tests.loop.node import poll
 from tests.loop.trainings import ON_A_BUSY_MACHINE, RANKS
@@ -20,8 +23,15 @@ NODES = ["gpu-1", "gpu-1", "gpu-2", "gpu-2"]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LoopCluster]:
-    with loop_cluster(tmp_path, 2, detection=ON_A_BUSY_MACHINE) as cluster:
+def hook() -> Iterator[Receiver]:
+    with receiver() as server:
+        yield server
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, hook: Receiver) -> Iterator[LoopCluster]:
+    exporters = {"webhooks": [{"url": hook.url}]}
+    with loop_cluster(tmp_path, 2, detection=ON_A_BUSY_MACHINE, exporters=exporters) as cluster:
         cluster.start()
         yield cluster
 
@@ -52,7 +62,7 @@ def captured(cluster: LoopCluster, anomaly: Any) -> Any:
 
 
 def test_a_straggler_and_a_hang_over_two_nodes_are_named_and_captured_once(
-    cluster: LoopCluster,
+    cluster: LoopCluster, hook: Receiver
 ) -> None:
     faults = cluster.train("both", WARPWATCH_RUN="first")
 
@@ -86,3 +96,14 @@ def test_a_straggler_and_a_hang_over_two_nodes_are_named_and_captured_once(
     states = {one["rank"]: one["state"] for one in stacks["ranks"]}
     assert [states[rank] for rank in (0, 2, 3)] == ["written"] * 3, stacks
     os.kill(stopped["pid"], signal.SIGCONT)
+    # Agents and fleet have the same webhook: one fault is one message, from the fleet.
+    told = [json.loads(body) for body in hook.bodies()]
+    opened = [one["anomaly"]["id"] for one in told if one["event"] == "anomaly_opened"]
+    assert [ident for ident in opened if ident in (straggler["id"], hang["id"])] == [
+        straggler["id"],
+        hang["id"],
+    ]
+    verdicts = [one["capture"]["anomaly"] for one in told if one["event"] == "verdict"]
+    assert verdicts.count(straggler["id"]) == 1
+    kinds = Counter(one["anomaly"]["kind"] for one in told if one["event"] == "anomaly_opened")
+    assert (kinds["straggler"], kinds["hang"]) == (1, 1)

@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -16,6 +17,7 @@ from warpwatch._version import __version__
 from warpwatch_daemon.agent import grafana, remote
 from warpwatch_daemon.agent.capturing import Capturing
 from warpwatch_daemon.agent.open_files import allow_enough
+from warpwatch_daemon.agent.outgoing import WaysOut
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.agent.sources import enabled_sources, hub_of
@@ -120,6 +122,10 @@ class Daemon:
             self._log,
             self.runs,
         )
+        self._ways_out = WaysOut(
+            config, node, "warpwatch", config.http.public_url_of(node), metrics, self.exported,
+            self._told,
+        )  # fmt: skip
         self.sources = enabled_sources(config, self._surroundings())
         self._pipeline_loop: Loop | None = None
 
@@ -193,6 +199,7 @@ class Daemon:
         follower = self._grafana
         if follower is not None:
             every("grafana", GRAFANA_INTERVAL_S, lambda: follower.advance(self.hub.state()))
+        self._ways_out.start(self.supervisor)
         every("runs", RUNS_INTERVAL_S, self.runs.write)
         if self._upload is not None:
             every("uploads", UPLOAD_INTERVAL_S, self._upload)
@@ -209,7 +216,7 @@ class Daemon:
         last_writes = {"positions": self._positions.write, "runs": self.runs.write}
         if self._log is not None:
             last_writes["telemetry-log"] = self._log.write
-        run_all(last_writes, LAST_WRITES_TIMEOUT_S)
+        run_all(last_writes | self._ways_out.last_words, LAST_WRITES_TIMEOUT_S)
         for source in self.sources:
             source.close()
         self.folder.close()
@@ -247,6 +254,15 @@ class Daemon:
 
     def exported(self) -> State:
         return self.hub.state()
+
+    def _told(self) -> State:
+        """Without what a fleet tells of."""
+        state, is_of_fleet = self.hub.state(), self.pipeline.leases.is_of_fleet
+        return replace(
+            state,
+            anomalies=tuple(one for one in state.anomalies if not is_of_fleet(one)),
+            captures=tuple(one for one in state.captures if not one.of_fleet),
+        )
 
     def records(self) -> RecordStream:
         return self._stream

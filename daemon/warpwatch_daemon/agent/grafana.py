@@ -22,9 +22,8 @@ def follower(config: Config, node: str, metrics: AgentMetrics) -> GrafanaAnnotat
     for result in grafana.RESULTS:
         # There from the start, so that an increase can be seen.
         annotations.labels(result)
-    public_url = config.http.public_url
     return grafana.GrafanaAnnotations(
         grafana_api.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
-        grafana.Annotations(node, public_url and public_url.replace("{node}", node)),
+        grafana.Annotations(node, config.http.public_url_of(node)),
         lambda result: annotations.labels(result).inc(),
     )

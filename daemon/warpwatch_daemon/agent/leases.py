@@ -159,6 +159,10 @@ class Leases:
         self._keep_back(anomaly)
         return closed
 
+    def is_of_fleet(self, anomaly: Anomaly) -> bool:
+        """Whether the fleet had raised it, and it only goes on here."""
+        return anomaly.id in self._names.copy().values()
+
     def shown(self, anomalies: Iterable[Anomaly]) -> tuple[Anomaly, ...]:
         """Without those that are kept back."""
         if not (self._kept_back or self._names):

@@ -46,6 +46,9 @@ class HttpConfig(Section):
     probe_listen: Listen | None = None
     public_url: Url | None = None
 
+    def public_url_of(self, node: str) -> str | None:
+        return self.public_url and self.public_url.replace("{node}", node)
+
 
 class RendezvousConfig(Section):
     """``kineto``: the socket for stock PyTorch's own captures, open to every user of the node.

@@ -23,40 +23,15 @@ from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.store import RECORD
 from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_exporters.pause import Pause
 from warpwatch_telemetry.captures import UPLOAD_OUTCOMES, Capture
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "captures"
 MANIFEST = "manifest.json"
-# After a failure, doubled up to the second with each that follows.
-PAUSE_S = 5.0
-MAX_PAUSE_S = 120.0
 # Oldest first; but one that failed so often lets those behind it go first.
 FAILURES_IN_FRONT = 5
-
-
-class Pause:
-    """How long is waited after failures. ``monotonic``: the time."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._pause_s = 0.0
-        self._not_before = 0.0
-
-    @property
-    def lasts(self) -> bool:
-        return self._monotonic() < self._not_before
-
-    def begin(self) -> bool:
-        """After a failure: whether it is the first of several."""
-        is_first = not self._pause_s
-        self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), MAX_PAUSE_S)
-        self._not_before = self._monotonic() + self._pause_s
-        return is_first
-
-    def reset(self) -> None:
-        self._pause_s = 0.0
 
 
 class Captures(Protocol):

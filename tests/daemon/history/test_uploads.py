@@ -21,7 +21,8 @@ from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.cli.diagnose import main as diagnose
 from warpwatch_daemon.history import remote_store
 from warpwatch_daemon.history.remote_store import RemoteStore
-from warpwatch_daemon.history.uploads import MAX_PAUSE_S, Uploads
+from warpwatch_daemon.history.uploads import Uploads
+from warpwatch_exporters.pause import LONGEST_S
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
 
@@ -80,7 +81,7 @@ class Node(CaptureNode):
         return self.finished(asked)
 
     def sent(self, capture: Capture) -> Capture:
-        self.at += MAX_PAUSE_S
+        self.at += LONGEST_S
         self.uploads.advance()
         return self.capture(capture)
 

@@ -1,0 +1,85 @@
+"""What has just happened to anomalies and captures, each once, for ways out that tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.state import State
+
+EventName = Literal["anomaly_opened", "anomaly_closed", "capture_ended", "verdict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """time: wall clock in seconds. anomaly or capture: of which, the other is None."""
+
+    name: EventName
+    time: float
+    anomaly: Anomaly | None = None
+    capture: Capture | None = None
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """An anomaly that comes back opens and closes once more."""
+        if self.anomaly is not None:
+            return self.name, self.anomaly.id, self.anomaly.reopened
+        return self.name, self.capture.id if self.capture else "", 0
+
+    @property
+    def anomaly_id(self) -> str | None:
+        """Which anomaly it is about, or asked for the capture."""
+        if self.capture is not None:
+            return self.capture.request.anomaly_id
+        return self.anomaly.id if self.anomaly else None
+
+    @property
+    def summary(self) -> str:
+        """One sentence. Parts of it come from training processes."""
+        if self.anomaly is not None:
+            return self.anomaly.summary
+        assert self.capture is not None
+        return f"capture of {self.capture.request.job}: {verdict_of(self.capture)}"
+
+
+class Events:
+    """``state``: as it is at the start; what it has is known, whoever told of it."""
+
+    def __init__(self, state: State) -> None:
+        self._known = {event.key for event in _all(state)}
+
+    def take(self, state: State) -> list[Event]:
+        """What is new since the last call, oldest first."""
+        events = list(_all(state))
+        new = [event for event in events if event.key not in self._known]
+        # What the state has forgotten does not come again.
+        self._known = {event.key for event in events}
+        return sorted(new, key=lambda event: event.time)
+
+
+def _all(state: State) -> Iterator[Event]:
+    for anomaly in state.anomalies:
+        yield Event("anomaly_opened", anomaly.time, anomaly)
+        if anomaly.end_time is not None:
+            yield Event("anomaly_closed", anomaly.end_time, anomaly)
+    for capture in state.captures:
+        if capture.outcome is None:
+            continue
+        ended = capture.end_time or capture.time
+        yield Event("capture_ended", ended, capture=capture)
+        if capture.diagnosis is not None:
+            yield Event("verdict", ended, capture=capture)
+
+
+def verdict_of(capture: Capture) -> str:
+    """One sentence. A diagnosis has texts that come from a training process."""
+    diagnosis = capture.diagnosis
+    if diagnosis is None:
+        why = f", no diagnosis: {capture.diagnosis_outcome}" if capture.diagnosis_outcome else ""
+        return f"{capture.request.kind}, {capture.outcome}{why}"
+    verdict = str(diagnosis.get("verdict", ""))[:40].replace("_", " ")
+    summary = diagnosis.get("summary")
+    return f"{verdict}. {summary}" if summary else verdict

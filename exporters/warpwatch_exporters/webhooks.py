@@ -1,0 +1,178 @@
+"""A message for each anomaly, its end and what its captures say: plain JSON, or as Slack has it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from warpwatch_exporters.config import WebhookConfig
+from warpwatch_exporters.events import Event
+from warpwatch_exporters.http_requests import (
+    JSON,
+    RequestError,
+    Requests,
+    read_headers,
+    read_secret,
+)
+from warpwatch_exporters.pause import Pause
+from warpwatch_telemetry.anomalies import scope_of
+
+logger = logging.getLogger(__name__)
+
+# Beyond these the oldest are dropped.
+MAX_WAITING = 100
+# With the pauses between them, some ten minutes.
+MAX_TRIES = 10
+MAX_TEXT_CHARS = 1000
+# Anomalies that were told of, whose captures are told of too.
+MAX_TOLD = 1000
+# Of ``warpwatch_webhook_messages_total``: failed is tried again, refused (4xx) and dropped are not.
+RESULTS = ("sent", "failed", "refused", "dropped")
+
+_SEVERITIES = ("info", "warning", "critical")
+_SIGNS = {"info": ":information_source:", "warning": ":warning:", "critical": ":rotating_light:"}
+_AGAIN = frozenset({408, 425, 429})
+
+
+@dataclass(slots=True)
+class _Message:
+    body: bytes
+    tries: int = 0
+
+
+class Webhook:
+    """``advance`` has a loop of its own, since it may wait. ``count`` gets each of RESULTS.
+
+    name: what the log calls it. node: where it runs; public_url: of who sends, for links.
+    """
+
+    def __init__(
+        self,
+        config: WebhookConfig,
+        name: str,
+        node: str,
+        public_url: str | None,
+        count: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._name = name
+        self._node = node
+        self._public_url = (public_url or "").rstrip("/")
+        self._count = count
+        self._requests = Requests(config.ca_file)
+        self._pause = Pause(clock)
+        self._waiting: deque[_Message] = deque()
+        self._told: dict[str, None] = {}
+
+    def advance(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if self._is_wanted(event):
+                self._waiting.append(_Message(self._body(event)))
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self._count("dropped")
+        while self._waiting and not self._pause.lasts:
+            self._send(self._waiting[0])
+
+    def _is_wanted(self, event: Event) -> bool:
+        anomaly, ident = event.anomaly, event.anomaly_id or ""
+        if anomaly is None:
+            return event.name == "verdict" and ident in self._told
+        if _SEVERITIES.index(anomaly.severity) < _SEVERITIES.index(self._config.min_severity):
+            return False
+        self._told[ident] = None
+        if len(self._told) > MAX_TOLD:
+            del self._told[next(iter(self._told))]
+        return True
+
+    def _send(self, message: _Message) -> None:
+        """It is gone once it was sent, refused, or tried MAX_TRIES times."""
+        message.tries += 1
+        try:
+            self._post(message.body)
+        except RequestError as error:
+            status = error.status or 0
+            refused = 300 <= status < 500 and status not in _AGAIN
+            self._count("refused" if refused else "failed")
+            if self._pause.begin() or refused:
+                logger.warning("%s: a message was not taken: %s", self._name, error)
+            if refused or message.tries >= MAX_TRIES:
+                self._waiting.popleft()
+                if not refused:
+                    self._count("dropped")
+        else:
+            self._pause.reset()
+            self._count("sent")
+            self._waiting.popleft()
+
+    def _post(self, body: bytes) -> None:
+        """Raises RequestError."""
+        config = self._config
+        url = read_secret(config.url_file) if config.url_file else str(config.url)
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise RequestError(f"{config.url_file} has no http:// or https:// address")
+        answer = self._requests.send("POST", url, body, JSON | read_headers(config.headers_file))
+        if not 200 <= answer.status < 300:
+            raise RequestError(f"the answer is {answer.status}: {answer.words}", answer.status)
+
+    def _body(self, event: Event) -> bytes:
+        link = self._link(event)
+        document = _document(event, self._node, link)
+        if self._config.format == "slack":
+            document = {"text": _slack_text(event, self._node, link)}
+        return json.dumps(document).encode()
+
+    def _link(self, event: Event) -> str | None:
+        if not self._public_url:
+            return None
+        if event.capture is None:
+            return f"{self._public_url}/api/v1/anomalies/{quote(event.anomaly_id or '')}"
+        report = "/report.html" if "report.html" in event.capture.files else ""
+        return f"{self._public_url}/api/v1/captures/{quote(event.capture.id)}{report}"
+
+
+def _document(event: Event, node: str, link: str | None) -> dict[str, Any]:
+    """docs/webhooks.md; ``anomaly`` has the fields that the API gives it."""
+    document: dict[str, Any] = {
+        "schema": 1, "event": event.name, "time": event.time, "node": node,
+        "summary": event.summary[:MAX_TEXT_CHARS], "url": link,
+    }  # fmt: skip
+    if event.anomaly is not None:
+        scope = scope_of(event.anomaly.kind)
+        document["anomaly"] = {**asdict(event.anomaly), "scope": scope}
+    if event.capture is not None:
+        capture, request = event.capture, event.capture.request
+        document["capture"] = {
+            "id": capture.id,
+            "job": request.job,
+            "owner": request.owner,
+            "kind": request.kind,
+            "outcome": capture.outcome,
+            "anomaly": request.anomaly_id,
+            "verdict": (capture.diagnosis or {}).get("verdict"),
+        }
+    return document
+
+
+def _slack_text(event: Event, node: str, link: str | None) -> str:
+    """https://docs.slack.dev/messaging/formatting-message-text: &, < and > are its own."""
+    summary = " ".join(event.summary.split())[:MAX_TEXT_CHARS]
+    for char, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        summary = summary.replace(char, escaped)
+    anomaly = event.anomaly
+    if anomaly is None:
+        head = ":mag:"
+    elif event.name == "anomaly_closed":
+        head = f":white_check_mark: over: *{anomaly.kind}*"
+    else:
+        head = f"{_SIGNS[anomaly.severity]} *{anomaly.kind}*"
+    about = f" on {anomaly.node or node}" if anomaly else ""
+    more = f" <{link}|{'report' if event.capture else 'more'}>" if link else ""
+    return f"{head}{about}: {summary}{more}" if anomaly else f"{head} {summary}{more}"

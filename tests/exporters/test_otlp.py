@@ -1,0 +1,240 @@
+"""OpenTelemetry: a collector receives what /metrics says, and each event as a log record."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.exporters.receiver import Receiver, receiver
+from tests.exporters.states import TIME, rank, simulated
+from tests.loop.node import loop_node, poll
+from tests.loop.programs import STEPPING
+from warpwatch_daemon.demo.processes import free_port
+from warpwatch_exporters.collector import StateCollector
+from warpwatch_exporters.config import OtlpConfig
+from warpwatch_exporters.events import Events
+from warpwatch_exporters.otlp import MAX_WAITING, OtlpExporter
+from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.captures import Capture, CaptureRequest
+from warpwatch_telemetry.state import State
+
+ROTEL = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages/rotel")
+SLOW = Anomaly(
+    id="6553f1f0-1",
+    kind="straggler",
+    time=TIME,
+    severity="warning",
+    summary="rank 1 computes 60 % longer \udcff",
+    job="llama",
+    rank=1,
+)
+CAPTURE = Capture(
+    id="20260921T141959-3f9a1c",
+    request=CaptureRequest("llama", "torch", "anomaly", anomaly_id=SLOW.id),
+    time=TIME + 1,
+    end_time=TIME + 8,
+    outcome="complete",
+    diagnosis={"verdict": "host_bound", "summary": "rank 1 waits for Python"},
+)
+STATE = State(TIME, "0.1.0", "gpu-17", devices=simulated(1, 5), ranks=(rank(0),))
+
+
+class Site:
+    """An exporter to ``url`` of a state that the test changes; the clock is the test's."""
+
+    def __init__(self, url: str, **config: Any) -> None:
+        self.state = STATE
+        self.counted: Counter[tuple[str, str]] = Counter()
+        self.at = 0.0
+        self.exporter = OtlpExporter(
+            OtlpConfig(endpoint=url, **config),
+            StateCollector(lambda: self.state, "default").collect,
+            "gpu-17",
+            {"service.name": "warpwatch", "service.instance.id": "gpu-17"},
+            lambda signal, result, count: self.counted.update({(signal, result): count}),
+            lambda: self.at,
+        )
+        self.events = Events(self.state)
+
+    def advance(self, passed_s: float = 0.0) -> None:
+        self.at += passed_s
+        self.exporter.advance(self.events.take(self.state))
+
+
+def metrics_in(server: Receiver) -> dict[str, Any]:
+    """By name, of the newest request."""
+    newest = server.bodies("/v1/metrics")[-1:] or [b""]
+    said = ExportMetricsServiceRequest.FromString(newest[0])
+    if not said.resource_metrics:
+        return {}
+    return {one.name: one for one in said.resource_metrics[0].scope_metrics[0].metrics}
+
+
+def logs_in(server: Receiver) -> list[Any]:
+    said = map(ExportLogsServiceRequest.FromString, server.bodies("/v1/logs"))
+    scopes = [scope for one in said for of in one.resource_logs for scope in of.scope_logs]
+    return [record for scope in scopes for record in scope.log_records]
+
+
+def attributes(of: Any) -> dict[str, str]:
+    return {one.key: one.value.string_value for one in of.attributes}
+
+
+@contextmanager
+def rotel(target: str, port: int, folder: Path) -> Iterator[None]:
+    """A collector that passes on what it receives. https://rotel.dev"""
+    arguments = ["--otlp-http-endpoint", f"127.0.0.1:{port}", "--otlp-grpc-endpoint"]
+    arguments += [f"127.0.0.1:{free_port()}", "--exporter", "otlp", "--otlp-exporter-endpoint"]
+    arguments += [target, "--otlp-exporter-protocol", "http", "--pid-file", str(folder / "pid")]
+    process = subprocess.Popen(
+        [str(ROTEL / "rotel-agent"), "start", *arguments, "--log-file", str(folder / "rotel.log")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def server() -> Iterator[Receiver]:
+    with receiver() as server:
+        yield server
+
+
+def test_metrics_have_the_names_labels_and_units_of_the_page(server: Receiver) -> None:
+    Site(server.url).advance()
+    metrics = metrics_in(server)
+    power = metrics["warpwatch_device_power_watts"]
+    assert power.unit == "W"
+    (point,) = power.gauge.data_points
+    assert attributes(point) == {"gpu": "0", "uuid": STATE.devices[0].device.uuid}
+    assert point.as_double == STATE.devices[0].values["device_power_watts", ()]
+    steps = metrics["warpwatch_steps"].sum
+    assert (steps.is_monotonic, steps.aggregation_temporality) == (True, 2)
+    assert steps.data_points[0].as_double or steps.data_points[0].as_int
+    (histogram,) = metrics["warpwatch_step_duration_seconds"].histogram.data_points
+    assert histogram.count == sum(histogram.bucket_counts) == 100
+    bounds = dict(zip(histogram.explicit_bounds, histogram.bucket_counts, strict=False))
+    assert {bound: count for bound, count in bounds.items() if count} == {0.25: 90, 1.0: 9}
+    assert len(histogram.explicit_bounds) == 14
+    assert not histogram.HasField("min")
+
+
+def test_an_anomaly_its_capture_and_their_ends_are_one_trace(server: Receiver) -> None:
+    site = Site(server.url)
+    site.state = replace(STATE, anomalies=(SLOW,), captures=(CAPTURE,))
+    site.advance()
+    site.state = replace(site.state, anomalies=(replace(SLOW, end_time=TIME + 60),))
+    site.advance()
+    site.advance(30)
+    records = logs_in(server)
+    assert [one.event_name for one in records] == [
+        "warpwatch.anomaly_opened",
+        "warpwatch.capture_ended",
+        "warpwatch.verdict",
+        "warpwatch.anomaly_closed",
+    ]
+    opened, ended, verdict, closed = records
+    assert (opened.severity_text, opened.severity_number) == ("warning", 13)
+    assert opened.body.string_value == "rank 1 computes 60 % longer ?"
+    assert opened.time_unix_nano == TIME * 1e9
+    assert attributes(opened)["warpwatch.kind"] == "straggler"
+    assert attributes(verdict)["warpwatch.verdict"] == "host_bound"
+    assert len({one.trace_id for one in records}) == 1 and len(opened.trace_id) == 16
+    assert opened.span_id == closed.span_id != ended.span_id == verdict.span_id
+    assert site.counted == {("metrics", "sent"): 1, ("logs", "sent"): 4}
+
+
+def test_while_the_collector_is_away_logs_wait_in_a_bounded_queue(
+    server: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(server.url)
+    server.status = 500
+    site.state = replace(STATE, anomalies=(SLOW,))
+    site.advance()
+    site.advance()
+    assert site.counted == {("metrics", "failed"): 1}
+    assert caplog.text.count("takes no metrics") == 1
+    many = tuple(replace(SLOW, id=f"6553f1f0-{number}") for number in range(2, MAX_WAITING + 9))
+    site.state = replace(STATE, anomalies=(SLOW, *many))
+    site.advance(30)
+    assert site.counted == {
+        ("metrics", "failed"): 1, ("logs", "dropped"): 8, ("logs", "failed"): 200,
+    }  # fmt: skip
+    server.status, server.requests = 200, []
+    site.advance(300)
+    assert len(logs_in(server)) == MAX_WAITING
+    assert site.counted["logs", "sent"] == MAX_WAITING
+    assert len(caplog.records) == 1
+
+
+def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path) -> None:
+    port = free_port()
+    with rotel(server.url, port, tmp_path):
+        site = Site(f"http://127.0.0.1:{port}")
+        site.state = replace(STATE, anomalies=(SLOW,))
+
+        def is_there() -> bool:
+            site.advance(300)
+            return bool(logs_in(server))
+
+        poll(is_there, 60, "the collector's start")
+        (opened,) = logs_in(server)
+        assert opened.event_name == "warpwatch.anomaly_opened"
+        poll(lambda: "warpwatch_device_power_watts" in metrics_in(server), 60, "metrics")
+
+
+def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> None:
+    headers = tmp_path / "headers"
+    headers.write_text("api-key: first\n")
+    site = Site(server.url, headers_file=headers)
+    site.advance()
+    headers.write_text("api-key: second\n")
+    site.advance(60)
+    assert [sent["api-key"] for _, sent, _ in server.requests] == ["first", "second"]
+    headers.write_text("no header")
+    site.advance(60)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.slow
+def test_the_daemons_series_and_a_crash_reach_a_collector_that_was_away(tmp_path: Path) -> None:
+    port = free_port()
+    exporters = {"otlp": {"endpoint": f"http://127.0.0.1:{port}", "interval_s": 0.5}}
+    with receiver() as server, loop_node(tmp_path, exporters=exporters) as node:
+        node.start_daemon()
+        ranks = [node.start_rank(number, STEPPING, "-1", "0.02") for number in range(2)]
+        poll(lambda: len(node.get("ranks")) == 2, 60, node.log("daemon"))
+
+        def exports(signal: str, result: str) -> float | None:
+            return node.metric("warpwatch_otlp_exports_total", signal=signal, result=result)
+
+        poll(lambda: exports("metrics", "failed"), 60, node.log("daemon"))
+        ranks[0].kill()
+        poll(lambda: node.get("anomalies"), 60, node.log("daemon"))
+        with rotel(server.url, port, tmp_path):
+            crash = poll(lambda: logs_in(server), 60, node.log("daemon"))[0]
+            assert attributes(crash)["warpwatch.kind"] == "crash"
+            page = text_string_to_metric_families(node.http.get("/metrics").text)
+            shown = {family.name for family in page if family.samples}
+            # Those that began with a later request are in the next one.
+            poll(lambda: shown <= set(metrics_in(server)), 60, node.log("daemon"))
+            poll(lambda: exports("logs", "sent") == len(logs_in(server)), 60, node.log("daemon"))
+        node.terminate_daemon()
+        assert node.daemon is not None and node.daemon.returncode == 0
