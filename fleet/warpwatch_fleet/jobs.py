@@ -12,7 +12,7 @@ import msgspec
 
 from warpwatch._version import __version__
 from warpwatch_detection.anomalies import snapshot
-from warpwatch_detection.anomalies.causes import DEVICE_CAUSES
+from warpwatch_detection.anomalies.causes import DEVICE_CAUSES, NETWORK_CAUSES
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.engine import Detection
@@ -258,18 +258,23 @@ class FleetJob:
         )
 
     def _beside(self, anomaly: Anomaly, faults: Faults) -> Iterator[str]:
-        """What agents found of the GPUs of its ranks, and may be the cause."""
+        """What agents found of its ranks' GPUs and of their nodes' network: it may be the cause."""
         kinds = DEVICE_CAUSES.get(anomaly.kind, ())
+        of_network = NETWORK_CAUSES.get(anomaly.kind, ())
         end = math.inf if anomaly.end_time is None else anomaly.end_time
+        nodes = set()
         for rank in self.members if anomaly.rank is None else (anomaly.rank,):
             member = self.members.get(rank)
-            if member is None or member.seen.device is None:
+            if member is None:
                 continue
             for one in faults.get(member.node, ()):
                 over = math.inf if one.end_time is None else one.end_time
                 meets = one.time <= end and over >= anomaly.time - CAUSE_S
-                if one.kind in kinds and one.device == member.seen.device and meets:
+                if meets and one.kind in kinds and one.device == member.seen.device is not None:
                     yield f"{one.kind} on the GPU of rank {rank}: {one.summary}"
+                elif meets and one.kind in of_network and member.node not in nodes:
+                    yield f"{one.kind} on the node of rank {rank}: {one.summary}"
+            nodes.add(member.node)
 
     # --- what is shown ---
 

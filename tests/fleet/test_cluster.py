@@ -34,8 +34,11 @@ def begin(cluster: TestCluster) -> None:
     cluster.hear()
 
 
-def train(cluster: TestCluster, steps: int, slow: float = 1.0) -> None:
-    """Steps of all ranks; rank 3 computes ``slow`` times as long, and the others wait for it."""
+def train(cluster: TestCluster, steps: int, slow: float = 1.0, late: int | None = 3) -> None:
+    """Steps of all ranks; one computes ``slow`` times as long, and the others wait for it.
+
+    ``late`` None: all communicate longer.
+    """
     noise = random.Random(len(cluster.job().members[0].recent))
     for _ in range(steps):
         cluster.steps += 1
@@ -43,7 +46,7 @@ def train(cluster: TestCluster, steps: int, slow: float = 1.0) -> None:
         cluster.now += STEP_S * slow
         for rank in range(4):
             node = cluster.nodes[rank // 2]
-            waits_s = STEP_S * (slow - 1) * (rank != 3) + 0.05
+            waits_s = STEP_S * (slow - 1) * (rank != late) + 0.05
             own_s = noise.gauss(0.0, 0.002)
             node.say(
                 step(
@@ -402,3 +405,23 @@ def test_what_an_agent_found_of_its_gpu_is_evidence_of_a_straggler(two, device, 
     said = ("thermal_throttle on the GPU of rank 3: held at 1.2 GHz by heat (on gpu-2)",)
     assert found.evidence == said * evidence
     assert found.summary.endswith(said[0]) == bool(evidence)
+
+
+def test_what_an_agent_found_of_its_network_is_evidence_of_slow_communication(two):
+    begin(two)
+    train(two, 300)
+    ports = [
+        Anomaly(
+            time=two.now + after, severity="warning", summary=f"errors at {port}", device=port,
+            id=port, kind="network_errors", end_time=ended and two.now + ended,
+        )
+        for port, after, ended in (("mlx5_0/1", 0, None), ("mlx5_1/1", -900, -600))
+    ]  # fmt: skip
+    for port in ports:
+        two.nodes[1].stream.put_anomaly(port)
+    train(two, 120, slow=1.4, late=None)
+    (found,) = [one for one in two.anomalies() if one.kind == "comm_slow"]
+    said = "network_errors on the node of rank 2: errors at mlx5_0/1 (on gpu-2)"
+    assert found.evidence[-1:] == (said,)
+    assert found.summary.endswith(said)
+    assert not any("mlx5_1" in text for text in found.evidence)
