@@ -44,10 +44,15 @@ def own_s(where: str = JOB) -> str:
 
 
 def lateness(where: str = JOB) -> str:
-    """A rank's own time over the median of its job's ranks, from all nodes, less 1."""
+    """A rank's own time over the median of the like ranks of its job, from all nodes, less 1.
+
+    Like are ranks of one stage of a pipeline, which the recording rules know.
+    """
     own = own_s(where)
     median = f"quantile by ({BY_JOB}) (0.5, {own})"
-    return f"({own}) / on ({BY_JOB}) group_left () {median} - 1"
+    by_hand = f"({own}) / on ({BY_JOB}) group_left () {median}"
+    rule = f"warpwatch:rank:local_seconds:ratio_to_job_median{{{where}}}"
+    return f"(max by ({RANK_KEY}) ({rule}) or {by_hand}) - 1"
 
 
 def share_of_steps(phase: str) -> str:
