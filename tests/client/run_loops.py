@@ -9,15 +9,29 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
+from importlib import import_module
 
 import torch
 
 from tests.client.loop_base import LOOPS, reported
 
+FILES = (
+    "data_loops",
+    "plain_loops",
+    "shapes",
+    "shapes_frameworks",
+    "shapes_parallel",
+    "shapes_unloaded",
+    "training_loops",
+)
+
 
 def run(name: str) -> None:
     """In a forked child."""
+    random.seed(0)
+    torch.manual_seed(0)
     print(json.dumps({"loop": name, **reported(LOOPS[name]())}), flush=True)
     os._exit(0)
 
@@ -28,8 +42,8 @@ if __name__ == "__main__":
     # Imported by the first zero_grad, for seconds: once, in the parent.
     import torch._dynamo
 
-    from tests.client import data_loops, plain_loops, training_loops  # noqa: F401
-
+    for file in FILES:
+        import_module(f"tests.client.{file}")
     failed = 0
     for asked in wanted:
         child = os.fork()

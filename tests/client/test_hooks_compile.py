@@ -21,12 +21,13 @@ STEPS = {
     "a_compiled_step_with_all_in_it": 10,
     "a_compiled_function_that_loads_and_saves": 10,
 }
+AFTER = "compiled_after_it_was_seen"
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("loops")
-    return run_loops(folder, *STEPS), run_loops(folder, *STEPS, WARPWATCH="0")
+    return run_loops(folder, *STEPS, AFTER), run_loops(folder, *STEPS, WARPWATCH="0")
 
 
 @pytest.mark.parametrize(("name", "steps"), STEPS.items())
@@ -53,3 +54,12 @@ def test_no_frame_of_ours_is_compiled(both: tuple[dict[str, Any], dict[str, Any]
     name = "a_compiled_function_that_loads_and_saves"
     frames = [reported[name]["result"][1][2]["total"] for reported in both]
     assert frames[0] <= frames[1]
+
+
+def test_a_compiled_model_is_seen_outside_of_its_graph(
+    both: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    found = both[0][AFTER]
+    hooked, eager_s, still_hooked = found["result"]
+    assert (hooked, still_hooked) == (True, False)
+    assert found["phases_s"]["forward"] > eager_s > 0

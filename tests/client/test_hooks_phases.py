@@ -19,6 +19,7 @@ LOOPS = (
     "checkpoint",
     "the_users_phases_are_innermost",
     "two_networks_on_one_batch",
+    "a_class_that_is_pickled_by_its_content",
 )
 
 
@@ -74,3 +75,9 @@ def test_another_backward_on_the_same_batch_has_a_forward_too(reported: dict[str
     assert found["phases_s"]["forward"] >= (5 + 4) * SLEEP_S
     # What follows the last optimizer's step is none.
     assert found["other_s"] >= 5 * SLEEP_S
+
+
+def test_the_class_of_a_called_model_can_be_pickled_with_its_content(
+    reported: dict[str, Any],
+) -> None:
+    assert reported["a_class_that_is_pickled_by_its_content"]["result"] == [[]]

@@ -302,7 +302,8 @@ class HookState:
         self._backwards_end = None
         if progress == self._progress and self.backwards >= patience and monitor.lead("backward"):
             monitor.clock.restart()
-            # This one ends nothing: what ran until its begin belongs to no step.
+            # This one ends nothing: what ran until its begin, and its batch, belong to no step.
+            self.samples = self.tokens = 0
             self._due, self._backwards_end = "", "backward"
 
 

@@ -1,9 +1,10 @@
 """Calls of the model are the phase ``forward`` where no DataLoader says when a batch is there.
 
-Which modules the program calls itself is watched between two backwards, once; from then on a call
-is seen at their classes. So many calls without gradients that they are no part of a step (a
-teacher, a target network) are an evaluation, or a ``rollout`` where the module is in training mode.
-Under torch.compile only calls of compiled modules are seen: nothing of ours is in a graph.
+Which modules the program calls itself is watched between two backwards, and again once it calls
+none of them any more: the next layer, model or fold. From then on a call is seen at their classes.
+So many calls without gradients that they are no part of a step (a teacher, a target network) are an
+evaluation, or a ``rollout`` where the module is in training mode. Under torch.compile only calls of
+compiled modules are seen: nothing of ours is in a graph.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ MODULE = "torch"
 # Calls without gradients in a row that may be part of a step.
 TEACHERS = 4
 MAX_MODULES = 64
+# Backwards between two looks whether the program still calls the modules that it called.
+LOOK_EVERY = 8
 
 
 class _Called(set):  # type: ignore[type-arg]
@@ -32,12 +35,12 @@ class ModuleHook:
     """``_called``: ids of the modules that the program calls; ``_inside``: of all within them.
 
     round: backwards and updates when a module was called last; unlearned: calls in a row without
-    gradients since; phase: the last one that a call began.
+    gradients since; phase: the last one that a call began. looked: the round at the last look.
     """
 
     __slots__ = (
-        "_called", "_classes", "_handle", "_inside", "_phase", "_round", "_state", "_torch",
-        "_unlearned",
+        "_called", "_classes", "_every", "_handle", "_inside", "_looked", "_phase", "_round",
+        "_state", "_torch", "_unlearned",
     )  # fmt: skip
 
     def __init__(self, torch: Any, state: HookState) -> None:
@@ -48,25 +51,41 @@ class ModuleHook:
         self._classes: list[Any] = []
         self._handle: Any = None
         self._phase = ""
-        self._round = self._unlearned = 0
+        self._round = self._looked = self._unlearned = 0
+        self._every = LOOK_EVERY
 
     def __reduce__(self) -> Any:
         """As of ``_Called``: nothing calls it there."""
         return bool, ()
 
     def watch(self) -> None:
-        """See which modules are called, up to ``watched``. Compiled ones warn of such a hook."""
+        """See which modules are called, up to ``watched``, if none of those known was since the
+        last look. Compiled ones warn of such a hook.
+        """
         state = self._state
-        if not (state.batches or state.compiles or state.evaluating is not None):
-            hooks = self._torch.nn.modules.module
-            self._handle = hooks.register_module_forward_pre_hook(self._see)
+        if state.batches or state.compiles or state.evaluating is not None:
+            return
+        looked, self._looked = self._looked, self._round
+        if looked != self._round:
+            state.when_backward(state.backwards + LOOK_EVERY, self.watch)
+            return
+        self._called.clear()
+        self._inside.clear()
+        hooks = self._torch.nn.modules.module
+        self._handle = hooks.register_module_forward_pre_hook(self._see)
+        state.when_backward(state.backwards + 2, self.watched)
 
     def watched(self) -> None:
         handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
-            for kind in self._classes:
+        if handle is None:
+            return
+        handle.remove()
+        for kind in self._classes:
+            if "__call__" not in vars(kind):
                 _hook_calls(kind, self._called, self)
+        # Where there are none to be found, less and less often.
+        self._every = LOOK_EVERY if self._called else 2 * self._every
+        self._state.when_backward(self._state.backwards + self._every, self.watch)
 
     def compile(self) -> None:
         """torch.compile is in use: what it may trace is as it was."""
@@ -85,11 +104,14 @@ class ModuleHook:
         try:
             if id(module) in self._inside or not self._state.in_training_thread():
                 return
-            if len(self._called) < MAX_MODULES and "__call__" not in vars(type(module)):
+            kind = type(module)
+            if len(self._called) < MAX_MODULES and (
+                kind in self._classes or "__call__" not in vars(kind)
+            ):
                 self._inside.update(map(id, module.modules()))
                 self._called.add(id(module))
-                if type(module) not in self._classes:
-                    self._classes.append(type(module))
+                if kind not in self._classes:
+                    self._classes.append(kind)
         except Exception as error:
             faults.swallow(error)
 
@@ -140,7 +162,6 @@ def install(module: Any, state: HookState) -> None:
     """``module`` is torch."""
     hook = ModuleHook(module, state)
     state.when_backward(3, hook.watch)
-    state.when_backward(5, hook.watched)
     state.when_compiling(hook.compile)
 
 

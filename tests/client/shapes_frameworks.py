@@ -1,0 +1,121 @@
+"""The shapes of programs of a framework. Each returns a loss a step."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from tests.client.loop_base import loop
+from tests.client.shapes import BLOCK, VOCABULARY, WIDTH, loader, network
+
+
+@loop
+def hugging_face() -> list[float]:
+    """run_clm: accumulated, evaluated every ten steps."""
+    hf: Any = import_module("transformers")
+
+    losses: list[float] = []
+
+    class Losses(hf.TrainerCallback):  # type: ignore[misc]
+        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+            losses.extend([logs["loss"]] if "loss" in logs else [])
+
+    ids = torch.randint(VOCABULARY, (160, BLOCK))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    config = hf.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=BLOCK,
+        n_embd=128,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    arguments = hf.TrainingArguments(
+        sys.argv[1],
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_train_epochs=1,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=10,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    model = hf.GPT2LMHeadModel(config)
+    data = {"train_dataset": rows, "eval_dataset": rows[:40]}
+    with contextlib.redirect_stdout(sys.stderr):
+        hf.Trainer(model, arguments, callbacks=[Losses()], **data).train()
+    return losses
+
+
+@loop
+def accelerate() -> list[float]:
+    accelerator = import_module("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, loader(80))
+    losses = []
+    for x, y in batches:
+        with accelerator.accumulate(model):
+            loss = F.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+@loop
+def lightning() -> list[float]:
+    pl: Any = import_module("lightning.pytorch")
+
+    losses: list[float] = []
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network(WIDTH, 2 * WIDTH, WIDTH, 1)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = F.mse_loss(self.net(batch[0]), batch[1])
+            losses.append(loss.item())
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.net(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=sys.argv[1], **quiet)
+    trainer.fit(Module(), loader(40), loader(5, shuffle=False))
+    return losses
+
+
+@loop
+def fabric() -> list[float]:
+    engine = import_module("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
+    model, optimizer = engine.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    losses = []
+    for x, y in engine.setup_dataloaders(loader(40)):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        engine.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,154 @@
+"""The shapes of programs on several ranks, which talk by gloo. Each returns one rank's losses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+
+from tests.client.loop_base import loop
+from tests.client.shapes import BATCH, WIDTH, loader, network
+
+
+def in_ranks(train: Callable[[], list[float]], told: int = 0, size: int = 2) -> list[float]:
+    """Of ``size`` forked processes this one is the rank whose losses are ``told``."""
+    meet = f"file://{sys.argv[1]}/meet-{os.getpid()}"
+    os.environ.update(WORLD_SIZE=str(size), GLOO_SOCKET_IFNAME="lo")
+    others = []
+    for rank in (rank for rank in range(size) if rank != told):
+        child = os.fork()
+        if child == 0:
+            failed = 1
+            try:
+                _join(train, meet, rank, size)
+                failed = 0
+            finally:
+                os._exit(failed)
+        others.append(child)
+    losses = _join(train, meet, told, size)
+    assert [os.waitpid(child, 0)[1] for child in others] == [0] * len(others)
+    return losses
+
+
+def _join(train: Callable[[], list[float]], meet: str, rank: int, size: int) -> list[float]:
+    os.environ["RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size)
+    losses = train()
+    dist.barrier()
+    dist.destroy_process_group()
+    return losses
+
+
+def shard(batches: int) -> DataLoader[Any]:
+    rows = loader(2 * batches).dataset
+    return DataLoader(rows, BATCH, sampler=DistributedSampler(rows))
+
+
+@loop
+def ddp_accumulation() -> list[float]:
+    def train() -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(network(WIDTH, 2 * WIDTH, WIDTH, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses = []
+        for number, (x, y) in enumerate(shard(40), 1):
+            is_last = number % 4 == 0
+            with contextlib.nullcontext() if is_last else model.no_sync():
+                loss = F.mse_loss(model(x), y)
+                (loss / 4).backward()
+            if is_last:
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+        return losses
+
+    return in_ranks(train)
+
+
+@loop
+def fsdp2() -> list[float]:
+    """torchtitan: each block sharded, then the root; steps of one batch, gradients clipped."""
+    from torch.distributed.fsdp import fully_shard
+
+    def train() -> list[float]:
+        torch.manual_seed(0)
+        model = network(WIDTH, 4 * WIDTH, 4 * WIDTH, 1)
+        for block in model[::2]:
+            fully_shard(block)
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses = []
+        for x, y in shard(20):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    return in_ranks(train)
+
+
+@loop
+def tensor_parallel() -> list[float]:
+    """Both ranks have the same rows."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    def train() -> list[float]:
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        model = parallelize_module(network(WIDTH, 2 * WIDTH, WIDTH), mesh, plan)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+        losses = []
+        x = torch.randn(4 * BATCH, WIDTH)
+        for _ in range(60):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    return in_ranks(train)
+
+
+@loop
+def pipeline_parallel() -> list[float]:
+    """Two stages, four micro-batches a step. The last stage has the loss."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    def train() -> list[float]:
+        rank = dist.get_rank()
+        torch.manual_seed(0)
+        stages = network(WIDTH, 4 * WIDTH, WIDTH), network(WIDTH, 4 * WIDTH, 1)
+        stage = PipelineStage(stages[rank], rank, 2, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=F.mse_loss)
+        optimizer = torch.optim.AdamW(stages[rank].parameters(), lr=1e-3)
+        losses = []
+        x = torch.randn(4 * BATCH, WIDTH)
+        for _ in range(40):
+            parts: list[Any] = []
+            if rank == 0:
+                schedule.step(x)
+            else:
+                schedule.step(target=x.square().mean(1, keepdim=True), losses=parts)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(sum(part.item() for part in parts))
+        return losses
+
+    return in_ranks(train, told=1)

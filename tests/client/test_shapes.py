@@ -1,0 +1,118 @@
+"""The shapes of public training programs, plain and under ``run``: nothing is changed, each step is
+counted, and nearly all of it has a name.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.client.hooked import run_loops
+
+pytestmark = pytest.mark.torch
+
+NAMED = 0.85
+LEARNING = {"forward", "backward", "optimizer"}
+LOADED = LEARNING | {"data_wait"}
+
+
+class Shape(NamedTuple):
+    """``unseen``: steps at the begin that are not counted. ``samples``: None where no rows are."""
+
+    phases: set[str]
+    samples: int | None = 0
+    tokens: int = 0
+    clock: str = "optimizer"
+    unseen: int = 0
+
+
+# One process each. A step is 128 rows where there is a loader and nothing else is said.
+ALONE = {
+    # Both once the model's calls are watched, after five backwards of 8 rows.
+    "nanogpt": Shape(LEARNING | {"eval"}, (4 * 20 - 5) * 8, (4 * 20 - 5) * 8 * 32),
+    # A row of its batches is a position, not a sequence; 64 backwards show that nothing else steps.
+    "updates_by_hand": Shape(
+        {"forward", "backward", "eval"}, None, (85 - 64) * 32 * 16, "backward", unseen=64
+    ),
+    "ppo": Shape(LEARNING | {"rollout"}),
+    "dqn": Shape(LEARNING),
+    "gan": Shape(LOADED, 20 * 128),
+    "optimizers_in_turn": Shape(LOADED, 30 * 128),
+    "optimizers_after_one_another": Shape(LEARNING),
+    "folds": Shape(LOADED | {"eval"}, 3 * 8 * 128),
+    "accumulated_gradients": Shape(LOADED, 40 * 128),
+    # Sequences, of 20 to 49 tokens.
+    "packing": Shape(LOADED, 160, sum(20 + number % 30 for number in range(160))),
+    "vae": Shape(LOADED | {"eval"}, 30 * 128),
+    "mingpt": Shape(LOADED, 40 * 8, 40 * 8 * 32),
+    "engine": Shape(LOADED, 40 * 128),
+    "notebook": Shape(LOADED | {"eval"}, 30 * 128),
+}
+RANKS = {
+    "ddp_accumulation": Shape(LOADED | {"comm"}, 40 * 128),
+    "fsdp2": Shape(LOADED | {"comm"}, 20 * 128),
+    "tensor_parallel": Shape(LEARNING | {"comm"}),
+    "pipeline_parallel": Shape(LEARNING | {"comm"}),
+}
+# Loop: package, shape. A framework that has ended its training is no clock any more.
+FRAMEWORKS = {
+    "hugging_face": (
+        "transformers",
+        Shape(LOADED | {"h2d", "eval"}, 160, 160 * 32, clock=""),
+    ),
+    "accelerate": ("accelerate", Shape(LOADED | {"h2d"}, 80 * 128, clock="accelerate")),
+    "lightning": ("lightning", Shape(LOADED | {"h2d", "eval"}, 80 * 128, clock="")),
+    "fabric": ("lightning", Shape(LOADED, 40 * 128)),
+}
+SHAPES = {**ALONE, **RANKS, **{name: shape for name, (_, shape) in FRAMEWORKS.items()}}
+
+Loops = dict[str, Any]
+
+
+def plain_and_observed(factory: pytest.TempPathFactory, names: list[str]) -> tuple[Loops, Loops]:
+    folder = factory.mktemp("shapes")
+    run = ("-m", "warpwatch", "run", "--", sys.executable)
+    plain = run_loops(folder, *names, WARPWATCH="0")
+    return plain, run_loops(folder, *names, under=run)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loops, Loops]:
+    return plain_and_observed(tmp_path_factory, [*ALONE])
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loops, Loops]:
+    found = [name for name, (package, _) in FRAMEWORKS.items() if find_spec(package)]
+    return plain_and_observed(tmp_path_factory, [*RANKS, *found])
+
+
+def check(name: str, plain: Loops, observed: Loops) -> None:
+    losses, found, shape = plain[name]["result"], observed[name], SHAPES[name]
+    assert "steps" not in plain[name]
+    assert len(set(losses)) > len(losses) / 2
+    assert found["result"] == losses
+    assert (found["clock"], found["steps"]) == (shape.clock, len(losses) - shape.unseen)
+    assert {phase for phase, spent_s in found["phases_s"].items() if spent_s} == shape.phases
+    named_s = sum(found["phases_s"].values())
+    assert named_s >= NAMED * (named_s + found["other_s"]), found
+    assert found["tokens"] == shape.tokens
+    assert shape.samples in (None, found["samples"])
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_program_is_left_as_it_is_and_its_steps_and_phases_are_seen(
+    alone: tuple[Loops, Loops], name: str
+) -> None:
+    check(name, *alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*RANKS, *FRAMEWORKS])
+def test_so_is_one_of_several_ranks_or_of_a_framework(slow: tuple[Loops, Loops], name: str) -> None:
+    if name not in slow[0]:
+        pytest.skip(f"needs the package {FRAMEWORKS[name][0]}")
+    check(name, *slow)
