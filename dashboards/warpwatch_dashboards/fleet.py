@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from warpwatch_dashboards import links, marks, variables
+from warpwatch_dashboards.fleet_use import BUSY, USE_ROWS, WHOLE
 from warpwatch_dashboards.job_queries import BY_JOB, lateness
 from warpwatch_dashboards.page import Page, Row
 from warpwatch_dashboards.panels import (
     EMPTY_WHEN_HEALTHY,
     at_least,
     at_most,
-    bars,
     graph,
     heat_map,
     number,
@@ -20,22 +20,13 @@ from warpwatch_dashboards.queries import (
     PLACE,
     RANK_LEGEND,
     Query,
-    allocations,
     grown,
-    of_allocations,
     of_workloads,
-    rate,
     recorded,
     series,
     total,
 )
 from warpwatch_dashboards.tables import Column, table
-
-# A MIG GPU is counted once: its instances are devices of their own.
-WHOLE = 'gpu_instance=""'
-IDLE_RATIO, MOSTLY_IDLE_RATIO = 0.05, 0.5
-BUSY = rate(series("device_busy_seconds_total"))
-IDLE_OVER_TIME = f"1 - {rate(series('device_busy_seconds_total'), '$__range')}"
 
 
 def page() -> Page:
@@ -52,12 +43,13 @@ def page() -> Page:
             variables.price(),
         ],
         annotations=marks.of_agents(),
-        rows=[_NOW_ROW, _WRONG_ROW, _NODES_ROW, _WASTE_ROW, _ENERGY_ROW],
+        rows=[_NOW_ROW, _WRONG_ROW, _NODES_ROW, *USE_ROWS],
     )
 
 
 _UP = series("device_up", AGENT, WHOLE)
 _NODE_BUSY = recorded("node:device_busy:ratio_rate5m", f"avg by ({PLACE}) ({BUSY})")
+IDLE_RATIO = 0.05
 _IDLE = of_workloads(f"{BUSY} < bool {IDLE_RATIO}")
 _NOW_ROW = Row(
     "Now",
@@ -238,106 +230,6 @@ _NODES_ROW = Row(
             limits=at_most(0.9),
             links=[links.node_of_series()],
             width=12,
-        ),
-    ],
-)
-
-
-def _hours(gpus: str) -> str:
-    """Of how many there were, over the time shown."""
-    return f"sum_over_time(({gpus})[$__range:$__interval]) * $__interval_ms / 3.6e6"
-
-
-_OWNER = "cluster, namespace"
-_IDLE_GPUS = total(_OWNER, of_allocations(f"1 - {BUSY}"))
-_WASTE_ROW = Row(
-    "Use and waste",
-    [
-        table(
-            "Mostly idle though allocated",
-            "Containers whose GPU ran nothing for most of the time shown, the worst first. Ask "
-            f"their owners, or give the GPU to others. {EMPTY_WHEN_HEALTHY}",
-            [
-                Column(
-                    f"topk(20, {of_workloads(IDLE_OVER_TIME)} > {MOSTLY_IDLE_RATIO})",
-                    "Idle",
-                    "percentunit",
-                    at_most(MOSTLY_IDLE_RATIO, 0.9),
-                )
-            ],
-            hidden=["job"],
-            width=12,
-            links=[links.node_of_row()],
-        ),
-        table(
-            "GPU hours",
-            "GPU hours that a namespace (of Slurm: a user) held in the time shown, and those of "
-            "them in which kernels ran; (free): that nobody held.",
-            [
-                Column(_hours(total(_OWNER, allocations())), "Held", "h"),
-                Column(_hours(total(_OWNER, of_allocations(BUSY))), "Used", "h"),
-            ],
-            width=12,
-        ),
-        graph(
-            "Idle GPUs by namespace",
-            "Idle shares of the GPUs that a namespace holds, added up: so many of them are too "
-            "many. (free): GPUs that no workload holds.",
-            "none",
-            Query(_IDLE_GPUS, "{{namespace}}"),
-            stacked=True,
-            width=12,
-        ),
-        graph(
-            "GPUs by namespace",
-            "GPUs and MIG instances that containers hold, by namespace; (free): that none does.",
-            "none",
-            Query(total(_OWNER, allocations()), "{{namespace}}"),
-            stacked=True,
-            width=12,
-        ),
-    ],
-)
-
-
-_JOULES = series("device_energy_joules_total", AGENT, WHOLE)
-_KWH = f"sum(increase({_JOULES}[$__range])) / 3.6e6"
-_BY_JOB = total(BY_JOB, f"increase({series('job_energy_joules_total')}[$__range])")
-_ENERGY_ROW = Row(
-    "Energy",
-    [
-        graph(
-            "Power by node",
-            "What the GPUs of a node draw, from their energy counters, the ten nodes that draw "
-            "most. Without host and cooling.",
-            "watt",
-            Query(f"topk(10, {total(PLACE, rate(_JOULES))})", NODE_LEGEND),
-            minimum=0,
-            links=[links.node_of_series()],
-        ),
-        number(
-            "GPU energy",
-            "Energy that all GPUs used in the time shown, without host and cooling.",
-            "kwatth",
-            Query(_KWH),
-            width=4,
-            height=8,
-        ),
-        number(
-            "Cost of energy",
-            "By the price of a kilowatt-hour that is set above, in its currency.",
-            "none",
-            Query(f"{_KWH} * $price"),
-            width=4,
-            height=8,
-        ),
-        bars(
-            "Energy by job",
-            "GPU energy that each job used in the time shown, while its ranks ran: the ten that "
-            "used most.",
-            "joule",
-            Query(f"topk(10, {_BY_JOB})", "{{training_job}}"),
-            links=[links.job_of_series()],
         ),
     ],
 )

@@ -8,7 +8,7 @@ from warpwatch_dashboards.queries import JOB, PLACE, RANK_KEY, rate, series, tot
 GPU_BUSY, MEMORY, COMMUNICATION, DATA_LOADING = 0.8, 0.9, 0.2, 0.1
 
 BY_JOB = "cluster, owner, training_job"
-JOB_LEGEND = "{{training_job}} {{cluster}}"
+JOB_LEGEND = "{{training_job}}"
 # What a rank does not work itself: the wait for others, and pauses that one makes for all.
 _NOT_OWN = 'phase=~"comm|checkpoint|eval"'
 
@@ -41,6 +41,14 @@ def own_s(where: str = JOB) -> str:
     waits = total(RANK_KEY, rate(series("phase_seconds_total", where, _NOT_OWN)))
     counts = total(RANK_KEY, rate(series("step_duration_seconds_count", where)))
     return f"({steps} - ({waits} or {steps} * 0)) / {counts}"
+
+
+RUNNING = total(BY_JOB, series("rank_up", JOB))
+
+
+def share_of_time(rule: str) -> str:
+    """A recorded share of a job's time, while its ranks are there."""
+    return f"warpwatch:job:{rule} and on ({BY_JOB}) {RUNNING}"
 
 
 def lateness(where: str = JOB) -> str:

@@ -70,15 +70,15 @@ def by_allocation(device_expression: str) -> str:
     return f"max by ({_ALLOCATED}) ({device_expression})"
 
 
-def workloads() -> str:
+def workloads(namespace: str = 'namespace=~"$namespace"') -> str:
     """1 for each container that a device is allocated to, in the chosen namespaces.
 
     A Slurm job is called a pod, and its user a namespace, where no container has the device.
     """
-    slurm = series("device_slurm_job_info", AGENT, 'user=~"$namespace"')
+    slurm = series("device_slurm_job_info", AGENT, namespace.replace("namespace", "user", 1))
     named = f'label_replace({slurm}, "namespace", "$1", "user", "(.+)")'
     named = f'label_replace({named}, "pod", "$1", "slurm_job", "(.+)")'
-    containers = series("device_workload_info", AGENT, 'namespace=~"$namespace"')
+    containers = series("device_workload_info", AGENT, namespace)
     taken = series("device_workload_info")
     return f"({containers} or ({named} unless on ({_ALLOCATED}) {taken}))"
 

@@ -26,6 +26,7 @@ _TITLES = {
     "outcome": "Outcome",
     "source": "Source",
     "training_job": "Job",
+    "run": "Run",
     "rank": "Rank",
     "cluster": "Cluster",
     "node": "Node",

@@ -12,12 +12,10 @@ from warpwatch_dashboards.job_queries import (
     JOB_LEGEND,
     MEMORY,
     MEMORY_OF_RANKS,
+    RUNNING,
     STEPS_PER_SECOND,
-    in_order,
-    mean_of_steps,
-    quantile_of_steps,
     share_of_steps,
-    step_s,
+    share_of_time,
 )
 from warpwatch_dashboards.page import Page, Row
 from warpwatch_dashboards.panels import (
@@ -26,12 +24,12 @@ from warpwatch_dashboards.panels import (
     at_most,
     bars,
     graph,
-    heat_map,
     number,
 )
-from warpwatch_dashboards.queries import JOB, RANK_KEY, RANK_LEGEND, Query, rate, series, total
+from warpwatch_dashboards.queries import JOB, Query, rate, series, total
 from warpwatch_dashboards.tables import Column, table
 from warpwatch_dashboards.training_job_ranks import RANK_ROWS
+from warpwatch_dashboards.training_job_time import TIME_ROWS
 
 
 def page() -> Page:
@@ -48,12 +46,12 @@ def page() -> Page:
             variables.job(),
         ],
         annotations=marks.of_jobs(),
-        rows=[_TARGETS_ROW, _STEPS_ROW, _PHASES_ROW, *RANK_ROWS, _ENERGY_ROW, _REASONS_ROW],
+        rows=[_TARGETS_ROW, *TIME_ROWS, *RANK_ROWS, _ENERGY_ROW, _REASONS_ROW],
     )
 
 
+_FLOPS = f"max by ({BY_JOB}, method) ({series('job_model_flops_ratio', JOB)})"
 _SAID = series("job_world_size", JOB)
-_RUNNING = total(BY_JOB, series("rank_up", JOB))
 _TARGETS_ROW = Row(
     "Targets",
     [
@@ -62,16 +60,26 @@ _TARGETS_ROW = Row(
             "Share of the job's world size that lives now, over all nodes. Less: a node is not "
             "watched, or ranks died.",
             "percentunit",
-            Query(f"{_RUNNING} / max by ({BY_JOB}) ({_SAID})", JOB_LEGEND),
+            Query(f"{RUNNING} / max by ({BY_JOB}) ({_SAID})", JOB_LEGEND),
             limits=at_least(1),
+            width=3,
         ),
         number(
             "Goodput",
             "Share of its ranks' time in finished steps, without waiting for data, checkpoints, "
             "evaluation, hangs and restarts: docs/alerts.md. Needs the recording rules.",
             "percentunit",
-            Query(f"warpwatch:job:goodput:ratio_rate10m and on ({BY_JOB}) {_RUNNING}", JOB_LEGEND),
+            Query(share_of_time("goodput:ratio_rate10m"), JOB_LEGEND),
             limits=at_least(0.8),
+            width=3,
+        ),
+        number(
+            "MFU",
+            "Model FLOPs utilization: the FLOPs that the model needs by what the GPUs could do, as "
+            "the job says (user) or a capture counted (shapes). Of jobs of which it is known.",
+            "percentunit",
+            Query(_FLOPS, f"{JOB_LEGEND} {{{{method}}}}"),
+            width=3,
         ),
         number(
             "GPU busy",
@@ -80,6 +88,7 @@ _TARGETS_ROW = Row(
             "percentunit",
             Query(f"avg by ({BY_JOB}) ({BUSY_OF_RANKS})", JOB_LEGEND),
             limits=at_least(GPU_BUSY),
+            width=3,
         ),
         number(
             "GPU memory",
@@ -104,87 +113,6 @@ _TARGETS_ROW = Row(
             "percentunit",
             Query(share_of_steps("data_wait"), JOB_LEGEND),
             limits=at_most(DATA_LOADING),
-        ),
-    ],
-)
-
-
-_STEPS_ROW = Row(
-    "Speed",
-    [
-        graph(
-            "Step time",
-            "The mean over the steps of all ranks, and percentiles, which move from bucket to "
-            "bucket. A mean that rises by a few per cent and stays is a regression; p99 alone "
-            "rises with checkpoints, evaluation and lone slow steps.",
-            "s",
-            Query(mean_of_steps(), f"{JOB_LEGEND} mean"),
-            Query(quantile_of_steps(0.5), f"{JOB_LEGEND} p50"),
-            Query(quantile_of_steps(0.99), f"{JOB_LEGEND} p99"),
-            minimum=0,
-            width=12,
-        ),
-        heat_map(
-            "Step time by rank",
-            "Mean step time of each rank. In synchronous training all ranks change together: who "
-            "is the cause is seen in their own time, below.",
-            "s",
-            Query(in_order(step_s()), RANK_LEGEND),
-            width=12,
-        ),
-        graph(
-            "Steps",
-            "Steps a second. 0 is a hang, a long checkpoint or an evaluation.",
-            "si:steps/s",
-            Query(STEPS_PER_SECOND, JOB_LEGEND),
-            minimum=0,
-        ),
-        graph(
-            "Samples",
-            "Samples a second over all ranks, of jobs that tell them.",
-            "si:samples/s",
-            Query(total(BY_JOB, rate(series("samples_total", JOB))), JOB_LEGEND),
-            minimum=0,
-        ),
-        graph(
-            "Tokens",
-            "Tokens a second over all ranks, of jobs that tell them: the rate to compare runs by.",
-            "si:tokens/s",
-            Query(total(BY_JOB, rate(series("tokens_total", JOB))), JOB_LEGEND),
-            minimum=0,
-        ),
-    ],
-)
-
-
-_BY_PHASE = f"{BY_JOB}, phase"
-_SPENT = rate(series("phase_seconds_total", JOB))
-_COUNTED = total(BY_JOB, rate(series("step_duration_seconds_count", JOB)))
-_WHOLE = total(BY_JOB, rate(series("step_duration_seconds_sum", JOB)))
-_PHASES = f"{total(_BY_PHASE, _SPENT)} / on ({BY_JOB}) group_left () {_COUNTED}"
-_COLLECTING = total(RANK_KEY, rate(series("rank_gc_seconds_total", JOB)))
-_OTHER = f"({_WHOLE} - {total(BY_JOB, _SPENT)}) / {_COUNTED}"
-_PHASES_ROW = Row(
-    "Where the time goes",
-    [
-        graph(
-            "Phases of a step",
-            "Seconds of a mean step by phase, one upon the other; other is what no phase tells. "
-            "The phase that grew with the step time is where to look.",
-            "s",
-            Query(_PHASES, f"{JOB_LEGEND} {{{{phase}}}}"),
-            Query(_OTHER, f"{JOB_LEGEND} other"),
-            stacked=True,
-            minimum=0,
-            width=16,
-        ),
-        graph(
-            "Garbage collection",
-            "Share of time in Python's garbage collector, the ten ranks with the most. Ranks that "
-            "collect at different times make all others wait: collect on all at the same step.",
-            "percentunit",
-            Query(f"topk(10, {_COLLECTING})", RANK_LEGEND),
-            minimum=0,
         ),
     ],
 )

@@ -28,13 +28,14 @@ from warpwatch_dashboards.queries import (
     grown,
     series,
     total,
+    workloads,
 )
 from warpwatch_dashboards.tables import Column, table
 
 
 def _where_ranks_run() -> models.Panel:
     key = f"{RANK_KEY}, host, local_rank, device, framework, step_clock"
-    holders = series("device_workload_info")
+    holders = workloads('namespace!=""')
     # Of several that share a GPU none is known to be the rank's.
     pods = f"({holders} and on ({PLACE}, uuid) count by ({PLACE}, uuid) ({holders}) == 1)"
     owners = f"{ranks_by_device()} * on ({PLACE}, uuid) group_left (namespace, pod) {pods}"

@@ -10,7 +10,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import DataSourceRef
 
-from warpwatch_dashboards.queries import AGENT, JOB, PLACE, series
+from warpwatch_dashboards.queries import AGENT, PLACE, series, workloads
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
 
@@ -18,6 +18,7 @@ _CLUSTER = 'cluster=~"$cluster"'
 _NODE = f'{_CLUSTER},node=~"$node"'
 # Grafana's PromVariableQueryType: text, as label_values() and query_result() are written.
 _CLASSIC_QUERY = 5
+_ANY = 'namespace!=""'
 _ALL = models.VariableOption(text=["All"], value=["$__all"])
 
 
@@ -48,8 +49,8 @@ def gpu() -> builders.QueryVariable:
 
 
 def namespace() -> builders.QueryVariable:
-    query = _values("device_workload_info", AGENT, "namespace")
-    return _all(_many("namespace", "Namespace", query))
+    """Those that hold devices; users of Slurm jobs, too."""
+    return _all(_of_result("namespace", "Namespace", f"group by (namespace) ({workloads(_ANY)})"))
 
 
 def job() -> builders.QueryVariable:
@@ -61,25 +62,26 @@ def job() -> builders.QueryVariable:
     ranks = f"last_over_time({series('rank_info', AGENT)}[$__range])"
     by_device = f'label_replace({ranks}, "uuid", "$1", "device", "(.+)")'
     mine, others = (
-        f"last_over_time({series('device_workload_info', AGENT, where)}[$__range])"
+        f"last_over_time({workloads(where)}[$__range:$__interval])"
         for where in ('namespace=~"$namespace"', 'namespace!~"$namespace"')
     )
     foreign = f"({others} unless on ({PLACE}, uuid) {mine})"
     query = f"group by (training_job) ({by_device} unless on ({PLACE}, uuid) {foreign})"
-    variable = _many("job", "Job", f"query_result({query})")
-    return variable.regex('/training_job="([^"]+)"/')
+    return _of_result("training_job", "Job", query, "job")
 
 
 def price() -> builders.TextBoxVariable:
     return builders.TextBoxVariable("price").label("Price of 1 kWh").default_value("0.15")
 
 
-def rank() -> builders.QueryVariable:
-    return _all(_many("rank", "Rank", _values("rank_info", JOB, "rank")))
-
-
 def _values(name: str, where: str, label: str) -> str:
     return f"label_values({series(name, where)}, {label})"
+
+
+def _of_result(label: str, title: str, query: str, name: str = "") -> builders.QueryVariable:
+    """The values of a label that a query answers with."""
+    variable = _many(name or label, title, f"query_result({query})")
+    return variable.regex(f'/{label}="([^"]+)"/')
 
 
 def _many(name: str, label: str, query: str) -> builders.QueryVariable:

@@ -5,11 +5,8 @@ Detection, exporter, rules, Prometheus and Alertmanager are real; only the waits
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import yaml
 import warpwatch_dashboards
 from tests.dashboards.monitoring.alertmanager import configured
 from tests.dashboards.monitoring.prometheus import prometheus
+from tests.dashboards.monitoring.web import Web
 from tests.detection.gpus import Node, key
 from tests.detection.streams import EPOCH_S, detection, fed
 from tests.loop.node import poll
@@ -51,49 +49,10 @@ STOCK: dict[str, Any] = {
 }
 
 
-class Web:
-    """Serves pages by path, and keeps what is posted by path."""
-
-    def __init__(self, pages: Mapping[str, bytes]) -> None:
-        self.posted: dict[str, list[Any]] = {}
-        web = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.answer(pages[self.path])
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                web.posted.setdefault(self.path, []).append(json.loads(body))
-                self.answer(b"")
-
-            def answer(self, body: bytes) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    @contextmanager
-    def serving(self) -> Iterator[Web]:
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._server.shutdown()
-            self._thread.join()
-            self._server.server_close()
-
-    def told(self, path: str) -> set[tuple[str, str]]:
-        """Names of alerts, with the node, in all notifications to a receiver."""
-        alerts = [alert for note in self.posted.get(path, ()) for alert in note["alerts"]]
-        return {(one["labels"]["alertname"], one["labels"].get("node", "")) for one in alerts}
+def told(inbox: Web, path: str) -> set[tuple[str, str]]:
+    """Names of alerts, with the node, in all notifications to a receiver."""
+    alerts = [alert for note in inbox.posted.get(path, ()) for alert in note["alerts"]]
+    return {(one["labels"]["alertname"], one["labels"].get("node", "")) for one in alerts}
 
 
 def of_gpus(number: str) -> tuple[Anomaly, ...]:
@@ -117,8 +76,8 @@ def straggler(owner: str) -> tuple[Anomaly, ...]:
     return (Anomaly(EPOCH_S, "warning", words, "llama", 3, owner=owner, id="1", kind="straggler"),)
 
 
-def page(anomalies: tuple[Anomaly, ...]) -> bytes:
-    return render(State(time=EPOCH_S, version="1", hostname="h", anomalies=anomalies))
+def page(anomalies: tuple[Anomaly, ...]) -> Callable[[], bytes]:
+    return lambda: render(State(time=EPOCH_S, version="1", hostname="h", anomalies=anomalies))
 
 
 def in_no_time(folder: Path) -> Path:
@@ -176,6 +135,6 @@ def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:
         manager = stack.enter_context(configured(tmp_path, stock(inbox.port)))
         rules = [in_no_time(tmp_path)]
         stack.enter_context(prometheus(tmp_path, targets, rules=rules, alertmanager=manager.port))
-        told = lambda: {path: inbox.told(path) for path in wanted} == wanted  # noqa: E731
-        poll(told, 60, "each is told of what is theirs")
+        everybody = lambda: {path: told(inbox, path) for path in wanted} == wanted  # noqa: E731
+        poll(everybody, 60, "each is told of what is theirs")
     assert inbox.posted.keys() == wanted.keys()

@@ -52,8 +52,12 @@ def prometheus(
     *,
     rules: Sequence[Path] = (),
     alertmanager: int | None = None,
+    interval: str = "1s",
 ) -> Iterator[Prometheus]:
-    """Scrapes these ports of this machine, with labels, and evaluates the rules, every second."""
+    """Scrapes these ports of this machine, with labels, and evaluates the rules.
+
+    What lies in the folder ``tsdb`` it knows already.
+    """
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.skip("prometheus is not installed")
@@ -66,7 +70,11 @@ def prometheus(
         ],
     }
     config: dict[str, Any] = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {
+            "scrape_interval": interval,
+            "scrape_timeout": interval,
+            "evaluation_interval": interval,
+        },
         "scrape_configs": [scraped],
         "rule_files": [str(path) for path in rules],
     }

@@ -1,0 +1,95 @@
+"""Every expression of every dashboard, answered by a real Prometheus that knows six clusters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+import pytest
+import yaml
+
+from tests.dashboards.conftest import Promtool
+from tests.dashboards.expressions import NAMES, dashboards, expressions
+from tests.dashboards.monitoring.prometheus import Prometheus, prometheus
+from tests.dashboards.sites import SCHEDULERS, history
+from tests.loop.node import poll
+from warpwatch_dashboards import rule_files
+
+TIMES = {"__rate_interval": "5m", "__interval": "1m", "__interval_ms": "60000", "__range": "30m"}
+# What is of jobs, of who holds a GPU and of processes on it.
+NONE_WHILE_IDLE = {
+    "fleet": {"Energy by job A", "Stragglers across nodes A", "variable namespace"},
+    "node": {
+        "GPUs and MIG instances B",
+        "GPU use by pod A",
+        *(f"{of} by process A" for of in ("GPU memory", "GPU use", "Host memory", "Processor")),
+    },
+    "warpwatch": {"Age of attribution A"},
+}
+
+
+@pytest.fixture(scope="module")
+def sites(promtool: Promtool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    folder = tmp_path_factory.mktemp("sites")
+    page = folder / "history.txt"
+    with page.open("w") as file:
+        file.writelines(f"{line}\n" for line in history(time.time()))
+    done = promtool("tsdb", "create-blocks-from", "openmetrics", str(page), str(folder / "tsdb"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rules = yaml.safe_load((rule_files.FOLDER / rule_files.RECORDING).read_text())
+    for group in rules["groups"]:
+        group["interval"] = "1s"
+    # What the rules make of their own series is there with the first evaluations.
+    text = yaml.safe_dump(rules).replace("[10m:30s]", "[10m:1s]").replace("[6h:10m]", "[6h:1s]")
+    (folder / "rules.yaml").write_text(text)
+    with prometheus(folder, {}, rules=[folder / "rules.yaml"]) as server:
+        for last in ("fleet:device_busy:ratio_rate5m", "job:slow_steps:share_rate10m"):
+            recorded = f'warpwatch:{last}{{cluster="slurm-fault"}}'
+            poll(partial(server.query, recorded), 60, "the rules have recorded")
+        yield server
+
+
+def unanswered(sites: Prometheus, name: str, cluster: str) -> set[str]:
+    asked = expressions(dashboards()[name], {"cluster": cluster, **TIMES})
+    return {where(one.where) for one in asked if not sites.query(one.promql)}
+
+
+def empty_when_healthy(name: str) -> set[str]:
+    asked = expressions(dashboards()[name])
+    return {where(one.where) for one in asked if one.empty_when_healthy}
+
+
+def where(text: str) -> str:
+    return text.partition(": ")[2]
+
+
+@pytest.mark.parametrize(("name", "scheduler"), list(product(NAMES, SCHEDULERS)))
+def test_a_healthy_cluster_answers_all_but_what_is_empty_when_healthy(
+    sites: Prometheus, name: str, scheduler: str
+) -> None:
+    assert unanswered(sites, name, f"{scheduler}-healthy") == empty_when_healthy(name)
+
+
+@pytest.mark.parametrize(("name", "scheduler"), list(product(NAMES, SCHEDULERS)))
+def test_a_cluster_with_faults_answers_everything(
+    sites: Prometheus, name: str, scheduler: str
+) -> None:
+    assert unanswered(sites, name, f"{scheduler}-fault") == set()
+
+
+@pytest.mark.parametrize(("name", "scheduler"), list(product(NONE_WHILE_IDLE, SCHEDULERS)))
+def test_an_idle_cluster_answers_what_is_of_nodes(
+    sites: Prometheus, name: str, scheduler: str
+) -> None:
+    empty = empty_when_healthy(name) | NONE_WHILE_IDLE[name]
+    assert unanswered(sites, name, f"{scheduler}-idle") == empty
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_an_idle_cluster_has_no_job_to_choose(sites: Prometheus, scheduler: str) -> None:
+    nothing = unanswered(sites, "training-job", f"{scheduler}-idle")
+    asked = expressions(dashboards()["training-job"])
+    always = {"variable cluster", "variable node", "variable instance"}
+    assert {where(one.where) for one in asked} - nothing == always
