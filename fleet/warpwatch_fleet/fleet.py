@@ -246,6 +246,9 @@ class Fleet:
                 time=now,
                 version=__version__,
                 hostname=self._hostname,
+                devices=tuple(
+                    one for node in self._cluster.nodes.values() for one in node.device_samples()
+                ),
                 sources=tuple(node.health(now) for node in self._cluster.nodes.values()),
                 ranks=tuple(rank for job in jobs for rank in job.ranks(names)),
                 jobs=tuple(job.state() for job in jobs),

@@ -15,9 +15,9 @@ from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import Clock, DeviceReading, RankSeen, Record
+from warpwatch_telemetry.records import Clock, DeviceReading, PortReading, RankSeen, Record
 from warpwatch_telemetry.runs import SCHEMA, RunSummary
-from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.stream import (
     AnomalyLine,
     CaptureLine,
@@ -239,13 +239,22 @@ class Node:
             )
 
     def _take_device(self, reading: DeviceReading) -> None:
-        """As much of it as the page shows."""
+        """As much of it as the page shows; a network port is no GPU."""
+        if isinstance(reading, PortReading):
+            return
         if reading.device not in self.devices and len(self.devices) >= MAX_DEVICES:
             return
         shown = [one for one in reading.metrics.items() if one[0][0] in _OF_DEVICE]
         self.devices[reading.device[:MAX_TEXT]] = msgspec.structs.replace(
             reading, metrics=dict(shown[:MAX_SERIES]), reason=reading.reason[:MAX_TEXT]
         )
+
+    def device_samples(self) -> Iterator[DeviceSample]:
+        """Its GPUs in the order in which they came to be known, with the node as their source."""
+        for index, one in enumerate(self.devices.values()):
+            device = Device(one.device, index, "")
+            time = one.time + self.skew_s
+            yield DeviceSample(device, time, one.metrics, one.up, one.reason, source=self.name)
 
     def _take_run(self, run: RunSummary) -> None:
         owner = self.target.owner

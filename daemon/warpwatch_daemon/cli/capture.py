@@ -100,7 +100,7 @@ def wait(api: ApiClient, capture_id: str, timeout_s: float) -> Any:
 
 
 def describe(capture: Any, url: str) -> str:
-    lines = [f"capture {capture['id']}: {_outcome(capture)}"]
+    lines = [f"capture {capture['id']}: {outcome_of(capture)}"]
     for rank in capture["ranks"]:
         why = "; ".join(filter(None, [rank["detail"], *rank["problems"]]))
         where = f" on {rank['node']}" if rank["node"] else ""
@@ -117,7 +117,7 @@ def describe(capture: Any, url: str) -> str:
     return "\n".join(lines)
 
 
-def _outcome(capture: Any) -> str:
+def outcome_of(capture: Any) -> str:
     """``complete 2/2, verified``: of so many ranks so many brought what was asked for."""
     if capture["outcome"] is None:
         return "begun"

@@ -1,0 +1,40 @@
+"""`warpwatch top`: GPUs, ranks and anomalies of an agent or a fleet, live in a terminal.
+
+- reading: what the API says, again and again; rows: as text for the tables; screen: the terminal
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from warpwatch_daemon.cli import parsing
+from warpwatch_daemon.cli.top.reading import Reader
+from warpwatch_telemetry.errors import UsageError
+
+
+def main(argv: Sequence[str]) -> int:
+    command = parsing.parser(
+        "top",
+        "GPUs, ranks with their phases, anomalies and captures, live. Key c captures the selected "
+        "rank's job. Without colours where NO_COLOR is set.",
+        "warpwatch top --url http://gpu-1:9400 --token-file token",
+    )
+    parsing.add_daemon(command)
+    command.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (default 2)"
+    )
+    arguments = command.parse_args(argv)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("warpwatch top needs a terminal; `warpwatch status` prints what is known")
+    try:
+        from warpwatch_daemon.cli.top.screen import Top
+    except ModuleNotFoundError as error:
+        if error.name not in ("textual", "rich"):
+            raise
+        raise UsageError("warpwatch top needs textual: pip install 'warpwatch[top]'") from error
+    reader = Reader(lambda: parsing.api(arguments))
+    # A wrong address or token is said at once; what goes away later comes back.
+    reader.look()
+    Top(reader, max(0.5, arguments.interval)).run()
+    return 0

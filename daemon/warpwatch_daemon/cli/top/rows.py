@@ -1,0 +1,174 @@
+"""Readings as rows of text: what fits 80 columns, and more where there is room.
+
+Nothing is said by colour alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from warpwatch_daemon.cli.capture import outcome_of
+from warpwatch_daemon.cli.top.reading import Document, RankKey, Reading, rank_key
+from warpwatch_daemon.http.page import devices as gpu
+from warpwatch_daemon.quantities import NO_VALUE, ago, gibibytes, plural, rate, seconds, text
+from warpwatch_telemetry.log import series_key
+from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
+
+WIDE = 120
+MAX_ROWS = 500
+BAR_CHARS = {False: 16, True: 40}
+# A bar of phases: one letter each, and its colour of sixteen.
+PHASES = {
+    "data_wait": ("d", "yellow"),
+    "h2d": ("h", "magenta"),
+    "forward": ("f", "green"),
+    "backward": ("b", "blue"),
+    "comm": ("c", "red"),
+    "optimizer": ("o", "cyan"),
+    "checkpoint": ("k", "white"),
+    "eval": ("e", "white"),
+}
+LEGEND = " d data  h h2d  f forward  b backward  c comm  o optimizer  k checkpoint e eval"
+_ALARM, _WARN = "bold red", "yellow"
+_SEVERITY = {"info": "", "warning": _WARN, "critical": _ALARM}
+
+Row = Sequence[Text]
+
+
+def headline(reading: Reading) -> str:
+    active = [one for one in reading.anomalies if one["end_time"] is None]
+    counts = (
+        plural(len(reading.devices), "GPU"),
+        plural(len(reading.ranks), "rank"),
+        plural(len(active), "active anomaly", "active anomalies"),
+    )
+    return ", ".join(counts)
+
+
+# --- GPUs ---
+
+
+def device_columns(wide: bool) -> tuple[str, ...]:
+    more = ("Clock", "Throttled", "Name") if wide else ()
+    return ("GPU", "Use", "Memory", "Power", "Temp", *more, "Who")
+
+
+def device_rows(reading: Reading, wide: bool) -> Iterator[tuple[str, Row]]:
+    who: dict[str, list[str]] = {}
+    for rank in reading.ranks:
+        if rank["device"] and rank["status"] in ("running", "stopped"):
+            who.setdefault(rank["device"], []).append(f"{rank['job']} {rank['name']}")
+    for number, device in enumerate(sorted(reading.devices, key=lambda one: bool(one["up"]))):
+        if number >= MAX_ROWS:
+            return
+        yield device["uuid"], _device(device, ", ".join(who.get(device["uuid"], [])), wide)
+
+
+def _device(device: Document, who: str, wide: bool) -> Row:
+    values = {series_key(name): value for name, value in device["values"].items()}
+    known = {key: value for key, value in values.items() if value is not None}
+    # A fleet's source of a device is its node.
+    node = "" if device["source"] in DEVICE_PRECEDENCE else device["source"]
+    index = " ".join(filter(None, (node, str(device["index"]), device["gpu_instance"])))
+    if not device["up"]:
+        empty = [Text("")] * (len(device_columns(wide)) - 2)
+        return [Text(index), *empty, Text(f"! {device['reason'] or 'down'}", _ALARM)]
+    heat, held, use = gpu.temperature(known), gpu.throttling(known), gpu.utilization(known)
+    xid = any(gpu.xids(known, device["time"]))
+    shown: list[Text] = [
+        Text(index),
+        Text(use.shown, justify="right"),
+        _of(gpu.memory(known)),
+        _of(gpu.power(known)),
+        Text(heat.shown + ("!" if heat.hot else ""), _ALARM if heat.hot else "", justify="right"),
+    ]
+    if wide:
+        shown += [_of(gpu.clock(known)), Text(held.shown, _WARN if held.hot else "")]
+        shown.append(Text(text(device["name"], 34)))
+    notes = ["XID"] * xid + [held.shown] * (held.hot and not wide) + [text(who, 60)]
+    return [*shown, Text(" ".join(filter(None, notes)), _WARN if xid else "")]
+
+
+def _of(value: gpu.Gauge) -> Text:
+    mark = "!" if value.hot else ""
+    return Text(f"{value.shown} {value.detail}{mark}".strip(), _WARN if value.hot else "")
+
+
+# --- ranks ---
+
+
+def rank_columns(wide: bool) -> tuple[str, ...]:
+    more = ("Steps/s", "Memory", "Node") if wide else ()
+    return ("Job", "Rank", "Step", "Time", "Tokens/s", "Phases", *more, "State")
+
+
+def rank_rows(reading: Reading, wide: bool) -> Iterator[tuple[RankKey, Row]]:
+    """Those that train, then those that are silent or over."""
+    ranks = sorted(reading.ranks, key=lambda one: one["status"] in ("exited", "died"))
+    for rank in ranks[:MAX_ROWS]:
+        yield rank_key(rank), _rank(rank, reading.phases.get(rank_key(rank), {}), wide)
+
+
+def _rank(rank: Document, phases: Mapping[str, float], wide: bool) -> Row:
+    recent, tokens = rank["recent_s"], rank["tokens_per_s"]
+    status, reason = rank["status"], rank["silent_reason"]
+    trouble = {"running": "", "exited": "dim"}.get(status, _ALARM)
+    said = status if not reason or reason in (status, "unknown") else f"{status}: {reason}"
+    shown: list[Text] = [
+        Text(text(rank["job"], 30 if wide else 14)),
+        Text(text(rank["name"], 12), justify="right"),
+        Text(NO_VALUE if rank["step"] is None else str(rank["step"]), justify="right"),
+        Text(seconds(statistics.median(recent) if recent else None), justify="right"),
+        Text(rate(tokens, "").removesuffix(" /s") if tokens else NO_VALUE, justify="right"),
+        bar(phases, BAR_CHARS[wide]),
+    ]
+    if wide:
+        pace = rank["steps_per_s"]
+        shown.append(Text(f"{pace:.2f}" if pace else NO_VALUE, justify="right"))
+        shown.append(Text(gibibytes(rank["memory_allocated_bytes"]), justify="right"))
+        shown.append(Text(text(rank["host"], 24)))
+    return [*shown, Text(("! " if trouble == _ALARM else "") + text(said, 24), trouble)]
+
+
+def bar(phases: Mapping[str, float], width: int) -> Text:
+    """The shares of a step, one letter each ``1/width``; dots are the remainder."""
+    shown, at = Text(), 0.0
+    for name, (letter, colour) in PHASES.items():
+        start, at = at, min(1.0, at + phases.get(name, 0.0))
+        shown.append(letter * (round(at * width) - round(start * width)), colour)
+    shown.append("." * (width - len(shown)), "dim")
+    return shown
+
+
+# --- what was found ---
+
+
+def finding_lines(reading: Reading, limit: int) -> list[Text]:
+    """Active anomalies, then what is over, newest first; the newest capture before them."""
+    order = sorted(reading.anomalies, key=lambda one: (one["end_time"] is not None, -one["time"]))
+    lines = [capture_line(one) for one in reading.captures[-1:]]
+    lines += [_anomaly(one, reading.time) for one in order[: limit - len(lines)]]
+    return lines or [Text("no anomaly, no capture")]
+
+
+def _anomaly(anomaly: Document, now: float) -> Text:
+    over = anomaly["end_time"] is not None
+    serious = not over and anomaly["severity"] != "info"
+    when = f"over {ago(anomaly['end_time'], now)}" if over else ago(anomaly["time"], now)
+    about = anomaly["job"] or anomaly["node"] or ""
+    said = f"{'!' if serious else ' '} {anomaly['kind']} {about} {when}: {anomaly['summary']}"
+    return Text(text(said, 400), "dim" if over else _SEVERITY[anomaly["severity"]])
+
+
+def capture_line(capture: Document) -> Text:
+    diagnosis: Mapping[str, Any] = capture["diagnosis"] or {}
+    ranks = capture["ranks"]
+    states = {one["state"] for one in ranks}
+    running = f"running, {len(ranks)} ranks {'/'.join(sorted(states))}"
+    how = outcome_of(capture) if capture["outcome"] else running
+    verdict = f": {diagnosis['verdict']}: {diagnosis.get('summary', '')}" if diagnosis else ""
+    return Text(text(f"  capture of {capture['request']['job']} {how}{verdict}", 400))
