@@ -8,5 +8,6 @@
 - merging: records of several nodes in one order of time
 - jobs: the ranks of a job, and who judges it
 - captures: captures over nodes
+- kubernetes: what it does in its cluster
 - fleet: all of it together, as the HTTP server asks for it
 """

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from warpwatch_daemon.config.sections import Config, Listen
 from warpwatch_daemon.config.triggers import Steps
-from warpwatch_telemetry.sections import WHOLE, Age, Boolean, Section
+from warpwatch_telemetry.sections import WHOLE, Age, AtLeastOne, Boolean, Section, Url
 
 ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"
 Address = Annotated[str, Field(pattern=ADDRESS)]
@@ -66,12 +66,48 @@ class ScheduleConfig(Section):
     ranks: Annotated[int, Field(ge=1, le=64), WHOLE] = 8
 
 
+class InjectionConfig(Section):
+    """Of the webhook that puts the shim into pods: where it listens, its certificate, and
+    ``file``, what a pod gets.
+    """
+
+    listen: Listen
+    cert_file: Path
+    key_file: Path
+    file: Path
+
+
+class KubernetesConfig(Section):
+    """What the fleet does in its cluster; nothing by default. With ``dry_run`` taints are only
+    told of. ``clear_after``: how long a node has been well when its taint goes.
+
+    ``service_account``: the folder with ``token`` and ``ca.crt``.
+    """
+
+    events: Boolean = False
+    conditions: Boolean = False
+    taints: Boolean = False
+    dry_run: Boolean = True
+    max_tainted: AtLeastOne = 1
+    clear_after: Age = 3600.0
+    captures: Boolean = False
+    injection: InjectionConfig | None = None
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+    @model_validator(mode="after")
+    def _taints_follow_conditions(self) -> KubernetesConfig:
+        if self.taints and not self.conditions:
+            raise ValueError("taints: a taint follows the condition GpuHealthy; set conditions")
+        return self
+
+
 class FleetConfig(Section):
     """``targets``, ``targets_files`` (file_sd of Prometheus) and ``targets_dns`` (every address of
     a name) together are the agents that are followed.
 
     ``token_file``: what the fleet demands of who asks it. ``probe_listen``: where nothing but
     probes is answered. ``state_dir``: what it has judged and captured, for its next start.
+    ``public_url``: how people reach it, for links.
     """
 
     listen: Listen = "127.0.0.1:9401"
@@ -85,6 +121,8 @@ class FleetConfig(Section):
     agents: AgentsConfig = AgentsConfig()
     schedules: tuple[ScheduleConfig, ...] = ()
     state_dir: Path = Path("/var/lib/warpwatch/fleet")
+    public_url: Url | None = None
+    kubernetes: KubernetesConfig = KubernetesConfig()
 
 
 class FleetFile(Config):

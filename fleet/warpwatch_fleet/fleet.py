@@ -34,6 +34,7 @@ from warpwatch_fleet.captures.storing import open_store, uploads
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
 from warpwatch_fleet.following import AgentError, Agents, again_and_again
+from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_fleet.memory import Memory
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.page.endpoint import FleetPage
@@ -84,6 +85,7 @@ class Fleet:
             self._cluster, self._lock, self._agents, config.triggers.recipes, self._store,
             self._register,
         )  # fmt: skip
+        self._kubernetes = Kubernetes(own, self._cluster, self._lock, self._captures)
         self._alerts = AlertRequests(
             self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},
@@ -147,6 +149,7 @@ class Fleet:
                 (UPLOAD_INTERVAL_S, self._upload_captures),
             )
         ]
+        loops.append(asyncio.create_task(self._kubernetes.run()))
         await self._ended.wait()
         tasks = [*loops, *self._follows.values()]
         for task in tasks:

@@ -65,6 +65,7 @@ class Member:
             host=host,
             world_size=self.seen.world_size,
             device=self.seen.device,
+            pod_uid=self.seen.pod_uid or None,
             status=self.status,
             silent_reason=self.silent_reason,
             first_time=self.seen.time,

@@ -46,7 +46,7 @@ _NAMES = {record_type: name for name, record_type in _TYPES.items()}
 # Values that are the rule and not worth a word.
 _SILENT = {
     "samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False,
-    "owner": "", "run": "", "master": "",
+    "owner": "", "run": "", "master": "", "pod": "", "pod_uid": "",
 }  # fmt: skip
 _DEVICE = "device_"
 # An event's own fields. What its detail calls by the same name is written with a prefix.
@@ -264,6 +264,7 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("rank", "world_size", "step", "samples", "tokens"), _integer),
     "memory_allocated_bytes": _integer,
     **dict.fromkeys(("job", "owner", "run", "device", "master", "reason", "event"), _text),
+    **dict.fromkeys(("pod", "pod_uid"), _text),
     "phases_s": _numbers,
     "metrics": _metrics,
     "up": _flag,

@@ -31,6 +31,7 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
 
     master: host and port where the ranks of a run meet that has no id of its own; with it, runs of
     several nodes are found to be one.
+    pod, pod_uid: the Kubernetes pod that it runs in, as the kubelet names it; empty elsewhere.
     """
 
     time: float
@@ -41,6 +42,8 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     owner: str = ""
     run: str = ""
     master: str = ""
+    pod: str = ""
+    pod_uid: str = ""
 
     @property
     def job_id(self) -> JobId:

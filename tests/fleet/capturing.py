@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from warpwatch_fleet.config import AgentsConfig, ShardConfig
 from warpwatch_fleet.following import Agents
 from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.captures import Capture, CaptureRequest, Prepared
+from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.log import encode_line
 from warpwatch_telemetry.records import Clock, RankSeen
 from warpwatch_telemetry.stream import CursorLine, encode_stream_line
@@ -58,10 +60,14 @@ class PlayedAgent(MemoryAgent):
     def request_capture(
         self, request: CaptureRequest, name: str = "", start_step: int | None = None
     ) -> Capture:
-        return self.node.coordinator.request(request, name, start_step)
+        return self.node.coordinator.request(self._own(request), name, start_step)
 
     def prepare_capture(self, request: CaptureRequest) -> Prepared:
-        return self.node.coordinator.prepare(request)
+        return self.node.coordinator.prepare(self._own(request))
+
+    def _own(self, request: CaptureRequest) -> CaptureRequest:
+        """For the fleet its ranks may be another owner's than that of the test's files."""
+        return replace(request, owner=TRAIN.owner)
 
     def cancel_capture(self, name: str) -> Capture | None:
         return self.node.coordinator.cancel(name, "cancelled by the fleet")
@@ -116,6 +122,7 @@ class PlayedFleet:
         stack: ExitStack,
         *agents: PlayedAgent,
         recipes: Mapping[str, RecipeConfig | None] | None = None,
+        job: JobId = TRAIN,
     ) -> None:
         self.agents = agents
         self._token = folder / "token"
@@ -132,7 +139,7 @@ class PlayedFleet:
         for agent in agents:
             agent.stream.read(None)
             agent.stream.put(
-                RankSeen(time=time.time(), rank=rank, world_size=WORLD, **TRAIN.fields())
+                RankSeen(time=time.time(), rank=rank, world_size=WORLD, **job.fields())
                 for rank in agent.numbers
             )
         self.hear()
@@ -179,6 +186,12 @@ class PlayedFleet:
             return captures
 
         return asyncio.run(play())
+
+    async def play_once(self) -> None:
+        """Within ``ask``."""
+        await asyncio.to_thread(self._tick, lambda rank, name: "armed", lambda name: True)
+        self.hear()
+        await asyncio.sleep(TICK_S)
 
     def _tick(self, answers: Answers, records: Callable[[str], bool]) -> None:
         for agent in self.agents:

@@ -50,7 +50,12 @@ def test_the_check_itself_finds_a_misspelt_field(helm4: Path) -> None:
 
 
 OF_THE_CLUSTER = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "CustomResourceDefinition",
+    "MutatingWebhookConfiguration",
     "PriorityClass",
+    "SecurityContextConstraints",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
 }
@@ -61,7 +66,7 @@ def test_names_and_namespaces_are_the_releases(helm4: Path) -> None:
         for each in chart.scenario(helm4, name):
             namespaced = each["kind"] not in OF_THE_CLUSTER
             assert each["metadata"].get("namespace") == ("monitoring" if namespaced else None)
-            assert each["metadata"]["name"].startswith("warpwatch")
+            assert each["metadata"]["name"].startswith(("warpwatch", "captures.warpwatch"))
 
 
 def test_a_package_holds_dashboards_and_rules_and_no_code(

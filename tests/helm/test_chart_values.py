@@ -13,7 +13,7 @@ from tests.helm import chart
 
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
 # What Helm itself hands to a chart that another one depends on.
-HELMS_OWN = {"enabled", "global"}
+HELMS_OWN = {"enabled"}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_the_schema_and_the_defaults_have_the_same_keys() -> None:
 
 
 def test_every_section_is_closed_or_free_on_purpose() -> None:
-    free = {"config", "updateStrategy", "affinity", "global"}
+    free = {"config", "updateStrategy", "affinity", "dnsConfig", "global"}
     for key, value in SCHEMA["properties"].items():
         node = resolved(value)
         if node.get("type") == "object" and "properties" in node:

@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from cel_expr_python import cel
-from cel_expr_python.ext import ext_optional
 
 from tests.helm import chart
+from tests.helm.tenants_policy import refusals
 from tests.helm.trainings import pod_of
 
 EXAMPLES = chart.ROOT / "examples/kubernetes"
-ENVIRONMENT = cel.NewEnv(
-    variables={"object": cel.Type.DYN, "variables": cel.Type.DYN},
-    extensions=[ext_optional.ExtOptional()],
-)
 HOST_PATH, SUB_PATH, POD_UID = "hostPath is", "subPathExpr $(", "is the pod's own UID"
 
 Change = Callable[[chart.Object], object]
@@ -37,21 +32,6 @@ def elsewhere(helm4: Path) -> chart.Object:
     """With another folder for the rings, and one that is the tenants' own."""
     objects = chart.scenario(helm4, "tenants-policy-values.yaml")
     return chart.only(objects, "ValidatingAdmissionPolicy")
-
-
-def evaluate(expression: str, pod: chart.Object, variables: chart.Object) -> Any:
-    result = ENVIRONMENT.compile(expression).eval(data={"object": pod, "variables": variables})
-    assert result.type().name() != "error", result
-    return result.plain_value()
-
-
-def refusals(policy: chart.Object, pod: chart.Object) -> list[str]:
-    """What the API server would say."""
-    variables: chart.Object = {}
-    for each in policy["spec"]["variables"]:
-        variables[each["name"]] = evaluate(each["expression"], pod, variables)
-    rules = policy["spec"]["validations"]
-    return [e["message"] for e in rules if evaluate(e["expression"], pod, variables) is not True]
 
 
 def example(name: str) -> chart.Object:

@@ -72,6 +72,7 @@ class RanksSource:
         self._count = RingCount(limits.rings)
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, self._count)
         self._shared = ring_folder.shared(folder.path, folder.inbox, table)
+        self._known_pods = known_pods
         self._pods = Pods(folder, self._count, reject, scan_interval_s, limits, known_pods)
         self._positions = positions
         self._saved = positions.load()
@@ -221,10 +222,15 @@ class RanksSource:
             time = min(now, ring.created_time)
             yield RankSeen(
                 time, rank=rank.rank, world_size=said.world_size, device=said.device,
-                master="" if said.run else said.master, **rank.job.fields(),
+                master="" if said.run else said.master, **self._pod(ring), **rank.job.fields(),
             )  # fmt: skip
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
         self._claimed = self._pods.settled
+
+    def _pod(self, ring: OpenRing) -> dict[str, str]:
+        """As the kubelet has it; what a ring itself says of its pod is a claim."""
+        pod = (self._known_pods() or {}).get(ring.pod_uid or "") if self._known_pods else None
+        return {} if pod is None else {"pod": pod.name, "pod_uid": ring.pod_uid or ""}
 
     def _was_left(self, ring: OpenRing, at: float) -> bool:
         """Whether its rank went on in another ring before this daemon came."""

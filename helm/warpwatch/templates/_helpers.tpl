@@ -14,8 +14,20 @@ app.kubernetes.io/name: {{ include "warpwatch.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* No version: a new chart with the same image restarts nothing. */}}
+{{- define "warpwatch.podLabels" -}}
+{{ include "warpwatch.selectorLabels" . }}
+app.kubernetes.io/part-of: warpwatch
+{{- with merge dict .Values.podLabels .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{- define "warpwatch.labels" -}}
 {{ include "warpwatch.selectorLabels" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: warpwatch
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -23,10 +35,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "warpwatch.image" -}}
+{{- $registry := (.Values.global | default dict).imageRegistry | default .Values.image.registry -}}
+{{- $image := ternary (printf "%s/%s" $registry .Values.image.repository) .Values.image.repository (not (empty $registry)) -}}
 {{- if .Values.image.digest -}}
-{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{ $image }}@{{ .Values.image.digest }}
 {{- else -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ $image }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 {{- end }}
 
@@ -162,6 +176,26 @@ timeoutSeconds: 5
 {{- if not (and (include "warpwatch.tokenSecretName" .) (not .Values.tls.clientAuth) (not .Values.webConfig.existingSecret) (or .Values.tls.existingSecret .Values.token.allowPlainPeers)) -}}
 {{- fail "fleet.enabled needs the daemons' token (token.create or token.existingSecret), and tls.existingSecret without clientAuth, or token.allowPlainPeers" -}}
 {{- end -}}
+{{- end }}
+
+{{- define "warpwatch.check.kubernetes" -}}
+{{- $own := .Values.fleet.kubernetes -}}
+{{- if and $own.taints (not $own.conditions) -}}
+{{- fail "fleet.kubernetes.taints follow the condition GpuHealthy; set fleet.kubernetes.conditions" -}}
+{{- end -}}
+{{- if $own.injection.enabled -}}
+{{- if and .Values.nonRoot (not .Values.nonRootUser.sharedFolders) -}}
+{{- fail "fleet.kubernetes.injection needs host folders that pods share with the daemon; nonRoot without sharedFolders has none" -}}
+{{- end -}}
+{{- if and $own.injection.existingSecret (not $own.injection.caBundle) (not $own.injection.annotations) -}}
+{{- fail "fleet.kubernetes.injection.existingSecret needs caBundle, or the annotation of cert-manager by which it is put in" -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Not empty where the fleet asks the API server. */}}
+{{- define "warpwatch.fleet.asks" -}}
+{{- with .Values.fleet.kubernetes }}{{ ternary "true" "" (or .events .conditions .captures) }}{{ end -}}
 {{- end }}
 
 {{/* Not empty where a policy can be of any use. */}}

@@ -1,0 +1,130 @@
+"""The API server of the cluster, asked with the token of the pod's service account."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from warpwatch_telemetry.errors import UsageError
+
+TIMEOUT_S = 15.0
+# A watch is begun anew after so long; bookmarks come each minute.
+WATCH_S = 240
+MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
+
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """One line. status: of HTTP, 0 where the server was not reached."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Api:
+    """For one event loop. ``folder`` has ``token`` and ``ca.crt``. Raises UsageError."""
+
+    def __init__(self, folder: Path) -> None:
+        host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
+        if not host:
+            raise UsageError(
+                "fleet.kubernetes: KUBERNETES_SERVICE_HOST is not set; it is for pods of a cluster"
+            )
+        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        self._token = folder / "token"
+        try:
+            verify = ssl.create_default_context(cafile=folder / "ca.crt")
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(
+                f"fleet.kubernetes: cannot use {folder / 'ca.crt'}: {error}"
+            ) from error
+        self._client = httpx.AsyncClient(
+            base_url=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+            verify=verify,
+            timeout=TIMEOUT_S,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        form: str = "application/json",
+        params: Mapping[str, str] | None = None,
+    ) -> Object:
+        """The object that is answered; ``form``: the media type of the body. Raises ApiError."""
+        headers = {**self._headers(), "Content-Type": form}
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            answer = await self._client.request(
+                method, path, content=content, params=params, headers=headers
+            )
+        except httpx.HTTPError as error:
+            raise ApiError(0, f"{type(error).__name__}: {error}"[:200]) from error
+        return _said(answer.status_code, answer.content)
+
+    async def watch(self, path: str, version: str) -> AsyncIterator[tuple[str, Object]]:
+        """Type and object of what happens after ``version``, for some minutes. Raises ApiError;
+        its status is 410 where all is to be listed again.
+        """
+        params = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        params["timeoutSeconds"] = str(WATCH_S)
+        silence = httpx.Timeout(TIMEOUT_S, read=WATCH_S + TIMEOUT_S)
+        try:
+            async with self._client.stream(
+                "GET", path, params=params, headers=self._headers(), timeout=silence
+            ) as answer:
+                if answer.status_code != 200:
+                    _said(answer.status_code, await answer.aread())
+                async for line in answer.aiter_lines():
+                    said = _said(200, line.encode())
+                    if said["type"] == "ERROR":
+                        status = said["object"]
+                        raise ApiError(int(status.get("code", 0)), str(status.get("message")))
+                    yield said["type"], said["object"]
+        except httpx.HTTPError as error:
+            raise ApiError(0, f"{type(error).__name__}: {error}"[:200]) from error
+
+    def _headers(self) -> dict[str, str]:
+        """The kubelet renews the token in its file."""
+        try:
+            return {"Authorization": f"Bearer {self._token.read_text().strip()}"}
+        except OSError as error:
+            raise ApiError(0, f"{self._token}: {error.strerror}") from error
+
+
+def _said(status: int, content: bytes) -> Object:
+    """Raises ApiError of what is no answer, or one of an error."""
+    try:
+        said = msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        said = {"message": content.decode(errors="replace")}
+        status = 502 if status < 300 else status
+    if status >= 300:
+        text = " ".join(str(said.get("message", "")).split())[:200]
+        raise ApiError(status, f"{status}: {text}")
+    return said
+
+
+def timestamp(time: float) -> str:
+    """As the API server writes times: RFC 3339, whole seconds."""
+    return datetime.fromtimestamp(int(time), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds(text: str) -> float:
+    """The inverse of ``timestamp``. Raises ValueError."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()

@@ -1,0 +1,216 @@
+"""Objects of kind Capture: `kubectl apply` asks for a capture of a job of the object's namespace.
+
+What has become of one is in its status alone. It is asked for once: what a fleet that was killed
+had begun is found again by the reason that it gave, and is never begun a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
+from warpwatch_daemon.config.mistakes import mistakes
+from warpwatch_daemon.http.bodies import CaptureBody
+from warpwatch_daemon.http.page.captures import REPORT, href
+from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, seconds, timestamp
+from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.errors import Refused
+from warpwatch_telemetry.jobs import JobId, shard_key
+
+logger = logging.getLogger(__name__)
+
+GROUP = "/apis/warpwatch.dev/v1alpha1"
+RETRY_S = 5.0
+PAGE = "500"
+# How long the verdict of a capture that has ended is waited for, and one that is no longer known.
+VERDICT_S = 600.0
+LOST_S = 120.0
+# What a tenant may say; the rest of an agent's request is the fleet's.
+FIELDS = ("job", "run", "kind", "ranks", "steps", "options", "backend", "reason")
+
+
+class CaptureObjects:
+    """``follow`` until cancelled, ``advance`` in a loop of its own.
+
+    ``lock`` guards the captures that are shown. link: the fleet's own address, or empty.
+    """
+
+    def __init__(
+        self, api: Api, captures: Captures, lock: threading.Lock, shard: tuple[int, int], link: str
+    ) -> None:
+        self._api = api
+        self._captures = captures
+        self._lock = lock
+        self._shard = shard
+        self._link = link
+        # Those that have not ended, as the server had them last, by UID.
+        self._open: dict[str, Object] = {}
+
+    async def follow(self) -> None:
+        """All objects, and what happens to them; anew when the server has forgotten where."""
+        complaint = ""
+        while True:
+            try:
+                version = await self._list()
+                complaint = ""
+                while True:
+                    version = await self._watch(version)
+            except ApiError as error:
+                if error.status == 410:
+                    continue
+                if complaint != str(error):
+                    logger.warning("captures of the cluster are not watched: %s", error)
+                complaint = str(error)
+            await asyncio.sleep(RETRY_S)
+
+    async def _list(self) -> str:
+        found: dict[str, Object] = {}
+        more = ""
+        while True:
+            params = {"limit": PAGE, "continue": more}
+            page = await self._api.ask("GET", f"{GROUP}/captures", params=params)
+            found |= {one["metadata"]["uid"]: one for one in page["items"] if self._is_mine(one)}
+            more = page["metadata"].get("continue", "")
+            if not more:
+                break
+        self._open = found
+        return str(page["metadata"]["resourceVersion"])
+
+    async def _watch(self, version: str) -> str:
+        async for kind, one in self._api.watch(f"{GROUP}/captures", version):
+            about = one["metadata"]
+            version = str(about["resourceVersion"])
+            if kind == "BOOKMARK":
+                continue
+            if kind != "DELETED" and self._is_mine(one):
+                self._open[about["uid"]] = one
+            else:
+                self._open.pop(about["uid"], None)
+        return version
+
+    def _is_mine(self, one: Object) -> bool:
+        """Whether this fleet judges the job that is meant, and there is something left to say."""
+        if "endTime" in (one.get("status") or {}):
+            return False
+        index, of = self._shard
+        # Without the mark of a second live run of its name.
+        name = re.sub(r"#[0-9a-f]{6}$", "", str((one.get("spec") or {}).get("job", "")))
+        return shard_key(JobId(_owner(one), name, "")) % of == index
+
+    async def advance(self) -> None:
+        """Raises ApiError."""
+        for uid, one in list(self._open.items()):
+            status = one.get("status") or {}
+            if "time" not in status:
+                changed = await self._begin(one)
+            else:
+                changed = self._progress(one, status)
+            if changed:
+                await self._put(uid, changed)
+
+    async def _begin(self, one: Object) -> Object:
+        """That it is being asked for is said first: who fails in between asks no second time."""
+        asking = {"time": timestamp(time.time()), "detail": "asking"}
+        if not await self._put(one["metadata"]["uid"], asking):
+            return {}
+        try:
+            capture = await self._captures.request(_body(one).request(_owner(one)))
+        except ValidationError as error:
+            return _ended("refused_invalid", str(mistakes(error, CaptureBody)[0]))
+        except Refused as error:
+            return _ended(error.reason, str(error))
+        return {"captureId": capture.id, "detail": "running"}
+
+    def _progress(self, one: Object, status: Object) -> Object:
+        """What is new of it; of one whose id is not in the status, by its reason."""
+        reason, known = _mark(one), status.get("captureId")
+        with self._lock:
+            shown = self._captures.shown()
+        found = [
+            capture
+            for capture in shown
+            if (capture.id == known if known else capture.request.reason.startswith(reason))
+            and capture.request.owner == _owner(one)
+        ]
+        if found:
+            return _news(found[0], self._link, status)
+        if time.time() - seconds(status["time"]) > LOST_S:
+            return _ended("failed", "no longer known: the fleet was restarted meanwhile")
+        return {}
+
+    async def _put(self, uid: str, status: Object) -> bool:
+        """Whether the server took it, as it does for the newest version of the object alone."""
+        one = self._open.get(uid)
+        if one is None:
+            return False
+        about = one["metadata"]
+        path = f"{GROUP}/namespaces/{about['namespace']}/captures/{about['name']}/status"
+        body = {"metadata": {"resourceVersion": about["resourceVersion"]}, "status": status}
+        try:
+            self._open[uid] = await self._api.ask("PATCH", path, body, form=MERGE)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            # It has changed or is gone; the watch tells.
+            return False
+        if "endTime" in status:
+            self._open.pop(uid, None)
+        return True
+
+
+def _owner(one: Object) -> str:
+    """Whose jobs it reaches: those of its own namespace, as kubelets have it."""
+    return f"ns/{one['metadata']['namespace']}"
+
+
+def _mark(one: Object) -> str:
+    about = one["metadata"]
+    return f"Capture {about['namespace']}/{about['name']} {about['uid'][:8]}"
+
+
+def _body(one: Object) -> CaptureBody:
+    """Raises ValidationError."""
+    spec: dict[str, Any] = {name: one["spec"][name] for name in FIELDS if name in one["spec"]}
+    spec["reason"] = f"{_mark(one)}: {spec.get('reason', '')}".removesuffix(": ")[:500]
+    return CaptureBody.model_validate_json(msgspec.json.encode(spec))
+
+
+def _ended(outcome: str, detail: str) -> Object:
+    return {"outcome": outcome, "detail": detail[:1024], "endTime": timestamp(time.time())}
+
+
+def _news(capture: Capture, link: str, status: Object) -> Object:
+    """Of its status what has changed."""
+    if capture.outcome is None or capture.end_time is None:
+        return {} if status.get("captureId") else {"captureId": capture.id, "detail": "running"}
+    written = sum(rank.state == "written" for rank in capture.ranks)
+    diagnosis = capture.diagnosis or {}
+    said: Object = {
+        "captureId": capture.id,
+        "outcome": capture.outcome,
+        "ranks": f"{written}/{len(capture.ranks)}",
+        "detail": capture.detail[:1024] or "done",
+    }
+    if diagnosis:
+        said["verdict"] = str(diagnosis.get("verdict", ""))
+        said["summary"] = str(diagnosis.get("summary", ""))[:1024]
+    if link:
+        # A fleet serves no HTML of an agent, but what it says.
+        report = href(capture, REPORT)
+        said["report"] = link + (report if REPORT in capture.files else report.rpartition("/")[0])
+    if capture.remote:
+        said["remote"] = capture.remote
+    awaits = capture.request.kind in DIAGNOSED_KINDS and capture.outcome in ("complete", "partial")
+    is_late = time.time() - capture.end_time > VERDICT_S
+    if diagnosis or capture.diagnosis_outcome or not awaits or is_late:
+        said["endTime"] = timestamp(capture.end_time)
+    return said if any(status.get(name) != value for name, value in said.items()) else {}

@@ -1,0 +1,148 @@
+"""The condition `GpuHealthy` of nodes: False while hardware must leave service."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.kubernetes.api import (
+    STRATEGIC,
+    Api,
+    ApiError,
+    Object,
+    seconds,
+    timestamp,
+)
+from warpwatch_fleet.node import Node
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
+
+logger = logging.getLogger(__name__)
+
+TYPE = "GpuHealthy"
+# An agent that restarts is back sooner.
+AWAY_S = 60.0
+# With a round each 5 s: two nodes a second.
+MAX_PER_ROUND = 10
+# What a node has is read again after so long, as others may have written it.
+KNOWN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """status: True, False or Unknown. reason: one word; of False the kind of the first fault."""
+
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """What the cluster has. since: when its status became that; read_at: wall clock."""
+
+    condition: Condition | None
+    since: float
+    read_at: float
+
+
+class Conditions:
+    """``advance`` in a loop of its own. ``lock`` guards the cluster.
+
+    ``known``: by name, the nodes whose condition the cluster has as it should be.
+    """
+
+    def __init__(self, api: Api, cluster: Cluster, lock: threading.Lock) -> None:
+        self._api = api
+        self._cluster = cluster
+        self._lock = lock
+        self.known: dict[str, KnownNode] = {}
+
+    def wanted(self) -> dict[str, Condition]:
+        """By node, of those whose agents have been heard."""
+        now = time.time()
+        with self._lock:
+            nodes = [
+                node
+                for node in self._cluster.nodes.values()
+                if node.target.owner is None and node.name != node.target.address
+            ]
+            # Of two agents that say the same name, the one that can be followed.
+            nodes.sort(key=lambda node: node.clock)
+            return {node.name: _condition(node, now) for node in nodes}
+
+    async def advance(self) -> None:
+        """Raises ApiError."""
+        now, done = time.time(), 0
+        wanted = self.wanted()
+        self.known = {name: one for name, one in self.known.items() if name in wanted}
+        for name, condition in wanted.items():
+            known = self.known.get(name)
+            if known is not None and now - known.read_at < KNOWN_S:
+                if known.condition in (condition, None):
+                    continue
+            elif done < MAX_PER_ROUND:
+                known, done = await self._read(name, now), done + 1
+            if known is not None and done < MAX_PER_ROUND:
+                done += await self._write(name, condition, known, now)
+
+    async def _read(self, name: str, now: float) -> KnownNode:
+        """A node that the cluster does not have is left alone until it is read again."""
+        try:
+            node = await self._api.ask("GET", f"/api/v1/nodes/{name}")
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            logger.warning("no condition of node %s: %s", name, error)
+            self.known[name] = KnownNode(None, now, now)
+        else:
+            self.known[name] = _known(node, now)
+        return self.known[name]
+
+    async def _write(self, name: str, wanted: Condition, known: KnownNode, now: float) -> bool:
+        """Whether it was needed."""
+        if known.condition in (wanted, None):
+            return False
+        same = known.condition is not None and known.condition.status == wanted.status
+        condition = {
+            "type": TYPE,
+            "status": wanted.status,
+            "reason": wanted.reason,
+            "message": wanted.message,
+            "lastHeartbeatTime": timestamp(now),
+            "lastTransitionTime": timestamp(known.since if same else now),
+        }
+        path, body = f"/api/v1/nodes/{name}/status", {"status": {"conditions": [condition]}}
+        node = await self._api.ask("PATCH", path, body, form=STRATEGIC)
+        self.known[name] = _known(node, now)
+        logger.info("node %s: %s is %s: %s", name, TYPE, wanted.status, wanted.message)
+        return True
+
+
+def _known(node: Object, now: float) -> KnownNode:
+    """``Condition`` of empty words where it has none."""
+    for one in node.get("status", {}).get("conditions") or ():
+        if one.get("type") == TYPE:
+            words = (str(one.get(name, "")) for name in ("status", "reason", "message"))
+            return KnownNode(Condition(*words), seconds(one["lastTransitionTime"]), now)
+    return KnownNode(Condition("", "", ""), now, now)
+
+
+def faults(node: Node) -> Iterator[Anomaly]:
+    """Active ones for which hardware must leave service: those that are critical."""
+    for one in node.anomalies():
+        if one.kind in DEVICE_KINDS and one.severity == "critical" and one.end_time is None:
+            yield one
+
+
+def _condition(node: Node, now: float) -> Condition:
+    if now - node.clock > AWAY_S:
+        return Condition("Unknown", "AgentAway", "the agent of this node cannot be followed")
+    found = sorted(faults(node), key=lambda one: one.time)
+    if not found:
+        return Condition("True", "NoFault", "no fault of a GPU that needs service")
+    reason = "".join(part.title() for part in found[0].kind.split("_"))
+    return Condition("False", reason, "; ".join(one.summary for one in found)[:1024])

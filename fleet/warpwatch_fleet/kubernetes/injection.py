@@ -1,0 +1,134 @@
+"""What a pod that is labelled `warpwatch.dev/inject: "true"` gets: an init container with the shim,
+variables, and folders of its own.
+
+The parts are those of the chart's named templates, so there is one description of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError
+
+from warpwatch_daemon.config.loading import read_yaml
+from warpwatch_fleet.config import InjectionConfig
+from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.sections import Section
+
+Object = Mapping[str, Any]
+
+LABEL = "warpwatch.dev/inject"
+# Where a job over several pods has one name; the first that a pod has.
+JOB_LABELS = (
+    "jobset.sigs.k8s.io/jobset-name",
+    "training.kubeflow.org/job-name",
+    "batch.kubernetes.io/job-name",
+    "job-name",
+)
+_POD_OWNER, _PYTHONPATH = "WARPWATCH_POD_OWNER", "PYTHONPATH"
+# None of a training's; a cluster may have no label by which the API server leaves them out.
+_SYSTEM = ("kube-system", "kube-public", "kube-node-lease")
+
+
+class Parts(Section):
+    """Of a pod: as Kubernetes writes them, under its own names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    initContainers: list[dict[str, Any]]
+    env: list[dict[str, Any]]
+    volumeMounts: list[dict[str, Any]]
+    volumes: list[dict[str, Any]]
+
+
+def load(config: InjectionConfig) -> Parts:
+    """Raises UsageError."""
+    try:
+        return Parts.model_validate(read_yaml(config.file))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{config.file}: {place or 'file'}: {first['msg']}") from error
+
+
+def review(request: Object, parts: Parts) -> Object:
+    """The AdmissionReview that answers ``request``, which is let in whatever it says."""
+    asked = request.get("request") or {}
+    pod = asked.get("object") or {}
+    about = pod.get("metadata") or {}
+    answer: dict[str, Any] = {"uid": asked.get("uid", ""), "allowed": True}
+    namespace = asked.get("namespace") or about.get("namespace", "")
+    labels = about.get("labels") or {}
+    if labels.get(LABEL) == "true" and namespace not in _SYSTEM and "spec" in pod:
+        warnings: list[str] = []
+        answer["patch"] = list(_operations(pod["spec"], labels, parts, warnings))
+        if warnings:
+            answer["warnings"] = warnings
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": answer}
+
+
+def _operations(
+    spec: Object, labels: Object, parts: Parts, warnings: list[str]
+) -> Iterator[Object]:
+    """Of JSON Patch. What is there already stays, so a pod that was injected gets nothing more."""
+    env = [_named(one, labels) for one in parts.env]
+    for number in _training(spec):
+        container = spec["containers"][number]
+        path = f"/spec/containers/{number}"
+        yield from _python_path(container, path, env, warnings)
+        yield from _added(f"{path}/env", container.get("env"), env)
+        mounts = container.get("volumeMounts")
+        yield from _added(f"{path}/volumeMounts", mounts, parts.volumeMounts, "mountPath")
+    yield from _added("/spec/initContainers", spec.get("initContainers"), parts.initContainers)
+    yield from _added("/spec/volumes", spec.get("volumes"), parts.volumes)
+
+
+def _training(spec: Object) -> list[int]:
+    """The containers with GPUs; of none, the first."""
+    containers = spec["containers"]
+    with_gpus = [
+        number
+        for number, one in enumerate(containers)
+        if any(
+            name.startswith("nvidia.com/")
+            for name in (one.get("resources") or {}).get("limits") or ()
+        )
+    ]
+    return with_gpus or [0]
+
+
+def _named(variable: Object, labels: Object) -> Object:
+    """The job is named by the label that the pod has."""
+    label = next((one for one in JOB_LABELS if one in labels), None)
+    if variable["name"] != _POD_OWNER or label is None:
+        return variable
+    field = {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}
+    return {"name": _POD_OWNER, "valueFrom": field}
+
+
+def _python_path(
+    container: Object, path: str, env: Sequence[Object], warnings: list[str]
+) -> Iterator[Object]:
+    """A PYTHONPATH of the container's own goes on behind ours."""
+    ours = next((one["value"] for one in env if one["name"] == _PYTHONPATH), None)
+    for number, one in enumerate(container.get("env") or ()):
+        if one["name"] != _PYTHONPATH or ours is None:
+            continue
+        theirs = one.get("value", "")
+        if "valueFrom" in one:
+            warnings.append(f"{container['name']}: PYTHONPATH is from elsewhere; add {ours} to it")
+        elif ours not in theirs.split(":"):
+            value = f"{ours}:{theirs}".rstrip(":")
+            yield {"op": "replace", "path": f"{path}/env/{number}/value", "value": value}
+
+
+def _added(
+    path: str, there: Sequence[Object] | None, more: Sequence[Object], key: str = "name"
+) -> Iterator[Object]:
+    known = {one[key] for one in there or ()}
+    wanted = [one for one in more if one[key] not in known]
+    if wanted and not there:
+        yield {"op": "add", "path": path, "value": wanted}
+    else:
+        yield from ({"op": "add", "path": f"{path}/-", "value": one} for one in wanted)

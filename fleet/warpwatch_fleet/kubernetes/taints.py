@@ -1,0 +1,111 @@
+"""Taints of nodes whose hardware must be served: few at once, and only those that are its own.
+
+All that it has done is on the nodes: the taint, and a label by which they are found again. A taint
+that a person takes away stays away while the label says that this fault has been dealt with.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from warpwatch_fleet.config import KubernetesConfig
+from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object
+from warpwatch_fleet.kubernetes.conditions import Condition, Conditions
+from warpwatch_fleet.kubernetes.events import Event, Events, about_node
+
+logger = logging.getLogger(__name__)
+
+# Of the taint and of the label; the value is the reason of the condition.
+KEY = "warpwatch.dev/gpu-fault"
+# Pods that run stay; whether to drain is for others to say.
+EFFECT = "NoSchedule"
+
+
+class Taints:
+    """``advance`` after that of the conditions. events: None where none are wanted."""
+
+    def __init__(
+        self, api: Api, config: KubernetesConfig, conditions: Conditions, events: Events | None
+    ) -> None:
+        self._api = api
+        self._config = config
+        self._conditions = conditions
+        self._events = events
+        # Of a dry run, what would be tainted; by node, what was last said of it.
+        self._would: set[str] = set()
+        self._said: dict[str, str] = {}
+
+    async def advance(self) -> None:
+        """Raises ApiError."""
+        wanted = self._conditions.wanted()
+        marked = await self._marked()
+        tainted = {name for name, node in marked.items() if _is_tainted(node)}
+        for name, node in marked.items():
+            if self._is_over(name, wanted.get(name)) and not self._config.dry_run:
+                await self._change(node, None)
+                tainted.discard(name)
+                self._say(name, "Untainted", f"the taint {KEY} is gone: the node is well again")
+        self._would = {name for name in self._would if not self._is_over(name, wanted.get(name))}
+        for name, condition in wanted.items():
+            if condition.status == "False" and name not in marked.keys() | self._would:
+                count = len(tainted | self._would)
+                if await self._serve(name, condition, count):
+                    (self._would if self._config.dry_run else tainted).add(name)
+
+    async def _marked(self) -> dict[str, Object]:
+        """By name, nodes that a fleet has tainted, as they are now."""
+        nodes = await self._api.ask("GET", "/api/v1/nodes", params={"labelSelector": KEY})
+        return {node["metadata"]["name"]: node for node in nodes["items"]}
+
+    def _is_over(self, name: str, condition: Condition | None) -> bool:
+        """Whether the node has been well for long enough, by the cluster's own word."""
+        known = self._conditions.known.get(name)
+        if condition is None or condition.status != "True" or known is None:
+            return False
+        is_well = known.condition is not None and known.condition.status == "True"
+        return is_well and time.time() - known.since >= self._config.clear_after
+
+    async def _serve(self, name: str, condition: Condition, count: int) -> bool:
+        """Whether the node is tainted now, or would be."""
+        limit = self._config.max_tainted
+        if count >= limit:
+            self._say(name, "NotTainted", f"{condition.reason}: max_tainted is {limit}")
+            return False
+        if self._config.dry_run:
+            self._say(name, "WouldTaint", f"{condition.reason}: {KEY} (fleet.kubernetes.dry_run)")
+            return True
+        node = await self._api.ask("GET", f"/api/v1/nodes/{name}")
+        await self._change(node, condition.reason)
+        self._say(name, "Tainted", f"{condition.reason}: {KEY}:{EFFECT}")
+        return True
+
+    async def _change(self, node: Object, reason: str | None) -> None:
+        """Of the node as it was read; what another has changed since is for the next round."""
+        about = node["metadata"]
+        others = [one for one in node["spec"].get("taints") or () if one["key"] != KEY]
+        own = [] if reason is None else [{"key": KEY, "value": reason, "effect": EFFECT}]
+        body = {
+            "metadata": {"resourceVersion": about["resourceVersion"], "labels": {KEY: reason}},
+            "spec": {"taints": [*others, *own]},
+        }
+        try:
+            await self._api.ask("PATCH", f"/api/v1/nodes/{about['name']}", body, form=MERGE)
+        except ApiError as error:
+            raise ApiError(error.status, f"taint of node {about['name']}: {error}") from error
+
+    def _say(self, name: str, reason: str, note: str) -> None:
+        """Once, until something else is to be said of the node."""
+        if self._said.get(name) == f"{reason} {note}":
+            return
+        self._said[name] = f"{reason} {note}"
+        logger.warning("node %s: %s: %s", name, reason, note)
+        if self._events is not None:
+            now = time.time()
+            key = f"{reason}/{name}/{note}"
+            warns = reason != "Untainted"
+            self._events.put(Event(key, about_node(name), reason, note, warns, now, now))
+
+
+def _is_tainted(node: Object) -> bool:
+    return any(one["key"] == KEY for one in node["spec"].get("taints") or ())

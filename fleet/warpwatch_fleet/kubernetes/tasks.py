@@ -1,0 +1,89 @@
+"""All that the fleet does in its cluster, as coroutines for the loop that follows the agents."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from warpwatch_fleet.captures.requests import Captures
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.config import FleetConfig
+from warpwatch_fleet.kubernetes.api import Api, ApiError
+from warpwatch_fleet.kubernetes.captures import CaptureObjects
+from warpwatch_fleet.kubernetes.conditions import Conditions
+from warpwatch_fleet.kubernetes.events import Events
+from warpwatch_fleet.kubernetes.taints import Taints
+from warpwatch_fleet.kubernetes.webhook import InjectionServer
+
+logger = logging.getLogger(__name__)
+
+EVENTS_INTERVAL_S = 5.0
+NODES_INTERVAL_S = 5.0
+CAPTURES_INTERVAL_S = 2.0
+
+Round = Callable[[], Awaitable[None]]
+
+
+class Kubernetes:
+    """``lock`` guards the cluster. Raises UsageError.
+
+    Of several fleets the first speaks for nodes, each for its own jobs.
+    """
+
+    def __init__(
+        self, config: FleetConfig, cluster: Cluster, lock: threading.Lock, captures: Captures
+    ) -> None:
+        own, shard = config.kubernetes, config.shard
+        link = (config.public_url or "").rstrip("/")
+        self._server = InjectionServer(own.injection) if own.injection else None
+        self._rounds: list[tuple[float, Round]] = []
+        self._api: Api | None = None
+        self._objects: CaptureObjects | None = None
+        if not (own.events or own.conditions or own.captures):
+            return
+        self._api = api = Api(own.service_account)
+        place = (shard.index, shard.of)
+        events = Events(api, cluster, lock, place, link) if own.events else None
+        if own.conditions and shard.index == 0:
+            conditions = Conditions(api, cluster, lock)
+            self._rounds.append((NODES_INTERVAL_S, conditions.advance))
+            if own.taints:
+                taints = Taints(api, own, conditions, events)
+                self._rounds.append((NODES_INTERVAL_S, taints.advance))
+        if events is not None:
+            self._rounds.append((EVENTS_INTERVAL_S, events.advance))
+        if own.captures:
+            self._objects = CaptureObjects(api, captures, lock, place, link)
+            self._rounds.append((CAPTURES_INTERVAL_S, self._objects.advance))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        works: list[Coroutine[Any, Any, None]] = [_again(*one) for one in self._rounds]
+        if self._objects is not None:
+            works.append(self._objects.follow())
+        if self._server is not None:
+            works.append(self._server.run_here())
+        try:
+            await asyncio.gather(*works)
+        finally:
+            if self._api is not None:
+                await self._api.close()
+
+
+async def _again(interval_s: float, work: Round) -> None:
+    """What the server refuses, or that it is away, is said once, and tried again."""
+    complaint = ""
+    while True:
+        try:
+            await work()
+            complaint = ""
+        except ApiError as error:
+            if complaint != str(error):
+                complaint = str(error)
+                logger.warning("the API server of the cluster: %s", error)
+        except Exception:
+            logger.exception("a round in the cluster failed")
+        await asyncio.sleep(interval_s)

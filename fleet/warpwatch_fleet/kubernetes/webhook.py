@@ -1,0 +1,99 @@
+"""How the API server asks for the shim: `POST /inject`, by HTTPS, with a certificate of its own.
+
+Whoever reaches the port may ask: the answer follows from the question and the chart's values alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from warpwatch_daemon.http.listening import listen_on
+from warpwatch_daemon.http.web_config import Tls, TlsServerConfig
+from warpwatch_fleet.config import InjectionConfig
+from warpwatch_fleet.kubernetes import injection
+from warpwatch_telemetry.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+# An object of the API is at most 1.5 MiB.
+MAX_BYTES = 2 * 2**20
+# API servers ask over a few connections each; together they may hold MAX_BYTES of each.
+MAX_REQUESTS = 64
+CERTIFICATE_INTERVAL_S = 10
+
+
+class InjectionServer(uvicorn.Server):
+    """``run`` in the loop of who makes it. Raises UsageError."""
+
+    def __init__(self, config: InjectionConfig) -> None:
+        self._parts = injection.load(config)
+        try:
+            self._tls = Tls(TlsServerConfig(cert_file=config.cert_file, key_file=config.key_file))
+        except UsageError as error:
+            text = str(error).rpartition("config: ")[2]
+            raise UsageError(f"fleet.kubernetes.injection: {text}") from error
+        self.listener = listen_on(config.listen, "fleet.kubernetes.injection.listen")
+        super().__init__(
+            uvicorn.Config(
+                Starlette(routes=[Route("/inject", self._inject, methods=["POST"])]),
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MAX_REQUESTS,
+                callback_notify=self.refresh,
+                timeout_notify=CERTIFICATE_INTERVAL_S,
+            )
+        )
+        self.config.load()
+        self.config.ssl = self._tls.context
+
+    async def run_here(self) -> None:
+        """Until cancelled."""
+        await self.serve(sockets=[self.listener])
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the fleet."""
+        yield
+
+    async def refresh(self) -> None:
+        try:
+            if self._tls.refresh():
+                logger.info("took up the renewed certificate of the injection")
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("the certificate of the injection stays as it was: %s", error)
+
+    async def _inject(self, request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BYTES:
+                return Response(status_code=413)
+        try:
+            asked = msgspec.json.decode(body, type=dict[str, Any])
+            answer = dict(injection.review(asked, self._parts))
+        except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, AttributeError):
+            # No pod, whoever sends it; the API server has checked its own.
+            return Response("an AdmissionReview of a pod is needed\n", 400)
+        response = answer["response"]
+        if "patch" in response:
+            patch = base64.b64encode(msgspec.json.encode(response["patch"])).decode()
+            answer["response"] = {**response, "patch": patch, "patchType": "JSONPatch"}
+        return Response(msgspec.json.encode(answer), media_type="application/json")

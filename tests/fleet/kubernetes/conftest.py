@@ -1,0 +1,94 @@
+"""Each test with ``server`` runs against a stand-in, and as a slow one against a real API server.
+
+The real one is where WARPWATCH_TEST_APISERVER names kube-apiserver of Kubernetes 1.20 or newer, and
+etcd is installed. There the fleet has the rights that the chart gives to its service account.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.kubernetes.api_server import ApiServer
+from tests.fleet.kubernetes.real import RealApiServer
+from tests.fleet.kubernetes.stand_in import StandIn
+from tests.fleet.kubernetes.webhook import Served
+from tests.helm import chart
+from tests.helm.conftest import helm4
+
+__all__ = ["helm4"]
+
+# Read here: every test runs without the variables of the project.
+BINARY = os.environ.get("WARPWATCH_TEST_APISERVER", "")
+FOLDERS = {
+    "ServiceAccount": "/api/v1/namespaces/monitoring/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+}
+
+
+@pytest.fixture(scope="session")
+def real(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[RealApiServer]:
+    if not BINARY:
+        pytest.skip("WARPWATCH_TEST_APISERVER is not set")
+    running = RealApiServer(Path(BINARY), tmp_path_factory.mktemp("api"))
+    try:
+        running.create("/api/v1/namespaces", "Namespace", "monitoring")
+        objects = chart.scenario(request.getfixturevalue("helm4"), "fleet-kubernetes-values.yaml")
+        for one in objects:
+            if one["kind"] in FOLDERS:
+                running.ask("POST", FOLDERS[one["kind"]], one)
+        running.be("monitoring", "warpwatch-fleet")
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    running = StandIn(tmp_path_factory.mktemp("api"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(params=["played", pytest.param("real", marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ApiServer:
+    found: ApiServer = request.getfixturevalue(request.param)
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    found.begin()
+    return found
+
+
+@pytest.fixture
+def stand_in(played: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """For what a real one does not do when it is told to."""
+    for name, value in played.environment.items():
+        monkeypatch.setenv(name, value)
+    played.begin()
+    return played
+
+
+@pytest.fixture(scope="module")
+def objects(helm4: Path) -> tuple[chart.Object, ...]:
+    return chart.scenario(helm4, "fleet-kubernetes-values.yaml")
+
+
+@pytest.fixture(scope="module")
+def parts(objects: tuple[chart.Object, ...]) -> str:
+    """As the chart gives them to the fleet."""
+    maps = chart.of_kind(objects, "ConfigMap")
+    return str(next(one["data"]["pod.yaml"] for one in maps if "pod.yaml" in one["data"]))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, parts: str) -> Iterator[Served]:
+    running = Served(tmp_path_factory.mktemp("webhook"), parts)
+    yield running
+    running.close()

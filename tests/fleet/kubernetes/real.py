@@ -1,0 +1,78 @@
+"""A real API server with RBAC, and etcd, on loopback: no kubelet, no controllers."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+
+from tests.fleet.kubernetes.api_server import ApiServer, certificate, free_port
+from tests.loop.node import poll
+
+ADMIN = "all-rights"
+
+
+class RealApiServer(ApiServer):
+    """The service account ``default/fleet`` is who asks; it has no right yet."""
+
+    def __init__(self, binary: Path, folder: Path) -> None:
+        port, etcd, peers = free_port(), free_port(), free_port()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        made, key = certificate(folder), folder / "service-account.pem"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True)
+        (folder / "tokens.csv").write_text(f"{ADMIN},admin,admin,system:masters\n")
+        self.log = folder / "log"
+        self._run(
+            shutil.which("etcd") or "etcd",
+            f"--data-dir={folder}/etcd",
+            f"--listen-client-urls=http://127.0.0.1:{etcd}",
+            f"--advertise-client-urls=http://127.0.0.1:{etcd}",
+            f"--listen-peer-urls=http://127.0.0.1:{peers}",
+        )
+        self._run(
+            str(binary),
+            f"--etcd-servers=http://127.0.0.1:{etcd}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--tls-cert-file={made[0]}",
+            f"--tls-private-key-file={made[1]}",
+            "--authorization-mode=RBAC",
+            "--allow-privileged=true",
+            f"--token-auth-file={folder}/tokens.csv",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--disable-admission-plugins=ServiceAccount",
+            "--service-cluster-ip-range=10.0.0.0/24",
+        )
+        super().__init__(folder, ADMIN, port)
+
+        def is_ready() -> bool:
+            with contextlib.suppress(httpx.HTTPError):
+                return self.status("GET", "/api/v1/namespaces/default") == 200
+            return False
+
+        poll(is_ready, 120, self.log.read_text(errors="replace")[-2000:])
+
+    def be(self, namespace: str, name: str) -> None:
+        """``folder`` has a token of this service account."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        asked["spec"] = {"audiences": ["https://kubernetes.default.svc"]}
+        token = self.ask("POST", path, asked)["status"]["token"]
+        (self.folder / "token").write_text(token)
+
+    def close(self) -> None:
+        super().close()
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(30)
+
+    def _run(self, *command: str) -> None:
+        with self.log.open("ab") as log:
+            self._processes.append(
+                subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            )

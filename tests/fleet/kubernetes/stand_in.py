@@ -1,0 +1,202 @@
+"""A stand-in of the API server: objects by path, versions, both kinds of patch, lists and watches.
+
+What it answers was compared with Kubernetes 1.20: the same tests run against that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import http.server
+import json
+import re
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+from tests.fleet.kubernetes.api_server import ApiServer, certificate, query
+
+_NAMESPACED = re.compile(r"/namespaces/[^/]+(?=/\w+)")
+
+
+class StandIn(ApiServer):
+    """``asked``: method and path of all requests of the fleet. forgotten: versions up to this are
+    answered with 410. failing: the status that the fleet gets. conflicts: how many more of its
+    patches meet another's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        made = certificate(folder)
+        (folder / "token").write_text("fleet")
+        self.objects: dict[str, Any] = {}
+        self.asked: list[str] = []
+        self.forgotten = 0
+        self.failing = self.conflicts = 0
+        self.version = 0
+        for name in ("default", "monitoring"):
+            self.objects[f"/api/v1/namespaces/{name}"] = {"metadata": {"name": name}}
+        self.log: list[tuple[int, str, str, Any]] = []
+        self.changed = threading.Condition()
+        handler = type("Handler", (_Handler,), {"server_in": self})
+        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*made)
+        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        self._http.daemon_threads = True
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        super().__init__(folder, "admin", self._http.server_address[1])
+
+    def begin(self) -> None:
+        self.failing = self.conflicts = 0
+        super().begin()
+        self.asked.clear()
+
+    def close(self) -> None:
+        super().close()
+        self._http.shutdown()
+        self._http.server_close()
+
+    def save(self, path: str, what: str, one: Any) -> Any:
+        self.version += 1
+        one["metadata"]["resourceVersion"] = str(self.version)
+        if what == "DELETED":
+            self.objects.pop(path)
+        else:
+            self.objects[path] = one
+        self.log.append((self.version, what, _NAMESPACED.sub("", path), copy.deepcopy(one)))
+        self.changed.notify_all()
+        return one
+
+    def drop_watches(self) -> None:
+        """As a server does that has forgotten what was before."""
+        with self.changed:
+            self.version += 1
+            self.forgotten = self.version
+            self.changed.notify_all()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server_in: StandIn
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _serve(self) -> None:
+        path, store = self.path.split("?")[0], self.server_in
+        size = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(size) or "null")
+        if self.headers["Authorization"] == "Bearer fleet":
+            store.asked.append(f"{'WATCH' if 'watch=' in self.path else self.command} {path}")
+            if store.failing:
+                return self._answer(store.failing, {"message": "try again"})
+        if "watch" in query(self.path):
+            with contextlib.suppress(OSError):
+                self._watch(path, int(query(self.path)["resourceVersion"]))
+            return None
+        with store.changed:
+            self._answer(*getattr(self, f"_{self.command.lower()}")(path, body))
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _serve
+
+    def _answer(self, status: int, said: Any) -> None:
+        content = json.dumps(said).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _get(self, path: str, _: Any) -> tuple[int, Any]:
+        store = self.server_in
+        if path in store.objects:
+            return 200, store.objects[path]
+        prefix, label = f"{path}/", query(self.path).get("labelSelector")
+        found = [
+            one
+            for name, one in store.objects.items()
+            if (name.startswith(prefix) or _NAMESPACED.sub("", name).startswith(prefix))
+            and (label is None or label in one["metadata"].get("labels", {}))
+        ]
+        plural = path.rpartition("/")[2] in ("nodes", "events", "captures")
+        if not plural:
+            return 404, {"message": f"{path} not found"}
+        return 200, {"items": found, "metadata": {"resourceVersion": str(self.server_in.version)}}
+
+    def _post(self, path: str, body: Any) -> tuple[int, Any]:
+        name = f"{path}/{body['metadata']['name']}"
+        place = re.match(r".*?/namespaces/([^/]+)/", path)
+        if place and f"/api/v1/namespaces/{place[1]}" not in self.server_in.objects:
+            return 404, {"message": f"namespaces {place[1]!r} not found"}
+        if name in self.server_in.objects:
+            return 409, {"message": f"{name} already exists"}
+        body["metadata"]["uid"] = f"uid-{self.server_in.version:08d}"
+        if place:
+            body["metadata"]["namespace"] = place[1]
+        body.setdefault("spec", {})
+        body.setdefault("status", {})
+        return 201, self.server_in.save(name, "ADDED", body)
+
+    def _patch(self, path: str, body: Any) -> tuple[int, Any]:
+        name, part = (path[:-7], "status") if path.endswith("/status") else (path, "")
+        one = copy.deepcopy(self.server_in.objects.get(name))
+        if one is None:
+            return 404, {"message": f"{name} not found"}
+        version = body.get("metadata", {}).pop("resourceVersion", None)
+        if version and self.server_in.conflicts:
+            self.server_in.conflicts -= 1
+            version = "another"
+        if version not in (None, one["metadata"]["resourceVersion"]):
+            return 409, {"message": "the object has been modified"}
+        if "strategic" in self.headers["Content-Type"]:
+            listed = {c["type"]: c for c in one["status"].get("conditions", [])}
+            listed |= {c["type"]: c for c in body["status"]["conditions"]}
+            one["status"]["conditions"] = list(listed.values())
+        else:
+            body = {part: body.get(part)} if part else {**body, "status": None}
+            if not part:
+                del body["status"]
+            _merge(one, body)
+        return 200, self.server_in.save(name, "MODIFIED", one)
+
+    def _delete(self, path: str, _: Any) -> tuple[int, Any]:
+        """One, or all of a folder."""
+        for name, one in list(self.server_in.objects.items()):
+            if name == path or name.startswith(f"{path}/"):
+                self.server_in.save(name, "DELETED", one)
+        return 200, {}
+
+    def _watch(self, path: str, version: int) -> None:
+        store = self.server_in
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        while True:
+            with store.changed:
+                if version < store.forgotten:
+                    gone = {"code": 410, "message": "too old resource version"}
+                    return self._line({"type": "ERROR", "object": gone})
+                news = [one for one in store.log if one[0] > version]
+                if not news and not store.changed.wait(30):
+                    return None
+            for number, what, name, one in news:
+                version = number
+                if name.startswith(f"{path}/"):
+                    self._line({"type": what, "object": one})
+
+    def _line(self, said: Any) -> None:
+        self.wfile.write(json.dumps(said).encode() + b"\n")
+        self.wfile.flush()
+
+
+def _merge(one: Any, patch: Any) -> None:
+    """JSON Merge Patch, in place."""
+    for key, value in patch.items():
+        if value is None:
+            one.pop(key, None)
+        elif isinstance(value, dict):
+            _merge(one.setdefault(key, {}), value)
+        else:
+            one[key] = value

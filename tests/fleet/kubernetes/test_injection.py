@@ -1,0 +1,176 @@
+"""The shim in pods by a label: what the chart's parts become in a pod, asked for by HTTPS."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.fleet.kubernetes.api_server import certificate
+from tests.fleet.kubernetes.webhook import BOOTSTRAP, GPU, LABELS, Served, env_of, pod_of
+from tests.helm import chart
+from tests.helm.tenants_policy import refusals
+from warpwatch_fleet.kubernetes.webhook import MAX_BYTES
+from warpwatch_telemetry.errors import UsageError
+
+
+def test_a_labelled_pod_gets_what_the_example_writes_by_hand(served: Served) -> None:
+    example = yaml.safe_load((chart.ROOT / "examples/kubernetes/job.yaml").read_text())
+    written = example["spec"]["template"]["spec"]
+    spec = served.injected(pod_of())["spec"]
+    (ours,), (theirs,) = spec["containers"], written["containers"]
+    for key in ("env", "volumeMounts"):
+        assert sorted(map(str, ours[key])) == sorted(map(str, theirs[key]))
+    assert spec["volumes"] == written["volumes"]
+    (init,), (by_hand,) = spec["initContainers"], written["initContainers"]
+    assert (init["args"], init["securityContext"]) == (by_hand["args"], by_hand["securityContext"])
+
+
+def test_what_is_injected_is_injected_once(served: Served) -> None:
+    pod = served.injected(pod_of())
+    assert served.injected(pod) == pod
+
+
+@pytest.mark.parametrize(
+    ("labels", "namespace"),
+    [({}, "team"), ({"warpwatch.dev/inject": "false"}, "team"), (LABELS, "kube-system")],
+)
+def test_another_pod_stays_as_it_is(served: Served, labels: Any, namespace: str) -> None:
+    pod = pod_of(labels=labels)
+    assert served.injected(pod, namespace=namespace) == pod
+
+
+def test_the_containers_with_gpus_get_it(served: Served) -> None:
+    proxy, train = {"name": "proxy"}, {"name": "train", "resources": GPU}
+    spec = served.injected(pod_of(proxy, train, train | {"name": "more"}))["spec"]
+    assert ["env" in one for one in spec["containers"]] == [False, True, True]
+    spec = served.injected(pod_of({"name": "a"}, {"name": "b"}))["spec"]
+    assert ["env" in one for one in spec["containers"]] == [True, False]
+
+
+def test_what_the_pod_has_itself_stays(served: Served) -> None:
+    own = [{"name": "PYTHONPATH", "value": "/src:/lib"}, {"name": "WARPWATCH", "value": "0"}]
+    volume, mount = {"name": "data", "emptyDir": {}}, {"name": "data", "mountPath": "/data"}
+    train = {"name": "train", "env": own, "volumeMounts": [mount]}
+    spec = served.injected(pod_of(train, volumes=[volume]))["spec"]
+    env = env_of(spec["containers"][0])
+    assert env["PYTHONPATH"] == f"{BOOTSTRAP}:/src:/lib"
+    assert env["WARPWATCH"] == "0"
+    assert spec["volumes"][0] == volume
+    assert spec["containers"][0]["volumeMounts"][0] == mount
+
+
+def test_a_path_from_elsewhere_is_left_with_a_warning(served: Served) -> None:
+    source = {"configMapKeyRef": {"name": "c", "key": "k"}}
+    train = {"name": "train", "env": [{"name": "PYTHONPATH", "valueFrom": source}]}
+    (warning,) = served.review(pod_of(train))["warnings"]
+    assert warning == f"train: PYTHONPATH is from elsewhere; add {BOOTSTRAP} to it"
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        ({"job-name": "a"}, "job-name"),
+        (
+            {"jobset.sigs.k8s.io/jobset-name": "a", "job-name": "b"},
+            "jobset.sigs.k8s.io/jobset-name",
+        ),
+        ({"training.kubeflow.org/job-name": "a"}, "training.kubeflow.org/job-name"),
+        ({}, "batch.kubernetes.io/job-name"),
+    ],
+)
+def test_the_job_has_the_name_that_all_of_its_pods_have(
+    served: Served, labels: dict[str, str], named: str
+) -> None:
+    pod = pod_of(labels={"warpwatch.dev/inject": "true", **labels})
+    env = env_of(served.injected(pod)["spec"]["containers"][0])
+    assert env["WARPWATCH_POD_OWNER"]["fieldRef"]["fieldPath"] == f"metadata.labels['{named}']"
+
+
+def test_tenants_may_have_what_is_injected(served: Served, helm4: Path) -> None:
+    objects = chart.render(helm4, "--set", "tenantsPolicy.enabled=true", version="1.30")
+    policy = chart.only(objects, "ValidatingAdmissionPolicy")
+    assert refusals(policy, served.injected(pod_of())) == []
+
+
+def test_only_pods_are_asked_for_that_may_have_a_host_folder(
+    objects: tuple[chart.Object, ...],
+) -> None:
+    (hook,) = chart.only(objects, "MutatingWebhookConfiguration")["webhooks"]
+    assert (hook["failurePolicy"], hook["objectSelector"]["matchLabels"]) == (
+        "Ignore",
+        {"warpwatch.dev/inject": "true"},
+    )
+    terms = {one["key"]: one for one in hook["namespaceSelector"]["matchExpressions"]}
+    enforced = terms["pod-security.kubernetes.io/enforce"]
+    assert (enforced["operator"], enforced["values"]) == ("NotIn", ["baseline", "restricted"])
+    names = terms["kubernetes.io/metadata.name"]
+    assert names["operator"] == "NotIn"
+    assert {"kube-system", "monitoring"} <= set(names["values"])
+
+
+def test_the_charts_own_certificate_is_of_the_service_that_is_asked(
+    helm4: Path, tmp_path: Path
+) -> None:
+    own = ("fleet.enabled=true", "fleet.kubernetes.injection.enabled=true", "token.create=true")
+    sets = [part for value in (*own, "token.allowPlainPeers=true") for part in ("--set", value)]
+    objects = chart.render(helm4, *sets)
+    (hook,) = chart.only(objects, "MutatingWebhookConfiguration")["webhooks"]
+    service = hook["clientConfig"]["service"]
+    secret = next(one for one in chart.of_kind(objects, "Secret") if "tls.crt" in one["data"])
+    for name in ("tls.crt", "tls.key"):
+        (tmp_path / name).write_bytes(base64.b64decode(secret["data"][name]))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    authority = base64.b64decode(hook["clientConfig"]["caBundle"]).decode()
+    client = ssl.create_default_context(cadata=authority)
+    name = f"{service['name']}.{service['namespace']}.svc"
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for end in ends * 3:
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    assert ends[0].version() is not None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"{}" * MAX_BYTES, b'{"request": {"object": {"spec": 1}}}', b"[" * 100_000],
+)
+def test_what_is_no_review_is_refused(served: Served, body: bytes) -> None:
+    assert served.http.post("/inject", content=body).status_code in (200, 400, 413)
+    assert served.http.get("/inject").status_code == 405
+    hostile = {"metadata": {"labels": LABELS}, "spec": {"containers": [1]}}
+    review = {"request": {"uid": "x", "object": hostile}}
+    assert served.http.post("/inject", json=review).status_code == 400
+    assert "patch" in served.review(pod_of())
+
+
+def test_a_renewed_certificate_is_taken_up(parts: str, tmp_path: Path) -> None:
+    own = Served(tmp_path, parts)
+    try:
+        certificate(tmp_path)
+        asyncio.run(own.server.refresh())
+        context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        url = f"https://127.0.0.1:{own.port}/inject"
+        assert httpx.get(url, verify=context).status_code == 405
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize("parts", ["", "env: 1", "initContainers: []"])
+def test_parts_that_are_none_are_refused_in_one_line(tmp_path: Path, parts: str) -> None:
+    with pytest.raises(UsageError, match=r"pod\.yaml: ") as refused:
+        Served(tmp_path, parts)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,85 @@
+"""The webhook as the API server meets it, and pods before and after it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import json
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fleet.kubernetes.api_server import certificate
+from warpwatch_fleet.config import InjectionConfig
+from warpwatch_fleet.kubernetes.webhook import InjectionServer
+
+GPU = {"limits": {"nvidia.com/gpu": 8}}
+LABELS = {"warpwatch.dev/inject": "true", "batch.kubernetes.io/job-name": "llama"}
+BOOTSTRAP = "/opt/warpwatch-shim/warpwatch/bootstrap"
+
+
+class Served:
+    """A webhook in a loop of its own."""
+
+    def __init__(self, folder: Path, parts: str) -> None:
+        self.folder = folder
+        (folder / "pod.yaml").write_text(parts)
+        cert, key = certificate(folder)
+        self.server = InjectionServer(
+            InjectionConfig(
+                listen="127.0.0.1:0", cert_file=cert, key_file=key, file=folder / "pod.yaml"
+            )
+        )
+        self.port = self.server.listener.getsockname()[1]
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.run_here()))
+        self._thread.start()
+        self.http = httpx.Client(
+            base_url=f"https://127.0.0.1:{self.port}",
+            verify=ssl.create_default_context(cafile=folder / "ca.crt"),
+        )
+
+    def close(self) -> None:
+        self.http.close()
+        self.server.should_exit = True
+        self._thread.join()
+
+    def review(self, pod: Any, namespace: str = "team") -> Any:
+        asked = {"uid": "r1", "namespace": namespace, "object": pod}
+        body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked}
+        answer = self.http.post("/inject?timeout=2s", json=body).json()["response"]
+        assert (answer["uid"], answer["allowed"]) == ("r1", True)
+        return answer
+
+    def injected(self, pod: Any, **about: str) -> Any:
+        """The pod, as the API server would make it."""
+        patch = self.review(pod, **about).get("patch")
+        return applied(pod, json.loads(base64.b64decode(patch)) if patch else [])
+
+
+def applied(pod: Any, patch: list[Any]) -> Any:
+    """JSON Patch, with ``add`` and ``replace`` alone."""
+    pod = copy.deepcopy(pod)
+    for one in patch:
+        *way, last = [int(p) if p.isdigit() else p for p in one["path"].split("/")[1:]]
+        place = pod
+        for part in way:
+            place = place[part]
+        if last == "-":
+            place.append(one["value"])
+        else:
+            assert one["op"] == "replace" or last not in place
+            place[last] = one["value"]
+    return pod
+
+
+def pod_of(*containers: Any, labels: Any = LABELS, **spec: Any) -> Any:
+    listed = list(containers) or [{"name": "train", "image": "pytorch", "resources": GPU}]
+    return {"metadata": {"name": "p", "labels": labels}, "spec": {"containers": listed, **spec}}
+
+
+def env_of(container: Any) -> dict[str, Any]:
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
