@@ -32,6 +32,19 @@ def test_a_labelled_pod_gets_what_the_example_writes_by_hand(served: Served) -> 
     assert (init["args"], init["securityContext"]) == (by_hand["args"], by_hand["securityContext"])
 
 
+def test_the_example_of_a_job_over_nodes_needs_a_label_alone(served: Served) -> None:
+    example = yaml.safe_load((chart.ROOT / "examples/kubernetes/pytorchjob.yaml").read_text())
+    for replicas in example["spec"]["pytorchReplicaSpecs"].values():
+        pod = replicas["template"]
+        # As the operator makes it.
+        pod["metadata"]["labels"]["training.kubeflow.org/job-name"] = "llama-7b"
+        spec = served.injected(pod)["spec"]
+        assert [one["name"] for one in spec["initContainers"]] == ["warpwatch-shim"]
+        assert env_of(spec["containers"][0])["WARPWATCH_POD_OWNER"]["fieldRef"]["fieldPath"] == (
+            "metadata.labels['training.kubeflow.org/job-name']"
+        )
+
+
 def test_what_is_injected_is_injected_once(served: Served) -> None:
     pod = served.injected(pod_of())
     assert served.injected(pod) == pod
