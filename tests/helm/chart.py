@@ -11,7 +11,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm/warpwatch"
-SCENARIOS = sorted(path.name for path in (CHART / "ci").glob("*-values.yaml"))
+PRESETS = sorted(path.name for path in (CHART / "presets").glob("*.yaml"))
+SCENARIOS = sorted(path.name for path in (CHART / "ci").glob("*-values.yaml")) + PRESETS
 # The oldest with native sidecars, and the newest that there is.
 VERSIONS = ("1.29", "1.37")
 # Scenarios of what the oldest has not yet.
@@ -43,7 +44,8 @@ def versions(name: str) -> tuple[str, str]:
 
 
 def scenario(helm: Path, name: str) -> tuple[Object, ...]:
-    return render(helm, "--values", str(CHART / "ci" / name), version=versions(name)[0])
+    file = CHART / ("presets" if name in PRESETS else "ci") / name
+    return render(helm, "--values", str(file), version=versions(name)[0])
 
 
 def refusal(helm: Path, *values: str) -> str:

@@ -79,17 +79,21 @@ _GROUP = _closed(
     rules=_list(_RULE),
 )
 _NAMESPACES = _closed(any=_FLAG, matchNames=_list(_TEXT))
+_OF_BOTH: dict[str, Any] = {
+    "namespaceSelector": _NAMESPACES,
+    "selector": _SELECTOR,
+    "attachMetadata": _closed(node=_FLAG),
+    "sampleLimit": {"type": "integer", "minimum": 1},
+}
 OPERATOR = {
     "PodMonitor": _closed(
         ("selector", "podMetricsEndpoints"),
-        namespaceSelector=_NAMESPACES,
-        selector=_SELECTOR,
+        **_OF_BOTH,
         podMetricsEndpoints=_list(_ENDPOINT),
     ),
     "ServiceMonitor": _closed(
         ("selector", "endpoints"),
-        namespaceSelector=_NAMESPACES,
-        selector=_SELECTOR,
+        **_OF_BOTH,
         endpoints=_list(_ENDPOINT),
     ),
     "PrometheusRule": _closed(("groups",), groups=_list(_GROUP)),
@@ -101,5 +105,5 @@ def check(each: Object, version: str) -> None:
     if each["apiVersion"] == "monitoring.coreos.com/v1":
         assert set(each) == {"apiVersion", "kind", "metadata", "spec"}
         jsonschema.validate(each["spec"], OPERATOR[each["kind"]])
-    else:
+    elif each["apiVersion"] != "security.openshift.io/v1":
         kubernetes_validate.validate(each, version, strict=True)

@@ -144,7 +144,7 @@ def test_the_releases_test_runs_where_its_daemons_may(helm4: Path) -> None:
 
 
 def test_more_volumes_are_mounted_into_the_daemon(helm4: Path) -> None:
-    spec = chart.only(chart.scenario(helm4, "gke-values.yaml"), "DaemonSet")["spec"]["template"]
+    spec = chart.only(chart.scenario(helm4, "gke.yaml"), "DaemonSet")["spec"]["template"]
     assert spec["spec"]["volumes"][-1]["hostPath"] == {"path": "/home/kubernetes/bin/nvidia"}
     (container,) = spec["spec"]["containers"]
     assert container["volumeMounts"][-1]["mountPath"] == "/usr/local/nvidia"

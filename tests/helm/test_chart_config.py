@@ -47,9 +47,7 @@ def test_config_check_accepts_every_config_map(
 @pytest.mark.parametrize("name", DAEMON_SETS)
 def test_the_daemon_takes_every_variable(helm4: Path, name: str, tmp_path: Path) -> None:
     config = loaded(chart.scenario(helm4, name), tmp_path)
-    assert config.sources.kernel_log.enabled is (
-        name in {"gke-values.yaml", "privileges-values.yaml"}
-    )
+    assert config.sources.kernel_log.enabled is (name in {"gke.yaml", "privileges-values.yaml"})
 
 
 def test_what_is_written_arrives(helm4: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ ROOT_AND_FOLDERS = {
 }
 # What a scenario's DaemonSet breaks, where that is not the default's.
 EXCEPTIONS = {
-    "gke-values.yaml": {
+    "gke.yaml": {
         *ROOT_AND_FOLDERS,
         "Privileged Containers",
         "Privilege Escalation",
@@ -30,6 +30,7 @@ EXCEPTIONS = {
     "mig-values.yaml": {*ROOT_AND_FOLDERS, "Capabilities"},
     "nonroot-shared-values.yaml": {"HostPath Volumes", "Volume Types"},
     "nonroot-values.yaml": set(),
+    "openshift.yaml": {*ROOT_AND_FOLDERS, "SELinux"},
     "privileges-values.yaml": {
         *ROOT_AND_FOLDERS,
         "Privileged Containers",

@@ -1,3 +1,32 @@
+{{/* Of both kinds of monitor, metadata and what is not of an endpoint. Take root and monitor. */}}
+{{- define "warpwatch.monitor.metadata" -}}
+name: {{ include "warpwatch.fullname" .root }}
+namespace: {{ .monitor.namespace | default .root.Release.Namespace }}
+labels:
+  {{- include "warpwatch.labels" .root | nindent 2 }}
+  {{- with .monitor.labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .monitor.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "warpwatch.monitor.spec" -}}
+{{- if eq .root.Values.mode "sidecar" }}
+namespaceSelector: {any: true}
+{{- else if .monitor.namespace }}
+namespaceSelector: {matchNames: [{{ .root.Release.Namespace }}]}
+{{- end }}
+{{- with .monitor.attachMetadata }}
+attachMetadata: {{ toJson . }}
+{{- end }}
+{{- with .monitor.sampleLimit }}
+sampleLimit: {{ . }}
+{{- end }}
+{{- end }}
+
 {{/* How a daemon is scraped, the same for both kinds of monitor. Takes root and monitor. */}}
 {{- define "warpwatch.endpoint" -}}
 {{- $values := .root.Values -}}

@@ -52,7 +52,9 @@ def test_it_speaks_of_its_nodes_and_does_what_objects_ask(
         return (server.ask("GET", f"{CAPTURES}/one").get("status") or {}).get("outcome")
 
     assert poll(outcome, 60, cluster.log()) == "refused_no_rank"
-    listen = yaml.safe_load(cluster.config.read_text())["fleet"]["kubernetes"]["injection"]["listen"]
+    listen = yaml.safe_load(cluster.config.read_text())["fleet"]["kubernetes"]["injection"][
+        "listen"
+    ]
     verify = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     assert httpx.get(f"https://{listen}/inject", verify=verify).status_code == 405
     assert cluster.fleet is not None
