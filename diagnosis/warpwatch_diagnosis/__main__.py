@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,10 +26,11 @@ def main(
     prog: str = PROGRAM,
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
+    reading: Callable[[int, int, str], None] = lambda number, count, name: None,
 ) -> int:
     """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage, unusable input or output.
 
-    ``missing``, ``nodes``: as ``diagnose`` takes them.
+    ``missing``, ``nodes``, ``reading``: as ``diagnose`` takes them.
     """
     arguments = _parser(prog).parse_args(argv)
     read = [*arguments.trace, *arguments.baseline]
@@ -37,7 +38,7 @@ def main(
         for written in (arguments.html, arguments.trace_out):
             if written is not None and _is_one_of(written, read):
                 return _unusable(prog, f"{written}: is a trace to read; name another file to write")
-        diagnosis = diagnose(arguments.trace, arguments.baseline, missing, nodes)
+        diagnosis = diagnose(arguments.trace, arguments.baseline, missing, nodes, reading=reading)
         if arguments.html is not None:
             arguments.html.write_text(render_html(diagnosis), encoding="utf-8")
         if arguments.trace_out is not None:

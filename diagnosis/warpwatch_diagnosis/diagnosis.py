@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from warpwatch_diagnosis.comparison.completeness import check_one_capture
@@ -20,23 +21,34 @@ def diagnose(
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
     asked: Asked | None = None,
+    reading: Callable[[int, int, str], None] = lambda number, count, name: None,
 ) -> Diagnosis:
     """Diagnose the ranks of one capture together; ``baseline``: traces of the same job when well.
 
     A trace may be its reduction. ``missing``: ranks that are known to have brought no trace, and
     why. ``nodes``: where ranks ran, to be named. ``asked``: the anomaly that the capture is of.
+    ``reading`` hears which file of how many is read now, and that all were.
     Raises TraceError for the first file that cannot be used, and for files that are not ranks of
     one capture.
     """
-    capture = [_placed(m, nodes or {}) for m in _measures(paths)]
+    count = len(paths) + len(baseline)
+    numbers = itertools.count()
+
+    def read(path: TraceSource) -> Measures:
+        reading(next(numbers), count, path.name)
+        return _read(path)
+
+    capture = [_placed(m, nodes or {}) for m in _measures(map(read, paths))]
     check_one_capture(capture)
-    return conclude(capture, _measures(baseline), missing, asked)
+    well = _measures(map(read, baseline))
+    reading(count, count, "")
+    return conclude(capture, well, missing, asked)
 
 
-def _measures(paths: Sequence[TraceSource]) -> list[Measures]:
+def _measures(read: Iterable[Measures]) -> list[Measures]:
     """One file after the other: a trace's events are gone before the next is read."""
     with without_collection():
-        measured = [_read(path) for path in paths]
+        measured = list(read)
     return sorted(measured, key=lambda m: (m.rank is None, m.rank or 0, m.file))
 
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
-from warpwatch_telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS
+from warpwatch_daemon.cli.progress import progress
+from warpwatch_telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
 POLL_S = 0.5
+_WRITTEN = RANK_STATES.index("written")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,11 +93,16 @@ def _only_job(api: ApiClient) -> str:
 def wait(api: ApiClient, capture_id: str, timeout_s: float) -> Any:
     """The capture once it has an outcome. Raises WarpwatchError when that takes too long."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        capture = api.get(f"/api/v1/captures/{capture_id}")
-        if capture["outcome"] is not None:
-            return capture
-        time.sleep(POLL_S)
+    with progress() as shown:
+        while time.monotonic() < deadline:
+            capture = api.get(f"/api/v1/captures/{capture_id}")
+            if capture["outcome"] is not None:
+                return capture
+            for rank in capture["ranks"]:
+                node = f" on {rank['node']}" if rank["node"] else ""
+                done = min(RANK_STATES.index(rank["state"]), _WRITTEN)
+                shown.show(f"rank {rank['rank']}{node}", done, _WRITTEN, rank["state"])
+            time.sleep(POLL_S)
     raise WarpwatchError(f"capture {capture_id} has no outcome after {timeout_s:.0f} s")
 
 

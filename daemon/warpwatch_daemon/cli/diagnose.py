@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warpwatch_daemon.cli.progress import progress
 from warpwatch_diagnosis import __main__ as diagnosis
 
 if TYPE_CHECKING:
@@ -22,21 +23,31 @@ _BASELINE = "--baseline"
 def main(argv: Sequence[str]) -> int:
     """A capture's address stands for its traces, its baseline's and the ranks without one."""
     addresses = [argument for argument in argv if _ADDRESS.fullmatch(argument)]
-    if not addresses:
-        return diagnosis.main(list(argv), prog=PROGRAM)
-    # Not for who reads files: it loads half of the daemon.
-    from warpwatch_daemon.history.remote_captures import fetch
+    with progress() as bar, tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
 
-    with tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
+        def reading(number: int, count: int, name: str) -> None:
+            bar.show("reading traces", number, count, name)
+            if number == count:
+                bar.done()
+
+        if not addresses:
+            return diagnosis.main(list(argv), prog=PROGRAM, reading=reading)
+        # Not for who reads files: it loads half of the daemon.
+        from warpwatch_daemon.history.remote_captures import fetch
+
         fetched = {}
         for number, address in enumerate(dict.fromkeys(addresses)):
             into = Path(folder, str(number))
             into.mkdir()
-            fetched[address] = fetch(address, into)
+            fetched[address] = fetch(address, into, lambda *at: bar.show("fetching", *at))
         missing = {k: why for one in fetched.values() for k, why in one.missing.items()}
         nodes = {k: node for one in fetched.values() for k, node in one.nodes.items()}
         return diagnosis.main(
-            list(_local(argv, fetched)), prog=PROGRAM, missing=missing, nodes=nodes
+            list(_local(argv, fetched)),
+            prog=PROGRAM,
+            missing=missing,
+            nodes=nodes,
+            reading=reading,
         )
 
 

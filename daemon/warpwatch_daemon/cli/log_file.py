@@ -7,10 +7,11 @@ import gzip
 import io
 import itertools
 import json
+import os
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -27,18 +28,25 @@ BLOCK_SIZE = 1 << 16
 _UNREADABLE = (ValueError, RecursionError, OverflowError)
 
 
-def read_lines(path: Path) -> Iterator[bytes]:
+def read_lines(
+    path: Path, moved: Callable[[int, int], None] = lambda at, size: None
+) -> Iterator[bytes]:
     """The log at ``path``, of standard input for ``-``, unpacked if it is gzip: whole lines, many
     at a time, but of a log that is still being written as soon as they are there.
 
-    Only the last line may lack its end. Raises UsageError when the log cannot be read.
+    Only the last line may lack its end. ``moved`` hears how many bytes of how many of a file were
+    read. Raises UsageError when the log cannot be read.
     """
     try:
         if str(path) == "-":
             yield from _whole_lines(_unpacked(cast(io.BufferedReader, sys.stdin.buffer)))
         else:
             with path.open("rb") as plain:
-                yield from _whole_lines(_unpacked(plain))
+                size = os.fstat(plain.fileno()).st_size if plain.seekable() else 0
+                for lines in _whole_lines(_unpacked(plain)):
+                    yield lines
+                    if size:
+                        moved(plain.tell(), size)
     except (OSError, zlib.error) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from warpwatch_daemon.cli import explanation, parsing
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
+from warpwatch_daemon.cli.progress import progress
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.loading import parse_value
 from warpwatch_daemon.config.sections import Config
@@ -33,10 +34,12 @@ def main(argv: Sequence[str]) -> int:
     replay = Replay(config.detection, config.anomalies, explain=arguments.explain)
     reader = LogReader()
     found = 0
-    for anomaly in replay.run(reader.records(read_lines(arguments.log)), arguments.at):
-        if shown(anomaly.kind, anomaly.job):
-            found += 1
-            print(_line(anomaly, arguments.json), flush=True)
+    with progress() as bar:
+        lines = read_lines(arguments.log, lambda at, size: bar.show(arguments.log.name, at, size))
+        for anomaly in replay.run(reader.records(lines), arguments.at):
+            if shown(anomaly.kind, anomaly.job):
+                found += 1
+                print(_line(anomaly, arguments.json), flush=True)
     if complaint := reader.complaint():
         sys.stderr.write(f"warpwatch: {complaint}\n")
     if arguments.explain:

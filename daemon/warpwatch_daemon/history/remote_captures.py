@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -32,7 +32,13 @@ class Fetched:
     nodes: Mapping[int, str] = field(default_factory=dict)
 
 
-def fetch(address: str, folder: Path) -> Fetched:
+# Hears which file of how many is fetched now.
+Reading = Callable[[int, int, str], None]
+
+
+def fetch(
+    address: str, folder: Path, reading: Reading = lambda number, count, name: None
+) -> Fetched:
     """One trace, or all that the diagnosis of a capture reads, into an empty folder.
 
     Of a capture over nodes that is the reductions, which the fleet has read as well.
@@ -49,14 +55,15 @@ def fetch(address: str, folder: Path) -> Fetched:
     nodes = usable.nodes(capture.ranks)
     if nodes:
         of_baseline = [name for name in capture.files if name.startswith(usable.BASELINE)]
-        traces = _fetch(remote, usable.reductions(capture), folder)
-        baseline = _fetch(remote, of_baseline, folder)
-        return Fetched(traces, usable.missing(capture.ranks), baseline, nodes)
+        traces = _fetch(remote, usable.reductions(capture), folder, reading)
+        well = _fetch(remote, of_baseline, folder, reading)
+        return Fetched(traces, usable.missing(capture.ranks), well, nodes)
     names = usable.files(capture.ranks)
     if not names:
         raise UsageError(f"{address} has no trace: {capture.detail or capture.outcome}")
-    traces = _fetch(remote, names, folder)
-    return Fetched(traces, usable.missing(capture.ranks), _baseline(address, capture, folder))
+    traces = _fetch(remote, names, folder, reading)
+    baseline = _baseline(address, capture, folder, reading)
+    return Fetched(traces, usable.missing(capture.ranks), baseline)
 
 
 def _record(address: str) -> Capture:
@@ -71,7 +78,7 @@ def _record(address: str) -> Capture:
         raise UsageError(f"{place} is no record of a capture that can be read: {error}") from error
 
 
-def _baseline(address: str, capture: Capture, folder: Path) -> Sequence[Path]:
+def _baseline(address: str, capture: Capture, folder: Path, reading: Reading) -> Sequence[Path]:
     place = _NAME.fullmatch(capture.baseline_id or "")
     if place is None:
         return ()
@@ -82,14 +89,15 @@ def _baseline(address: str, capture: Capture, folder: Path) -> Sequence[Path]:
     try:
         names = usable.verified_files(_record(address).ranks)
         baseline.mkdir()
-        return _fetch(RemoteStore(address), names, baseline)
+        return _fetch(RemoteStore(address), names, baseline, reading)
     except (UsageError, RemoteStoreError):
         return ()
 
 
-def _fetch(remote: RemoteStore, names: Sequence[str], folder: Path) -> list[Path]:
+def _fetch(remote: RemoteStore, names: Sequence[str], folder: Path, reading: Reading) -> list[Path]:
     paths = []
-    for name in names:
+    for number, name in enumerate(names):
+        reading(number, len(names), name)
         if PurePosixPath(name).name != name:
             raise UsageError(f"{remote.url}: {json.dumps(name)} is no name of a file")
         remote.fetch(name, folder / name)
