@@ -23,19 +23,19 @@ _PROCESS = "{{process}} {{pid}}"
 _CPU = rate(series("process_cpu_seconds_total"))
 _MEMORY = series("process_resident_memory_bytes")
 _BY_POD = total(
-    f"{DEVICE_KEY}, namespace, pod",
+    f"{DEVICE_KEY}, namespace, pod, slurm_job",
     f"{series('process_gpu_utilization_ratio', DEVICE)} * on ({PLACE}, pid) "
-    f"group_left (namespace, pod) {series('process_info', AGENT)}",
+    f"group_left (namespace, pod, slurm_job) {series('process_info', AGENT)}",
 )
 _PROCESSES_ROW = Row(
     "Processes on GPUs",
     [
         graph(
             "GPU use by pod",
-            "Share of SM time by the pod of its processes: who uses a GPU that pods share, by "
+            "Share of SM time by the pod, or Slurm job, of its processes: who uses a GPU that pods share, by "
             "time-slicing or MPS. Pods need the kubelet, and the daemon the host's processes.",
             "percentunit",
-            Query(_BY_POD, f"{GPU_LEGEND} {{{{namespace}}}} {{{{pod}}}}"),
+            Query(_BY_POD, f"{GPU_LEGEND} {{{{namespace}}}} {{{{pod}}}} {{{{slurm_job}}}}"),
             minimum=0,
             stacked=True,
             width=24,

@@ -18,10 +18,12 @@ from tests.dashboards.monitoring.prometheus import prometheus
 from tests.dashboards.monitoring.web import Web
 from tests.detection.gpus import Node, key
 from tests.detection.streams import EPOCH_S, detection, fed
+from tests.devices.ports import BRIDGE, INFINIBAND, ROCE, make
 from tests.loop.node import poll
+from warpwatch_devices.network import read_ports
 from warpwatch_exporters.prometheus import render
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import Clock, RankEvent, RankSeen
+from warpwatch_telemetry.records import Clock, PortReading, RankEvent, RankSeen
 from warpwatch_telemetry.state import State
 
 RULES = Path(warpwatch_dashboards.__file__).parent / "rules"
@@ -68,6 +70,20 @@ def of_an_end(owner: str, job: str, error: str) -> tuple[Anomaly, ...]:
     detail = {"type": error, "message": error}
     fed(engine, [RankEvent(EPOCH_S + 60, job, 0, "exception", detail, owner=owner)])
     fed(engine, [Clock(EPOCH_S + 70)])
+    return engine.active
+
+
+def of_ports(sys: Path) -> tuple[Anomaly, ...]:
+    """Two ConnectX-7: the link of the InfiniBand port goes down, symbols are lost at the RoCE's."""
+    link = make(sys, "mlx5_0", INFINIBAND, f"{BRIDGE}/0000:18:00.0")
+    engine = detection()
+    for second in range(0, 300, 5):
+        make(
+            sys, "mlx5_2", ROCE | {"counters/symbol_error": f"{20 * max(0, second - 100)}"}, BRIDGE
+        )
+        if second == 200:
+            (link / "state").write_text("1: DOWN\n")
+        fed(engine, [PortReading(EPOCH_S + second, *port) for port in read_ports(sys)])
     return engine.active
 
 
@@ -119,12 +135,13 @@ def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:
         "gpu-3": page(of_an_end("ns/ml", "bert", "KeyError")),
         "gpu-4": page(of_an_end("ns/ml", "gpt", "KeyboardInterrupt")),
         "gpu-5": page(straggler("ns/web")),
+        "gpu-6": page(of_ports(tmp_path / "sys")),
     }
     webs = {node: Web({"/metrics": text}) for node, text in pages.items()}
     inbox = Web({})
     wanted = {
-        "/pager": {("WarpwatchXidCritical", "gpu-1")},
-        "/operators": {("WarpwatchXid", "gpu-2")},
+        "/pager": {("WarpwatchXidCritical", "gpu-1"), ("WarpwatchNetworkLinkDown", "gpu-6")},
+        "/operators": {("WarpwatchXid", "gpu-2"), ("WarpwatchNetworkErrors", "gpu-6")},
         "/ml": {("WarpwatchCrash", "gpu-3")},
         "/web": {("WarpwatchStraggler", "gpu-5")},
     }
@@ -134,7 +151,15 @@ def test_exactly_who_should_be_told_is_told(tmp_path: Path) -> None:
             stack.enter_context(web.serving())
         manager = stack.enter_context(configured(tmp_path, stock(inbox.port)))
         rules = [in_no_time(tmp_path)]
-        stack.enter_context(prometheus(tmp_path, targets, rules=rules, alertmanager=manager.port))
+        server = stack.enter_context(
+            prometheus(tmp_path, targets, rules=rules, alertmanager=manager.port)
+        )
         everybody = lambda: {path: told(inbox, path) for path in wanted} == wanted  # noqa: E731
         poll(everybody, 60, "each is told of what is theirs")
+        # The rules have looked at the node of the Ctrl-C, too.
+        judged = "min(count_over_time(warpwatch_build_info[5m])) >= 5"
+        poll(lambda: server.query(judged), 60, "all nodes are scraped and judged")
+        expected = {one for alerts in wanted.values() for one in alerts}
+        assert {(one["alertname"], one["node"]) for one in server.firing()} == expected
+        assert {(one["alertname"], one["node"]) for one in manager.active()} == expected
     assert inbox.posted.keys() == wanted.keys()
