@@ -32,8 +32,8 @@ _PROCESSES_ROW = Row(
     [
         graph(
             "GPU use by pod",
-            "Share of SM time by the pod, or Slurm job, of its processes: who uses a GPU that pods share, by "
-            "time-slicing or MPS. Pods need the kubelet, and the daemon the host's processes.",
+            "Share of SM time by the pod, or Slurm job, of its processes: who uses a GPU that "
+            "several share, by time-slicing or MPS. The daemon must see the host's processes.",
             "percentunit",
             Query(_BY_POD, f"{GPU_LEGEND} {{{{namespace}}}} {{{{pod}}}} {{{{slurm_job}}}}"),
             minimum=0,

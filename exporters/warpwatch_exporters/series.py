@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from warpwatch_telemetry.anomalies import KINDS, scope_of
 from warpwatch_telemetry.attribution import Attribution, Pod, Workload
 from warpwatch_telemetry.catalogue import CATALOGUE
-from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.jobs import JobId, whose
 from warpwatch_telemetry.metric import IDENTITY_LABELS, SeriesKey
 from warpwatch_telemetry.samples import DeviceSample
 from warpwatch_telemetry.state import (
@@ -106,11 +106,6 @@ def workloads_of(uuid: str, attributions: Iterable[Attribution]) -> tuple[Worklo
     return tuple(sorted(found))
 
 
-def namespace_of(owner: str) -> str:
-    """Of an owner who is one."""
-    return owner.removeprefix("ns/") if owner.startswith("ns/") else ""
-
-
 def exported_ranks(state: State) -> Iterable[RankState]:
     """The ranks whose series are exported: at most MAX_RANKS, and one of each identity.
 
@@ -193,7 +188,7 @@ def _rank(rank: RankState, pod: Pod) -> Values:
     parallel = (str(place[0]) if place else "" for place in places)
     program = (rank.framework, rank.step_clock, *parallel)
     values: dict[SeriesKey, float | None] = {
-        ("rank_info", (*place, device, pod_uid, *program, namespace_of(rank.owner), pod.name)): 1,
+        ("rank_info", (*place, device, pod_uid, *program, whose(rank.owner)[0], pod.name)): 1,
         ("rank_up", ()): int(rank.status == "running"),
         ("rank_last_step_timestamp_seconds", ()): rank.last_step_time,
         **(_rank_now(rank) if rank.status in ("running", "stopped") else {}),
@@ -291,12 +286,9 @@ def _anomalies(state: State, pods: Mapping[str, Pod]) -> Values:
     for anomaly in active[-MAX_ANOMALIES:]:
         rank = "" if anomaly.rank is None else str(anomaly.rank)
         device = anomaly.device or ""
-        # Whom an alert goes to: a namespace, or a user of the node.
-        namespace = namespace_of(anomaly.owner)
-        whose = (namespace, "" if namespace else anomaly.owner.partition("/")[2])
         what = (anomaly.kind, anomaly.severity, scope_of(anomaly.kind))
-        about = (anomaly.job or "", rank, anomaly.owner, *whose, indices.get(device, ""), device)
+        job = (anomaly.job or "", rank, anomaly.owner, *whose(anomaly.owner))
         pod_uid = pod_uids.get((anomaly.job_id, anomaly.rank), "")
         where = (pods.get(pod_uid, _NO_POD).name, anomaly.node)
-        values["anomaly_info", (*what, *about, *where)] = 1
+        values["anomaly_info", (*what, *job, indices.get(device, ""), device, *where)] = 1
     return values

@@ -47,8 +47,8 @@ _FINDINGS = (
     ),
     _row(
         "captures_total",
-        "Captures asked for, also those not taken: the outcome says why.",
-        *("kind", "trigger", "outcome"),
+        "Captures asked for, also those not taken: the outcome says why. Of at most 64 owners.",
+        *("kind", "trigger", "outcome", "namespace", "user"),
     ),
     _row(
         "capture_problems_total",

@@ -38,6 +38,12 @@ class JobId(NamedTuple):
         return self.name.removesuffix(run_mark(self.run))
 
 
+def whose(owner: str) -> tuple[str, str]:
+    """The namespace, or the user of the node, that an owner is: one of them is empty."""
+    kind, _, name = owner.partition("/")
+    return (name, "") if kind == "ns" else ("", name)
+
+
 def run_mark(run: str) -> str:
     """What tells a run from another live one of the same name and owner: ``#<6 digits>``."""
     return f"#{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:6]}"

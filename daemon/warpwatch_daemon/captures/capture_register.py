@@ -51,8 +51,8 @@ class CaptureRegister:
                 detail = f"{INTERRUPTED}the daemon ended meanwhile"
                 self.update(capture.id, outcome="failed", detail=detail)
                 request = capture.request
-                captures = self._hub.metrics.counter("captures_total")
-                captures.labels(request.kind, request.trigger, "failed").inc()
+                count = self._hub.metrics.count_capture
+                count(request.kind, request.trigger, "failed", request.owner)
                 logger.warning("capture %s was running when the daemon ended", capture.id)
 
     def all(self) -> list[Capture]:

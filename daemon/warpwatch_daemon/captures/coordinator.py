@@ -221,8 +221,8 @@ class Coordinator:
         self, request: CaptureRequest, reason: str, detail: object, at: float
     ) -> None:
         if self._refusals.is_new(request, reason, at):
-            captures = self._hub.metrics.counter("captures_total")
-            captures.labels(request.kind, request.trigger, reason).inc()
+            count = self._hub.metrics.count_capture
+            count(request.kind, request.trigger, reason, request.owner)
             logger.info("no %s capture of %s: %s", request.kind, request.job, detail)
 
     def _steps(self, request: CaptureRequest, backend: CaptureBackend) -> int:

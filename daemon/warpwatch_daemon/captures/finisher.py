@@ -113,8 +113,8 @@ class Finisher:
 
     def _count(self, capture: Capture, outcome: str) -> None:
         request = capture.request
-        captures = self._hub.metrics.counter("captures_total")
-        captures.labels(request.kind, request.trigger, outcome).inc()
+        count = self._hub.metrics.count_capture
+        count(request.kind, request.trigger, outcome, request.owner)
 
     def _conclude(self, session: CaptureSession) -> str:
         """The outcome; the capture is complete when every rank's file is there and readable."""

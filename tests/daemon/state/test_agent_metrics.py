@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.daemon.state.counted import counted
-from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_daemon.state.agent_metrics import MAX_OWNERS, AgentMetrics
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.catalogue import CATALOGUE
 
@@ -61,3 +61,16 @@ def test_what_another_part_keeps_is_read_at_each_scrape() -> None:
 def test_a_name_that_the_catalogue_has_not_is_refused() -> None:
     with pytest.raises(KeyError):
         Hub(4.0).count("made_up_total")
+
+
+def test_captures_are_counted_by_whose_they_are_up_to_a_number_of_owners() -> None:
+    metrics = AgentMetrics()
+    for owner in ("ns/ml", "uid/1000", *(f"uid/{2000 + one}" for one in range(MAX_OWNERS))):
+        metrics.count_capture("torch", "manual", "complete", owner)
+    said = metrics.registry.get_sample_value
+    labels = {"kind": "torch", "trigger": "manual", "outcome": "complete"}
+    name = "warpwatch_captures_total"
+    assert said(name, labels | {"namespace": "ml", "user": ""}) == 1
+    assert said(name, labels | {"namespace": "", "user": "1000"}) == 1
+    # Of those beyond the limit.
+    assert said(name, labels | {"namespace": "", "user": ""}) == 2

@@ -74,8 +74,8 @@ class BaselineCaptures:
         self._not_before[job] = now + REFUSED_PAUSE_S
         harmful = self._harmful()
         if harmful is not None:
-            captures = self._hub.metrics.counter("captures_total")
-            captures.labels("torch", "baseline", "refused_disabled").inc()
+            count = self._hub.metrics.count_capture
+            count("torch", "baseline", "refused_disabled", job.owner)
             logger.info("no baseline of %s: capture %s left its job slower", job.name, harmful.id)
             self._not_before[job] = now + GIVEN_UP_S
             return

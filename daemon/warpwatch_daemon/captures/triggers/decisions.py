@@ -227,8 +227,7 @@ class Triggers:
     def _refuse(
         self, anomaly: Anomaly, recipe: RecipeConfig, now: float, reason: str, detail: str
     ) -> None:
-        captures = self._hub.metrics.counter("captures_total")
-        captures.labels(recipe.kind, "anomaly", reason).inc()
+        self._hub.metrics.count_capture(recipe.kind, "anomaly", reason, anomaly.owner)
         logger.info("no %s capture for %s: %s", recipe.kind, anomaly.kind, detail)
         self._decide(anomaly.id, now, reason, detail)
 
