@@ -33,6 +33,7 @@ class JobStep(msgspec.Struct, frozen=True):
     common_s: median compute + smallest comm: the step as it would be without one rank's delay.
     tokens, samples: per rank, the work of the step; a rank that does not count it is absent, and
     of one that counts tokens the samples are left out. work: of the median rank, 0 if unknown.
+    stages: where parallelism is known, per rank the number of those that do the same work.
     """
 
     time: float
@@ -47,6 +48,7 @@ class JobStep(msgspec.Struct, frozen=True):
     tokens: Mapping[int, int] = {}
     samples: Mapping[int, int] = {}
     work: float = 0.0
+    stages: Mapping[int, int] = {}
 
     def found(self, **said: Any) -> Found:
         """What is found of the job at this step; ``said``: the fields that are not the step's."""
@@ -82,7 +84,7 @@ class DetectorStatus:
     value, baseline, limit: the quantity judged, what it is compared with, and where it is found.
     nearest: the largest value/limit excess so far, 1 at the limit, and the step (if any) it was at.
     sees, effect: what it would find now at least, and what it is to find, as shares of what is
-    usual; blind: that is less. Only of those that judge noise.
+    usual; blind: that is less, or there is nothing to judge by. Only of those that judge noise.
     text: one line: what it judges with its limit, how near it came, and what it sees.
     """
 
@@ -104,8 +106,8 @@ class DetectorStatus:
 
     def __post_init__(self) -> None:
         sees, effect = self.sees, self.effect
-        blind = sees is not None and effect is not None and sees > effect
-        object.__setattr__(self, "blind", blind)
+        if sees is not None and effect is not None:
+            object.__setattr__(self, "blind", sees > effect)
         object.__setattr__(self, "text", "; ".join(self._said()))
 
     def _said(self) -> Iterator[str]:

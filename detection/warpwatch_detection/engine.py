@@ -100,7 +100,7 @@ class Detection:
         found: dict[tuple[str, str, str], DetectorSight] = {}
         for kind, some in self.statuses().items():
             for one in some:
-                if one.sees is None or one.job is None:
+                if one.job is None or (one.sees is None and not one.blind):
                     continue
                 key = (kind, one.job, one.owner)
                 known = found.get(key)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.detector import JobStep
+from warpwatch_detection.signals.peers import stages
 from warpwatch_telemetry.jobs import JobId
-from warpwatch_telemetry.records import End, RankEvent, Record, Step
+from warpwatch_telemetry.records import End, RankEvent, RankSeen, Record, Step
 
 # Steps that may wait for a rank; after that they are judged without it.
 MAX_PENDING = 64
@@ -65,7 +66,10 @@ class JoinedJob:
 
 @dataclass(slots=True)
 class JobStepsState:
+    """places: by job and rank where it stands in each kind of parallelism, where that is known."""
+
     jobs: dict[JobId, JoinedJob] = field(default_factory=dict)
+    places: dict[JobId, dict[int, dict[str, tuple[int, int]]]] = field(default_factory=dict)
     captures: CaptureWindows = field(default_factory=CaptureWindows)
 
 
@@ -74,6 +78,8 @@ class JobSteps:
 
     def __init__(self) -> None:
         self.state = JobStepsState()
+        # By job, as far as asked for since the last rank came.
+        self._stages: dict[JobId, dict[int, int]] = {}
 
     def observe(self, record: Record) -> JobStep | None:
         """The step of the job that the record ends."""
@@ -81,12 +87,19 @@ class JobSteps:
             return self._step(record)
         if isinstance(record, RankEvent):
             self._event(record)
+        elif isinstance(record, RankSeen):
+            if record.parallel or record.job_id in self.state.places:
+                places = self.state.places.setdefault(record.job_id, {})
+                places[record.rank] = dict(record.parallel)
+                self._stages.pop(record.job_id, None)
         elif isinstance(record, End) and record.rank is not None:
             self._gone(record.job_id, record.rank)
         return None
 
     def forget(self, job: JobId) -> None:
         self.state.jobs.pop(job, None)
+        self.state.places.pop(job, None)
+        self._stages.pop(job, None)
         self.state.captures.forget(job)
 
     def _event(self, record: RankEvent) -> None:
@@ -112,7 +125,7 @@ class JobSteps:
         ranks = job.take(record) if number > job.emitted else None
         if ranks is None:
             return None
-        joined = join(ranks, job.index)
+        joined = join(ranks, job.index, self._stages_of(record.job_id))
         if joined is None:
             job.masked_until = max(job.masked_until, job.emitted + STEPS_AFTER_CAPTURE)
         if job.emitted <= job.masked_until or self._is_captured(ranks):
@@ -120,12 +133,18 @@ class JobSteps:
         job.index += 1
         return joined
 
+    def _stages_of(self, name: JobId) -> dict[int, int]:
+        known = self._stages.get(name)
+        if known is None:
+            known = self._stages[name] = stages(self.state.places.get(name, {}))
+        return known
+
     def _is_captured(self, ranks: dict[int, Step]) -> bool:
         some = next(iter(ranks.values()))
         return self.state.captures.runs_until(some.job_id, some.time) is not None
 
 
-def join(ranks: dict[int, Step], index: int) -> JobStep | None:
+def join(ranks: dict[int, Step], index: int, stages: dict[int, int]) -> JobStep | None:
     """One step of several ranks; every rank's phases are disjoint parts of its duration.
 
     None where one of them was profiled.
@@ -164,6 +183,7 @@ def join(ranks: dict[int, Step], index: int) -> JobStep | None:
         tokens=tokens,
         samples=samples,
         work=float(_middle((tokens or samples or {0: 0}).values())),
+        stages=stages,
     )
 
 

@@ -108,8 +108,8 @@ class FleetJob:
             self.members[seen.rank] = Member(node, seen)
         else:
             before.status = "running"
-            device = seen.device or before.seen.device
-            before.seen = msgspec.structs.replace(before.seen, device=device)
+            device, parallel = seen.device or before.seen.device, seen.parallel
+            before.seen = msgspec.structs.replace(before.seen, device=device, parallel=parallel)
         self.world_size = seen.world_size
         self.waiting.ranks = len(self.members)
         if self.judged:

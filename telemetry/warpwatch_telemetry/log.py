@@ -32,7 +32,10 @@ from warpwatch_telemetry.records import (
     Record,
     Step,
 )
+from warpwatch_telemetry.state import PARALLELISM
 
+# More than any job has ranks.
+MAX_PLACES = 2**20
 _TYPES: dict[str, type[Record]] = {
     "rank": RankSeen,
     "step": Step,
@@ -46,7 +49,7 @@ _NAMES = {record_type: name for name, record_type in _TYPES.items()}
 # Values that are the rule and not worth a word.
 _SILENT = {
     "samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False,
-    "owner": "", "run": "", "master": "", "pod": "", "pod_uid": "",
+    "owner": "", "run": "", "master": "", "pod": "", "pod_uid": "", "parallel": {},
 }  # fmt: skip
 _DEVICE = "device_"
 # An event's own fields. What its detail calls by the same name is written with a prefix.
@@ -259,6 +262,20 @@ def _metrics(value: Any, name: str) -> dict[SeriesKey, float]:
     return {series_key(key): number for key, number in _numbers(value, name).items()}
 
 
+def read_places(value: Any, name: str) -> dict[str, tuple[int, int]]:
+    """Of the known kinds of parallelism; a newer program may know more."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}: an object is needed, not {value!r}")
+    found = {}
+    for kind in PARALLELISM.keys() & value.keys():
+        place = value[kind]
+        numbers = isinstance(place, list | tuple) and [type(n) for n in place] == [int, int]
+        if not numbers or not 0 <= place[0] < place[1] <= MAX_PLACES:
+            raise ValueError(f"{name}.{kind}: place and size are needed, not {place!r}")
+        found[kind] = (place[0], place[1])
+    return found
+
+
 _READERS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("time", "duration_s", "gpu_s"), _number),
     **dict.fromkeys(("rank", "world_size", "step", "samples", "tokens"), _integer),
@@ -267,12 +284,15 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("pod", "pod_uid"), _text),
     "phases_s": _numbers,
     "metrics": _metrics,
+    "parallel": read_places,
     "up": _flag,
     "profiled": lambda value, _: value is True,
 }
 # What a line may leave out though its record needs it. A step's number and duration follow from
 # the step before.
-_MISSING = {"job": "", "rank": 0, "device": "", "event": "", "metrics": {}, "phases_s": {}}
+_MISSING = {
+    "job": "", "rank": 0, "device": "", "event": "", "metrics": {}, "phases_s": {}, "parallel": {},
+}  # fmt: skip
 # By type: of each field that is read from the field of its name, what it is where that is missing.
 _DEFAULTS: dict[type[Record], dict[str, Any]] = {
     kind: {

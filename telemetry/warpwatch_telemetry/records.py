@@ -27,11 +27,12 @@ Seconds = Annotated[float, Meta(ge=0)]
 
 
 class RankSeen(msgspec.Struct, frozen=True, gc=False):
-    """A rank reported for the first time.
+    """A rank reported for the first time, or its places in parallelism have become known.
 
     master: host and port where the ranks of a run meet that has no id of its own; with it, runs of
     several nodes are found to be one.
     pod, pod_uid: the Kubernetes pod that it runs in, as the kubelet names it; empty elsewhere.
+    parallel: of ``state.PARALLELISM``, where known, its place and how many there are.
     """
 
     time: float
@@ -44,6 +45,7 @@ class RankSeen(msgspec.Struct, frozen=True, gc=False):
     master: str = ""
     pod: str = ""
     pod_uid: str = ""
+    parallel: Mapping[str, tuple[int, int]] = {}
 
     @property
     def job_id(self) -> JobId:

@@ -14,7 +14,9 @@ from tests.detection.jobs import joined
 from tests.detection.streams import EPOCH_S, Job, detection, opened
 from warpwatch_detection.detectors.straggler import Straggler
 from warpwatch_detection.job_steps import JobSteps
-from warpwatch_telemetry.records import Step
+from warpwatch_detection.signals.peers import stages
+from warpwatch_telemetry.log import Decoder, encode_line
+from warpwatch_telemetry.records import RankSeen, Step
 
 
 def test_25_ms_more_work_on_one_rank_of_two_is_a_straggler_within_15_seconds():
@@ -197,6 +199,62 @@ def test_a_slow_rank_of_a_fast_stage_is_named_among_the_peers_of_its_stage():
     assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
     assert "its 3 peers" in found[0].summary
     assert found[0].value == pytest.approx(0.48, rel=0.05)
+
+
+def placed(ranks: int, stages: int) -> Iterator[RankSeen]:
+    """Ranks of a pipeline with the stages one after the other, as the telemetry log has them."""
+    for rank in range(ranks):
+        seen = RankSeen(
+            EPOCH_S, "llama", rank, ranks, parallel={"pipeline": (rank * stages // ranks, stages)}
+        )
+        line = encode_line(seen)
+        assert line is not None
+        read = Decoder().decode_line(line)
+        assert isinstance(read, RankSeen)
+        yield read
+
+
+def test_a_stage_that_gets_slower_as_a_whole_is_no_straggler_where_stages_are_known():
+    def time_s(step: int, rank: int) -> float:
+        return 0.4 * noise(step, rank) * (1.3 if rank < 2 and step >= 500 else 1.0)
+
+    for known, found in ((True, []), (False, ["straggler"])):
+        noise, engine = drawn(0.01, 12), alone("straggler")
+        opened(engine, placed(8, 4) if known else ())
+        assert [a.kind for a in opened(engine, uneven(1_000, time_s))] == found
+
+
+@pytest.mark.parametrize("begin", [0, 500])
+def test_a_slow_rank_of_a_known_stage_is_named_also_from_the_start(begin: int) -> None:
+    noise, engine = drawn(0.01, 13), alone("straggler")
+
+    def time_s(step: int, rank: int) -> float:
+        slower = 1.4 if rank == 1 and step >= begin else 1.0
+        return (0.6 if rank > 2 else 0.4) * noise(step, rank) * slower
+
+    opened(engine, placed(6, 2))
+    found = opened(engine, uneven(700, time_s, ranks=6))
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 1)]
+    assert "its 2 peers" in found[0].summary
+
+
+def test_a_job_with_one_rank_a_stage_is_not_compared_and_says_so():
+    noise, engine = drawn(0.01, 14), alone("straggler")
+    opened(engine, placed(4, 4))
+    slower = uneven(
+        1_000, lambda s, r: (0.6 if r == 2 and s >= 500 else 0.4) * noise(s, r), ranks=4
+    )
+    assert opened(engine, slower) == []
+    (sight,) = engine.sights()
+    assert sight.blind and sight.text.startswith("ranks 0, 1, 2, 3 of a job in stages")
+
+
+def test_ranks_with_the_same_experts_are_alike_only_where_each_has_such_a_like():
+    both = {rank: {"expert": (rank % 2, 2)} for rank in range(4)}
+    assert stages(both) == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert stages({rank: {"expert": (rank, 4)} for rank in range(4)}) == {}
+    assert stages({rank: {"data": (rank, 4), "tensor": (0, 1)} for rank in range(4)}) == {}
+    assert stages({0: {"pipeline": (0, 2)}, 1: {"pipeline": (1, 2)}}) == {0: -1, 1: -1}
 
 
 def test_two_ranks_that_always_differ_may_be_two_stages():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
-from warpwatch_telemetry.state import PARALLELISM
+from warpwatch_telemetry.log import read_places
 
 MAX_TEXT = 128
 MAX_WORLD_SIZE = 1 << 20
@@ -179,17 +179,10 @@ def _step_clock(raw: dict[str, Any]) -> str:
 
 
 def _parallel(raw: Any) -> Mapping[str, tuple[int, int]]:
-    """What is not among PARALLELISM is left out: another shim may know more kinds."""
-    if not isinstance(raw, dict):
-        raise ProtocolError("bad_metadata", "parallel is no object")
-    found = {}
-    for kind in PARALLELISM.keys() & raw.keys():
-        place = raw[kind]
-        numbers = isinstance(place, list) and len(place) == 2 and {type(n) for n in place} == {int}
-        if not numbers or not 0 <= place[0] < place[1] <= MAX_WORLD_SIZE:
-            raise ProtocolError("bad_metadata", f"parallel.{kind} is no place and size")
-        found[kind] = (place[0], place[1])
-    return found
+    try:
+        return read_places(raw, "parallel")
+    except ValueError as error:
+        raise ProtocolError("bad_metadata", str(error)) from None
 
 
 def _phases(raw: Any) -> tuple[str, ...]:

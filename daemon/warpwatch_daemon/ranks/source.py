@@ -217,13 +217,8 @@ class RanksSource:
                 folder.commands.remove(ring.name)
                 folder.table.postpone(ring, error.reason, error)
                 continue
-            said = ring.claims
             # Before its first step, whenever this daemon came to see it.
-            time = min(now, ring.created_time)
-            yield RankSeen(
-                time, rank=rank.rank, world_size=said.world_size, device=said.device,
-                master="" if said.run else said.master, **self._pod(ring), **rank.job.fields(),
-            )  # fmt: skip
+            yield self._seen(rank, ring, min(now, ring.created_time))
             yield from self._update(rank, now, at, self._budget.share_of_new(ring))
         self._claimed = self._pods.settled
 
@@ -231,6 +226,14 @@ class RanksSource:
         """As the kubelet has it; what a ring itself says of its pod is a claim."""
         pod = (self._known_pods() or {}).get(ring.pod_uid or "") if self._known_pods else None
         return {} if pod is None else {"pod": pod.name, "pod_uid": ring.pod_uid or ""}
+
+    def _seen(self, rank: Rank, ring: OpenRing, time: float) -> RankSeen:
+        said = rank.claims
+        return RankSeen(
+            time, rank=rank.rank, world_size=said.world_size, device=said.device,
+            master="" if said.run else said.master, parallel=said.parallel, **self._pod(ring),
+            **rank.job.fields(),
+        )  # fmt: skip
 
     def _was_left(self, ring: OpenRing, at: float) -> bool:
         """Whether its rank went on in another ring before this daemon came."""
@@ -286,8 +289,11 @@ class RanksSource:
 
     def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:
         assert rank.ring is not None
+        places = rank.claims.parallel
         try:
             yield from rank.update(now, at, limit, self._stopped_after_s, self._boot_id)
+            if rank.claims.parallel != places:
+                yield self._seen(rank, rank.ring, now)
             if not rank.live:
                 self._ended.append((rank.ring, self._folder_of(rank.ring)))
         except ProtocolError as error:

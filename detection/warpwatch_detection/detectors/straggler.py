@@ -67,6 +67,10 @@ class Straggler(JobDetector[JobLevels]):
     def judge(self, job: JobLevels, seen: JobStep) -> Iterable[Verdict]:
         if seen.index < WARMUP_STEPS or len(seen.compute_s) < 2:
             return ()
+        if seen.stages != job.stages:
+            job = self.state.jobs[seen.job_id] = JobLevels(
+                index=seen.index, stages=dict(seen.stages), on=job.on
+            )
         tick_s = job.add(peers.compare(seen, job.scaling, job.groups), seen.duration_s)
         return self._judge_tick(job, seen, tick_s) if tick_s > 0 else ()
 
@@ -236,7 +240,11 @@ class Straggler(JobDetector[JobLevels]):
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
-            if len(job.ranks) < 2:
+            alone = [rank for rank, stage in job.stages.items() if stage == peers.ALONE]
+            if alone:
+                text = f"{_ranks(alone)} of a job in stages: no other rank does the same work"
+                yield DetectorStatus("learning", text, **name.fields(), blind=True)
+            elif len(job.ranks) < 2:
                 text = "one rank has no peers to be compared with"
                 yield DetectorStatus("learning", text, **name.fields())
                 continue
@@ -278,9 +286,11 @@ def _drift_begin(job: JobLevels, seen: JobStep) -> int:
 
 
 def _who(slow: Mapping[int, RankLevel], worst: int) -> str:
-    if len(slow) == 1:
-        return f"rank {worst} computes"
-    return f"ranks {', '.join(map(str, sorted(slow)[:8]))} compute up to"
+    return f"rank {worst} computes" if len(slow) == 1 else f"{_ranks(slow)} compute up to"
+
+
+def _ranks(some: Iterable[int]) -> str:
+    return f"ranks {', '.join(map(str, sorted(some)[:8]))}"
 
 
 def _whom(job: JobLevels, slow: Mapping[int, RankLevel], worst: int) -> str:

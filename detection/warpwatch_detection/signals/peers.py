@@ -6,6 +6,7 @@ What all ranks share (long batches, checkpoints, a new regime, noise of the job)
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -30,8 +31,31 @@ class PeerRatios(msgspec.Struct):
     explained: dict[int, float]
 
 
+def stages(places: Mapping[int, Mapping[str, tuple[int, int]]]) -> dict[int, int]:
+    """Ranks that do the same work by where they stand: of one stage of a pipeline.
+
+    Ranks that hold the same experts, where every rank has such a like. Per rank the number of its
+    group, ALONE without a like; empty where no parallelism splits the work.
+    """
+    for kinds in (("pipeline", "expert"), ("pipeline",)):
+        keys = {
+            rank: tuple(place.get(kind, (0, 1))[0] for kind in kinds)
+            for rank, place in places.items()
+        }
+        sizes = Counter(keys.values())
+        if min(sizes.values(), default=0) > 1:
+            break
+    numbers = {key: number for number, key in enumerate(sorted(sizes))}
+    if len(numbers) < 2:
+        return {}
+    return {rank: numbers[key] if sizes[key] > 1 else ALONE for rank, key in keys.items()}
+
+
 def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> PeerRatios:
-    """Every rank with its peers, by what it computes; of two ranks or more."""
+    """Every rank with its peers, by what it computes; of two ranks or more.
+
+    One whose stage is known and has no other rank is compared with no one.
+    """
     least_s = max(LEAST_SHARE * seen.duration_s, 1e-9)
     times = {
         rank: math.log(time_s if time_s > least_s else least_s)
@@ -42,7 +66,10 @@ def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> P
         times = {rank: value - explained[rank] for rank, value in times.items()}
     found = PeerRatios({}, {}, explained)
     ordered = sorted(times.values())
-    if groups and (len(set(groups.values())) > 1 or not times.keys() <= groups.keys()):
+    if seen.stages:
+        for some, peers in _parted(times, seen.stages, ()):
+            _compare(some, peers, found)
+    elif groups and (len(set(groups.values())) > 1 or not times.keys() <= groups.keys()):
         for some, peers in _parted(times, groups, ordered):
             _compare(some, peers, found)
         found.ratios = {rank: found.ratios[rank] for rank in times}
@@ -54,13 +81,17 @@ def compare(seen: JobStep, scaling: WorkScaling, groups: Mapping[int, int]) -> P
 def _parted(
     times: Mapping[int, float], groups: Mapping[int, int], ordered: Sequence[float]
 ) -> Iterator[tuple[Mapping[int, float], Sequence[float]]]:
-    """The ranks of each group, and those that they are compared with: all, where they are none."""
+    """The ranks of each group, and those that they are compared with.
+
+    Where they are none it is ``ordered``, all; nobody, where that is empty.
+    """
     members: dict[int, dict[int, float]] = {}
     for rank, value in times.items():
         members.setdefault(groups.get(rank, ALONE), {})[rank] = value
     for group, some in members.items():
         alone = group == ALONE or len(some) == 1
-        yield some, ordered if alone else sorted(some.values())
+        if ordered or not alone:
+            yield some, ordered if alone else sorted(some.values())
 
 
 def _compare(times: Mapping[int, float], ordered: Sequence[float], found: PeerRatios) -> None:

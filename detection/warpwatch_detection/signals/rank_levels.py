@@ -137,6 +137,8 @@ class RankLevel:
 class JobLevels:
     """The ranks of one job; ``groups`` once the baseline is ready; ``step_s``: the usual step.
 
+    stages: the groups that are known beforehand, by the job's parallelism; else empty.
+
     noise: the middle one of the ranks' spreads. One rank's own is known badly from few blocks, and
     ranks that do the same work on the same machines are about equally noisy. references: per rank
     the log of its peers' seconds, in the newest tick.
@@ -144,6 +146,7 @@ class JobLevels:
 
     ranks: dict[int, RankLevel] = field(default_factory=dict)
     groups: dict[int, int] = field(default_factory=dict)
+    stages: dict[int, int] = field(default_factory=dict)
     references: dict[int, float] = field(default_factory=dict)
     scaling: WorkScaling = field(default_factory=WorkScaling)
     index: int = -1
@@ -234,10 +237,13 @@ class JobLevels:
         if not levels:
             return
         noise = GROUP_NOISE_FACTOR * self.noise
-        slow = lone_outlier(levels, max(START_RISE, noise))
-        self.groups = group_by_level(levels, max(STAGE_GAP, noise))
+        self.groups = {**self.stages} or group_by_level(levels, max(STAGE_GAP, noise))
+        parts: dict[int, dict[int, float]] = {}
+        for number, level in levels.items():
+            parts.setdefault(self.stages.get(number, 0), {})[number] = level
+        slow = {lone_outlier(part, max(START_RISE, noise)) for part in parts.values()}
         for number, rank in known.items():
-            if self.groups[number] >= 0:
+            if self.groups[number] >= 0 and not self.stages:
                 alike = [
                     levels[other]
                     for other in known
@@ -246,7 +252,7 @@ class JobLevels:
                 rank.baseline.shift(-median(alike))
                 rank.window.clear()
                 rank.on, rank.above_ticks, rank.above_s = False, 0, 0.0
-            elif number == slow:
+            elif number in slow:
                 rank.baseline.impose(0.0)
                 rank.from_start = True
 

@@ -21,7 +21,7 @@ from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.saved import FILE
 from warpwatch_daemon.ranks.silence import silent_reason
 from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_telemetry.records import RankEvent, Record, Step
+from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import RankState
 
 # A training process: takes a step, then does what its argument says.
@@ -184,6 +184,24 @@ def test_places_in_parallelism_are_checked(
     with bad.held():
         source.poll(time.time(), time.monotonic())
     assert rejects == {"bad_metadata": 1}
+
+
+def test_records_say_where_a_rank_stands_and_again_once_that_changes(
+    folder: RendezvousFolder, source: RanksSource
+) -> None:
+    first, then = {"pipeline": [0, 2]}, {"pipeline": [1, 2]}
+    ring = RingFile(folder.ranks, parallel=first)
+
+    def places() -> list[object]:
+        records = source.poll(time.time(), time.monotonic())
+        return [record.parallel for record in records if isinstance(record, RankSeen)]
+
+    with ring.held():
+        assert places() == [{"pipeline": (0, 2)}]
+        assert places() == []
+        said = {"job": "train", "rank": 0, "world_size": 2, "parallel": then}
+        ring.put(protocol.META_OFFSETS[1], protocol.encode_metadata(2, said))
+        assert places() == [{"pipeline": (1, 2)}]
 
 
 def test_what_is_said_of_the_models_flops_is_checked(
