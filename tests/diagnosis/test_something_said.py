@@ -119,6 +119,19 @@ def test_less_than_what_is_unexplained_never_heads_the_report(tmp_path: Path) ->
     assert "; likeliest: " in found.summary
 
 
+def test_idle_time_that_is_mostly_of_one_kind_is_of_that_kind(tmp_path: Path) -> None:
+    """Each is below its rule's limit, together they are above what may go unsaid."""
+    trace = TraceFile()
+    for begin in trace.each_step():
+        trace.annotation(
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin, 300
+        )
+        trace.kernel(begin + 1700, 8300, begin + 1690)
+    found = diagnosed(tmp_path, trace)
+    assert (found.verdict, found.findings[0].confidence) == ("host_bound", "low")
+    assert found.findings[0].share == pytest.approx(0.14, abs=0.01)
+
+
 def test_a_copy_that_keeps_the_host_while_the_gpu_is_idle_is_transfer_bound(
     tmp_path: Path,
 ) -> None:

@@ -136,18 +136,19 @@ class RankRule(Rule):
         for measures in capture:
             lost = [] if self.needs_gpu and measures.gpu is None else self.lost(measures)
             if lost and self.applies(measures, lost, several=len(capture) > 1):
-                recoverable_us = self.recoverable_us(measures, lost)
-                found.append(
-                    self.finding(
-                        measures,
-                        share=self.share(measures, lost),
-                        recoverable_us=recoverable_us,
-                        confidence=self.confidence(measures, lost, recoverable_us),
-                        evidence=self.evidence(measures, lost),
-                        advice=self.advice(measures),
-                    )
-                )
+                found.append(self.finding_of(measures, lost))
         return found
+
+    def finding_of(self, measures: Measures, lost: Intervals) -> Finding:
+        recoverable_us = self.recoverable_us(measures, lost)
+        return self.finding(
+            measures,
+            share=self.share(measures, lost),
+            recoverable_us=recoverable_us,
+            confidence=self.confidence(measures, lost, recoverable_us),
+            evidence=self.evidence(measures, lost),
+            advice=self.advice(measures),
+        )
 
     def usual_shares(
         self, baseline: Sequence[Measures], alignment: Alignment | None

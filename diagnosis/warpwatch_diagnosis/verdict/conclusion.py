@@ -19,6 +19,7 @@ from warpwatch_diagnosis.verdict.findings import find
 from warpwatch_diagnosis.verdict.likeliest import (
     MAX_UNEXPLAINED_SHARE,
     likeliest,
+    mostly,
     unexplained,
     unexplained_share,
 )
@@ -118,7 +119,10 @@ def _heads(findings: list[Finding], enough: Sequence[Measures], sure_only: bool)
         found = sorted(unexplained(enough), key=lambda f: -f.recoverable_s)
         findings[:0] = found
         return next(iter(found), None)
-    return next(iter(sure or ([] if sure_only else findings)), None)
+    if sure or findings or sure_only:
+        return next(iter(sure or ([] if sure_only else findings)), None)
+    findings += mostly(enough)
+    return next(iter(findings), None)
 
 
 def _brief(finding: Finding, brevity: str) -> Finding:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+from warpwatch_diagnosis.measures.intervals import Intervals, total
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.measures.synchronization import waits_by_name
 from warpwatch_diagnosis.rules import RULES
@@ -16,7 +18,11 @@ MAX_UNEXPLAINED_SHARE = 0.15
 MIN_PLACE_SHARE = 0.50
 # A kind that takes less of the step is no candidate.
 MIN_LIKELY_SHARE = 0.01
+# Of the idle time that no rule finds enough of: then it is of one kind rather than of several.
+MOST = 0.75
 WITH_STACKS = "a capture with stacks (with_stack=True) names the lines"
+# Of the host's time host_bound says less, and kernels that compute all the time are no loss.
+_NO_CANDIDATES = frozenset({"launch_bound", "memory_bound"})
 # What would decide whether it is this kind.
 _DECIDES = {
     "communication_bound": "the traces of all ranks of the same steps say who waits for whom",
@@ -61,22 +67,36 @@ def _in_place(measures: Measures, place: str, share: float, us: float) -> Findin
     )
 
 
+def mostly(capture: Sequence[Measures]) -> Iterator[Finding]:
+    """What most of the idle time goes to, where it is much in all and no rule finds enough."""
+    for m in capture:
+        if m.gpu is None or m.share(m.gpu.idle) <= MAX_UNEXPLAINED_SHARE:
+            continue
+        rule, lost = max(_losses(m), key=lambda found: total(found[1]))
+        if total(lost) > MOST * total(m.gpu.idle):
+            yield replace(rule.finding_of(m, lost), confidence="low")
+
+
 def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> str:
     """A clause that names the two kinds that take most and what would decide; empty without one."""
     shares = {finding.kind: finding.share for finding in findings}
     for m in capture:
-        for rule in RULES:
-            if isinstance(rule, RankRule) and (m.gpu is not None or not rule.needs_gpu):
-                share = m.share(rule.lost(m))
-                shares[rule.kind] = max(share, shares.get(rule.kind, 0.0))
+        for rule, lost in _losses(m):
+            shares[rule.kind] = max(m.share(lost), shares.get(rule.kind, 0.0))
         # Either the transfer takes long, or another rank comes late.
         for kind in ("communication_bound", "straggler"):
             shares[kind] = max(m.share(exposed(m)), shares.get(kind, 0.0))
-    # Both are the host's time, and kernels that compute all the time are no loss.
-    shares.pop("launch_bound", None)
-    shares.pop("memory_bound", None)
     ranked = sorted(shares, key=lambda kind: (-shares[kind], kind))[:2]
     named = [f"{k} ({percent(shares[k])})" for k in ranked if shares[k] >= MIN_LIKELY_SHARE]
     if not named:
         return ""
     return f"; likeliest: {' or '.join(named)}; {_DECIDES.get(ranked[0], WITH_STACKS)}"
+
+
+def _losses(measures: Measures) -> Iterator[tuple[RankRule, Intervals]]:
+    """What each kind of fault of a rank costs it, however little."""
+    for rule in RULES:
+        if not isinstance(rule, RankRule) or rule.kind in _NO_CANDIDATES:
+            continue
+        if measures.gpu is not None or not rule.needs_gpu:
+            yield rule, rule.lost(measures)
