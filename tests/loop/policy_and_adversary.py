@@ -41,8 +41,8 @@ def clipped(policy: Policy, seen: Tensor, before: Tensor, advantages: Tensor) ->
     return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
 
 
-def gan(fault: str) -> None:
-    training = Training(fault, "adversarial")
+def gan(fault: str, scale: float = 1.0) -> None:
+    training = Training(fault, "adversarial", scale=scale)
     for number, (given, labels) in zip(itertools.count(), training.batches(), strict=False):
         training.step(number, given, labels)
 
@@ -50,8 +50,9 @@ def gan(fault: str) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    {
-        "ppo": ppo,
-        "gan": lambda: gan("healthy"),
-        "slow_gan": lambda: gan("no_workers"),
-    }[sys.argv[1]]()
+    if sys.argv[1] == "ppo":
+        ppo()
+    elif sys.argv[1] == "gan":
+        gan("healthy")
+    else:
+        gan("no_workers", scale=0.1)

@@ -10,7 +10,7 @@ from warpwatch_diagnosis.report.parts import Breakdown
 from warpwatch_diagnosis.report.style import STYLE
 from warpwatch_diagnosis.report.tables import tables
 from warpwatch_diagnosis.report.timeline import timeline
-from warpwatch_diagnosis.report.words import VERDICTS, duration, safe, sentence
+from warpwatch_diagnosis.report.words import duration, safe, sentence, title
 from warpwatch_diagnosis.rules.base import Finding, percent
 from warpwatch_diagnosis.verdict.conclusion import HEALTHY, INCONCLUSIVE, Diagnosis
 
@@ -26,6 +26,7 @@ def render_html(diagnosis: Diagnosis) -> str:
     """A complete HTML document of at most 500 kB, whatever the traces hold."""
     breakdown = Breakdown(diagnosis)
     chosen = breakdown.chosen
+    head = title(diagnosis.verdict, diagnosis.measures)
     body = _verdict(diagnosis, chosen)
     if chosen is not None:
         body += timeline(breakdown, chosen) + bars.shares(breakdown, chosen)
@@ -35,7 +36,7 @@ def render_html(diagnosis: Diagnosis) -> str:
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<title>{VERDICTS[diagnosis.verdict]} · Warpwatch diagnosis</title><style>{STYLE}</style></head>
+<title>{head} · Warpwatch diagnosis</title><style>{STYLE}</style></head>
 <body><main>
 {body}
 </main><footer class="soft">{_NOTE}</footer></body></html>
@@ -47,10 +48,14 @@ def _verdict(diagnosis: Diagnosis, chosen: Measures | None) -> str:
     tone = verdict if verdict in (HEALTHY, INCONCLUSIVE) else "problem"
     first = diagnosis.findings[0] if diagnosis.findings else None
     why = _what_to_change(first, chosen) if first else _changes(diagnosis, chosen)
+    lead = diagnosis.summary
+    if diagnosis.decides:
+        lead = lead.replace(f"; {diagnosis.decides}", "")
+        why = _todo("What would decide", sentence(diagnosis.decides)) + (why if not first else "")
     return (
         f'<section class="verdict {tone}">'
-        f"<h1>{VERDICTS[verdict]}</h1>"
-        f'<p class="lead">{safe(sentence(diagnosis.summary))}</p>{why}'
+        f"<h1>{title(verdict, diagnosis.measures)}</h1>"
+        f'<p class="lead">{safe(sentence(lead))}</p>{why}'
         f'<p class="gain soft">Verdict: <code class="kind">{safe(verdict)}</code></p></section>'
     )
 
@@ -69,7 +74,11 @@ def _what_to_change(finding: Finding, chosen: Measures | None) -> str:
 
 
 def _advice(finding: Finding) -> str:
-    return f'<div class="todo"><b>What to change</b><p>{safe(finding.advice)}</p></div>'
+    return _todo("What to change", finding.advice)
+
+
+def _todo(head: str, text: str) -> str:
+    return f'<div class="todo"><b>{head}</b><p>{safe(text)}</p></div>'
 
 
 def _list(sentences: Sequence[str], css: str = ' class="why"') -> str:
@@ -98,8 +107,9 @@ def _price(finding: Finding) -> str:
 
 
 def _others(diagnosis: Diagnosis) -> str:
-    """Findings after the first."""
-    cards = "".join(_card(finding) for finding in diagnosis.findings[1:])
+    """Findings after the first, and that one too where it does not head the report."""
+    rest = diagnosis.findings[not diagnosis.decides :]
+    cards = "".join(_card(f, title(f.kind, diagnosis.measures)) for f in rest)
     return f"<h2>Then</h2>{cards}" if cards else ""
 
 
@@ -117,9 +127,9 @@ def _next(measures: Measures) -> str:
     return f'<h2>Look closer</h2><section class="card">{rows}</section>' if rows else ""
 
 
-def _card(finding: Finding) -> str:
+def _card(finding: Finding, name: str) -> str:
     return (
-        f'<section class="card"><h3>{VERDICTS[finding.kind]}</h3>'
+        f'<section class="card"><h3>{name}</h3>'
         f'<p class="soft"><code>{safe(finding.kind)}</code> · {safe(finding.label)} · '
         f"{_price(finding)}</p>{_list(finding.evidence, css='')}{_advice(finding)}</section>"
     )

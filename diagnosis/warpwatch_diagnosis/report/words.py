@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from warpwatch_diagnosis.measures.measures import Measures
@@ -21,6 +22,11 @@ VERDICTS = {
     "checkpoint": "Checkpoints hold up the training",
     "healthy": "Healthy",
     "inconclusive": "No clear answer",
+}
+# Of traces without a GPU.
+_ON_CPU = {
+    "host_bound": "Python between the operators takes the time",
+    "sync_bound": "Values are read one by one",
 }
 # Disjoint parts of a step in the order in which they are stacked (what the step is for, what it
 # pays for company, what it loses), and what they are called at the head of a terminal's column.
@@ -59,6 +65,12 @@ _MAX_TEXT = 2_000
 _MAX_DEVICE = 100
 _MATRIX = frozenset({"gemm", "convolution", "attention"})
 _COPIES = frozenset({"HtoD", "DtoH", "DtoD", "PtoP", "HtoH", "memset"})
+
+
+def title(kind: str, capture: Sequence[Measures]) -> str:
+    """What the verdict or finding is called in a report of these traces."""
+    on_cpu = all(measures.gpu is None for measures in capture)
+    return (on_cpu and _ON_CPU.get(kind)) or VERDICTS[kind]
 
 
 def stream_label(label: str) -> str:

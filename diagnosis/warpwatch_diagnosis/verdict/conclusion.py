@@ -34,7 +34,8 @@ class Diagnosis:
     """What the traces of one capture say. ``findings``: most recoverable time first.
 
     alignment: None unless there are several ranks with GPUs whose collectives match. comparison:
-    with the baseline, rank by rank; empty without one.
+    with the baseline, rank by rank; empty without one. decides: the end of an inconclusive
+    summary, what to record; empty without.
     """
 
     measures: tuple[Measures, ...]
@@ -43,6 +44,7 @@ class Diagnosis:
     summary: str
     alignment: Alignment | None = None
     comparison: tuple[BaselineComparison, ...] = ()
+    decides: str = ""
 
     def clock_offset_us(self, measures: Measures) -> float | None:
         """What the rank's clock is ahead of the first one's; None if not known."""
@@ -93,23 +95,28 @@ def conclude(
     if reasons:
         findings = [_unsure(f) for f in findings]
     reasons += ["; ".join(c.sentences[:1] + c.sentences[-1:]) for c in comparison if c.is_slower]
-    first = _heads(findings, enough, sure_only=bool(reasons))
+    first, decides = _heads(findings, enough, sure_only=bool(reasons)), ""
     if brief:
         findings = [_brief(f, brief) for f in findings]
     if first is not None:
         verdict, summary = first.kind, _first_sentence(first, several=len(capture) > 1)
+        findings.sort(key=lambda f: f.kind != verdict)
     else:
         reasons += doubts(capture, enough, alignment)
         reasons += [f"{m.label}: {m.brevity}" for m in enough if m.brevity and not m.steps]
         if asked and not reasons:
             reasons = [f"the captured steps do not show {asked.what}"]
         verdict = INCONCLUSIVE if reasons or not enough else HEALTHY
-        summary = reasons[0] + likeliest(enough, findings) if reasons else _well(enough)
+        named, decides = likeliest(enough, findings) if reasons else ("", "")
+        said = reasons[0] + named if reasons else _well(enough)
+        summary = f"{said}; {decides}" if decides else said
         if brief and not reasons:
             summary += f"; {brief}: what comes seldom is not in it"
     if baseline and enough and not comparison:
         summary += f"; the baseline cannot be compared: {_useless(baseline)}"
-    return Diagnosis(tuple(capture), tuple(findings), verdict, summary, alignment, comparison)
+    return Diagnosis(
+        tuple(capture), tuple(findings), verdict, summary, alignment, comparison, decides
+    )
 
 
 def _heads(findings: list[Finding], enough: Sequence[Measures], sure_only: bool) -> Finding | None:

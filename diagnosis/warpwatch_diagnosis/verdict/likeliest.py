@@ -77,8 +77,8 @@ def mostly(capture: Sequence[Measures]) -> Iterator[Finding]:
             yield replace(rule.finding_of(m, lost), confidence="low")
 
 
-def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> str:
-    """A clause that names the two kinds that take most and what would decide; empty without one."""
+def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> tuple[str, str]:
+    """A clause that names the two kinds that take most, and what would decide; empty without."""
     shares = {finding.kind: finding.share for finding in findings}
     for m in capture:
         for rule, lost in _losses(m):
@@ -89,8 +89,8 @@ def likeliest(capture: Sequence[Measures], findings: Sequence[Finding]) -> str:
     ranked = sorted(shares, key=lambda kind: (-shares[kind], kind))[:2]
     named = [f"{k} ({percent(shares[k])})" for k in ranked if shares[k] >= MIN_LIKELY_SHARE]
     if not named:
-        return ""
-    return f"; likeliest: {' or '.join(named)}; {_DECIDES.get(ranked[0], WITH_STACKS)}"
+        return "", ""
+    return f"; likeliest: {' or '.join(named)}", _DECIDES.get(ranked[0], WITH_STACKS)
 
 
 def _losses(measures: Measures) -> Iterator[tuple[RankRule, Intervals]]:

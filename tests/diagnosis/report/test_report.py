@@ -221,6 +221,19 @@ def test_a_row_says_its_content_in_words_and_escapes_it() -> None:
     assert 'width="500"' in svg
 
 
+def test_no_gpu_is_named_where_there_is_none(tmp_path: Path) -> None:
+    path = cpu_rank(0, host_us=8000).write(tmp_path / "r0.json")
+    page = render_html(diagnose([path]))
+    assert "<h1>Python between the operators takes the time</h1>" in page
+
+
+def test_an_inconclusive_report_says_what_would_decide(tmp_path: Path) -> None:
+    path = cpu_rank(0, waiting_us=5000).write(tmp_path / "r0.json")
+    page = render_html(diagnose([path]))
+    assert "likeliest: communication_bound (50 %) or straggler (50 %).</p>" in page
+    assert "<b>What would decide</b><p>The traces of all ranks of the same steps say" in page
+
+
 def test_every_label_has_a_colour_and_every_kind_a_title() -> None:
     assert set(LANES) == set(COLOURS)
     assert set(COLUMN_HEADS) == set(PARTS)
