@@ -90,7 +90,9 @@ def test_the_api_server_accepts_what_is_rendered(
         each
         for each in chart.scenario(helm4, name)
         if each["metadata"].get("namespace", NAMESPACE) == NAMESPACE
-        and not each["apiVersion"].startswith(("monitoring.", "admissionregistration."))
+        and not each["apiVersion"].startswith(
+            ("monitoring.", "admissionregistration.", "security.")
+        )
     ]
     file = tmp_path / "objects.yaml"
     file.write_text(yaml.safe_dump_all(ours))
@@ -140,7 +142,12 @@ def values(cluster: Cluster, work: Path) -> Path:
     containers.call(*save, timeout_s=120)
     cluster.load(archive)
     tree: dict[str, Any] = {
-        "image": {"repository": containers.IMAGE, "tag": "latest", "pullPolicy": "Never"},
+        "image": {
+            "registry": "",
+            "repository": containers.IMAGE,
+            "tag": "latest",
+            "pullPolicy": "Never",
+        },
         "port": PORT,
         "gpuNodesOnly": False,
         # Without a network for pods the node is not ready.

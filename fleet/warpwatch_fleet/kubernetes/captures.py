@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 GROUP = "/apis/warpwatch.dev/v1alpha1"
 RETRY_S = 5.0
+# Between two watches, whoever ended the first.
+AGAIN_S = 1.0
 PAGE = "500"
 # How long the verdict of a capture that has ended is waited for, and one that is no longer known.
 VERDICT_S = 600.0
@@ -64,6 +66,7 @@ class CaptureObjects:
                 complaint = ""
                 while True:
                     version = await self._watch(version)
+                    await asyncio.sleep(AGAIN_S)
             except ApiError as error:
                 if error.status == 410:
                     continue

@@ -5,20 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from warpwatch_fleet.cluster import Cluster
-from warpwatch_fleet.kubernetes.api import (
-    STRATEGIC,
-    Api,
-    ApiError,
-    Object,
-    seconds,
-    timestamp,
-)
+from warpwatch_fleet.kubernetes.api import STRATEGIC, Api, ApiError, Object, seconds, timestamp
 from warpwatch_fleet.node import Node
-from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
+from warpwatch_telemetry.anomalies import DEVICE_KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -76,36 +68,31 @@ class Conditions:
 
     async def advance(self) -> None:
         """Raises ApiError."""
-        now, done = time.time(), 0
+        now, left = time.time(), MAX_PER_ROUND
         wanted = self.wanted()
         self.known = {name: one for name, one in self.known.items() if name in wanted}
         for name, condition in wanted.items():
             known = self.known.get(name)
-            if known is not None and now - known.read_at < KNOWN_S:
-                if known.condition in (condition, None):
-                    continue
-            elif done < MAX_PER_ROUND:
-                known, done = await self._read(name, now), done + 1
-            if known is not None and done < MAX_PER_ROUND:
-                done += await self._write(name, condition, known, now)
+            is_old = known is None or now - known.read_at > KNOWN_S
+            if left > 0 and is_old:
+                known, left = await self._read(name, now), left - 1
+            if known and left > 0 and known.condition not in (condition, None):
+                await self._write(name, condition, known, now)
+                left -= 1
 
     async def _read(self, name: str, now: float) -> KnownNode:
         """A node that the cluster does not have is left alone until it is read again."""
         try:
-            node = await self._api.ask("GET", f"/api/v1/nodes/{name}")
+            known = _known(await self._api.ask("GET", f"/api/v1/nodes/{name}"), now)
         except ApiError as error:
             if error.status not in (403, 404):
                 raise
             logger.warning("no condition of node %s: %s", name, error)
-            self.known[name] = KnownNode(None, now, now)
-        else:
-            self.known[name] = _known(node, now)
-        return self.known[name]
+            known = KnownNode(None, now, now)
+        self.known[name] = known
+        return known
 
-    async def _write(self, name: str, wanted: Condition, known: KnownNode, now: float) -> bool:
-        """Whether it was needed."""
-        if known.condition in (wanted, None):
-            return False
+    async def _write(self, name: str, wanted: Condition, known: KnownNode, now: float) -> None:
         same = known.condition is not None and known.condition.status == wanted.status
         condition = {
             "type": TYPE,
@@ -119,7 +106,6 @@ class Conditions:
         node = await self._api.ask("PATCH", path, body, form=STRATEGIC)
         self.known[name] = _known(node, now)
         logger.info("node %s: %s is %s: %s", name, TYPE, wanted.status, wanted.message)
-        return True
 
 
 def _known(node: Object, now: float) -> KnownNode:
@@ -131,17 +117,13 @@ def _known(node: Object, now: float) -> KnownNode:
     return KnownNode(Condition("", "", ""), now, now)
 
 
-def faults(node: Node) -> Iterator[Anomaly]:
-    """Active ones for which hardware must leave service: those that are critical."""
-    for one in node.anomalies():
-        if one.kind in DEVICE_KINDS and one.severity == "critical" and one.end_time is None:
-            yield one
-
-
 def _condition(node: Node, now: float) -> Condition:
     if now - node.clock > AWAY_S:
         return Condition("Unknown", "AgentAway", "the agent of this node cannot be followed")
-    found = sorted(faults(node), key=lambda one: one.time)
+    # Hardware must leave service for what is critical, and for nothing else.
+    critical = [one for one in node.anomalies() if one.severity == "critical"]
+    active = [one for one in critical if one.kind in DEVICE_KINDS and one.end_time is None]
+    found = sorted(active, key=lambda one: one.time)
     if not found:
         return Condition("True", "NoFault", "no fault of a GPU that needs service")
     reason = "".join(part.title() for part in found[0].kind.split("_"))

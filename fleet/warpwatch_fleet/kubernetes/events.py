@@ -9,7 +9,6 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
@@ -27,58 +26,8 @@ MAX_NOTE = 1024
 # What was over before the fleet began is not news after so long.
 OLD_S = 600.0
 _NAMESPACE = re.compile(r"ns/([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)")
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """key: what makes it one Event, whatever is told of it later. about: the involvedObject.
-
-    begin, end, again: wall clock; ``again`` is when it was last told.
-    """
-
-    key: str
-    about: Mapping[str, str]
-    reason: str
-    note: str
-    warns: bool
-    begin: float
-    again: float
-
-    @property
-    def name(self) -> str:
-        plain = re.sub(r"[^a-z0-9]+", "-", self.key.lower()).strip("-")[:40]
-        return f"warpwatch-{plain}-{zlib.crc32(self.key.encode(errors='replace')):08x}"
-
-    @property
-    def namespace(self) -> str:
-        """Of what is about a node: where kubectl looks for it."""
-        return self.about.get("namespace", "default")
-
-    def changing(self) -> Object:
-        """Of the API's object, what may change."""
-        return {
-            "message": self.note[:MAX_NOTE],
-            "lastTimestamp": timestamp(self.again),
-            "count": 1 + math.ceil((self.again - self.begin) / AGAIN_S),
-            "type": "Warning" if self.warns else "Normal",
-        }
-
-    def whole(self) -> Object:
-        return {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": self.name, "namespace": self.namespace},
-            "involvedObject": dict(self.about),
-            "reason": self.reason,
-            "source": {"component": "warpwatch-fleet"},
-            "firstTimestamp": timestamp(self.begin),
-            **self.changing(),
-        }
-
-
-def about_node(name: str) -> dict[str, str]:
-    """A kubelet, too, takes a node's name for its UID."""
-    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
+# Of the API's object, what may change.
+_CHANGING = ("message", "lastTimestamp", "count", "type")
 
 
 class Events:
@@ -97,13 +46,15 @@ class Events:
         self._shard = shard
         self._link = link
         self._since = time.time() - OLD_S
-        # What is to be told besides, by key.
-        self._more: dict[str, Event] = {}
-        self._told: dict[str, Event] = {}
+        # By folder and name: of nodes what is to be told besides, and all as they were last told.
+        self._more: dict[str, Object] = {}
+        self._told: dict[str, Object] = {}
 
-    def put(self, event: Event) -> None:
-        """Tell it once more, or anew."""
-        self._more[event.key] = event
+    def put(self, node: str, reason: str, note: str, *, warns: bool) -> None:
+        """What was done with a node."""
+        now = time.time()
+        event = _event(f"{reason}/{node}/{note}", about_node(node), reason, note, warns, now, now)
+        self._more[_path(event)] = event
         if len(self._more) > 1000:
             del self._more[next(iter(self._more))]
 
@@ -111,42 +62,41 @@ class Events:
         """Raises ApiError where the server has had enough, or is not reached."""
         now = time.time()
         with self._lock:
-            wanted = {event.key: event for event in self._of_anomalies(now)} | self._more
-        self._told = {key: event for key, event in self._told.items() if key in wanted}
-        waiting = [event for event in wanted.values() if self._told.get(event.key) != event]
-        for event in waiting[:MAX_PER_ROUND]:
+            wanted = {_path(event): event for event in self._of_anomalies(now)} | self._more
+        self._told = {path: event for path, event in self._told.items() if path in wanted}
+        waiting = [path for path, event in wanted.items() if self._told.get(path) != event]
+        for path in waiting[:MAX_PER_ROUND]:
             try:
-                await self._write(event)
+                await self._write(path, wanted[path])
             except ApiError as error:
                 if error.status not in (403, 404, 422):
                     raise
                 # Of a namespace that is gone, or where the fleet has no right: not again and again.
-                logger.warning("no Event on %s: %s", event.about["name"], error)
-            self._told[event.key] = event
+                logger.warning("no Event %s: %s", path, error)
+            self._told[path] = wanted[path]
 
-    async def _write(self, event: Event) -> None:
-        path = f"/api/v1/namespaces/{event.namespace}/events"
+    async def _write(self, path: str, event: Object) -> None:
+        """The one that is there is changed; else it is made, also where it was there once."""
+        changes = {name: event[name] for name in _CHANGING}
         try:
-            if event.key in self._told:
-                await self._change(path, event)
-            else:
-                await self._api.ask("POST", path, event.whole())
+            if path in self._told:
+                await self._api.ask("PATCH", path, changes, form=MERGE)
+                return
         except ApiError as error:
-            if error.status == 409:
-                await self._change(path, event)
-            elif error.status == 404 and event.key in self._told:
-                await self._api.ask("POST", path, event.whole())
-            else:
+            if error.status != 404:
                 raise
+        try:
+            await self._api.ask("POST", path.rpartition("/")[0], event)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            await self._api.ask("PATCH", path, changes, form=MERGE)
 
-    async def _change(self, path: str, event: Event) -> None:
-        await self._api.ask("PATCH", f"{path}/{event.name}", event.changing(), form=MERGE)
-
-    def _of_anomalies(self, now: float) -> Iterator[Event]:
+    def _of_anomalies(self, now: float) -> Iterator[Object]:
         for anomaly in self._cluster.anomalies():
             about = self._about(anomaly)
             if about and not (anomaly.end_time and anomaly.end_time < self._since):
-                yield _event(anomaly, about, now, self._link)
+                yield _of(anomaly, about, now, self._link)
 
     def _about(self, anomaly: Anomaly) -> dict[str, str] | None:
         """None: neither a pod nor a node of the cluster is known for it, or another fleet tells."""
@@ -166,18 +116,53 @@ class Events:
         return {"apiVersion": "v1", "kind": "Pod", **about}
 
 
-def _event(anomaly: Anomaly, about: Mapping[str, str], now: float, link: str) -> Event:
+def about_node(name: str) -> dict[str, str]:
+    """A kubelet, too, takes a node's name for its UID."""
+    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
+
+
+def _of(anomaly: Anomaly, about: Mapping[str, str], now: float, link: str) -> Object:
     end = anomaly.end_time
     lasted = max(0.0, (now if end is None else end) - anomaly.time)
     again = anomaly.time + (lasted if end else lasted // AGAIN_S * AGAIN_S)
     over = f"over after {lasted:.0f} s: " if end else ""
-    room = MAX_NOTE - len(over) - len(link) - 1
-    return Event(
-        f"{anomaly.id}/{anomaly.node}/{anomaly.owner}",
-        about,
-        "".join(part.title() for part in anomaly.kind.split("_")),
-        f"{over}{anomaly.summary[:room]} {link}".strip(),
-        anomaly.severity != "info",
-        anomaly.time,
-        again,
-    )
+    note = f"{over}{anomaly.summary[: MAX_NOTE - len(over) - len(link) - 1]} {link}".strip()
+    reason = "".join(part.title() for part in anomaly.kind.split("_"))
+    key = f"{anomaly.id}/{anomaly.node}/{anomaly.owner}"
+    return _event(key, about, reason, note, anomaly.severity != "info", anomaly.time, again)
+
+
+def _event(
+    key: str,
+    about: Mapping[str, str],
+    reason: str,
+    note: str,
+    warns: bool,
+    begin: float,
+    again: float,
+) -> Object:
+    """key: what makes it one Event, whatever is told of it later. about: the involvedObject.
+
+    begin, again: wall clock; when it was told first and last. Of a node it is in ``default``, where
+    kubectl looks for it.
+    """
+    plain = re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")[:40]
+    name = f"warpwatch-{plain}-{zlib.crc32(key.encode(errors='replace')):08x}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": about.get("namespace", "default")},
+        "involvedObject": dict(about),
+        "reason": reason,
+        "source": {"component": "warpwatch-fleet"},
+        "message": note,
+        "type": "Warning" if warns else "Normal",
+        "count": 1 + math.ceil((again - begin) / AGAIN_S),
+        "firstTimestamp": timestamp(begin),
+        "lastTimestamp": timestamp(again),
+    }
+
+
+def _path(event: Object) -> str:
+    about = event["metadata"]
+    return f"/api/v1/namespaces/{about['namespace']}/events/{about['name']}"

@@ -10,9 +10,9 @@ import logging
 import time
 
 from warpwatch_fleet.config import KubernetesConfig
-from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object
+from warpwatch_fleet.kubernetes.api import MERGE, Api, Object
 from warpwatch_fleet.kubernetes.conditions import Condition, Conditions
-from warpwatch_fleet.kubernetes.events import Event, Events, about_node
+from warpwatch_fleet.kubernetes.events import Events
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +89,7 @@ class Taints:
             "metadata": {"resourceVersion": about["resourceVersion"], "labels": {KEY: reason}},
             "spec": {"taints": [*others, *own]},
         }
-        try:
-            await self._api.ask("PATCH", f"/api/v1/nodes/{about['name']}", body, form=MERGE)
-        except ApiError as error:
-            raise ApiError(error.status, f"taint of node {about['name']}: {error}") from error
+        await self._api.ask("PATCH", f"/api/v1/nodes/{about['name']}", body, form=MERGE)
 
     def _say(self, name: str, reason: str, note: str) -> None:
         """Once, until something else is to be said of the node."""
@@ -101,10 +98,7 @@ class Taints:
         self._said[name] = f"{reason} {note}"
         logger.warning("node %s: %s: %s", name, reason, note)
         if self._events is not None:
-            now = time.time()
-            key = f"{reason}/{name}/{note}"
-            warns = reason != "Untainted"
-            self._events.put(Event(key, about_node(name), reason, note, warns, now, now))
+            self._events.put(name, reason, note, warns=reason != "Untainted")
 
 
 def _is_tainted(node: Object) -> bool:

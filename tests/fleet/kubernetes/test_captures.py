@@ -156,6 +156,7 @@ def test_of_several_fleets_the_one_that_judges_the_job_takes_it(asked: Asked) ->
     assert asked.status()["outcome"] == "refused_no_rank"
 
 
+@pytest.mark.slow
 def test_one_that_a_killed_fleet_had_begun_is_not_taken_a_second_time(asked: Asked) -> None:
     asked.apply(job="train", ranks=[0, 2])
     asked.until(field="captureId")

@@ -166,7 +166,7 @@ def test_a_node_that_another_has_changed_is_tainted_in_the_next_round(stand_in: 
     served = Served(stand_in)
     served.nodes[0].stream.put_anomaly(fault())
     stand_in.conflicts = 1
-    with pytest.raises(ApiError, match=f"409.*{NODE}|{NODE}.*409"):
+    with pytest.raises(ApiError, match="409: the object"):
         served.rounds()
     served.rounds()
     assert len(served.taints()) == 1
