@@ -18,13 +18,13 @@ FILES: dict[str, Callable[[], str]] = {
     "node.json": lambda: node.page().json(),
     "training-job.json": lambda: training_job.page().json(),
     "warpwatch.json": lambda: agent.page().json(),
+    "provisioning/alert-rules.yaml": provisioning.text,
 }
 
 
 def main() -> None:
     for name, text in FILES.items():
         (FOLDER / name).write_text(text(), encoding="utf-8")
-    provisioning.write()
 
 
 if __name__ == "__main__":

@@ -125,9 +125,11 @@ _NOW_ROW = Row(
 _OF_HARDWARE = 'scope="hardware"'
 _BY_KIND = total("kind", series("anomaly_active"))
 _XIDS = total(f"{PLACE}, gpu, xid", grown(series("device_xid_errors_total"), "$__range"))
-_HARDWARE = f"{series('anomaly_info', AGENT, _OF_HARDWARE)}[30d]"
+# Every ten minutes, for which an event stays active: all scrapes of a month are too many to count.
+_MONTH = "[30d:10m]"
+_HARDWARE = f"{series('anomaly_info', AGENT, _OF_HARDWARE)}{_MONTH}"
 _ILL = total(f"{PLACE}, uuid, kind", f"count_over_time({_HARDWARE})")
-_SEEN = f"max by ({PLACE}) (count_over_time({series('build_info')}[30d]))"
+_SEEN = f"max by ({PLACE}) (count_over_time({series('build_info')}{_MONTH}))"
 _AILING = f"{_ILL} / on ({PLACE}) group_left () {_SEEN}"
 _WRONG_ROW = Row(
     "What is wrong",

@@ -8,11 +8,10 @@ from functools import partial
 from itertools import product
 
 import pytest
-import yaml
 
 from tests.dashboards.conftest import Promtool
 from tests.dashboards.expressions import NAMES, dashboards, expressions
-from tests.dashboards.monitoring.prometheus import Prometheus, prometheus
+from tests.dashboards.monitoring.prometheus import Prometheus, every_second, prometheus
 from tests.dashboards.sites import SCHEDULERS, history
 from tests.loop.node import poll
 from warpwatch_dashboards import rule_files
@@ -38,13 +37,8 @@ def sites(promtool: Promtool, tmp_path_factory: pytest.TempPathFactory) -> Itera
         file.writelines(f"{line}\n" for line in history(time.time()))
     done = promtool("tsdb", "create-blocks-from", "openmetrics", str(page), str(folder / "tsdb"))
     assert done.returncode == 0, done.stdout + done.stderr
-    rules = yaml.safe_load((rule_files.FOLDER / rule_files.RECORDING).read_text())
-    for group in rules["groups"]:
-        group["interval"] = "1s"
-    # What the rules make of their own series is there with the first evaluations.
-    text = yaml.safe_dump(rules).replace("[10m:30s]", "[10m:1s]").replace("[6h:10m]", "[6h:1s]")
-    (folder / "rules.yaml").write_text(text)
-    with prometheus(folder, {}, rules=[folder / "rules.yaml"]) as server:
+    rules = every_second(rule_files.FOLDER / rule_files.RECORDING, folder)
+    with prometheus(folder, {}, rules=[rules]) as server:
         for last in ("fleet:device_busy:ratio_rate5m", "job:slow_steps:share_rate10m"):
             recorded = f'warpwatch:{last}{{cluster="slurm-fault"}}'
             poll(partial(server.query, recorded), 60, "the rules have recorded")

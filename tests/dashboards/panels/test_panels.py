@@ -16,7 +16,9 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests.dashboards.expressions import EMPTY_WHEN_HEALTHY, dashboards
 from tests.dashboards.fleet import Fleet, fleet
+from tests.dashboards.monitoring.prometheus import every_second
 from tests.dashboards.panels.render import answered, bundle, drawn, photograph
+from warpwatch_dashboards import rule_files
 
 CHROMIUM = shutil.which("chromium")
 # Long enough for a straggler's baseline, and for graphs that show a course.
@@ -26,31 +28,42 @@ SHOWN = {
     "fleet": (
         "Now",
         "Anomalies now",
-        "Stragglers across nodes",
+        "Anomalies by kind",
+        "Nodes",
         "GPU memory by node",
+        "Stragglers across nodes",
+        "GPU hours",
+        "GPUs by namespace",
         "Power by node",
         "GPU energy",
+        "Cost of energy",
         "Energy by job",
     ),
     "node": (
+        "Use",
+        "Power drawn",
+        "Heat",
+        "Memory full",
         "GPUs and MIG instances",
         "MIG",
-        "GPU busy",
         "SMs active",
-        "Power",
-        "Temperature",
         "SM clock by its highest",
     ),
     "training-job": (
         "Targets",
         "Step time",
         "Stragglers",
+        "Steps",
+        "Samples",
+        "Tokens",
+        "Runs",
+        "Where the ranks' time went",
         "Phases of a step",
         "GPU busy by rank",
-        "GPU memory by rank",
         "GPU power",
         "Energy per step",
         "Energy per token",
+        "GPU energy",
         "Where ranks run",
     ),
     "warpwatch": ("Agents", "What it costs"),
@@ -77,7 +90,9 @@ def components(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A job that was well and of which rank 3 is late now."""
-    with fleet(tmp_path_factory.mktemp("fleet")) as running:
+    folder = tmp_path_factory.mktemp("fleet")
+    rules = every_second(rule_files.FOLDER / rule_files.RECORDING, folder)
+    with fleet(folder, rules=[rules]) as running:
         running.start_training()
         running.wait_for('rate(warpwatch_steps_total{rank="3"}[10s]) > 0', 120)
         time.sleep(HEALTHY_S)
