@@ -231,7 +231,6 @@ _COST_ROW = Row(
             "not grow with time: a steady climb is a leak.",
             "bytes",
             Query(f"topk(10, {series('agent_resident_memory_bytes')})", NODE_LEGEND),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -239,7 +238,6 @@ _COST_ROW = Row(
             "Share of one core, the ten busiest agents.",
             "percentunit",
             Query(f"topk(10, {rate(series('agent_cpu_seconds_total'))})", NODE_LEGEND),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -247,7 +245,6 @@ _COST_ROW = Row(
             "File descriptors of the ten agents with the most. A steady climb is a leak.",
             "none",
             Query(f"topk(10, {series('agent_open_files')})", NODE_LEGEND),
-            minimum=0,
             width=4,
         ),
         graph(
@@ -255,7 +252,6 @@ _COST_ROW = Row(
             "Threads of the ten agents with the most: one a GPU and some more.",
             "none",
             Query(f"topk(10, {series('agent_threads')})", NODE_LEGEND),
-            minimum=0,
             width=4,
         ),
         graph(
@@ -264,7 +260,6 @@ _COST_ROW = Row(
             "asks too often.",
             "reqps",
             Query(total("code", rate(series("http_requests_total"))), "{{code}}"),
-            minimum=0,
             width=4,
         ),
     ],

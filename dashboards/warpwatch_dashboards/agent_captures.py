@@ -48,7 +48,6 @@ CAPTURES_ROW = Row(
             "Bytes on disk of the ten largest stores, up to store.max_bytes (5 GiB).",
             "bytes",
             Query(f"topk(10, {total(PLACE, series('store_bytes'))})", NODE_LEGEND),
-            minimum=0,
             width=4,
         ),
         graph(

@@ -37,7 +37,7 @@ def per_second(
 def share(
     title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
 ) -> models.Panel:
-    whole: Look = {"minimum": 0, "maximum": 1}
+    whole: Look = {"maximum": 1}
     return as_it_is(title, description, "percentunit", name, label, **(whole | look))
 
 

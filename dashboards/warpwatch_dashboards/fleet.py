@@ -227,7 +227,6 @@ _NODES_ROW = Row(
             "large batch fails.",
             "percentunit",
             Query(f"topk(10, {_USED} / {_WHOLE})", NODE_LEGEND),
-            minimum=0,
             maximum=1,
             limits=at_most(0.9),
             links=[links.node_of_series()],

@@ -96,7 +96,6 @@ _ENERGY_ROW = Row(
             "most. Without host and cooling.",
             "watt",
             Query(f"topk(10, {total(PLACE, rate(_JOULES))})", NODE_LEGEND),
-            minimum=0,
             links=[links.node_of_series()],
         ),
         number(

@@ -52,7 +52,7 @@ def _at_a_glance() -> list[models.Panel]:
         ("Memory full", "Memory in use by what it has.", "percentunit", f"{used} / {whole}"),
     )
     return [
-        graph(title, words, unit, by_device(promql, ""), minimum=0, width=6)
+        graph(title, words, unit, by_device(promql, ""), width=6)
         for title, words, unit, promql in shown
     ]
 

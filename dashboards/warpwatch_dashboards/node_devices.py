@@ -17,7 +17,6 @@ _USE_ROW = Row(
             "between scrapes. Below 80 % the GPU waits. Not known of MIG instances.",
             "percentunit",
             by_device(_BUSY, ""),
-            minimum=0,
             maximum=1,
             limits=at_least(0.8),
         ),
@@ -78,7 +77,6 @@ _MEMORY_ROW = Row(
             "Memory in use by what the device has. Aim below 90 %.",
             "percentunit",
             by_device(f"{_USED} / {_WHOLE}", ""),
-            minimum=0,
             maximum=1,
             limits=at_most(0.9),
             width=8,
@@ -88,7 +86,6 @@ _MEMORY_ROW = Row(
             "Bytes in use, without what the driver reserves.",
             "bytes",
             "device_memory_used_bytes",
-            minimum=0,
             width=8,
         ),
         share(
@@ -111,7 +108,6 @@ _POWER_ROW = Row(
             "What each device draws, from its energy counter: a watt is a joule a second.",
             "watt",
             "device_energy_joules_total",
-            minimum=0,
         ),
         graph(
             "Power by its limit",
@@ -119,14 +115,12 @@ _POWER_ROW = Row(
             "normal under full load, unless the limit is below the default.",
             "percentunit",
             by_device(f"{_POWER} / {_LIMIT}", ""),
-            minimum=0,
         ),
         as_it_is(
             "Power limit",
             "The limit in force. One GPU below its peers is a straggler in waiting.",
             "watt",
             "device_power_limit_watts",
-            minimum=0,
         ),
         as_it_is(
             "Temperature",
@@ -170,7 +164,6 @@ _CLOCKS_ROW = Row(
             "Low while idle is normal; low while busy is throttling: see the reasons.",
             "percentunit",
             by_device(f"{_CLOCK} / {_HIGHEST}", ""),
-            minimum=0,
             maximum=1,
         ),
         per_second(
@@ -180,14 +173,12 @@ _CLOCKS_ROW = Row(
             "percentunit",
             "device_throttle_seconds_total",
             "reason",
-            minimum=0,
         ),
         graph(
             "Throttled now",
             "How many devices each reason holds down at this moment; idle is no fault.",
             "none",
             Query(total("reason", series("device_throttle_active", DEVICE)), "{{reason}}"),
-            minimum=0,
             width=12,
         ),
         as_it_is(
@@ -195,7 +186,6 @@ _CLOCKS_ROW = Row(
             "P-state: 0 is the fastest, 15 the slowest. Busy and not 0: look at the clocks.",
             "none",
             "device_performance_state",
-            minimum=0,
             width=12,
         ),
     ],

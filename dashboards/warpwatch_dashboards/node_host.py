@@ -36,7 +36,6 @@ _PROCESSES_ROW = Row(
             "several share, by time-slicing or MPS. The daemon must see the host's processes.",
             "percentunit",
             Query(_BY_POD, f"{GPU_LEGEND} {{{{namespace}}}} {{{{pod}}}} {{{{slurm_job}}}}"),
-            minimum=0,
             stacked=True,
             width=24,
         ),
@@ -54,7 +53,6 @@ _PROCESSES_ROW = Row(
             "Share of SM time that each process used.",
             "percentunit",
             Query(series("process_gpu_utilization_ratio", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -63,7 +61,6 @@ _PROCESSES_ROW = Row(
             "workers (children). Self at 1 is a Python program that is bound to its host.",
             "none",
             Query(_CPU, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -72,7 +69,6 @@ _PROCESSES_ROW = Row(
             "climb ends in the kernel's out-of-memory killer.",
             "bytes",
             Query(_MEMORY, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
-            minimum=0,
             width=6,
         ),
     ],
@@ -92,7 +88,6 @@ _HOST_ROW = Row(
             "Cores in use by the cores there are. Near 100 % data loaders and launches wait.",
             "percentunit",
             Query(f"{_BUSY} / {_CORES}", NODE_LEGEND),
-            minimum=0,
             maximum=1,
             limits=at_most(0.9),
             width=6,
@@ -102,7 +97,6 @@ _HOST_ROW = Row(
             "Processes that run or wait, over five minutes, a core. Above 1 some wait.",
             "none",
             Query(f"{_LOAD} / {_CORES}", NODE_LEGEND),
-            minimum=0,
             limits=at_most(1),
             width=6,
         ),
@@ -111,7 +105,6 @@ _HOST_ROW = Row(
             "Host memory in use by processes and the kernel, without what only caches files.",
             "percentunit",
             Query(f"{_USED} / {_WHOLE}", NODE_LEGEND),
-            minimum=0,
             maximum=1,
             limits=at_most(0.9),
             width=6,
@@ -122,7 +115,6 @@ _HOST_ROW = Row(
             "binBps",
             Query(rate(series("host_swap_in_bytes_total")), f"{NODE_LEGEND}|in"),
             Query(rate(series("host_swap_out_bytes_total")), f"{NODE_LEGEND}|out"),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -134,7 +126,6 @@ _HOST_ROW = Row(
                 rate(series("host_pressure_seconds_total")),
                 f"{NODE_LEGEND}|{{{{resource}}}} {{{{kind}}}}",
             ),
-            minimum=0,
             width=12,
         ),
         graph(
@@ -143,7 +134,6 @@ _HOST_ROW = Row(
             "container): workers die with a bus error.",
             "bytes",
             Query(series("host_memory_shared_bytes"), NODE_LEGEND),
-            minimum=0,
             width=12,
         ),
     ],
@@ -164,14 +154,12 @@ _TRAFFIC_ROW = Row(
             "Bytes a second by disk. A plateau under data wait is the disk's limit.",
             "binBps",
             Query(rate(series("host_disk_read_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
-            minimum=0,
         ),
         graph(
             "Disk written",
             "Bytes a second by disk: checkpoints, logs, traces.",
             "binBps",
             Query(rate(series("host_disk_written_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
-            minimum=0,
         ),
         graph(
             "Disk busy",
@@ -179,7 +167,6 @@ _TRAFFIC_ROW = Row(
             "can do more at 100 %.",
             "percentunit",
             Query(rate(series("host_disk_busy_seconds_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
-            minimum=0,
         ),
         graph(
             "Network received",
@@ -189,7 +176,6 @@ _TRAFFIC_ROW = Row(
                 rate(series("host_network_receive_bytes_total")),
                 f"{NODE_LEGEND}|{{{{interface}}}}",
             ),
-            minimum=0,
         ),
         graph(
             "Network sent",
@@ -199,7 +185,6 @@ _TRAFFIC_ROW = Row(
                 rate(series("host_network_transmit_bytes_total")),
                 f"{NODE_LEGEND}|{{{{interface}}}}",
             ),
-            minimum=0,
         ),
         graph(
             "Network errors and drops",
@@ -213,7 +198,6 @@ _TRAFFIC_ROW = Row(
                 )
                 for name, words in _ERRORS
             ),
-            minimum=0,
         ),
     ],
 )
@@ -228,7 +212,6 @@ _NETWORK_ROW = Row(
             "1: the port is active. 0 with a cable in it: jobs over several nodes fail.",
             "none",
             Query(series("network_port_up"), _PORT),
-            minimum=0,
             maximum=1,
         ),
         *(
@@ -241,7 +224,6 @@ _NETWORK_ROW = Row(
                     f"{series('network_port_rate_bytes_per_second')}",
                     _PORT,
                 ),
-                minimum=0,
                 maximum=1,
             )
             for way, words in (("receive", "received"), ("transmit", "sent"))
@@ -252,7 +234,6 @@ _NETWORK_ROW = Row(
             "or a peer that died.",
             "cps",
             Query(rate(series("network_port_errors_total")), f"{_PORT} {{{{type}}}}"),
-            minimum=0,
             width=12,
         ),
         graph(
@@ -261,7 +242,6 @@ _NETWORK_ROW = Row(
             "under load. One port far above the others: its path.",
             "cps",
             Query(rate(series("network_port_congestion_total")), f"{_PORT} {{{{type}}}}"),
-            minimum=0,
             width=12,
         ),
     ],

@@ -49,7 +49,6 @@ _LINKS_ROW = Row(
             "or slot; reseat the GPU.",
             "percentunit",
             by_device(f"{_LANES} / {_LANES_MAX}", ""),
-            minimum=0,
             limits=at_least(1),
             width=8,
         ),
@@ -59,7 +58,6 @@ _LINKS_ROW = Row(
             "is a fault.",
             "percentunit",
             by_device(f"{_GENERATION} / {_GENERATION_MAX}", ""),
-            minimum=0,
             width=8,
         ),
         graph(
@@ -67,7 +65,6 @@ _LINKS_ROW = Row(
             "Links that are up. Fewer than the GPU's peers have: the fabric lost one.",
             "none",
             by_device(series("device_nvlink_links_up", DEVICE), ""),
-            minimum=0,
             width=8,
         ),
         events(

@@ -63,12 +63,12 @@ def graph(
     stacked: bool = False,
     **look: Unpack[Look],
 ) -> models.Panel:
-    """Series over time; limits are dashed lines."""
+    """Series over time, from 0 on unless said otherwise; limits are dashed lines."""
     panel = _lines()
+    look.setdefault("minimum", 0)
     if stacked:
         panel.stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL).group("A"))
         panel.fill_opacity(60)
-        look.setdefault("minimum", 0)
     if look.get("limits"):
         dashed = looks.GraphThresholdsStyleMode.DASHED
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(dashed))

@@ -129,7 +129,6 @@ _ENERGY_ROW = Row(
             "What the job's GPUs draw. It falls where they wait.",
             "watt",
             Query(_POWER, JOB_LEGEND),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -138,7 +137,6 @@ _ENERGY_ROW = Row(
             "same: a rise is waste.",
             "joule",
             Query(f"{_POWER} / {STEPS_PER_SECOND}", JOB_LEGEND),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -147,7 +145,6 @@ _ENERGY_ROW = Row(
             "and settings by.",
             "joule",
             Query(f"{_POWER} / {_TOKENS}", JOB_LEGEND),
-            minimum=0,
             width=6,
         ),
         number(
@@ -204,7 +201,6 @@ _REASONS_ROW = Row(
             "stay right; detectors see fewer steps.",
             "si:records/s",
             Query(_LOST, JOB_LEGEND),
-            minimum=0,
             width=4,
         ),
     ],

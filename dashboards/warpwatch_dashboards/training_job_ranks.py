@@ -85,7 +85,6 @@ _RANKS_ROW = Row(
             "interval of the scrapes while all is well. A line that climbs is a hang.",
             "s",
             Query(f"topk(10, time() - {_ENDED})", RANK_LEGEND),
-            minimum=0,
         ),
         graph(
             "Steps behind",
@@ -93,7 +92,6 @@ _RANKS_ROW = Row(
             "after the other, so some steps mean nothing; a line that climbs stands still.",
             "none",
             Query(f"topk(10, {_NEWEST} - on ({BY_JOB}) group_right () {_STEP})", RANK_LEGEND),
-            minimum=0,
         ),
         graph(
             "GPU busy by rank",
@@ -101,7 +99,6 @@ _RANKS_ROW = Row(
             "line: that rank's host or data; all low: the job waits.",
             "percentunit",
             Query(f"bottomk(10, {BUSY_OF_RANKS})", RANK_LEGEND),
-            minimum=0,
             maximum=1,
             limits=at_least(GPU_BUSY),
             links=[links.node_of_series()],
@@ -125,7 +122,6 @@ _MEMORY_ROW = Row(
             "that differ have uneven work.",
             "percentunit",
             Query(f"topk(10, {MEMORY_OF_RANKS})", RANK_LEGEND),
-            minimum=0,
             maximum=1,
             limits=at_most(MEMORY),
             width=6,
@@ -136,7 +132,6 @@ _MEMORY_ROW = Row(
             "steps; a floor that climbs from step to step is a leak.",
             "bytes",
             Query(f"topk(10, {_ALLOCATED})", RANK_LEGEND),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -145,7 +140,6 @@ _MEMORY_ROW = Row(
             "a cache that others cannot use.",
             "bytes",
             Query(f"topk(10, {_RESERVED})", RANK_LEGEND),
-            minimum=0,
             width=6,
         ),
         graph(
@@ -154,7 +148,6 @@ _MEMORY_ROW = Row(
             "ten highest. A rise ends in allocations that fail though memory is free.",
             "percentunit",
             Query(f"topk(10, {_SPLIT} / {_RESERVED})", RANK_LEGEND),
-            minimum=0,
             width=6,
         ),
         graph(

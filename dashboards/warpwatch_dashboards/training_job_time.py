@@ -43,7 +43,6 @@ _STEPS_ROW = Row(
             Query(mean_of_steps(), f"{JOB_LEGEND} mean"),
             Query(quantile_of_steps(0.5), f"{JOB_LEGEND} p50"),
             Query(quantile_of_steps(0.99), f"{JOB_LEGEND} p99"),
-            minimum=0,
             width=12,
         ),
         heat_map(
@@ -59,21 +58,18 @@ _STEPS_ROW = Row(
             "Steps a second. 0 is a hang, a long checkpoint or an evaluation.",
             "si:steps/s",
             Query(STEPS_PER_SECOND, JOB_LEGEND),
-            minimum=0,
         ),
         graph(
             "Samples",
             "Samples a second over all ranks, of jobs that tell them.",
             "si:samples/s",
             Query(total(BY_JOB, rate(series("samples_total", JOB))), JOB_LEGEND),
-            minimum=0,
         ),
         graph(
             "Tokens",
             "Tokens a second over all ranks, of jobs that tell them: the rate to compare runs by.",
             "si:tokens/s",
             Query(total(BY_JOB, rate(series("tokens_total", JOB))), JOB_LEGEND),
-            minimum=0,
         ),
         table(
             "Runs",
@@ -131,7 +127,6 @@ _PHASES_ROW = Row(
             Query(_PHASES, f"{JOB_LEGEND} {{{{phase}}}}"),
             Query(_OTHER, f"{JOB_LEGEND} other"),
             stacked=True,
-            minimum=0,
             width=16,
         ),
         graph(
@@ -140,7 +135,6 @@ _PHASES_ROW = Row(
             "collect at different times make all others wait: collect on all at the same step.",
             "percentunit",
             Query(f"topk(10, {_COLLECTING})", RANK_LEGEND),
-            minimum=0,
         ),
     ],
 )
