@@ -23,7 +23,6 @@ BACKENDS = ("shim", "kineto")
 # Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
 # What is taken of a healthy job, and later ones are compared with, has its own budget: once
 # (baseline), or by a fleet again and again (schedule).
-TRIGGERS = ("anomaly", "manual", "alert", "code", "baseline", "schedule")
 REGULAR_TRIGGERS = frozenset({"baseline", "schedule"})
 
 # How a capture ended: every targeted rank brought its file, some did, none did, or it was never
