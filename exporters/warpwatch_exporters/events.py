@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from warpwatch_telemetry.anomalies import Anomaly
+from warpwatch_telemetry.anomalies import Anomaly, scope_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.state import State
+
+_OF_REQUEST = ("kind", "trigger", "job", "owner", "run")
+_OF_ANOMALY = (
+    *("kind", "severity", "job", "owner", "run", "rank", "device", "node"),
+    *("step", "value", "baseline"),
+)
 
 EventName = Literal["anomaly_opened", "anomaly_closed", "capture_ended", "verdict"]
 
@@ -43,6 +49,20 @@ class Event:
             return self.anomaly.summary
         assert self.capture is not None
         return f"capture of {self.capture.request.job}: {verdict_of(self.capture)}"
+
+    @property
+    def facts(self) -> dict[str, str | int | float]:
+        """What is known of it: names of docs/webhooks.md."""
+        known: dict[str, Any] = {"anomaly": self.anomaly_id}
+        if (anomaly := self.anomaly) is not None:
+            known |= {name: getattr(anomaly, name) for name in _OF_ANOMALY}
+            known["scope"] = scope_of(anomaly.kind)
+        if (capture := self.capture) is not None:
+            request, diagnosis = capture.request, capture.diagnosis or {}
+            known |= {name: getattr(request, name) for name in _OF_REQUEST}
+            known |= {"capture": capture.id, "outcome": capture.outcome, "report": capture.remote}
+            known["verdict"] = diagnosis.get("verdict")
+        return {name: value for name, value in known.items() if value not in (None, "")}
 
 
 class Events:

@@ -6,7 +6,6 @@ capture is a span of it. Both ids are hashes, the same after a restart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from hashlib import blake2b
 
 from opentelemetry._logs import LogRecord, SeverityNumber
@@ -18,8 +17,6 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_s
 from warpwatch_exporters.events import Event
 from warpwatch_exporters.exposition import encodable
 from warpwatch_exporters.otlp_metrics import SCOPE
-from warpwatch_telemetry.anomalies import Anomaly, scope_of
-from warpwatch_telemetry.captures import Capture
 
 MAX_BODY_CHARS = 1000
 _SEVERITIES = {
@@ -32,7 +29,6 @@ _SEVERITIES = {
 def log_record(event: Event, node: str, resource: Resource) -> ReadableLogRecord:
     """``node``: whose ids they are."""
     anomaly, capture = event.anomaly, event.capture
-    about = _of_anomaly(anomaly) if anomaly else _of_capture(capture) if capture else {}
     opened = anomaly is not None and event.name == "anomaly_opened"
     severity = anomaly.severity if anomaly is not None and opened else "info"
     span = anomaly.id if anomaly else capture.id if capture else ""
@@ -42,7 +38,7 @@ def log_record(event: Event, node: str, resource: Resource) -> ReadableLogRecord
         severity_text=severity,
         severity_number=_SEVERITIES[severity],
         body=encodable(event.summary[:MAX_BODY_CHARS]),
-        attributes={f"warpwatch.{name}": _plain(value) for name, value in about.items()},
+        attributes={f"warpwatch.{name}": _plain(value) for name, value in event.facts.items()},
         event_name=f"warpwatch.{event.name}",
     )
     return ReadableLogRecord(record, resource, SCOPE)
@@ -57,39 +53,3 @@ def _context(node: str, trace: str, span: str) -> Context:
 
 def _plain(value: str | int | float) -> str | int | float:
     return encodable(value) if isinstance(value, str) else value
-
-
-def _of_anomaly(anomaly: Anomaly) -> Mapping[str, str | int | float]:
-    known = {
-        "anomaly": anomaly.id,
-        "kind": anomaly.kind,
-        "severity": anomaly.severity,
-        "scope": scope_of(anomaly.kind),
-        "job": anomaly.job,
-        "owner": anomaly.owner or None,
-        "run": anomaly.run or None,
-        "rank": anomaly.rank,
-        "device": anomaly.device,
-        "node": anomaly.node or None,
-        "step": anomaly.step,
-        "value": anomaly.value,
-        "baseline": anomaly.baseline,
-    }
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def _of_capture(capture: Capture) -> Mapping[str, str | int | float]:
-    request = capture.request
-    known = {
-        "capture": capture.id,
-        "anomaly": request.anomaly_id,
-        "kind": request.kind,
-        "trigger": request.trigger,
-        "job": request.job,
-        "owner": request.owner or None,
-        "run": request.run or None,
-        "outcome": capture.outcome,
-        "verdict": str(capture.diagnosis.get("verdict", "")) if capture.diagnosis else None,
-        "report": capture.remote,
-    }
-    return {name: value for name, value in known.items() if value is not None}

@@ -7,8 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
 
 from warpwatch_exporters.config import WebhookConfig
@@ -21,7 +20,6 @@ from warpwatch_exporters.http_requests import (
     read_secret,
 )
 from warpwatch_exporters.pause import Pause
-from warpwatch_telemetry.anomalies import scope_of
 
 logger = logging.getLogger(__name__)
 
@@ -124,10 +122,11 @@ class Webhook:
 
     def _body(self, event: Event) -> bytes:
         link = self._link(event)
-        document = _document(event, self._node, link)
         if self._config.format == "slack":
-            document = {"text": _slack_text(event, self._node, link)}
-        return json.dumps(document).encode()
+            return json.dumps({"text": _slack_text(event, self._node, link)}).encode()
+        own = {"event": event.name, "time": event.time, "node": self._node, "url": link}
+        summary = event.summary[:MAX_TEXT_CHARS]
+        return json.dumps({"schema": 1, **own, "summary": summary, **event.facts}).encode()
 
     def _link(self, event: Event) -> str | None:
         if not self._public_url:
@@ -136,29 +135,6 @@ class Webhook:
             return f"{self._public_url}/api/v1/anomalies/{quote(event.anomaly_id or '')}"
         report = "/report.html" if "report.html" in event.capture.files else ""
         return f"{self._public_url}/api/v1/captures/{quote(event.capture.id)}{report}"
-
-
-def _document(event: Event, node: str, link: str | None) -> dict[str, Any]:
-    """docs/webhooks.md; ``anomaly`` has the fields that the API gives it."""
-    document: dict[str, Any] = {
-        "schema": 1, "event": event.name, "time": event.time, "node": node,
-        "summary": event.summary[:MAX_TEXT_CHARS], "url": link,
-    }  # fmt: skip
-    if event.anomaly is not None:
-        scope = scope_of(event.anomaly.kind)
-        document["anomaly"] = {**asdict(event.anomaly), "scope": scope}
-    if event.capture is not None:
-        capture, request = event.capture, event.capture.request
-        document["capture"] = {
-            "id": capture.id,
-            "job": request.job,
-            "owner": request.owner,
-            "kind": request.kind,
-            "outcome": capture.outcome,
-            "anomaly": request.anomaly_id,
-            "verdict": (capture.diagnosis or {}).get("verdict"),
-        }
-    return document
 
 
 def _slack_text(event: Event, node: str, link: str | None) -> str:

@@ -104,10 +104,10 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_message_each(server: Receiver)
     assert opened["summary"] == "rank 1 computes 60 % longer than <its> peer"
     assert opened["url"] == "https://warpwatch.example/gpu-17/api/v1/anomalies/6553f1f0-1"
     assert (opened["node"], opened["time"]) == ("gpu-17", NOW)
-    assert (opened["anomaly"]["kind"], opened["anomaly"]["scope"]) == ("straggler", "job")
+    assert (opened["kind"], opened["scope"], opened["rank"]) == ("straggler", "job", 1)
     assert verdict["event"] == "verdict"
     assert verdict["summary"] == "capture of llama-7b: host bound. rank 1 waits for Python"
-    assert verdict["capture"]["anomaly"] == SLOW.id
+    assert (verdict["anomaly"], verdict["verdict"]) == (SLOW.id, "host_bound")
     assert verdict["url"].endswith("/api/v1/captures/20260921T141959-3f9a1c/report.html")
     assert (closed["event"], closed["time"]) == ("anomaly_closed", NOW + 90)
     assert site.counted == {"sent": 3}

@@ -98,12 +98,12 @@ def test_a_straggler_and_a_hang_over_two_nodes_are_named_and_captured_once(
     os.kill(stopped["pid"], signal.SIGCONT)
     # Agents and fleet have the same webhook: one fault is one message, from the fleet.
     told = [json.loads(body) for body in hook.bodies()]
-    opened = [one["anomaly"]["id"] for one in told if one["event"] == "anomaly_opened"]
+    opened = [one["anomaly"] for one in told if one["event"] == "anomaly_opened"]
     assert [ident for ident in opened if ident in (straggler["id"], hang["id"])] == [
         straggler["id"],
         hang["id"],
     ]
-    verdicts = [one["capture"]["anomaly"] for one in told if one["event"] == "verdict"]
+    verdicts = [one["anomaly"] for one in told if one["event"] == "verdict"]
     assert verdicts.count(straggler["id"]) == 1
-    kinds = Counter(one["anomaly"]["kind"] for one in told if one["event"] == "anomaly_opened")
+    kinds = Counter(one["kind"] for one in told if one["event"] == "anomaly_opened")
     assert (kinds["straggler"], kinds["hang"]) == (1, 1)

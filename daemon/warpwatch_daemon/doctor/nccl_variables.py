@@ -1,13 +1,15 @@
 """What settings of NCCL and its surroundings do to a training, variable by variable.
 
 Meanings are those of NVIDIA's NCCL user guide and of PyTorch's ProcessGroupNCCL environment
-variables.
+variables; which value of which is worth a word is in the table beside this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Variable:
     suspicious: Test
     ok: bool | None
     meaning: str
-    advice: str = "unset it"
+    advice: str
 
 
 def _on(value: str, _: NodeNetwork) -> bool:
@@ -82,125 +84,30 @@ def _loopback(value: str, _: NodeNetwork) -> bool:
     return value.strip().lstrip("=") == "lo"
 
 
-VARIABLES: tuple[Variable, ...] = (
-    Variable(
-        ("NCCL_P2P_DISABLE",),
-        _on,
-        False,
-        "GPUs of the node copy through host memory instead of NVLink or PCIe",
-    ),
-    Variable(
-        ("NCCL_P2P_LEVEL",),
-        _one_of("LOC", "0"),
-        False,
-        "GPUs of the node never copy directly, as with NCCL_P2P_DISABLE",
-    ),
-    Variable(
-        ("NCCL_SHM_DISABLE",),
-        _on,
-        False,
-        "where GPUs cannot copy directly, ranks of one node talk through network sockets",
-        "unset it; if /dev/shm was too small, enlarge that",
-    ),
-    Variable(
-        ("NCCL_IB_DISABLE",),
-        _on_with_adapters,
-        False,
-        "the node has InfiniBand or RoCE, and traffic between nodes goes over TCP sockets",
-    ),
-    Variable(
-        ("NCCL_IB_DISABLE",),
-        _on_without_adapters,
-        None,
-        "traffic between nodes goes over TCP sockets",
-        "no loss while the node has no InfiniBand",
-    ),
-    Variable(
-        ("NCCL_NET_GDR_LEVEL",),
-        _one_of("LOC", "0"),
-        None,
-        "the network adapter never reads GPU memory directly: each message is copied to the host",
-    ),
-    Variable(("NCCL_NVLS_ENABLE",), _off, None, "NVSwitch does not reduce for the GPUs (NVLS)"),
-    Variable(
-        ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
-        _no_interface,
-        False,
-        "no such network interface: start-up fails",
-        "`ip -br link` lists them; one that all nodes have, or unset it",
-    ),
-    Variable(
-        ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
-        _loopback,
-        None,
-        "the loopback interface reaches this node only",
-        "unset it for a job of several nodes",
-    ),
-    Variable(
-        ("NCCL_IB_HCA",),
-        _no_adapter,
-        False,
-        "no such InfiniBand adapter: NCCL falls back to sockets",
-        "`ibv_devices` lists them",
-    ),
-    Variable(
-        ("NCCL_DEBUG",),
-        _one_of("TRACE"),
-        None,
-        "every call is logged, which slows training and fills disks",
-        "NCCL_DEBUG=WARN, or INFO while searching for a fault",
-    ),
-    Variable(
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"),
-        _off,
-        False,
-        "when one rank dies the others hang for ever instead of ending",
-    ),
-    Variable(
-        ("TORCH_NCCL_ENABLE_MONITORING",),
-        _off,
-        None,
-        "a process whose NCCL watchdog hangs is never ended",
-    ),
-    Variable(
-        ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"),
-        _on,
-        None,
-        "the training thread waits for each collective: nothing overlaps with it",
-    ),
-    Variable(
-        ("CUDA_LAUNCH_BLOCKING",),
-        _on,
-        False,
-        "each kernel launch waits for its end: training is many times slower",
-        "unset it after debugging",
-    ),
-    Variable(
-        ("TORCH_DISTRIBUTED_DEBUG",),
-        _one_of("DETAIL"),
-        None,
-        "each collective is checked among all ranks first, which slows training",
-        "unset it after debugging",
-    ),
-    Variable(
-        ("NCCL_ALGO", "NCCL_PROTO"),
-        _set,
-        None,
-        "fixed: NCCL no longer chooses by message size and topology",
-        "unset it unless it was measured with this NCCL on these nodes",
-    ),
-    Variable(
-        (
-            "NCCL_MAX_NCHANNELS",
-            "NCCL_MAX_CTAS",
-            "NCCL_BUFFSIZE",
-            "NCCL_NTHREADS",
-            "NCCL_CROSS_NIC",
-        ),
-        _set,
-        None,
-        "fixed tuning, which may be wrong on another GPU or network",
-        "unset it unless it was measured with this NCCL on these nodes",
-    ),
-)
+_TESTS: dict[str, Test] = {
+    "on": _on,
+    "off": _off,
+    "set": _set,
+    "on_with_adapters": _on_with_adapters,
+    "on_without_adapters": _on_without_adapters,
+    "no_interface": _no_interface,
+    "no_adapter": _no_adapter,
+    "loopback": _loopback,
+}
+
+
+_OK = {"fault": False, "note": None}
+
+
+def _variable(names: str, test: str, is_a: str, meaning: str, advice: str) -> Variable:
+    suspicious = _one_of(*test[1:].split("|")) if test.startswith("=") else _TESTS[test]
+    return Variable(tuple(names.split()), suspicious, _OK[is_a], meaning, advice)
+
+
+def _table() -> Iterator[list[str]]:
+    with Path(__file__).with_suffix(".csv").open(newline="") as file:
+        yield from list(csv.reader(file))[1:]
+
+
+VARIABLES = tuple(_variable(*row) for row in _table())
 NAMES = frozenset(name for variable in VARIABLES for name in variable.names)
