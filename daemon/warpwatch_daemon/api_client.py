@@ -5,10 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from warpwatch_daemon import api_socket
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
@@ -22,7 +21,7 @@ class ApiClient:
     With ``socket_path`` it is asked through its Unix socket, whatever ``url`` says; ``shown_url``
     is what leads a person to a path of the API. Over HTTPS the certificate must be signed by
     ``ca_file``, else by whom the system trusts, and be of ``server_name``, else of the URL's own
-    host. Raises UsageError for a file that is none.
+    host. No proxy is asked and no redirect followed. Raises UsageError for a file that is none.
     """
 
     def __init__(
@@ -38,72 +37,60 @@ class ApiClient:
             raise UsageError(f"--url {url!r} is no http:// or https:// address")
         self.url = self.where = self.shown_url = url.rstrip("/")
         self._token = _read_token(token_file)
-        # No proxy: the daemon is on this machine or named.
-        handlers: list[urllib.request.BaseHandler] = [
-            urllib.request.ProxyHandler({}),
-            _NoRedirect(),
-        ]
+        self._trust = _trust(ca_file, server_name) if url.startswith("https://") else None
+        self._socket_path = socket_path
         if socket_path is not None:
             self.where = str(socket_path)
             self.shown_url = f"curl --unix-socket {socket_path} http://localhost"
-            handlers.append(_SocketHandler(socket_path))
-        if url.startswith("https://"):
-            handlers.append(_https(ca_file, server_name))
-        self._opener = urllib.request.build_opener(*handlers)
 
     def get(self, path: str) -> Any:
         """The JSON answer. Raises WarpwatchError when there is no daemon."""
-        return self._send(urllib.request.Request(self.url + path))
+        return self._send("GET", path)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON answer. Raises Refused with the daemon's reason."""
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode())
-        request.add_header("Content-Type", "application/json")
-        return self._send(request)
+        return self._send("POST", path, json.dumps(body).encode())
 
-    def _send(self, request: urllib.request.Request) -> Any:
+    def _send(self, method: str, path: str, body: bytes | None = None) -> Any:
+        headers = {"Content-Type": "application/json"} if body is not None else {}
         if self._token:
-            request.add_header("Authorization", f"Bearer {self._token}")
+            headers["Authorization"] = f"Bearer {self._token}"
         try:
-            with self._opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _refusal(error.code, error.read()) from error
-        except (ValueError, http.client.HTTPException) as error:
-            raise WarpwatchError(f"what answers at {self.where} is no warpwatch daemon") from error
-        except OSError as error:
-            reason = getattr(error, "reason", error)
+            connection = self._connection()
+            try:
+                connection.request(method, urlsplit(self.url).path + path, body, headers)
+                answer = connection.getresponse()
+                content = answer.read()
+            finally:
+                connection.close()
+            if not 200 <= answer.status < 300:
+                raise _refusal(answer.status, content)
+            return json.loads(content)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            # A certificate that is refused is a ValueError as well.
+            if not isinstance(error, OSError) or isinstance(error, http.client.HTTPException):
+                said = f"what answers at {self.where} is no warpwatch daemon"
+                raise WarpwatchError(said) from error
             raise WarpwatchError(
-                f"no daemon answers at {self.where} ({reason}); start one with `warpwatch daemon` "
+                f"no daemon answers at {self.where} ({error}); start one with `warpwatch daemon` "
                 "or name it with --url"
             ) from error
 
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A daemon never redirects, and the token goes nowhere else."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-class _SocketHandler(urllib.request.HTTPHandler):
-    """HTTP through a Unix socket, whatever the URL says."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        def connect(host: str, **options: Any) -> http.client.HTTPConnection:
-            return _SocketConnection(self._path, host, **options)
-
-        return self.do_open(connect, request)
+    def _connection(self) -> http.client.HTTPConnection:
+        address = urlsplit(self.url)
+        host, port = address.hostname or "", address.port
+        if self._socket_path is not None:
+            return _SocketConnection(self._socket_path)
+        if self._trust is not None:
+            return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=self._trust)
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
 
 
 class _SocketConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, host: str, **options: Any) -> None:
-        super().__init__(host, **options)
+    """HTTP through a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=TIMEOUT_S)
         self._path = path
 
     def connect(self) -> None:
@@ -121,7 +108,7 @@ class _Trust(ssl.SSLContext):
         return super().wrap_socket(*arguments, **options)
 
 
-def _https(ca_file: Path | None, server_name: str) -> urllib.request.HTTPSHandler:
+def _trust(ca_file: Path | None, server_name: str) -> ssl.SSLContext:
     trust = _Trust(ssl.PROTOCOL_TLS_CLIENT)
     trust.server_name = server_name
     try:
@@ -131,7 +118,7 @@ def _https(ca_file: Path | None, server_name: str) -> urllib.request.HTTPSHandle
             trust.load_verify_locations(ca_file)
     except OSError as error:
         raise UsageError(f"--ca-file {ca_file}: {error.strerror or error}") from error
-    return urllib.request.HTTPSHandler(context=trust)
+    return trust
 
 
 def _refusal(code: int, content: bytes) -> WarpwatchError:

@@ -13,6 +13,7 @@ from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.survey import signal_name
+from warpwatch_daemon.quantities import plural
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
 _UNIFIED_MEMORY = "/dev/nvidia-uvm"
@@ -67,17 +68,13 @@ def _nvml(machine: Machine, survey: Survey) -> Check:
     if not survey.devices:
         advice = _no_gpu_advice(machine)
         return Check("NVML", False, f"the driver shows no GPU; {detail}", advice)
-    return Check("NVML", True, f"{_count(len(survey.devices))}, {detail}")
+    return Check("NVML", True, f"{plural(len(survey.devices), 'GPU')}, {detail}")
 
 
 def _all_unknown(survey: Survey) -> bool:
     """The sign of a container that has lost its devices: everything is unknown."""
     codes = {survey.count_code, *(device.down_code for device in survey.devices)}
     return codes - {None} == {pynvml.NVML_ERROR_UNKNOWN} and not survey.up
-
-
-def _count(gpus: int) -> str:
-    return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 
 def _versions(survey: Survey) -> str:
@@ -104,7 +101,7 @@ def _no_library(machine: Machine, survey: Survey) -> tuple[str, str]:
             "without a GPU: sources.nvml.enabled: false (WARPWATCH_SOURCES__NVML__ENABLED=false), "
             "or see `warpwatch demo`",
         )
-    gpus = f"{_count(len(machine.pci_gpus))} on the PCI bus"
+    gpus = f"{plural(len(machine.pci_gpus), 'GPU')} on the PCI bus"
     if machine.in_container:
         return f"{missing} in this container; {gpus}", _CONTAINER_ADVICE
     if _module_version(machine):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from warpwatch_daemon.doctor.check import Check
+from warpwatch_daemon.quantities import plural
 
 _MARKS = {True: "ok  ", False: "BAD ", None: "note"}
 _LONGEST_NAME = 16
@@ -29,11 +30,7 @@ def lines(checks: Iterable[Check], width: int = 80) -> Iterator[str]:
 def summary(checks: Iterable[Check]) -> str:
     verdicts = [check.ok for check in checks]
     problems, notes = verdicts.count(False), verdicts.count(None)
-    return f"{_counted(problems, 'problem')}, {_counted(notes, 'note')}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{plural(problems, 'problem')}, {plural(notes, 'note')}"
 
 
 def _check(check: Check, width: int) -> Iterator[str]:

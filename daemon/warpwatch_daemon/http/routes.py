@@ -57,97 +57,44 @@ def operations(
     webhook: AlertWebhook,
 ) -> list[Operation]:
     """What agents and fleets answer."""
+    v1, of = "/api/v1", Operation
+    octets, missing, refused = "application/octet-stream", (404,), (404, 409, 503)
     return [
-        Operation("/", page.show, "text/html"),
-        Operation("/run", page.show_run, "text/html", models.RunFilters, errors=(404,)),
-        Operation("/metrics", metrics.scrape, "text/plain"),
-        Operation("/healthz", api.healthz, models.Health),
-        Operation("/readyz", api.readyz, models.Readiness, also={503: models.Readiness}),
-        Operation("/openapi.json", describe, "application/json"),
-        Operation("/api/v1/devices", api.devices, models.DeviceList, models.Filters),
-        Operation("/api/v1/jobs", api.jobs, models.JobList, models.JobFilters),
-        Operation("/api/v1/ranks", api.ranks, models.RankList, models.JobFilters),
-        Operation("/api/v1/anomalies", api.anomalies, models.AnomalyList, models.AnomalyFilters),
-        Operation(
-            "/api/v1/anomalies/{id}", api.anomaly, models.OneAnomaly, models.Filters, errors=(404,)
-        ),
-        Operation("/api/v1/detectors", api.detectors, models.DetectorList, models.DetectorFilters),
-        *_capture_operations(api, files, webhook),
-        Operation("/api/v1/runs", api.runs, models.RunList, models.RunFilters),
-        Operation(
-            "/api/v1/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters
-        ),
-    ]
-
-
-def _capture_operations(api: Api, files: CaptureFiles, webhook: AlertWebhook) -> list[Operation]:
-    return [
-        Operation("/api/v1/captures", api.captures, models.CaptureList, models.CaptureFilters),
-        Operation(
-            "/api/v1/captures",
-            api.request_capture,
-            models.OneCapture,
-            method="POST",
-            body=bodies.CaptureBody,
-            guarded=True,
-            status=202,
-            errors=(404, 409, 503),
-        ),
-        Operation("/api/v1/captures/{id}", api.capture, models.OneCapture, errors=(404,)),
-        Operation(
-            "/api/v1/captures/{id}/{file}",
-            files.send,
-            "application/octet-stream",
-            guarded=True,
-            errors=(404, 503),
-        ),
-        Operation(
-            "/api/v1/alertmanager",
-            webhook.receive,
-            models.AlertAnswers,
-            method="POST",
-            body=Webhook,
-            guarded=True,
-            errors=(503,),
-        ),
-    ]
+        of("/", page.show, "text/html"),
+        of("/run", page.show_run, "text/html", models.RunFilters, errors=missing),
+        of("/metrics", metrics.scrape, "text/plain"),
+        of("/healthz", api.healthz, models.Health),
+        of("/readyz", api.readyz, models.Readiness, also={503: models.Readiness}),
+        of("/openapi.json", describe, "application/json"),
+        of(f"{v1}/devices", api.devices, models.DeviceList, models.Filters),
+        of(f"{v1}/jobs", api.jobs, models.JobList, models.JobFilters),
+        of(f"{v1}/ranks", api.ranks, models.RankList, models.JobFilters),
+        of(f"{v1}/anomalies", api.anomalies, models.AnomalyList, models.AnomalyFilters),
+        of(f"{v1}/anomalies/{{id}}", api.anomaly, models.OneAnomaly, models.Filters,
+           errors=missing),
+        of(f"{v1}/detectors", api.detectors, models.DetectorList, models.DetectorFilters),
+        of(f"{v1}/captures", api.captures, models.CaptureList, models.CaptureFilters),
+        of(f"{v1}/captures", api.request_capture, models.OneCapture, method="POST", guarded=True,
+           body=bodies.CaptureBody, status=202, errors=refused),
+        of(f"{v1}/captures/{{id}}", api.capture, models.OneCapture, errors=missing),
+        of(f"{v1}/captures/{{id}}/{{file}}", files.send, octets, guarded=True, errors=(404, 503)),
+        of(f"{v1}/alertmanager", webhook.receive, models.AlertAnswers, method="POST", guarded=True,
+           body=Webhook, errors=(503,)),
+        of(f"{v1}/runs", api.runs, models.RunList, models.RunFilters),
+        of(f"{v1}/diagnoses", api.diagnoses, models.DiagnosisList, models.DiagnosisFilters),
+    ]  # fmt: skip
 
 
 def agent_operations(api: AgentApi, records: RecordsEndpoint) -> list[Operation]:
     """What agents answer besides."""
+    v1, of, refused = "/api/v1", Operation, (404, 409, 503)
     return [
-        Operation(
-            "/api/v1/records",
-            records.send,
-            MEDIA_TYPE,
-            models.RecordFilters,
-            guarded=True,
-            errors=(503,),
-        ),
-        Operation(
-            "/api/v1/leases",
-            api.lease,
-            models.LeaseAnswer,
-            method="POST",
-            body=bodies.LeaseBody,
-            guarded=True,
-            errors=(409,),
-        ),
-        Operation(
-            "/api/v1/captures/prepare",
-            api.prepare_capture,
-            models.PreparedCapture,
-            method="POST",
-            body=bodies.CaptureBody,
-            guarded=True,
-            errors=(404, 409, 503),
-        ),
-        Operation(
-            "/api/v1/captures/{id}/cancel",
-            api.cancel_capture,
-            models.OneCapture,
-            method="POST",
-            guarded=True,
-            errors=(404,),
-        ),
-    ]
+        of(f"{v1}/records", records.send, MEDIA_TYPE, models.RecordFilters, guarded=True,
+           errors=(503,)),
+        of(f"{v1}/leases", api.lease, models.LeaseAnswer, method="POST", guarded=True,
+           body=bodies.LeaseBody, errors=(409,)),
+        of(f"{v1}/captures/prepare", api.prepare_capture, models.PreparedCapture, method="POST",
+           guarded=True, body=bodies.CaptureBody, errors=refused),
+        of(f"{v1}/captures/{{id}}/cancel", api.cancel_capture, models.OneCapture, method="POST",
+           guarded=True, errors=(404,)),
+    ]  # fmt: skip

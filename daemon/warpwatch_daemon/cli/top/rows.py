@@ -108,8 +108,11 @@ def rank_columns(wide: bool) -> tuple[str, ...]:
 
 def rank_rows(reading: Reading, wide: bool) -> Iterator[tuple[RankKey, Row]]:
     """Those that train, then those that are silent or over."""
-    ranks = sorted(reading.ranks, key=lambda one: one["status"] in ("exited", "died"))
-    for rank in ranks[:MAX_ROWS]:
+
+    def place(rank: Document) -> tuple[bool, str, int]:
+        return rank["status"] in ("exited", "died"), rank["job"], rank["rank"]
+
+    for rank in sorted(reading.ranks, key=place)[:MAX_ROWS]:
         yield rank_key(rank), _rank(rank, reading.phases.get(rank_key(rank), {}), wide)
 
 
