@@ -1,4 +1,4 @@
-"""Records small trainings with one injected fault each: ``recorded_faults.py FOLDER [--faults …]``.
+"""Records small trainings with one injected fault each.
 
 Every trace is ``<fault>-<model>-<repetition>.pt.trace.json.gz`` in FOLDER, as torch.profiler writes
 it. One thread computes, so that other work on the machine only stretches the times.
@@ -379,12 +379,19 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--pairs", action="store_true", help="each also without its fault")
     parser.add_argument("--stacks", action="store_true")
+    parser.add_argument("--ranks", action="store_true", help="faults of jobs of two ranks instead")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--reduced", type=int, metavar="STEPS", help="keep the last steps only")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch._dynamo.config.recompile_limit = 64
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.ranks:
+        from tests.diagnosis import recorded_ranks as ranks
+
+        for fault, model in itertools.product(ranks.FAULTS, ranks.MODELS):
+            ranks.record_ranks(options.folder, fault, model, options.reduced or ACTIVE_STEPS)
+        return
     for fault, model, k in itertools.product(
         options.faults, options.models, range(options.repetitions)
     ):

@@ -8,42 +8,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from warpwatch_diagnosis.comparison.alignment import Alignment, exposed_transfer_us
 from warpwatch_diagnosis.comparison.before_after import kernel_changes, phases_ms
 from warpwatch_diagnosis.comparison.links import slow_links
+from warpwatch_diagnosis.comparison.rank_steps import CPU_PARTS, OPERATORS, RankSteps, lags
 from warpwatch_diagnosis.measures.clocks import slowdown
-from warpwatch_diagnosis.measures.cpu_time import CpuTime
-from warpwatch_diagnosis.measures.intervals import Intervals, difference, total, union, within
+from warpwatch_diagnosis.measures.intervals import total
 from warpwatch_diagnosis.measures.measures import Measures
 from warpwatch_diagnosis.rules.base import Confidence, Finding, Rule, milliseconds, percent
 
-# Healthy peers differ by up to 14 % (PRISM, 2510.15596); cores shared with others by more.
-MIN_LOCAL_RATIO = 1.25
 # Operators that merely run slower on one rank may have shared their cores for a moment: below this
 # it is named with low confidence.
 MIN_OPERATOR_RATIO = 2.0
-# By how much of the window the others must wait longer than the culprit (our own value).
-MIN_WAIT_EXCESS = 0.10
-# A cause is there in (nearly) every step; noise changes sides.
-MIN_CONSISTENCY = 0.80
 HIGH_RATIO = 1.5
-# Of a rank that the detector of stragglers named, which has seen many more steps (own values).
-MIN_SUSPECT_RATIO = 1.10
-MIN_SUSPECT_CONSISTENCY = 0.5
-# The parts of a step on the CPU as the evidence names them, and the rules that say more.
-OPERATORS = "operators"
-_CPU_PARTS: dict[str, tuple[str, ...]] = {
-    "data loading": ("data_loading",),
-    "compiling": ("recompilation",),
-    "garbage collection": ("gc_pause",),
-    "writing a checkpoint": ("checkpoint",),
-    "reading values": ("sync_bound",),
-    OPERATORS: (),
-    "Python between the operators": (),
-}
 # On GPUs: of the window that the others wait (reference of this project) and how much of it at
 # least no compute hides; how much of all lateness one rank must bring to be the one (own values).
 MIN_GPU_WAIT = 0.05
@@ -91,7 +71,7 @@ class StragglerRule(Rule):
 
     def _on_cpu(self, capture: Sequence[Measures], suspect: int | None = None) -> list[Finding]:
         """The rank with the longest steps without waiting."""
-        ranks = [_RankSteps.of(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
+        ranks = [RankSteps.of(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
         if len(capture) != len(ranks) or len(ranks) < 2:
             return []
         culprit = max(ranks, key=lambda r: median(r.local_us))
@@ -101,7 +81,7 @@ class StragglerRule(Rule):
         usual = {part: median(r.parts_us[part] for r in others) for part in culprit.parts_us}
         part = max(usual, key=lambda name: culprit.parts_us[name] - usual[name])
         own, typical = median(culprit.local_us), median(median(r.local_us) for r in others)
-        if not _lags(culprit, others, is_suspect=suspect is not None):
+        if not lags(culprit, others, is_suspect=suspect is not None):
             return []
         shared_cores = part == OPERATORS and own < MIN_OPERATOR_RATIO * typical
         sure: Confidence = "high" if own > HIGH_RATIO * typical else "medium"
@@ -126,7 +106,7 @@ class StragglerRule(Rule):
                     "validation, a larger share of the data) and at its machine: load, clocks, "
                     "throttling."
                 ),
-                yields_to=_CPU_PARTS[part],
+                yields_to=CPU_PARTS[part],
             )
         ]
 
@@ -182,57 +162,6 @@ class StragglerRule(Rule):
             yields_to=yields_to,
         )
         return [finding if len(culprits) == 1 else replace(finding, rank=None)]
-
-
-@dataclass(frozen=True, slots=True)
-class _RankSteps:
-    """A rank on the CPU, in µs: each step without waiting, and the parts of the typical step."""
-
-    measures: Measures
-    local_us: list[float]
-    parts_us: dict[str, float]
-    wait_share: float
-
-    @classmethod
-    def of(cls, measures: Measures, cpu: CpuTime) -> _RankSteps:
-        waits = within(cpu.waiting, measures.steps)
-        spent = zip(_CPU_PARTS, _spent(measures, cpu), strict=True)
-        return cls(
-            measures=measures,
-            local_us=[
-                end - begin - us for (begin, end), us in zip(measures.steps, waits, strict=True)
-            ],
-            parts_us={part: median(within(us, measures.steps)) for part, us in spent},
-            wait_share=measures.share(cpu.waiting),
-        )
-
-
-def _spent(measures: Measures, cpu: CpuTime) -> tuple[Intervals, ...]:
-    """Disjoint, in the order of _CPU_PARTS."""
-    patterns = union(cpu.reading + cpu.saving)
-    return (
-        measures.loading,
-        cpu.compile,
-        cpu.gc,
-        union(cpu.checkpoint + cpu.saving),
-        difference(cpu.reading, cpu.saving),
-        difference(cpu.operators, patterns),
-        difference(cpu.host, patterns),
-    )
-
-
-def _lags(culprit: _RankSteps, others: list[_RankSteps], is_suspect: bool) -> bool:
-    steps = min(len(r.local_us) for r in (culprit, *others))
-    typical = median(median(r.local_us) for r in others)
-    slower = sum(culprit.local_us[i] > max(r.local_us[i] for r in others) for i in range(steps))
-    if is_suspect:
-        longer = median(culprit.local_us) > MIN_SUSPECT_RATIO * typical
-        return longer and slower >= MIN_SUSPECT_CONSISTENCY * steps
-    return (
-        median(culprit.local_us) > MIN_LOCAL_RATIO * typical
-        and slower >= MIN_CONSISTENCY * steps
-        and min(r.wait_share for r in others) - culprit.wait_share > MIN_WAIT_EXCESS
-    )
 
 
 def _exposed_wait_us(measures: Measures, rank: int, alignment: Alignment) -> float:
