@@ -220,6 +220,8 @@ class HelperThread:
             **({"held_stacks": self._gil_stacks.name} if self._gil_stacks.name else {}),
             "faults": faults.count(),
         }
+        known = ("rank", "job", "world_size", "parallel")
+        self.captures.metadata = {name: about[name] for name in known if name in about}
         return identity.fitted(about)
 
     # --- attach and detach ----------------------------------------------------------------------
@@ -243,8 +245,6 @@ class HelperThread:
         self.captures.inbox = rendezvous.inbox(folder.candidate, self._environ, os.geteuid())
         self.captures.inbox_problem = inbox.problem(self.captures.inbox)
         self._identity = identity.describe(self._job, self._environ)
-        about = ("rank", "job", "world_size")
-        self.captures.metadata = {name: self._identity[name] for name in about}
         name = ring.ring_name(self._identity["job"], self._identity["rank"])
         self._gil_stacks.open(
             self.captures.inbox, name, {k: self._identity[k] for k in ("job", "rank")}

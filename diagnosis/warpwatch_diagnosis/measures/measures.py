@@ -57,7 +57,7 @@ class Measures:
     GPU: while it idles for it); empty without stacks. doing: the calls, operators and annotations
     that the host was in during idle time that is unexplained, or its own, if it is much.
     savings: in µs by kind of finding, what a replay without it saves; empty where it is not known.
-    node: which one it ran on, where known.
+    node: which one it ran on, stage: of a pipeline and of how many, where known.
     """
 
     file: str
@@ -83,6 +83,7 @@ class Measures:
     doing: Mapping[str, tuple[CodeLine, ...]]
     savings: Mapping[str, float]
     node: str | None = None
+    stage: tuple[int, int] | None = None
 
     @property
     def window_us(self) -> float:
@@ -179,6 +180,7 @@ def measure(trace: Trace) -> Measures:
             else {}
         ),
         doing=_doing(trace, threads, window, gpu, cpu),
+        stage=trace.stage,
     )
 
 

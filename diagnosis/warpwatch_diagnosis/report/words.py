@@ -15,6 +15,8 @@ VERDICTS = {
     "transfer_bound": "Copies hold up the GPU",
     "communication_bound": "Communication is not hidden",
     "straggler": "One rank holds up the others",
+    "pipeline_bubble": "The pipeline's stages wait for each other",
+    "stage_imbalance": "One stage of the pipeline does more than the others",
     "memory_bound": "Limited by memory bandwidth",
     "allocator_thrash": "Memory is allocated over and over",
     "recompilation": "torch.compile compiles again",

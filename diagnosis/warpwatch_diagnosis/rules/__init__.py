@@ -12,7 +12,9 @@ from warpwatch_diagnosis.rules.gc_pause import GcPauseRule
 from warpwatch_diagnosis.rules.host_bound import HostBoundRule
 from warpwatch_diagnosis.rules.launch_bound import LaunchBoundRule
 from warpwatch_diagnosis.rules.memory_bound import MemoryBoundRule
+from warpwatch_diagnosis.rules.pipeline_bubble import PipelineBubbleRule
 from warpwatch_diagnosis.rules.recompilation import RecompilationRule
+from warpwatch_diagnosis.rules.stage_imbalance import StageImbalanceRule
 from warpwatch_diagnosis.rules.straggler import StragglerRule
 from warpwatch_diagnosis.rules.sync_bound import SyncBoundRule
 from warpwatch_diagnosis.rules.transfer_bound import TransferBoundRule
@@ -26,7 +28,9 @@ RULES: tuple[Rule, ...] = (
     HostBoundRule(),
     LaunchBoundRule(),
     MemoryBoundRule(),
+    PipelineBubbleRule(),
     RecompilationRule(),
+    StageImbalanceRule(),
     StragglerRule(),
     SyncBoundRule(),
     TransferBoundRule(),

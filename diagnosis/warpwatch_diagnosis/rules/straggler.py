@@ -58,7 +58,10 @@ class StragglerRule(Rule):
     def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
         if alignment is not None:
             return self._on_gpu(capture, alignment)
-        return self._on_cpu(capture)
+        by_stage: dict[int, list[Measures]] = defaultdict(list)
+        for measures in capture:
+            by_stage[measures.stage[0] if measures.stage else 0].append(measures)
+        return [found for alike in by_stage.values() for found in self._on_cpu(alike)]
 
     def of_suspect(self, capture: Sequence[Measures], rank: int) -> list[Finding]:
         """Of a rank that was late over many steps before the capture: less is enough in it."""

@@ -39,6 +39,8 @@ MAX_SPAN_S = 86_400.0
 
 _BEGIN, _END = attrgetter("begin_us"), attrgetter("end_us")
 # What is read beside the events.
+# More than any pipeline has.
+MAX_STAGES = 4096
 HEAD = frozenset({"deviceProperties", "distributedInfo", "warpwatch", "baseTimeNanoseconds"})
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d{1,6})\.", re.IGNORECASE)
 
@@ -54,12 +56,16 @@ class TraceSource(Protocol):
 
 @dataclass(slots=True)
 class Trace:
-    """One process's trace. ``rank`` is None when neither the trace nor its name says it."""
+    """One process's trace. ``rank`` is None when neither the trace nor its name says it.
+
+    stage: of a pipeline, and how many there are, where the trace says it.
+    """
 
     file: str
     rank: int | None = None
     world_size: int | None = None
     job: str | None = None
+    stage: tuple[int, int] | None = None
     device_name: str | None = None
     events: dict[Kind, list[Event]] = field(
         default_factory=lambda: {kind: [] for kind in get_args(Kind)}
@@ -176,12 +182,19 @@ def _describe(path: TraceSource, trace: Trace, head: dict[str, Any]) -> None:
     trace.world_size = _count(distributed, "world_size")
     job = own.get("job")
     trace.job = job if isinstance(job, str) else None
+    trace.stage = _stage(_mapping(own, "parallel").get("pipeline"))
     trace.events["python"] += _gc_pauses(
         trace, own.get("gc_pauses_us"), head.get("baseTimeNanoseconds")
     )
     devices = head.get("deviceProperties")
     if (trace.events["kernel"] or trace.events["copy"]) and isinstance(devices, list):
         trace.device_name = _device_name(devices, trace)
+
+
+def _stage(place: Any) -> tuple[int, int] | None:
+    if not isinstance(place, list) or [type(number) for number in place] != [int, int]:
+        return None
+    return (place[0], place[1]) if 0 <= place[0] < place[1] <= MAX_STAGES else None
 
 
 def _gc_pauses(trace: Trace, noted: Any, base_ns: Any) -> list[Event]:
