@@ -33,9 +33,7 @@ def diagnosed(folder: Path, waits_us: list[int], on_gpu: bool, **place: object) 
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_waiting_of_the_busiest_stage_is_the_pipelines_bubble(
-    tmp_path: Path, on_gpu: bool
-) -> None:
+def test_waiting_of_the_busiest_stage_is_the_pipelines_bubble(tmp_path: Path, on_gpu: bool) -> None:
     found = diagnosed(tmp_path, [4000, 4000], on_gpu)
     assert found.verdict == "pipeline_bubble"
     assert [f.kind for f in found.findings] == ["pipeline_bubble"]
