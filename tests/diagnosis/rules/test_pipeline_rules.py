@@ -14,8 +14,8 @@ from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 def stage_trace(stage: int, of: int, waits_us: int, on_gpu: bool, **place: object) -> TraceFile:
     """Steps that compute, and wait ``waits_us`` for what another stage hands over."""
     parallel = {"pipeline": [stage, of]} | place
-    head = {"warpwatch": {"rank": stage, "parallel": parallel}}
-    trace = TraceFile(distributedInfo={"rank": stage, "world_size": of}, **head)
+    known = {"rank": stage, "world_size": of}
+    trace = TraceFile(distributedInfo=known, warpwatch={"rank": stage, "parallel": parallel})
     for begin in trace.each_step():
         if on_gpu:
             trace.kernel(begin + waits_us, STEP_US - waits_us, begin, "gemm")
