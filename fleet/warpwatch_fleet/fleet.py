@@ -103,8 +103,9 @@ class Fleet:
         )
         node = config.node or self._hostname
         self._ways_out = WaysOut(
-            config, node, "warpwatch-fleet", None, self.metrics, self.exported, self._told
-        )
+            config, node, "warpwatch-fleet", own.public_url, self.metrics, self.exported,
+            self._told,
+        )  # fmt: skip
         self.server = Server(self, http, page=FleetPage(self))
         self.server.bind()
 
