@@ -20,6 +20,7 @@ from warpwatch_dashboards.panels import Limits, Look, complete, thresholds
 _TITLES = {
     "kind": "Kind",
     "severity": "Severity",
+    "scope": "Scope",
     "xid": "XID",
     "reason": "Reason",
     "trigger": "Trigger",
@@ -28,6 +29,8 @@ _TITLES = {
     "training_job": "Job",
     "run": "Run",
     "rank": "Rank",
+    "owner": "Owner",
+    "user": "User",
     "cluster": "Cluster",
     "node": "Node",
     "instance": "Agent",

@@ -61,6 +61,7 @@ class Fleet:
         uuid = poll(lambda: _uuid(node, local), 30, f"{node.folder.name} reads its GPUs")
         environment = node.rank_environment(rank, RANKS)
         environment |= {"LOCAL_RANK": str(local), "WARPWATCH_GPU_UUID": uuid}
+        environment |= {"WARPWATCH_FLOPS_PER_TOKEN": "2.6e11", "WARPWATCH_PRECISION": "bfloat16"}
         return node.start(f"rank{rank}", [str(PROGRAM), str(self._meeting)], environment)
 
     def go_wrong(self, *, slow: int | None = None, memory: int | None = None) -> None:

@@ -21,6 +21,7 @@ CHOSEN = {
     "namespace": ALL,
     "job": ALL,
     "__rate_interval": "5m",
+    "__interval": "1m",
     "__range": "30m",
 }
 XIDS = 'warpwatch_device_xid_errors_total{instance="a"}'
@@ -160,6 +161,13 @@ def test_a_job_on_a_shared_gpu_is_one_of_each_namespace_and_an_ended_one_of_its_
     answers(jobs_of("ml"), 25, series, {bert: 1, gpt: 1})
     answers(jobs_of("web"), 25, series, {bert: 1, gpt: 1})
     answers(jobs_of("other"), 25, series, {})
+
+
+def test_a_job_on_the_gpu_of_a_slurm_job_is_one_of_its_user_alone(answers: Any) -> None:
+    held = 'warpwatch_device_slurm_job_info{instance="a", uuid="GPU-0", slurm_job="7", user="ann"}'
+    series = {RANK: "1x40", held: "1x40"}
+    answers(jobs_of("ann"), 25, series, {'{training_job="bert"}': 1})
+    answers(jobs_of("bob"), 25, series, {})
 
 
 def test_of_pods_that_share_a_gpu_none_is_said_to_be_the_ranks(answers: Any) -> None:
