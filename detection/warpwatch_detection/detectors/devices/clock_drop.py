@@ -21,8 +21,6 @@ MIN_UTILIZATION = 0.5
 # Clocks are means over blocks; the device's own level is known from READY_BLOCKS on.
 BLOCK_S = 20.0
 READY_BLOCKS = 4
-HOLD_S = 40.0
-CLEAR_S = 20.0
 # A block needs so many clocks, and this part of its readings under load without a reason.
 BLOCK_READINGS = 3
 CLEAN_SHARE = 0.8
@@ -57,7 +55,7 @@ class ClockDrop(DeviceWatch[ClockDevice]):
     kind = "clock_drop"
     device_type = ClockDevice
     unknown = "not enough load yet without a reason for lower clocks"
-    hold_s, clear_s = HOLD_S, CLEAR_S
+    hold_s, clear_s = 40.0, BLOCK_S
 
     def examine(self, device: ClockDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
@@ -90,13 +88,13 @@ class ClockDrop(DeviceWatch[ClockDevice]):
             device.blocks += 1
             device.level_hz = max(device.level_hz, block_hz)
             return None
-        level_hz, limit = device.level_hz, MIN_DROP
-        excess = max(0.0, 1 - block_hz / level_hz) / limit if level_hz else 0.0
+        level_hz = device.level_hz
+        excess = max(0.0, 1 - block_hz / level_hz) / MIN_DROP if level_hz else 0.0
         if excess < 1:
             pull = RISE if block_hz > level_hz else FALL
             # What is half-way to the limit is not learned either.
             device.level_hz += pull * (block_hz - level_hz) if excess < 0.5 else 0.0
-        return Symptom(excess, block_hz, level_hz, (1 - limit) * level_hz)
+        return Symptom(excess, block_hz, level_hz, (1 - MIN_DROP) * level_hz)
 
     def describe(self, device: ClockDevice) -> str:
         value, level = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0

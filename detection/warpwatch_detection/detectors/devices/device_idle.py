@@ -20,8 +20,6 @@ BUSY_SECONDS = series("busy_seconds_total")
 MAX_UTILIZATION = 0.02
 # More than the contexts of processes that do nothing take.
 MIN_MEMORY_SHARE = 0.05
-# A lone kernel is no work.
-CLEAR_S = 10.0
 # Jobs whose ranks are remembered.
 MAX_JOBS = 256
 
@@ -50,7 +48,8 @@ class DeviceIdle(DeviceWatch[IdleDevice]):
     device_type = IdleDevice
     reads = (DeviceReading, RankSeen, RankEvent, End)
     unknown = "the GPU reports neither its utilization nor who uses it"
-    clear_s = CLEAR_S
+    # A lone kernel is no work.
+    clear_s = 10.0
 
     def __init__(self, config: DeviceIdleConfig) -> None:
         super().__init__()

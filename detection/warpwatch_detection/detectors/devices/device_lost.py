@@ -9,7 +9,6 @@ from typing import Any
 from warpwatch_detection.detector import NEVER, Fine, Verdict
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import DeviceReading
 
 SILENT = "silent"
@@ -22,9 +21,6 @@ LOST = {
 PRESENT = ("stuck", "no_permission")
 # UUIDs of what may go in order: MIG devices, and indices whose UUID was never read.
 MAY_GO = ("MIG-", "unknown-")
-# The driver says that it is gone: two readings, as one may be a mistake.
-HOLD_S = 2.0
-CLEAR_S = 5.0
 # Longer than a driver takes to initialise a GPU (up to 32 s were seen).
 SILENT_S = 45.0
 # A GPU that gives no reading may have been removed on purpose; within a day that is known.
@@ -65,7 +61,9 @@ class DeviceLost(DeviceWatch[LostDevice]):
     kind = "device_lost"
     device_type = LostDevice
     stale_s = NEVER
-    hold_s, clear_s = HOLD_S, CLEAR_S
+    # The driver says that it is gone: two readings, as one may be a mistake.
+    hold_s, clear_s = 2.0, 5.0
+    usual_severity = "critical"
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,9 +135,6 @@ class DeviceLost(DeviceWatch[LostDevice]):
             other.began > device.seen and not uuid.startswith("MIG-")
             for uuid, other in devices.items()
         )
-
-    def severity(self, device: LostDevice) -> Severity:
-        return "critical"
 
     def describe(self, device: LostDevice) -> str:
         gone_s = device.hysteresis.value

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 
 from warpwatch_detection.detectors.devices.hysteresis import Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.records import DeviceReading
 
 # As the watchdog of the source publishes it, which has waited long enough: found at once.
 STUCK = "stuck"
-CLEAR_S = 5.0
 
 
 @dataclass(slots=True)
@@ -24,7 +22,8 @@ class StuckDevice(Watched):
 class DeviceStuck(DeviceWatch[StuckDevice]):
     kind = "device_stuck"
     device_type = StuckDevice
-    clear_s = CLEAR_S
+    clear_s = 5.0
+    usual_severity = "critical"
 
     def examine(self, device: StuckDevice, seen: DeviceReading) -> Symptom:
         """Whatever else is said of a device, its call has come back."""
@@ -32,9 +31,6 @@ class DeviceStuck(DeviceWatch[StuckDevice]):
             device.well = seen.time
             return Symptom(0.0, 0.0)
         return Symptom(1.0, None if device.well is None else seen.time - device.well)
-
-    def severity(self, device: StuckDevice) -> Severity:
-        return "critical"
 
     def describe(self, device: StuckDevice) -> str:
         stuck_s = device.hysteresis.value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from warpwatch_detection.detector import NEVER, DetectorStatus
+from warpwatch_detection.detector import DetectorStatus
+from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth
 from warpwatch_detection.detectors.devices.series import series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
 from warpwatch_telemetry.anomalies import Found
@@ -16,11 +17,15 @@ OF_LIFE = series("ecc_aggregate_errors_total", "uncorrected")
 
 @dataclass(slots=True)
 class EccDevice(Watched):
-    """The newest counts; None: not known. ``fresh``: new ones within the anomaly."""
+    """The counts that are known. ``fresh``: new ones within the anomaly."""
 
-    since_loaded: float | None = None
-    of_life: float | None = None
+    since_loaded: CounterGrowth = field(default_factory=CounterGrowth)
+    of_life: CounterGrowth = field(default_factory=CounterGrowth)
     fresh: float = 0.0
+
+    @property
+    def count(self) -> CounterGrowth:
+        return self.of_life if self.since_loaded.last is None else self.since_loaded
 
 
 class EccUncorrectable(DeviceEvents[EccDevice]):
@@ -33,24 +38,14 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
     device_type = EccDevice
     unknown = "the GPU does not count memory errors (no ECC, or switched off)"
 
-    def __init__(self, hold_s: float) -> None:
-        super().__init__()
-        self._hold_s = hold_s
-
     def examine(self, device: EccDevice, seen: DeviceReading) -> Found | None:
-        total = seen.metrics.get(SINCE_LOADED)
-        if total is not None:
-            before, device.since_loaded = device.since_loaded, total
-        elif device.since_loaded is None and (total := seen.metrics.get(OF_LIFE)) is not None:
-            before, device.of_life = device.of_life, total
-        if total is None or before is None:
+        if (total := seen.metrics.get(SINCE_LOADED)) is not None:
+            grown = device.since_loaded.take(total)
+        elif device.since_loaded.last is None and (total := seen.metrics.get(OF_LIFE)) is not None:
+            grown = device.of_life.take(total)
+        if total is None or not grown:
             return None
-        # It begins again at 0 with the driver: then all of it is new.
-        grown = total - before if total >= before else total
-        if not grown:
-            return None
-        lasting = 0 <= seen.time - device.found_time <= self._hold_s
-        device.fresh = grown + (device.fresh if lasting else 0.0)
+        device.fresh = grown + (device.fresh if self.lasts(device, seen.time) else 0.0)
         return Found(
             time=seen.time,
             severity="critical",
@@ -61,11 +56,10 @@ class EccUncorrectable(DeviceEvents[EccDevice]):
         )
 
     def explain(self, uuid: str, device: EccDevice) -> DetectorStatus | None:
-        counts = (device.since_loaded, device.of_life)
-        total = next((count for count in counts if count is not None), None)
+        total = device.count.last
         if total is None:
             return None
-        if device.found_time > -NEVER and device.seen - device.found_time <= self._hold_s:
+        if self.lasts(device, device.seen):
             return DetectorStatus("found", _sentence(device), device=uuid, value=device.fresh)
         text = f"no new uncorrectable memory errors (count {total:.0f})"
         return DetectorStatus("fine", text, device=uuid, value=0.0, baseline=total, limit=1.0)

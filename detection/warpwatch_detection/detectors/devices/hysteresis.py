@@ -98,11 +98,16 @@ class CounterGrowth:
     grown: float = 0.0
     points: list[tuple[float, float]] = field(default_factory=list)
 
+    def take(self, total: float) -> float:
+        """The growth since the reading before."""
+        before, self.last = self.last, total
+        grown = 0.0 if before is None else total - before if total >= before else total
+        self.grown += grown
+        return grown
+
     def add(self, now: float, total: float, window_s: float) -> float:
         """The growth in ``window_s``: of the newest, or as a mean where readings are rarer."""
-        if self.last is not None:
-            self.grown += total - self.last if total >= self.last else total
-        self.last = total
+        self.take(total)
         points = self.points
         if not points or not 0 <= now - points[-1][0] <= MOST_WINDOWS * window_s:
             # What grew during a pause is not known to have grown lately.

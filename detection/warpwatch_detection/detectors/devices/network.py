@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.devices.hysteresis import CounterGrowth, Symptom
 from warpwatch_detection.detectors.devices.watch import DeviceWatch, Watched
-from warpwatch_telemetry.anomalies import Severity
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.network_metrics import ERRORS
 from warpwatch_telemetry.records import DeviceReading, PortReading
 
-# A link that is trained anew is away for some seconds; gpud counts a flap from 25 s on.
-DOWN_S = 25.0
 CLEAR_S = 30.0
 # Of the rate of errors. A single grave one is remembered for so long.
 WINDOW_S = 60.0
@@ -45,7 +42,10 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
     reads = (PortReading,)
     unknown = "no port of a network device that was up"
     clear_s = CLEAR_S
-    hold_s = DOWN_S
+    # A link that is trained anew is away for some seconds; gpud counts a flap from 25 s on.
+    hold_s = 25.0
+    # Collectives over the port fail, whatever job comes next.
+    usual_severity = "critical"
 
     def examine(self, device: PortDevice, seen: DeviceReading) -> Symptom | None:
         up = seen.metrics.get(_key("up", seen.device))
@@ -54,10 +54,6 @@ class NetworkLinkDown(DeviceWatch[PortDevice]):
         device.was_up |= bool(up)
         device.worst = seen.device
         return Symptom(1.0 - up, up, 1.0) if device.was_up else None
-
-    def severity(self, device: PortDevice) -> Severity:
-        """Collectives over the port fail, whatever job comes next."""
-        return "critical"
 
     def describe(self, device: PortDevice) -> str:
         state = "down" if device.hysteresis.value == 0 else "up"

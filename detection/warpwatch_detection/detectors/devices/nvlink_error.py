@@ -23,7 +23,6 @@ CRC_WINDOW_S = 60.0
 QUIET_S = 600.0
 # How long a link that was up must be down.
 DOWN_S = 10.0
-CLEAR_S = 10.0
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class NvlinkDevice(Watched):
     up: list[int] = field(default_factory=list)
     down: list[int] = field(default_factory=list)
     outage: Hysteresis = field(default_factory=Hysteresis)
-    grave: dict[str, float] = field(default_factory=dict)
+    grave: dict[str, CounterGrowth] = field(default_factory=dict)
     fresh: dict[str, float] = field(default_factory=dict)
     erred: float = -NEVER
     crc: dict[str, CounterGrowth] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
     kind = "nvlink_error"
     device_type = NvlinkDevice
     unknown = "the GPU has no NVLinks, or does not report them"
-    clear_s = CLEAR_S
+    clear_s = DOWN_S
 
     def examine(self, device: NvlinkDevice, seen: DeviceReading) -> Symptom | None:
         metrics, now = seen.metrics, seen.time
@@ -58,12 +57,12 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         known |= _count_crc(device, metrics, now)
         if not known:
             return None
-        limit = CRC_PER_SECOND
         if device.outage.found:
             return Symptom(1.0, float(len(device.down)), float(len(device.up)))
         if device.fresh:
             return Symptom(1.0, sum(device.fresh.values()), 0.0, 1.0)
-        return Symptom(device.crc_per_second / limit, device.crc_per_second, None, limit)
+        rate = device.crc_per_second
+        return Symptom(rate / CRC_PER_SECOND, rate, None, CRC_PER_SECOND)
 
     def _watch_links(self, device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
         if LINKS[0] not in metrics and not any(key in metrics for key in LINKS):
@@ -88,8 +87,8 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
         if device.fresh:
             counts = " and ".join(f"{count:.0f} {kind}" for kind, count in device.fresh.items())
             return f"NVLink errors: {counts} since the links were last quiet"
-        limit = CRC_PER_SECOND
-        return f"{device.crc_per_second:.3g} NVLink CRC errors a second (limit {limit:g})"
+        rate = f"{device.crc_per_second:.3g} NVLink CRC errors a second"
+        return f"{rate} (limit {CRC_PER_SECOND:g})"
 
 
 def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
@@ -99,12 +98,8 @@ def _count_grave(device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
         if total is None:
             continue
         known = True
-        before = device.grave.get(kind)
-        device.grave[kind] = total
-        if before is None or total == before:
-            continue
-        # A counter that fell began again at 0.
-        if grown := total - before if total > before else total:
+        counter = device.grave.get(kind) or device.grave.setdefault(kind, CounterGrowth())
+        if grown := counter.take(total):
             device.fresh[kind] = device.fresh.get(kind, 0.0) + grown
             device.erred = now
     if device.fresh and not 0 <= now - device.erred < QUIET_S:

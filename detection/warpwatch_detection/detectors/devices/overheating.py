@@ -26,8 +26,6 @@ MARGIN = series("temperature_margin_celsius")
 MARGIN_SLOWDOWN = series("temperature_margin_threshold_celsius", "slowdown")
 # So near to where it slows down; healthy GPUs under full load keep 10 °C and more.
 MARGIN_CELSIUS = 4.0
-HOLD_S = 60.0
-CLEAR_S = 30.0
 # It is over so far below the margin.
 RELEASE_CELSIUS = 3.0
 THROTTLED = tuple(series("throttle_active", reason) for reason in ("sw_thermal", "hw_thermal"))
@@ -46,7 +44,7 @@ class Overheating(DeviceWatch[HotDevice]):
     kind = "overheating"
     device_type = HotDevice
     unknown = "the GPU does not report its temperature, or not where it slows down"
-    hold_s, clear_s = HOLD_S, CLEAR_S
+    hold_s, clear_s = 60.0, 30.0
 
     def examine(self, device: HotDevice, seen: DeviceReading) -> Symptom | None:
         margins = {sensor: (left, limit) for sensor, left, limit in _margins(seen.metrics)}
@@ -54,17 +52,13 @@ class Overheating(DeviceWatch[HotDevice]):
             return None
         sensor = device.sensor = min(margins, key=lambda name: margins[name][0])
         left_c, limit_c = margins[sensor]
-        excess = self._excess(left_c)
+        # 1 at the margin, half of it where it begins to be over.
+        excess = max(0.0, 1.0 + (MARGIN_CELSIUS - left_c) / (2 * RELEASE_CELSIUS))
         if excess >= 1 and not device.hysteresis.found and any(map(seen.metrics.get, THROTTLED)):
             # Neither well nor what this kind is about.
             device.hysteresis.interrupt()
             return None
         return Symptom(excess, limit_c - left_c, limit_c, limit_c - MARGIN_CELSIUS)
-
-    def _excess(self, left_c: float) -> float:
-        """1 at the margin, half of it where it begins to be over, never below 0."""
-        above_c = MARGIN_CELSIUS - left_c
-        return max(0.0, 1.0 + above_c / (2 * RELEASE_CELSIUS))
 
     def describe(self, device: HotDevice) -> str:
         value, limit = device.hysteresis.value or 0.0, device.hysteresis.baseline or 0.0

@@ -18,7 +18,6 @@ MINUTE_S = 60.0
 # An idle link saves power by its generation: it is judged under load alone, and read every 30 s.
 MIN_UTILIZATION = 0.2
 HOLD_S = 90.0
-CLEAR_S = 30.0
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
     kind = "pcie_degraded"
     device_type = PcieDevice
     unknown = "the GPU has reported neither its PCIe link under load nor its replays"
-    clear_s = CLEAR_S
+    clear_s = 30.0
 
     def examine(self, device: PcieDevice, seen: DeviceReading) -> Symptom | None:
         link = self._link(device, seen.metrics, seen.time)
@@ -47,11 +46,11 @@ class PcieDegraded(DeviceWatch[PcieDevice]):
         if replays is None:
             return link
         rate = device.replays.add(seen.time, replays, MINUTE_S)
-        limit = REPLAYS_PER_MINUTE
-        if link is not None and link.excess >= rate / limit:
+        excess = rate / REPLAYS_PER_MINUTE
+        if link is not None and link.excess >= excess:
             return link
         device.replays_count = True
-        return Symptom(rate / limit, rate, None, limit)
+        return Symptom(excess, rate, None, REPLAYS_PER_MINUTE)
 
     def _link(self, device: PcieDevice, metrics: Metrics, now: float) -> Symptom | None:
         """The speed of the link; None where it is not known, or nothing loads it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from warpwatch_detection.detector import NEVER, DetectorStatus
+from warpwatch_detection.detector import DetectorStatus
 from warpwatch_detection.detectors.devices.series import Metrics, series
 from warpwatch_detection.detectors.devices.watch import DeviceEvents, Watched
 from warpwatch_telemetry.anomalies import Found, Severity
@@ -39,8 +39,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
     unknown = "the GPU does not report remapped rows"
 
     def __init__(self, hold_s: float) -> None:
-        super().__init__()
-        self._hold_s = hold_s
+        super().__init__(hold_s)
         self._repeat_s = min(REPEAT_S, hold_s / 2)
 
     def examine(self, device: RemapDevice, seen: DeviceReading) -> Found | None:
@@ -78,7 +77,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
     def explain(self, uuid: str, device: RemapDevice) -> DetectorStatus | None:
         if not device.known:
             return None
-        if device.found_time > -NEVER and device.seen - device.found_time <= self._hold_s:
+        if self.lasts(device, device.seen):
             return DetectorStatus("found", device.text, device=uuid, value=device.rows)
         rows = "" if device.rows is None else f" ({device.rows:.0f} rows in its life)"
         text = f"no memory waits for being replaced, none was lately{rows}"

@@ -27,7 +27,6 @@ _ACTIVE = {
 MIN_SHARE = 0.10
 # It is over once the share was below half of that for as long.
 WINDOW_S = 30.0
-CLEAR_S = 30.0
 # A state that was read stands for at most so long.
 STANDS_S = 10.0
 
@@ -61,10 +60,9 @@ class Throttle(DeviceWatch[ThrottledDevice]):
     words: ClassVar[dict[str, str]]
     unknown = "the GPU does not report why its clocks are held down"
     device_type = ThrottledDevice
-    clear_s = CLEAR_S
+    clear_s = WINDOW_S
 
     def examine(self, device: ThrottledDevice, seen: DeviceReading) -> Symptom | None:
-        limit = MIN_SHARE
         shares: dict[str, float] = {}
         for name, total_s in self._totals(device, seen.metrics, seen.time):
             grown_s = device.reasons[name].growth.add(seen.time, total_s, WINDOW_S)
@@ -77,7 +75,7 @@ class Throttle(DeviceWatch[ThrottledDevice]):
             device.temperature_c = seen.metrics.get(TEMPERATURE)
             device.clock_hz = seen.metrics.get(CLOCK)
             device.clock_max_hz = seen.metrics.get(CLOCK_MAX)
-        return Symptom(share / limit, share, None, limit)
+        return Symptom(share / MIN_SHARE, share, None, MIN_SHARE)
 
     def _totals(
         self, device: ThrottledDevice, metrics: Metrics, now: float

@@ -71,6 +71,7 @@ class DeviceWatch(DeviceDetector[D]):
     hold_s: float = 0.0
     clear_s: float = 0.0
     stale_s: float = STALE_S
+    usual_severity: Severity = "warning"
 
     def __init__(self) -> None:
         self.state = state_of("devices", str, self.device_type, deadline=NEVER)()
@@ -84,7 +85,7 @@ class DeviceWatch(DeviceDetector[D]):
         """How it was when it was last judged, in one sentence with numbers."""
 
     def severity(self, device: D) -> Severity:
-        return "warning"
+        return self.usual_severity
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
         device = self.device(seen.device)
@@ -149,7 +150,15 @@ class DeviceWatch(DeviceDetector[D]):
 
 
 class DeviceEvents(DeviceDetector[D]):
-    """Something that happens to a device; the engine holds it for a while after the last."""
+    """Something that happens to a device; the engine holds it for ``hold_s`` after the last."""
+
+    def __init__(self, hold_s: float) -> None:
+        super().__init__()
+        self._hold_s = hold_s
+
+    def lasts(self, device: D, now: float) -> bool:
+        """Whether what was found last is still held."""
+        return 0 <= now - device.found_time <= self._hold_s
 
     @abstractmethod
     def examine(self, device: D, seen: DeviceReading) -> Found | None:

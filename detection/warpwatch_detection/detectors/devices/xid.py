@@ -52,10 +52,9 @@ class XidErrors(DeviceEvents[XidDevice]):
     unknown = "no XID was seen, and none is counted from the start"
 
     def __init__(self, config: XidConfig, hold_s: float) -> None:
-        super().__init__()
+        super().__init__(hold_s)
         self._least = SEVERITIES.index(config.min_severity)
         self._ignored = frozenset(config.ignored)
-        self._hold_s = hold_s
 
     def examine(self, device: XidDevice, seen: DeviceReading) -> Found | None:
         metrics, first = seen.metrics, device.seen == -NEVER
@@ -67,7 +66,7 @@ class XidErrors(DeviceEvents[XidDevice]):
         fresh = [xid for xid in fresh if self._is_wanted(xid)]
         if not fresh:
             return None
-        if not 0 <= seen.time - device.found_time <= self._hold_s:
+        if not self.lasts(device, seen.time):
             device.leading, device.others = None, []
         for xid in fresh:
             self._rank(device, xid)
@@ -116,7 +115,7 @@ class XidErrors(DeviceEvents[XidDevice]):
         if not device.counts:
             return None
         total = sum(count.total for count in device.counts.values())
-        if device.leading is None or device.seen - device.found_time > self._hold_s:
+        if device.leading is None or not self.lasts(device, device.seen):
             text = f"no XID lately, {total:.0f} since the daemon was started"
             return DetectorStatus("fine", text, device=uuid, value=total)
         xid = explain(device.leading)
