@@ -112,7 +112,9 @@ def evidence(cores: Cores, kind: str, found: Found) -> Evidence:
         excess = {n: shares[n] - _reference(kind, n, name, shares, ranks) for n in asked}
         worst = max(excess, key=lambda n: excess[n], default=None)
         if worst is not None and excess[worst] >= MIN_EXCESS:
-            return _evidence(kind, name, worst, ranks[worst], shares, excess[worst], found.time)
+            whose = "its peers" if kind == "straggler" and len(shares) > 1 else "usually"
+            compared = f"({whose} {100 * max(0.0, shares[worst] - excess[worst]):.0f} %)"
+            return _evidence(name, worst, ranks[worst], shares[worst], compared, found.time)
     return NONE
 
 
@@ -125,17 +127,8 @@ def _reference(
 
 
 def _evidence(
-    kind: str,
-    name: str,
-    number: int,
-    rank: RankCores,
-    shares: Mapping[int, float],
-    excess: float,
-    time: float,
+    name: str, number: int, rank: RankCores, share: float, compared: str, time: float
 ) -> Evidence:
-    share = shares[number]
-    against = "its peers" if kind == "straggler" and len(shares) > 1 else "usually"
-    compared = f"({against} {100 * max(0.0, share - excess):.0f} %)"
     if name == "throttled_share":
         limit = "" if rank.limit is None else f" of {rank.limit:g} cores"
         text = f"rank {number} reached its CPU limit{limit} in {100 * share:.0f} % of the periods"

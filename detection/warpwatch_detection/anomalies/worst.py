@@ -31,22 +31,6 @@ def _longer(value: float, baseline: float | None) -> Badness:
     return 0, value / baseline - 1 if baseline else value
 
 
-def _clock(value: float, baseline: float | None) -> Badness:
-    return 0, 1 - value / baseline if baseline else -value
-
-
-def _retries_or_fullness(value: float, baseline: float | None) -> Badness:
-    return int(baseline == 0), value
-
-
-def _link_or_replays(value: float, baseline: float | None) -> Badness:
-    return (1, 1 - value / baseline) if baseline else (0, value)
-
-
-def _down_or_errors_or_rate(value: float, baseline: float | None) -> Badness:
-    return 0 if baseline is None else 2 if baseline else 1, value
-
-
 _BADNESS: Mapping[str, _Of] = {
     "step_regression": _longer,
     "step_drift": _longer,
@@ -54,10 +38,12 @@ _BADNESS: Mapping[str, _Of] = {
     "step_spikes": _above,
     "comm_slow": _above,
     "data_stall": _above,
-    "clock_drop": _clock,
-    "memory_pressure": _retries_or_fullness,
-    "pcie_degraded": _link_or_replays,
-    "nvlink_error": _down_or_errors_or_rate,
+    "clock_drop": lambda value, usual: (0, 1 - value / usual if usual else -value),
+    # Retries before fullness, a slow link before packets sent again, links that are down before
+    # errors and these before a rate.
+    "memory_pressure": lambda value, limit: (int(limit == 0), value),
+    "pcie_degraded": lambda value, best: (1, 1 - value / best) if best else (0, value),
+    "nvlink_error": lambda value, links: (0 if links is None else 2 if links else 1, value),
 }
 
 

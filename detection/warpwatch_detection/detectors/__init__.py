@@ -4,7 +4,7 @@
   straggler, gc_pause: kinds that judge the steps of a job
 - run_regression: a run beside the job's earlier ones
 - hang: a job that stands still; step_progress, idleness: what it remembers of steps and activity
-- crash, oom: by deaths, who went first and of what
+- deaths: crash and oom, who went first and of what
 - memory_leak, memory_pressure: kinds that judge what ranks and devices say of memory
 - event_numbers: numbers in the detail of events
 - devices: the kinds about a device
@@ -17,14 +17,13 @@ from collections.abc import Callable
 from warpwatch_detection.config import AnomaliesConfig, DetectionConfig
 from warpwatch_detection.detector import Detector
 from warpwatch_detection.detectors.comm_slow import CommSlow
-from warpwatch_detection.detectors.crash import Crash
 from warpwatch_detection.detectors.data_stall import DataStall
+from warpwatch_detection.detectors.deaths import Crash, Oom
 from warpwatch_detection.detectors.devices import DEVICE_DETECTORS
 from warpwatch_detection.detectors.gc_pause import GcPause
 from warpwatch_detection.detectors.hang import Hang
 from warpwatch_detection.detectors.memory_leak import MemoryLeak
 from warpwatch_detection.detectors.memory_pressure import MemoryPressure
-from warpwatch_detection.detectors.oom import Oom
 from warpwatch_detection.detectors.run_regression import RunRegression
 from warpwatch_detection.detectors.step_drift import StepDrift
 from warpwatch_detection.detectors.step_regression import StepRegression

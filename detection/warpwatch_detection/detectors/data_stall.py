@@ -100,9 +100,7 @@ class JobWaits:
             self.first_steps = [*self.first_steps[1 - LONG_BLOCKS :], seen.step]
         most_s = max(seen.common_s, LEAST_COUNTED_SHARE * seen.duration_s)
         for number, wait_s in seen.data_wait_s.items():
-            rank = self.ranks.get(number)
-            if rank is None:
-                rank = self.ranks[number] = RankWaits()
+            rank = self.ranks.get(number) or self.ranks.setdefault(number, RankWaits())
             rank.counted_s += wait_s if wait_s < most_s else most_s
             rank.wait_s += wait_s
             rank.seen_steps += 1

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation
+from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Observation, state_of
 from warpwatch_telemetry.anomalies import Found, Severity
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, RankSeen, Step
@@ -80,21 +80,14 @@ class JobDeaths:
         return bool(self.died or self.lost_peer)
 
 
-@dataclass(slots=True)
-class DeathState:
-    jobs: dict[JobId, JobDeaths] = field(default_factory=dict)
-    deadline: float = NEVER
-
-
 class DeathDetector(Detector):
     """Finds the causes of its ``kind``; both kinds see them all, so that a death is one of them."""
 
     kind: str
-    state: DeathState
     reads: tuple[type, ...] = (Step, RankSeen, RankEvent, End)
 
     def __init__(self) -> None:
-        self.state = DeathState()
+        self.state = state_of("jobs", JobId, JobDeaths, deadline=NEVER)()
 
     def observe(self, seen: Observation) -> Iterable[Found]:
         if isinstance(seen, Step):
@@ -136,7 +129,7 @@ class DeathDetector(Detector):
 
     def _job(self, name: JobId) -> JobDeaths:
         """Also of a job that shows nothing but deaths; so many of them are remembered."""
-        jobs = self.state.jobs
+        jobs: dict[JobId, JobDeaths] = self.state.jobs
         job = jobs.get(name)
         if job is None:
             if len(jobs) >= MAX_JOBS:
@@ -242,25 +235,25 @@ class DeathDetector(Detector):
         said: str,
         severity: Severity = "warning",
     ) -> Iterable[Found]:
-        job.cause = Cause(kind, rank, f"rank {rank} {said}", job.step, severity)
         job.followers |= (job.died.keys() | job.lost_peer.keys()) - {rank}
-        self._decided(job)
-        return self._found(name, job, now)
+        cause = Cause(kind, rank, f"rank {rank} {said}", job.step, severity)
+        return self._decided(name, job, now, cause)
 
     def _ended(self, name: JobId, job: JobDeaths, now: float, said: str) -> Iterable[Found]:
         count, rank = len(job.died), min(job.died)
         who = f"all {count} local ranks were" if count > 1 else f"rank {rank} was"
         text = f"{who} {said}: ended from outside"
-        job.cause = Cause("crash", rank if count == 1 else None, text, job.step, "info")
-        self._decided(job)
-        return self._found(name, job, now)
+        cause = Cause("crash", rank if count == 1 else None, text, job.step, "info")
+        return self._decided(name, job, now, cause)
 
-    def _decided(self, job: JobDeaths) -> None:
+    def _decided(self, name: JobId, job: JobDeaths, now: float, cause: Cause) -> Iterable[Found]:
+        job.cause = cause
         job.died.clear()
         job.lost_peer.clear()
         job.said.clear()
         job.oom_killed.clear()
         self._schedule()
+        return self._found(name, job, now)
 
     def _found(self, name: JobId, job: JobDeaths, now: float) -> Iterable[Found]:
         cause = job.cause
@@ -278,6 +271,14 @@ class DeathDetector(Detector):
 
     def _schedule(self) -> None:
         self.state.deadline = min(map(self._due, self.state.jobs.values()), default=NEVER)
+
+
+class Crash(DeathDetector):
+    kind = "crash"
+
+
+class Oom(DeathDetector):
+    kind = "oom"
 
 
 def what(detail: Mapping[str, Any]) -> str:

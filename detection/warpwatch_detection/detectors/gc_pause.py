@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from warpwatch_detection.detector import (
+    NEVER,
     WARMUP_STEPS,
     DetectorStatus,
     Fine,
@@ -46,9 +47,9 @@ FORGET_STEPS = 1000
 class RankPauses:
     """``regular``: seen in steps; ``reported``: by the shim. on: found either way."""
 
+    index: int = 0
     reported: ReportedPauses = field(default_factory=ReportedPauses)
     regular: RegularPauses = field(default_factory=RegularPauses)
-    index: int = 0
     regular_on: bool = False
 
     @property
@@ -122,7 +123,7 @@ class GcPause(JobDetector[JobPauses]):
         duration_s, step = detail_number(seen, "duration_s"), detail_number(seen, "step")
         if job is None or job.begin_time == 0.0 or duration_s is None or duration_s < 0:
             return ()
-        rank = job.ranks.setdefault(seen.rank, RankPauses(index=job.index))
+        rank = job.ranks.setdefault(seen.rank, RankPauses(job.index))
         began = -1 if step is None else int(step)
         rank.reported.add(seen.time, duration_s, began, job.window_s)
         self._judge_reported(job, rank, seen.time)
@@ -138,9 +139,7 @@ class GcPause(JobDetector[JobPauses]):
         if len(seen.compute_s) < 2:
             return touched, news
         for number, ratio in peers.compare(seen, job.scaling, {}).ratios.items():
-            rank = job.ranks.get(number)
-            if rank is None:
-                rank = job.ranks[number] = RankPauses(index=job.index)
+            rank = job.ranks.get(number) or job.ranks.setdefault(number, RankPauses(job.index))
             found = rank.regular.add(seen.step, ratio, seen.compute_s[number], rate)
             if found or rank.regular_on:
                 touched = True
@@ -163,13 +162,9 @@ class GcPause(JobDetector[JobPauses]):
         self, job: JobPauses, name: JobId, time: float, step: int, news: bool
     ) -> Iterable[Verdict]:
         """``news``: a pause that belongs to what is found."""
-        on = tuple(number for number, rank in job.ranks.items() if rank.on)
-        if any(job.ranks[number].reported.on for number in on):
-            on = tuple(
-                number
-                for number, rank in job.ranks.items()
-                if rank.on or rank.reported.excess >= JOINT_EXCESS
-            )
+        joint = any(rank.reported.on for rank in job.ranks.values())
+        least = JOINT_EXCESS if joint else NEVER
+        on = tuple(n for n, rank in job.ranks.items() if rank.on or rank.reported.excess >= least)
         was_on, job.on = job.on, on
         if not on:
             return (Fine(time, name),) if was_on else ()

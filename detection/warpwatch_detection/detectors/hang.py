@@ -67,31 +67,28 @@ class Hang(Detector):
     def observe(self, seen: Observation) -> Iterable[Verdict]:
         if isinstance(seen, Step):
             return self._step(seen)
-        elif isinstance(seen, DeviceReading):
-            self._device(seen)
-        elif isinstance(seen, RankEvent):
+        if isinstance(seen, RankEvent):
             return self._event(seen)
+        if isinstance(seen, End):
+            return self._gone(seen)
+        if isinstance(seen, DeviceReading):
+            self._device(seen)
         elif isinstance(seen, RankSeen):
             self._rank_seen(seen)
-        elif isinstance(seen, End) and seen.rank is not None:
-            return self._gone(seen)
         return ()
 
     def expire(self, now: float) -> Iterable[Verdict]:
-        verdicts: list[Verdict] = []
-        for name, job in self._jobs.items():
-            if job.check_time <= now:
-                if self._due(name, job, now) <= now:
-                    verdicts.append(self._hang(name, job, now))
-                job.check_time = self._check_time(name, job, now)
+        due = [(name, job) for name, job in self._jobs.items() if job.check_time <= now]
+        hung = [self._hang(*one, now) for one in due if self._due(*one, now) <= now]
+        for name, job in due:
+            job.check_time = self._check_time(name, job, now)
         self._schedule()
-        return verdicts
+        return hung
 
     def forget(self, job: JobId) -> None:
         self._jobs.pop(job, None)
         self.state.captures.forget(job)
-        used = {uuid for other in self._jobs.values() for uuid in other.activity.devices.values()}
-        for device in self.state.devices.keys() - used:
+        for device in self.state.devices.keys() - self._used():
             del self.state.devices[device]
         self._schedule()
 
@@ -113,14 +110,12 @@ class Hang(Detector):
 
     # --- what is seen ---
 
-    def _job(self, name: JobId) -> JobProgress:
-        job = self._jobs.get(name)
-        if job is None:
-            job = self._jobs[name] = JobProgress()
-        return job
+    def _used(self) -> set[str]:
+        """The devices that ranks are on."""
+        return {uuid for job in self._jobs.values() for uuid in job.activity.devices.values()}
 
     def _rank_seen(self, seen: RankSeen) -> None:
-        activity = self._job(seen.job_id).activity
+        activity = self._jobs.setdefault(seen.job_id, JobProgress()).activity
         activity.forget(seen.rank)
         activity.world_size = seen.world_size
         if seen.device is not None:
@@ -128,14 +123,12 @@ class Hang(Detector):
 
     def _device(self, seen: DeviceReading) -> None:
         known = self.state.devices.get(seen.device)
-        if known is None and not any(
-            seen.device in job.activity.devices.values() for job in self._jobs.values()
-        ):
-            return
-        self.state.devices[seen.device] = read_device(known, seen)
+        if known is not None or seen.device in self._used():
+            self.state.devices[seen.device] = read_device(known, seen)
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
-        job, now = self._jobs.get(seen.job_id) or self._job(seen.job_id), seen.time
+        name, now = seen.job_id, seen.time
+        job = self._jobs.get(name) or self._jobs.setdefault(name, JobProgress())
         rank = job.ranks.get(seen.rank)
         is_new = rank is None
         if rank is None:
@@ -143,18 +136,16 @@ class Hang(Detector):
         else:
             is_usual = seen.step == rank.step + 1 and 0 <= now - rank.time <= job.longest_gap_s
             if not is_usual or job.episode is not None:
-                job.take(seen, rank, self._is_excused(seen.job_id, job, rank.time, now))
+                # A pause for a crash or for a capture is excused.
+                captures = self.state.captures.runs_until(name, now) is not None
+                job.take(seen, rank, is_excused=captures or rank.time < job.quiet_until)
             rank.time, rank.step = now, seen.step
         job.times.add(seen.duration_s)
         if is_new or job.limit_may_fall:
-            self._recheck(seen.job_id, job, now)
+            self._recheck(name, job, now)
         if job.episode is None and rank.silent_since is None:
             return ()
-        return self._over(seen.job_id, job, now) if job.resume(seen.rank) else ()
-
-    def _is_excused(self, name: JobId, job: JobProgress, since: float, now: float) -> bool:
-        """Whether a pause since then is that of a crash or of a capture."""
-        return since < job.quiet_until or self.state.captures.runs_until(name, now) is not None
+        return self._over(name, job, now) if job.resume(seen.rank) else ()
 
     def _event(self, seen: RankEvent) -> Iterable[Verdict]:
         ended = self.state.captures.observe(seen)
@@ -229,8 +220,7 @@ class Hang(Detector):
         return due if job.limit_may_fall else min(due, soon)
 
     def _schedule(self) -> None:
-        times = [job.check_time for job in self._jobs.values()]
-        self.state.deadline = min(times, default=NEVER)
+        self.state.deadline = min((job.check_time for job in self._jobs.values()), default=NEVER)
 
     def _least_limit_s(self, job: JobProgress) -> float:
         """Of a job that goes on as it is; it never falls."""
@@ -248,11 +238,9 @@ class Hang(Detector):
         if job.hung or not job.ranks:
             return NEVER
         due = job.quiet_since + self._limit_s(job)
-        unresponsive = [since for r in job.ranks.values() if (since := r.unresponsive_since)]
-        if unresponsive:
+        if unresponsive := [s for r in job.ranks.values() if (s := r.unresponsive_since)]:
             due = min(due, max(unresponsive))
-        capture_end = self.state.captures.runs_until(name, now)
-        return due if capture_end is None else max(due, capture_end)
+        return max(due, self.state.captures.runs_until(name, now) or due)
 
     def _process(self, name: JobId, job: JobProgress, now: float) -> Iterable[Verdict]:
         """Processes and devices have been read: does nothing of the job move?"""
@@ -262,14 +250,13 @@ class Hang(Detector):
         if since is None or self.state.captures.runs_until(name, now) is not None:
             return ()
         since = max(since, job.newest_time)
-        limit_s = max(IDLE_S, GAP_FACTOR * job.longest_idle_s, median(job.times.recent_s))
-        if now - since < limit_s:
+        least_s = max(IDLE_S, GAP_FACTOR * job.longest_idle_s, median(job.times.recent_s))
+        if now - since < least_s:
             return ()
         found = self._hang(name, job, now)
         if job.episode is not None:
             job.episode.is_idle = True
-        job.check_time = NEVER
-        self._schedule()
+        self._recheck(name, job, now)
         return (found,)
 
     def _idle_since(self, job: JobProgress, now: float) -> float | None:
@@ -288,8 +275,7 @@ class Hang(Detector):
             culprit = job.activity.idle_rank(job.ranks.keys(), self.state.devices, now)
         idle_s, step_s = now - job.last_time, median(job.times.recent_s)
         job.hang(culprit, self._limit_s(job), now)
-        step = max(rank.step for rank in job.ranks.values())
-        who = "no rank has finished a step"
+        step, who = max(rank.step for rank in job.ranks.values()), "no rank has finished a step"
         if culprit is not None:
             who = f"rank {culprit} has finished no step"
         return Found(

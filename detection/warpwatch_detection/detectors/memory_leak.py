@@ -30,10 +30,6 @@ class LeakingRank:
     reusable_bytes: float = 0.0
     host_left_bytes: float | None = None
 
-    def restart(self, step: int) -> None:
-        self.step = step
-        self.device_growth = self.host_growth = None
-
 
 @dataclass(slots=True)
 class LeakingJob:
@@ -90,20 +86,15 @@ class MemoryLeak(Detector):
     # --- what is seen ---
 
     def _job(self, name: JobId) -> LeakingJob:
-        job = self.state.jobs.get(name)
-        if job is None:
-            job = self.state.jobs[name] = LeakingJob()
-        return job
+        return self.state.jobs.get(name) or self.state.jobs.setdefault(name, LeakingJob())
 
     def _step(self, seen: Step) -> Iterable[Verdict]:
         name, number = seen.job_id, seen.step
         job = self._job(name)
         rank = job.ranks.get(seen.rank)
-        if rank is None:
-            rank = job.ranks[seen.rank] = LeakingRank(number)
-        if number < rank.step:
+        if rank is None or number < rank.step:
             # A restart begins with an empty memory; a record that is late looks the same.
-            rank.restart(number)
+            rank = job.ranks[seen.rank] = LeakingRank(number)
         rank.step = number
         if seen.memory_allocated_bytes is None:
             return ()

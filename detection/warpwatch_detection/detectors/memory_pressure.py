@@ -155,11 +155,8 @@ class MemoryPressure(Detector):
     # --- what is seen ---
 
     def _rank(self, name: JobId, number: int) -> RankPressure:
-        try:
-            return self.state.jobs[name].ranks[number]
-        except KeyError:
-            ranks = self.state.jobs.setdefault(name, JobPressure()).ranks
-            return ranks.setdefault(number, RankPressure())
+        ranks = self.state.jobs.setdefault(name, JobPressure()).ranks
+        return ranks.get(number) or ranks.setdefault(number, RankPressure())
 
     def _device(self, seen: DeviceReading) -> Iterable[Verdict]:
         used, total = seen.metrics.get(_USED), seen.metrics.get(_TOTAL)
@@ -191,9 +188,8 @@ class MemoryPressure(Detector):
         return self._judge(seen.job_id, self.state.jobs[seen.job_id], seen.time)
 
     def _allocator(self, rank: RankPressure, seen: RankEvent) -> None:
-        peak, reserved = (
-            detail_number(seen, n) for n in ("peak_allocated_bytes", "reserved_bytes")
-        )
+        peak = detail_number(seen, "peak_allocated_bytes")
+        reserved = detail_number(seen, "reserved_bytes")
         rank.in_use = peak / reserved if peak is not None and reserved else None
         retries = detail_number(seen, "allocation_retries")
         if retries is None:

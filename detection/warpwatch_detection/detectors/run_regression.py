@@ -8,10 +8,10 @@ step. What is slow from a run's first step on is seen by no detector that learns
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Verdict
+from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Verdict, state_of
 from warpwatch_detection.detectors.event_numbers import MAX_NUMBER, detail_number
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
 from warpwatch_telemetry.anomalies import Found
@@ -53,17 +53,12 @@ class RunLevel:
         return (self.step_s - self.earlier_s) / (self.limit_s - self.earlier_s)
 
 
-@dataclass(slots=True)
-class RunRegressionState:
-    jobs: dict[JobId, RunLevel] = field(default_factory=dict)
-
-
 class RunRegression(Detector):
     kind = "run_regression"
     reads = (RankEvent,)
 
     def __init__(self) -> None:
-        self.state = RunRegressionState()
+        self.state = state_of("jobs", JobId, RunLevel)()
 
     def observe(self, seen: Any) -> Iterable[Verdict]:
         if seen.event != EVENT:
@@ -138,11 +133,11 @@ def grown(now: object, earlier: object) -> str:
         return ""
     if max(len(now), len(earlier)) > MAX_PHASES:
         return ""
-    growth: dict[str, float] = {}
-    for name, value in now.items():
-        number = _number(value)
-        if number is not None:
-            growth[str(name)] = number - (_number(earlier.get(name)) or 0.0)
+    growth = {
+        str(name): seconds - (_number(earlier.get(name)) or 0.0)
+        for name, value in now.items()
+        if (seconds := _number(value)) is not None
+    }
     most = max(growth, key=lambda name: growth[name], default="")
     return most if most and growth[most] > 0 else ""
 

@@ -170,9 +170,7 @@ class JobLevels:
         self.tick_s += duration_s
         steps = self.steps_a_tick()
         for number, ratio in step.ratios.items():
-            rank = self.ranks.get(number)
-            if rank is None:
-                rank = self.ranks[number] = RankLevel()
+            rank = self.ranks.get(number) or self.ranks.setdefault(number, RankLevel())
             if steps == 1:
                 rank.window.add(ratio)
                 rank.missed_blocks = 0
@@ -244,12 +242,8 @@ class JobLevels:
         slow = {lone_outlier(part, max(START_RISE, noise)) for part in parts.values()}
         for number, rank in known.items():
             if self.groups[number] >= 0 and not self.stages:
-                alike = [
-                    levels[other]
-                    for other in known
-                    if other != number and self.groups[other] == self.groups[number]
-                ]
-                rank.baseline.shift(-median(alike))
+                alike = [n for n in known if self.groups[n] == self.groups[number]]
+                rank.baseline.shift(-median([levels[n] for n in alike if n != number]))
                 rank.window.clear()
                 rank.on, rank.above_ticks, rank.above_s = False, 0, 0.0
             elif number in slow:

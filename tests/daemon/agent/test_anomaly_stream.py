@@ -21,7 +21,7 @@ from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_daemon.state.record_stream import RecordStream
-from warpwatch_detection.detectors.oom import Oom
+from warpwatch_detection.detectors.deaths import Oom
 from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.anomalies import Anomaly

@@ -58,12 +58,9 @@ class XidErrors(DeviceEvents[XidDevice]):
 
     def examine(self, device: XidDevice, seen: DeviceReading) -> Found | None:
         metrics, first = seen.metrics, device.seen == -NEVER
-        fresh = [
-            int(key[1][0])
-            for key in metrics
-            if key[0] == COUNTS and self._has_risen(device, key[1][0], metrics, first)
-        ]
-        fresh = [xid for xid in fresh if self._is_wanted(xid)]
+        numbers = [key[1][0] for key in metrics if key[0] == COUNTS]
+        risen = [int(n) for n in numbers if self._has_risen(device, n, metrics, first)]
+        fresh = [xid for xid in risen if self._is_wanted(xid)]
         if not fresh:
             return None
         if not self.lasts(device, seen.time):
@@ -89,12 +86,11 @@ class XidErrors(DeviceEvents[XidDevice]):
         return risen and not first
 
     def _is_wanted(self, number: int) -> bool:
-        severity = SEVERITIES.index(explain(number).severity)
-        return severity >= self._least and number not in self._ignored
+        return _weight(number) >= self._least and number not in self._ignored
 
     def _rank(self, device: XidDevice, number: int) -> None:
         leading = device.leading
-        if leading is None or _weight(explain(number)) > _weight(explain(leading)):
+        if leading is None or _weight(number) > _weight(leading):
             device.leading = number
             number = leading if leading is not None else number
         if number != device.leading and number not in device.others:
@@ -122,8 +118,8 @@ class XidErrors(DeviceEvents[XidDevice]):
         return DetectorStatus("found", _sentence(device, xid), device=uuid, value=float(xid.number))
 
 
-def _weight(xid: Xid) -> int:
-    return SEVERITIES.index(xid.severity)
+def _weight(number: int) -> int:
+    return SEVERITIES.index(explain(number).severity)
 
 
 def _sentence(device: XidDevice, xid: Xid) -> str:
