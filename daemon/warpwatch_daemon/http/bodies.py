@@ -26,52 +26,40 @@ class CaptureBody(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    job: Annotated[str, Field(min_length=1, max_length=512)]
-    owner: Annotated[
-        str, Field(max_length=128, description="whose job; empty: there is one of this name")
-    ] = ""
+    job: str = Field(min_length=1, max_length=512)
+    owner: str = Field("", max_length=128, description="whose job; empty: one has this name")
     kind: CaptureKind = "torch"
-    ranks: Annotated[
-        Annotated[list[Rank], Field(min_length=1, max_length=1024)] | None,
-        Field(description="null: all ranks of the job that this daemon sees"),
-    ] = None
-    steps: Annotated[int, Field(ge=1, le=100)] = 5
-    options: Annotated[
-        tuple[Literal["stacks", "shapes", "memory"], ...],
-        Field(description="of kind torch: what it records besides, at a price"),
-    ] = ()
-    backend: Annotated[
-        Literal["shim", "kineto"] | None, Field(description="null: whichever the job has")
-    ] = None
-    reason: Annotated[str, Field(max_length=500)] = ""
-    run: Annotated[
-        str, Field(max_length=512, description="which start of the job; empty: the only one")
-    ] = ""
-    id: Annotated[
-        Annotated[str, Field(pattern=PATTERN)] | None,
-        Field(description="of a fleet: what the capture is called on all nodes"),
-    ] = None
-    start_step: Annotated[
-        Annotated[int, Field(ge=2, lt=2**63)] | None,
-        Field(description="of a fleet: the first step to record on all nodes"),
-    ] = None
-    anomaly_id: Annotated[
-        Annotated[str, Field(min_length=1, max_length=64)] | None,
-        Field(
-            description="of a fleet: its anomaly that asks, so that the policy of triggers holds"
-        ),
-    ] = None
+    ranks: Annotated[list[Rank], Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="null: all ranks of the job that this daemon sees"
+    )
+    steps: int = Field(5, ge=1, le=100)
+    options: tuple[Literal["stacks", "shapes", "memory"], ...] = Field(
+        (), description="of kind torch: what it records besides, at a price"
+    )
+    backend: Literal["shim", "kineto"] | None = Field(
+        None, description="null: whichever the job has"
+    )
+    reason: str = Field("", max_length=500)
+    run: str = Field("", max_length=512, description="which start of the job; empty: the only one")
+    id: Annotated[str, Field(pattern=PATTERN)] | None = Field(
+        None, description="of a fleet: what the capture is called on all nodes"
+    )
+    start_step: Annotated[int, Field(ge=2, lt=2**63)] | None = Field(
+        None, description="of a fleet: the first step to record on all nodes"
+    )
+    anomaly_id: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None, description="of a fleet: its anomaly that asks, so that the policy of triggers holds"
+    )
     anomaly_kind: AnomalyKind | None = None
-    anomaly_seen: Annotated[
-        AnomalySeenBody | None, Field(description="of a fleet: what its anomaly had seen")
-    ] = None
-    scheduled: Annotated[
-        bool, Field(description="of a fleet: by `fleet.schedules`, so that triggers.baseline holds")
-    ] = False
-    alerts: Annotated[
-        tuple[Annotated[str, Field(max_length=200)], ...],
-        Field(max_length=100, description="of a fleet: keys of the alerts that ask for it"),
-    ] = ()
+    anomaly_seen: AnomalySeenBody | None = Field(
+        None, description="of a fleet: what its anomaly had seen"
+    )
+    scheduled: bool = Field(
+        False, description="of a fleet: by `fleet.schedules`, so that triggers.baseline holds"
+    )
+    alerts: tuple[Annotated[str, Field(max_length=200)], ...] = Field(
+        (), max_length=100, description="of a fleet: keys of the alerts that ask for it"
+    )
 
     @property
     def is_of_a_fleet(self) -> bool:
