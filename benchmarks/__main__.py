@@ -1,6 +1,6 @@
 """``make bench``: every benchmark, one JSON object on standard output.
 
-``make bench ARGS=shim`` runs one of them; ``--quick`` shortens those that can be. Ends with 1 when
+``make bench ARGS=merge`` runs one of them; ``--quick`` shortens those that can be. Ends with 1 when
 one could not be measured, with one line that says why. What measures no speed has commands of its
 own: ``benchmarks.judge`` the detectors.
 """
@@ -21,15 +21,15 @@ from benchmarks import (
     diagnosis,
     fleet,
     merge,
-    shim_step,
+    programs,
     training,
 )
 from benchmarks.processes import CannotMeasure
 from warpwatch_telemetry.errors import WarpwatchError
 
 BENCHMARKS = {
-    "shim": shim_step.measure,
     "training": training.measure,
+    "programs": programs.measure,
     "agent": agent.measure,
     "devices": devices.measure,
     "capture": capture.measure,

@@ -77,7 +77,7 @@ def gan() -> list[float]:
 @loop
 def optimizers_in_turn() -> list[float]:
     """One for the matrices, one for the rest, at every step."""
-    model = network(WIDTH, WIDTH, WIDTH, 1)
+    model = network(WIDTH, 2 * WIDTH, WIDTH, 1)
     matrices = [parameter for parameter in model.parameters() if parameter.ndim == 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim != 2]
     steppers = [torch.optim.SGD(matrices, 1e-2, 0.9), torch.optim.AdamW(others, 1e-3)]

@@ -91,6 +91,10 @@ def updates_by_hand() -> list[float]:
     return losses
 
 
+# Of the two networks of PPO, so that what surrounds them is little.
+WIDE = 2 * WIDTH, 2 * WIDTH
+
+
 class Environment:
     """A world that takes as long as a network to answer."""
 
@@ -105,7 +109,7 @@ class Environment:
 @loop
 def ppo() -> list[float]:
     """The policy acts without gradients, then learns of that in minibatches."""
-    actor, critic = network(WIDTH, WIDTH, 4), network(WIDTH, WIDTH, 1)
+    actor, critic = network(WIDTH, *WIDE, 4), network(WIDTH, *WIDE, 1)
     parameters = [*actor.parameters(), *critic.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=1e-4, eps=1e-5)
     environment, observed = Environment(64), torch.zeros(64, WIDTH)

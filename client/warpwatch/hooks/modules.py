@@ -10,6 +10,7 @@ compiled modules are seen: nothing of ours is in a graph.
 from __future__ import annotations
 
 from functools import wraps
+from threading import get_ident
 from typing import Any
 
 from warpwatch import faults
@@ -22,6 +23,8 @@ TEACHERS = 4
 MAX_MODULES = 64
 # Backwards between two looks whether the program still calls the modules that it called.
 LOOK_EVERY = 8
+# Inputs in a row without token ids after which no more are looked at.
+WORDLESS = 64
 
 
 class _Called(set):  # type: ignore[type-arg]
@@ -34,25 +37,28 @@ class _Called(set):  # type: ignore[type-arg]
 class ModuleHook:
     """``_called``: ids of the modules that the program calls; ``_inside``: of all within them.
 
-    round: backwards and updates when a module was called last; unlearned: calls in a row without
-    gradients since; phase: the last one that a call began. looked: the round at the last look.
+    round: backwards and updates when a module was called last, looked: at the last look; forward:
+    the round whose forward the last call was part of, -1 where it was of none; phase: the last one
+    that a call began; unlearned: calls without gradients since, wordless: inputs without token ids,
+    in a row.
     """
 
     __slots__ = (
         "_called", "_classes", "_every", "_handle", "_inside", "_looked", "_phase", "_round",
-        "_state", "_torch", "_unlearned",
+        "_torch", "_unlearned", "_wordless", "forward", "state",
     )  # fmt: skip
 
     def __init__(self, torch: Any, state: HookState) -> None:
         self._torch = torch
-        self._state = state
+        self.state = state
         self._called = _Called()
         self._inside: set[int] = set()
         self._classes: list[Any] = []
         self._handle: Any = None
         self._phase = ""
-        self._round = self._looked = self._unlearned = 0
+        self._round = self._looked = self._unlearned = self._wordless = 0
         self._every = LOOK_EVERY
+        self.forward = -1
 
     def __reduce__(self) -> Any:
         """As of ``_Called``: nothing calls it there."""
@@ -62,7 +68,7 @@ class ModuleHook:
         """See which modules are called, up to ``watched``, if none of those known was since the
         last look. Compiled ones warn of such a hook.
         """
-        state = self._state
+        state = self.state
         if state.batches or state.compiles or state.evaluating is not None:
             return
         looked, self._looked = self._looked, self._round
@@ -85,7 +91,7 @@ class ModuleHook:
                 _hook_calls(kind, self._called, self)
         # Where there are none to be found, less and less often.
         self._every = LOOK_EVERY if self._called else 2 * self._every
-        self._state.when_backward(self._state.backwards + self._every, self.watch)
+        self.state.when_backward(self.state.backwards + self._every, self.watch)
 
     def compile(self) -> None:
         """torch.compile is in use: what it may trace is as it was."""
@@ -97,12 +103,12 @@ class ModuleHook:
                 del kind.__call__
 
     def see_compiled(self, module: Any) -> None:
-        if not self._state.is_compiling():
+        if not self.state.is_compiling():
             self.begin(module, ())
 
     def _see(self, module: Any, args: Any) -> None:
         try:
-            if id(module) in self._inside or not self._state.in_training_thread():
+            if id(module) in self._inside or not self.state.in_training_thread():
                 return
             kind = type(module)
             if len(self._called) < MAX_MODULES and (
@@ -117,24 +123,24 @@ class ModuleHook:
 
     def begin(self, module: Any, args: Any) -> None:
         """A module is called by the program itself."""
-        state = self._state
+        state, monitor = self.state, self.state.monitor
+        if monitor is None or get_ident() != monitor.clock.thread:
+            return
+        if state.batches or state.evaluating is not None:
+            return
         try:
             learns, calls = state.is_grad_enabled(), state.backwards + state.updates
-            if learns and calls == self._round and self._phase == "forward":
-                self._unlearned = 0
-                return
-            if state.batches or state.evaluating is not None or not state.in_training_thread():
-                return
             if calls != self._round:
                 self._round, self._unlearned, self._phase = calls, 0, ""
             self._unlearned = 0 if learns else self._unlearned + 1
+            self.forward = calls if learns else -1
             phase = "forward" if learns else self._phase or "forward"
             if self._unlearned > TEACHERS:
                 phase = "rollout" if module.training else "eval"
             if phase != self._phase:
                 self._phase = phase
-                state.switch(phase)
-                if learns and args and not state.in_backward:
+                monitor.switch(phase)
+                if learns and args and self._wordless < WORDLESS and not state.in_backward:
                     self._count(args[0])
         except Exception as error:
             faults.swallow(error)
@@ -143,14 +149,22 @@ class ModuleHook:
         """Token ids are a batch of data; of anything else it is not known that it is one."""
         samples, tokens = measure(inputs)
         if tokens:
-            self._state.samples, self._state.tokens = samples, tokens
+            self.state.samples, self.state.tokens = samples, tokens
+            self._wordless = 0
+        else:
+            self._wordless += 1
 
 
 def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:
     """The class's own name for it, above whatever ``Module.__call__`` is at the time."""
 
     def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(module) in called:
+        # Most calls are further ones of a forward, and hundreds in a step where a policy acts: what
+        # is new is asked without a call.
+        if id(module) in called and (
+            hook.forward != hook.state.backwards + hook.state.updates
+            or not hook.state.is_grad_enabled()
+        ):
             hook.begin(module, args)
         return super(kind, module).__call__(*args, **kwargs)
 

@@ -1,0 +1,245 @@
+"""Real programs of 1 to 4 ms a step, with the shim in every second turn.
+
+    python -m benchmarks.program_loops PROGRAM WAY
+
+prints what a step takes and what the shim adds, as a line of JSON. WAY is `calls`, or `run` where
+`warpwatch run` has started the process: its hooks are taken off and put back.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.processes import is_quick
+
+TURNS, QUICK_TURNS = 200, 30
+# Of a turn; the first find the caches as the other way has left them, and do not count.
+STEPS, FIRST_STEPS = 16, 4
+WARM_UP_STEPS = 150
+
+
+Step = Callable[[Any], None]
+
+
+class Program(NamedTuple):
+    """``loss``: of the model and a batch."""
+
+    model: Any
+    loss: Callable[[Any, Any], torch.Tensor]
+    batches: Iterator[Any]
+
+
+class Rows(Dataset):  # type: ignore[misc]
+    """One row again and again: loading costs next to nothing."""
+
+    def __init__(self) -> None:
+        self._row = torch.rand(784)
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._row
+
+
+def network(*widths: int) -> torch.nn.Sequential:
+    pairs = itertools.pairwise(widths)
+    parts = [part for pair in pairs for part in (torch.nn.Linear(*pair), torch.nn.ReLU())]
+    return torch.nn.Sequential(*parts[:-1])
+
+
+def dqn() -> Program:
+    """Of the size of CleanRL's: ten turns in an environment, then one batch of a replay buffer."""
+    online = network(4, 120, 84, 2)
+    target = copy.deepcopy(online)
+    world, observed = torch.randn(5, 4), torch.zeros(1, 4)
+    replay = torch.zeros(10_000, 10)  # state, next state, reward, action
+
+    def act(model: Any, turn: int) -> None:
+        nonlocal observed
+        is_random = random.random() < 0.05
+        chosen = random.randrange(2) if is_random else int(model(observed).argmax())
+        action = torch.full((1, 1), float(chosen))
+        following = torch.tanh(torch.cat([observed, action], 1) @ world)
+        row = torch.cat([observed, following, following[:, :1], action], 1)
+        replay[turn % len(replay)] = row
+        observed = following
+
+    def loss(model: Any, turn: int) -> torch.Tensor:
+        for number in range(10):
+            act(model, 10 * turn + number)
+        drawn = replay[torch.randint(min(10 * turn + 10, len(replay)), (128,))]
+        with torch.no_grad():
+            wanted = drawn[:, 8] + 0.99 * target(drawn[:, 4:8]).amax(1)
+        return F.mse_loss(model(drawn[:, :4]).gather(1, drawn[:, 9:].long())[:, 0], wanted)
+
+    return Program(online, loss, itertools.count())
+
+
+class Autoencoder(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = network(784, 200, 40), network(20, 200, 784)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        mean, variance = self.encoder(x).chunk(2, 1)
+        drawn = mean + torch.randn_like(mean) * (variance / 2).exp()
+        return torch.sigmoid(self.decoder(drawn)), mean, variance
+
+
+def vae() -> Program:
+    """Half as wide as pytorch/examples' and with half of its batch: one thread trains it."""
+
+    def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        found, mean, variance = model(batch)
+        penalty = -0.5 * (1 + variance - mean.square() - variance.exp()).sum()
+        return F.binary_cross_entropy(found, batch, reduction="sum") + penalty
+
+    return Program(Autoencoder(), loss, iter(DataLoader(Rows(), batch_size=64)))
+
+
+class LanguageModel(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(65, 64), torch.nn.Linear(64, 65)
+        block = torch.nn.TransformerEncoderLayer(64, 4, 256, 0.0, batch_first=True)
+        self.blocks = torch.nn.TransformerEncoder(block, 1, enable_nested_tensor=False)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> Any:
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        scores = self.head(self.blocks(self.embedding(ids), mask))
+        return scores, F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def gpt() -> Program:
+    """A small one with nanoGPT's get_batch."""
+    text = torch.randint(65, (10_000,))
+
+    def get_batch() -> Any:
+        starts = torch.randint(len(text) - 33, (4,))
+        rows = torch.stack([text[start : start + 33] for start in starts])
+        return rows[:, :-1], rows[:, 1:]
+
+    return Program(LanguageModel(), lambda model, batch: model(*batch)[1], iter(get_batch, None))
+
+
+PROGRAMS = {program.__name__: program for program in (dqn, vae, gpt)}
+
+
+class Hooks:
+    """What the shim has put into torch, to take off and to put back."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        from torch.optim import optimizer
+        from torch.utils.data import dataloader
+
+        owners = ((torch.autograd, "backward"), (dataloader._BaseDataLoaderIter, "__next__"))
+        self._wrapped = [(owner, name, getattr(owner, name)) for owner, name in owners]
+        kinds: set[Any] = set(map(type, model.modules()))
+        called = [(kind, vars(kind).get("__call__")) for kind in kinds]
+        self._called = [(kind, call) for kind, call in called if hasattr(call, "of_warpwatch")]
+        registers = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+        self._registers = [(register, dict(register)) for register in registers]
+
+    def take_off(self) -> None:
+        for owner, name, wrapper in self._wrapped:
+            setattr(owner, name, wrapper.__wrapped__)
+        for kind, _ in self._called:
+            del kind.__call__
+        for register, _ in self._registers:
+            register.clear()
+
+    def put_back(self) -> None:
+        for owner, name, wrapper in self._wrapped:
+            setattr(owner, name, wrapper)
+        for kind, call in self._called:
+            kind.__call__ = call
+        for register, hooks in self._registers:
+            register.update(hooks)
+
+
+def plain(program: Program, optimizer: Any) -> Step:
+    def step(batch: Any) -> None:
+        loss = program.loss(program.model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def calls(program: Program, optimizer: Any) -> Step:
+    import warpwatch
+
+    monitor = warpwatch.attach()
+
+    def step(batch: Any) -> None:
+        with monitor.step(samples=32):
+            with monitor.phase("forward"):
+                loss = program.loss(program.model, batch)
+            optimizer.zero_grad()
+            with monitor.phase("backward"):
+                loss.backward()
+            with monitor.phase("optimizer"):
+                optimizer.step()
+
+    return step
+
+
+def train(name: str, way: str) -> dict[str, float]:
+    """In a process of its own: microseconds of a step, and what the shim adds."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    program = PROGRAMS[name]()
+    optimizer = torch.optim.Adam(program.model.parameters(), lr=1e-3)
+    alone = plain(program, optimizer)
+    observed = calls(program, optimizer) if way == "calls" else alone
+    for batch in itertools.islice(program.batches, WARM_UP_STEPS):
+        observed(batch)
+    hooks = Hooks(program.model) if way == "run" else None
+    spent: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
+    for turn in range(QUICK_TURNS if is_quick() else TURNS):
+        for watched in (turn % 2 == 0, turn % 2 == 1):
+            if hooks is not None and not watched:
+                hooks.take_off()
+            spent[watched] += _turn(observed if watched else alone, program.batches)
+            if hooks is not None and not watched:
+                hooks.put_back()
+    row: dict[str, float] = {}
+    for index, figure in enumerate(("step_us", "cpu_us")):
+        # The lower quartile: neighbours only ever make a step longer.
+        quartiles = [
+            statistics.quantiles((one[index] / 1e3 for one in spent[watched]), n=4)[0]
+            for watched in (False, True)
+        ]
+        alone_us, observed_us = quartiles
+        row |= {figure: round(alone_us, 1), f"added_{figure}": round(observed_us - alone_us, 1)}
+    return row
+
+
+def _turn(step: Step, batches: Iterator[Any]) -> list[tuple[int, int]]:
+    """Nanoseconds of each step, by the clock and of the processor."""
+    spent = []
+    for batch in itertools.islice(batches, STEPS):
+        begun = time.perf_counter_ns(), time.thread_time_ns()
+        step(batch)
+        cpu_ns, clock_ns = time.thread_time_ns(), time.perf_counter_ns()
+        spent.append((clock_ns - begun[0], cpu_ns - begun[1]))
+    return spent[FIRST_STEPS:]
+
+
+if __name__ == "__main__":
+    print(json.dumps(train(*sys.argv[1:])))

@@ -1,0 +1,47 @@
+"""What the shim adds to real programs of 1 to 4 ms a step, with its calls and under `run`.
+
+A process a program and way, in which turns with and without the shim alternate. So both lie in the
+same memory, and what other processes do to the caches hits both; the training thread's own
+processor time leaves out where it waited for a core.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from benchmarks.limits import at_most
+from benchmarks.processes import CannotMeasure, clean_environment, last_line
+
+PROGRAMS = ("dqn", "vae", "gpt")
+MAX_US = {"calls": 10.0, "run": 20.0}
+TIMEOUT_S = 600.0
+
+
+def measure() -> dict[str, Any]:
+    """Raises CannotMeasure."""
+    rows: dict[str, Any] = {}
+    limits = []
+    for name, way in itertools.product(PROGRAMS, MAX_US):
+        row = rows[f"{way}_{name}"] = _in_a_process(name, way)
+        what = f"{way}, {name}: µs of the processor added to a step"
+        limits.append(at_most(what, row["added_cpu_us"], MAX_US[way]))
+    return {"programs": rows, "limits": limits}
+
+
+def _in_a_process(name: str, way: str) -> dict[str, float]:
+    run = ["-m", "warpwatch", "run", "--", sys.executable] if way == "run" else []
+    command = [sys.executable, *run, "-m", "benchmarks.program_loops", name, way]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**clean_environment(), "WARPWATCH_DIR": folder}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    if done.returncode:
+        raise CannotMeasure(f"{way} {name} ended: {last_line(done.stderr)}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
