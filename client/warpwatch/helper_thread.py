@@ -208,6 +208,7 @@ class HelperThread:
         events = self.captures.budget.events_per_step
         parallel = parallelism.places()
         about = {
+            **self.monitor.model,
             **self._identity,
             "device": identity.bounded(device, 64, 64) if device else None,
             "phases": list(self.clock.phase_names),

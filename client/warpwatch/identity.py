@@ -121,7 +121,7 @@ def _model(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def fitted(metadata: dict[str, Any]) -> dict[str, Any]:
     """Without what the daemon can do without, where the whole would not fit into its slot."""
-    for name in ("parallel", "precision", "flops_per_sample", "flops_per_token"):
+    for name in ("parameters", "parallel", "precision", "flops_per_sample", "flops_per_token"):
         if len(json.dumps(metadata, separators=(",", ":"))) <= META_MAX_TEXT:
             break
         metadata.pop(name, None)

@@ -144,14 +144,15 @@ class Monitor:
 
     Steps belong to the first thread that begins one; calls from other threads count for nothing.
     ``step_clock``: who sets the steps: ``step()``, a framework, ``optimizer``, ``dataloader``,
-    ``backward``.
+    ``backward``. ``model``: what the optimizers say of it, for the ring's metadata.
     """
 
-    __slots__ = ("clock", "phases", "step_clock")
+    __slots__ = ("clock", "model", "phases", "step_clock")
 
     def __init__(self, clock: StepClock) -> None:
         self.clock = clock
         self.step_clock = ""
+        self.model: dict[str, Any] = {}
         self.phases = Phases(clock)
 
     def step(self, samples: int = 0, tokens: int = 0) -> StepClock:

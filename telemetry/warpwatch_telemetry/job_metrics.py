@@ -120,7 +120,8 @@ _JOBS = (
     _job(
         "job_model_flops_ratio",
         "Model FLOPs utilization (MFU) by method: user (FLOPs of a token or sample that the job "
-        "says) or shapes (counted in its newest capture with shapes), of the GPUs' dense peak.",
+        "says), shapes (counted in its newest capture with shapes) or, where neither is known, "
+        "parameters (six for each that is trained, and token), of the GPUs' dense peak.",
         "method",
     ),
     _job(

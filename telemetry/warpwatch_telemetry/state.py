@@ -53,8 +53,9 @@ class RankState:
     other. calls_without_step: backwards and optimizer steps of a process that trains and in which
     no end of a step was seen; 0 where steps are seen, or may come yet.
     parallel: of PARALLELISM, where known, the rank's place in it and how many there are.
-    flops_per_token, flops_per_sample, precision: of the model's training as the user says, 0 and
-    empty where not.
+    flops_per_token, flops_per_sample: of the model's training as the user says, 0 where not.
+    parameters: that its optimizers train, 0 where that is not known. precision: as the user says,
+    else of the parameters where these have 16 bits.
     recent_s: durations of the newest steps, oldest first, for the page's charts.
     steps_per_s, samples_per_s, tokens_per_s: in the newest steps, while it runs. comm_s: a step
     in phase comm, which is mostly waiting for other ranks, of the same steps.
@@ -80,6 +81,7 @@ class RankState:
     parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     flops_per_token: float = 0.0
     flops_per_sample: float = 0.0
+    parameters: int = 0
     precision: str = ""
     status: str = "running"
     silent_reason: str | None = None
@@ -126,7 +128,8 @@ class RankState:
 class JobState:
     """A training run: the ranks of it that this daemon sees, of ``world_size``.
 
-    model_flops_ratio: MFU by the method that knows it, ``user`` or ``shapes`` (docs/shim.md).
+    model_flops_ratio: MFU by the method that knows it: ``user``, ``shapes`` or ``parameters``
+    (docs/shim.md).
     backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
     """
 

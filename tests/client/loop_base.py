@@ -45,6 +45,7 @@ def reported(result: Any) -> dict[str, Any]:
         "result": result,
         "faults": faults.count(),
         "clock": monitor.step_clock,
+        "model": monitor.model,
         "steps": clock.steps,
         "samples": clock.totals[SAMPLES],
         "tokens": clock.totals[TOKENS],

@@ -69,6 +69,15 @@ def test_each_step_of_the_training_counts_once(
     assert (reported[name]["clock"], reported[name]["steps"]) == ("optimizer", steps)
 
 
+def test_the_parameters_of_all_optimizers_are_known(reported: dict[str, dict[str, Any]]) -> None:
+    one = reported["plain"]["model"]["parameters"]
+    assert one > 0
+    assert reported["two_networks"]["model"] == {"parameters": 2 * one}
+    # One after the other.
+    assert reported["phases_of_one_optimizer_each"]["model"] == {"parameters": one}
+    assert reported[BACKWARDS]["model"] == {}
+
+
 def test_without_optimizer_and_loader_each_backward_is_a_step(
     reported: dict[str, dict[str, Any]],
 ) -> None:

@@ -91,10 +91,11 @@ def test_the_longest_metadata_fits_into_its_slot() -> None:
     found |= {"client": "10.10.10", "inbox_ok": False, "faults": 10**6, "events_per_step": 10**7}
     found |= {"held_stacks": f"held.{'j' * 40}-r{2**31 - 1}-{'0' * 16}.stacks.fifo"}
     place = (2**20 - 1, 2**20)
+    found["parameters"] = 10**15
     found["parallel"] = dict.fromkeys(("data", "tensor", "pipeline", "expert", "context"), place)
     found = identity.fitted(found)
     assert (len(found["run"]), len(found["master"])) == (128, 64)
-    assert "parallel" not in found and "phases" in found
+    assert "parallel" not in found and "phases" in found and "parameters" not in found
     assert len(protocol.encode_metadata(1, found)) <= protocol.META_SLOT_SIZE
     assert len(found["job"]) == 64
     assert len(json.dumps(found["job"])) <= 386

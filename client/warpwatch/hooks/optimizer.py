@@ -20,6 +20,7 @@ from warpwatch.borders import LEAVE, OTHER
 from warpwatch.hooks.clock_choice import ClockChoice
 from warpwatch.hooks.hook_state import HookState
 from warpwatch.monitor import Monitor
+from warpwatch.parameters import Parameters
 
 SOURCE = "optimizer"
 MODULE = "torch.optim.optimizer"
@@ -34,8 +35,8 @@ class OptimizerHooks:
     """What runs before and after ``step`` of optimizers and gradient scalers."""
 
     __slots__ = (
-        "_choice", "_clock", "_closure", "_counted", "_ends", "_phase", "_repeats", "_running",
-        "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_by_others",
+        "_choice", "_clock", "_closure", "_counted", "_ends", "_parameters", "_phase", "_repeats",
+        "_running", "_state", "_timed", "_unseen", "_updates_when_zeroed", "_used_by_others",
         "_used_when_begun", "_used_when_zeroed", "_zeroed",
     )  # fmt: skip
 
@@ -43,6 +44,7 @@ class OptimizerHooks:
         self._state = state
         self._clock: Callable[[], Any] = _nothing
         self._choice = ClockChoice()
+        self._parameters = Parameters()
         # ids of what is inside of step, outermost first; whether that is a phase, and which
         self._running: list[int] = []
         self._timed = False
@@ -189,6 +191,8 @@ class OptimizerHooks:
     def _becomes_clock(self, optimizer: Any, monitor: Monitor) -> bool:
         """Several optimizers may step in one step of the training: one of them is its clock."""
         state = self._state
+        if not self._parameters.know(optimizer):
+            monitor.model = self._parameters.add(optimizer)
         used = state.backwards + state.batches
         if state.backwards and used in (self._counted, self._used_by_others):
             return False  # with the gradients that one before it has used
@@ -196,6 +200,9 @@ class OptimizerHooks:
         if not self._choice.takes_over(optimizer, self._clock(), monitor.clock):
             return False
         self._clock = weakref.ref(optimizer)
+        # Another training: what stepped before is none of its model.
+        self._parameters = Parameters()
+        monitor.model = self._parameters.add(optimizer)
         return True
 
 

@@ -14,6 +14,7 @@ from warpwatch_telemetry.log import read_places
 
 MAX_TEXT = 128
 MAX_WORLD_SIZE = 1 << 20
+MAX_PARAMETERS = 10**15
 MAX_EVENTS_PER_STEP = 1 << 40
 # A longer step than this is no step (12 days).
 MAX_DURATION_S = 1e6
@@ -46,7 +47,7 @@ class Claims:
     step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
     events_per_step: what a recorded step is expected to hold, None when it is not known.
     parallel: per kind of parallelism the rank's place in it, and how many there are.
-    flops_per_token, flops_per_sample, precision: as in RankState.
+    flops_per_token, flops_per_sample, parameters, precision: as in RankState.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
     """
 
@@ -67,6 +68,7 @@ class Claims:
     parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     flops_per_token: float = 0.0
     flops_per_sample: float = 0.0
+    parameters: int = 0
     precision: str = ""
 
 
@@ -103,6 +105,7 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
         parallel=_parallel(raw.get("parallel", {})),
         flops_per_token=_flops(raw, "flops_per_token"),
         flops_per_sample=_flops(raw, "flops_per_sample"),
+        parameters=_integer(raw, "parameters", 0, MAX_PARAMETERS),
         precision=_text(raw, "precision"),
     )
 

@@ -260,6 +260,7 @@ class Rank:
             parallel=self.claims.parallel,
             flops_per_token=self.claims.flops_per_token,
             flops_per_sample=self.claims.flops_per_sample,
+            parameters=self.claims.parameters,
             precision=self.claims.precision,
             calls_without_step=self.calls_without_step,
             status=self.status,

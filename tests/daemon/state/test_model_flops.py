@@ -49,3 +49,18 @@ def test_what_the_job_says_is_of_the_peak_of_its_precision() -> None:
     assert ratios(said, replace(RANK, rank=1, name="1")) == {}
     assert ratios(replace(said, precision="bf16")) == {}
     assert ratios(replace(said, device="GPU-2")) == {}
+
+
+def test_parameters_and_tokens_are_the_fallback_of_a_model_that_is_not_split() -> None:
+    known = replace(RANK, parameters=7 * 10**9, precision="bfloat16", parallel={"data": (0, 8)})
+    expected = 6 * 7e9 * 8_000 / 989.4e12
+    assert ratios(known) == {"parameters": pytest.approx(expected)}
+    trace = {"window_s": 0.5, "steps": 4, "roofline": {"mfu_ratio": 0.2}}
+    assert ratios(known, traces=[trace]).keys() == {"shapes"}
+    assert ratios(replace(known, flops_per_token=1e10)).keys() == {"user"}
+    for unknown in (
+        {"parallel": {"tensor": (0, 2)}}, {"precision": ""}, {"tokens_per_s": None},
+        {"parameters": 0}, {"device": "GPU-2"},
+    ):  # fmt: skip
+        fields: dict[str, Any] = unknown
+        assert ratios(replace(known, **fields)) == {}

@@ -68,9 +68,9 @@ class BaselineCaptures:
         if len(taken) >= MAX_TRIES or any(c.outcome in (None, "complete") for c in taken):
             self._not_before[job] = now + REFUSED_PAUSE_S
         elif not self._coordinator.is_busy(job):
-            self._ask(job, min(rank.rank for rank in ranks), now)
+            self._ask(job, min(ranks, key=lambda rank: rank.rank), now)
 
-    def _ask(self, job: JobId, number: int, now: float) -> None:
+    def _ask(self, job: JobId, rank: RankState, now: float) -> None:
         self._not_before[job] = now + REFUSED_PAUSE_S
         harmful = self._harmful()
         if harmful is not None:
@@ -79,14 +79,17 @@ class BaselineCaptures:
             logger.info("no baseline of %s: capture %s left its job slower", job.name, harmful.id)
             self._not_before[job] = now + GIVEN_UP_S
             return
+        # What the job's model computes, unless it says so itself.
+        counts = rank.device is not None and not (rank.flops_per_token or rank.flops_per_sample)
         reason = "baseline: what the job does while it is well"
         try:
             self._coordinator.request(
                 CaptureRequest(
                     kind="torch",
                     trigger="baseline",
-                    ranks=(number,),
+                    ranks=(rank.rank,),
                     steps=STEPS,
+                    options=("shapes",) if counts else (),
                     reason=reason,
                     **job.fields(),
                 )
