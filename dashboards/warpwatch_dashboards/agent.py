@@ -86,7 +86,6 @@ _AGENTS_ROW = Row(
             f"Which agents do not answer. {EMPTY_WHEN_HEALTHY}",
             [Column(f"{SCRAPED} == 0")],
             hidden=["__name__", "job"],
-            width=12,
             height=6,
         ),
         table(
@@ -95,11 +94,11 @@ _AGENTS_ROW = Row(
             f"{EMPTY_WHEN_HEALTHY}",
             [Column(f"{series('source_up')} == 0")],
             hidden=["__name__", "job"],
-            width=12,
             height=6,
             links=[links.node_of_row()],
         ),
     ],
+    width=12,
 )
 
 
@@ -117,7 +116,6 @@ _READING_ROW = Row(
             "s) readings are missed.",
             "s",
             Query(_BY_SOURCE, "{{source}}"),
-            width=6,
         ),
         graph(
             "Rounds of loops",
@@ -125,7 +123,6 @@ _READING_ROW = Row(
             "time (kineto) count the wait for it.",
             "s",
             Query(_BY_LOOP, "{{loop}}"),
-            width=6,
         ),
         graph(
             "Time in the driver",
@@ -133,7 +130,6 @@ _READING_ROW = Row(
             "Only where there are GPUs to read through NVML.",
             "percentunit",
             Query(total("reader", _CALLS), "{{reader}}"),
-            width=6,
         ),
         graph(
             "Age of attribution",
@@ -141,21 +137,18 @@ _READING_ROW = Row(
             "Slurm jobs on the GPUs may be out of date.",
             "s",
             Query(_ATTRIBUTED, "{{origin}}"),
-            width=6,
         ),
         graph(
             "Source errors",
             "Readings a second that failed. Some at a restart of the driver are normal.",
             "cps",
             Query(total("source", rate(series("source_errors_total"))), "{{source}}"),
-            width=6,
         ),
         graph(
             "Loop failures",
             "Rounds a second that failed. A fault of the agent: its log has the exception.",
             "cps",
             Query(total("loop", rate(series("loop_failures_total"))), "{{loop}}"),
-            width=6,
         ),
         graph(
             "Age of readings",
@@ -164,7 +157,6 @@ _READING_ROW = Row(
             "s",
             Query(f"topk(10, {_AGE})", NODE_LEGEND),
             limits=at_most(5),
-            width=6,
         ),
         graph(
             "Calls of the driver",
@@ -172,9 +164,9 @@ _READING_ROW = Row(
             "through NVML.",
             "cps",
             Query(total("reader", rate(series("nvml_calls_total"))), "{{reader}}"),
-            width=6,
         ),
     ],
+    width=6,
 )
 _LOSSES = [
     (series("detection_refused_total"), "what", "detection: {{what}}"),
@@ -209,16 +201,15 @@ _LOSSES_ROW = Row(
             "Above 0 the dashboards do not show all ranks.",
             "none",
             Query(f"topk(10, {series('ranks_unexported')})", NODE_LEGEND),
-            width=6,
         ),
         table(
             "Failed reloads",
             "Agents that refused a changed configuration in the time shown and run on with the "
             f"old one: `warpwatch config check` says why. {EMPTY_WHEN_HEALTHY}",
             [Column(total(PLACE, grown(_FAILED, "$__range")), "Times")],
-            width=6,
         ),
     ],
+    width=6,
 )
 
 
@@ -245,14 +236,12 @@ _COST_ROW = Row(
             "File descriptors of the ten agents with the most. A steady climb is a leak.",
             "none",
             Query(f"topk(10, {series('agent_open_files')})", NODE_LEGEND),
-            width=4,
         ),
         graph(
             "Threads",
             "Threads of the ten agents with the most: one a GPU and some more.",
             "none",
             Query(f"topk(10, {series('agent_threads')})", NODE_LEGEND),
-            width=4,
         ),
         graph(
             "HTTP requests",
@@ -260,7 +249,7 @@ _COST_ROW = Row(
             "asks too often.",
             "reqps",
             Query(total("code", rate(series("http_requests_total"))), "{{code}}"),
-            width=4,
         ),
     ],
+    width=4,
 )

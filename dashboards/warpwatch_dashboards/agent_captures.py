@@ -19,13 +19,13 @@ CAPTURES_ROW = Row(
             "Captures asked for, by whom, and what became of them: outcomes that begin with "
             f"refused say which limit of the policy held. {EMPTY_WHEN_HEALTHY}",
             [Column(_ASKED, "Captures")],
+            width=8,
         ),
         bars(
             "Outcomes",
             f"What became of the captures of the time shown. {EMPTY_WHEN_HEALTHY}",
             "none",
             Query(_RECENT, "{{outcome}}"),
-            width=4,
         ),
         bars(
             "Problems of traces",
@@ -33,7 +33,6 @@ CAPTURES_ROW = Row(
             f"{EMPTY_WHEN_HEALTHY}",
             "none",
             Query(_PROBLEMS, "{{problem}}"),
-            width=4,
         ),
         graph(
             "Captures in the store",
@@ -41,14 +40,12 @@ CAPTURES_ROW = Row(
             "removes the oldest.",
             "none",
             Query(f"topk(10, {total(PLACE, series('store_captures'))})", NODE_LEGEND),
-            width=4,
         ),
         graph(
             "Size of the store",
             "Bytes on disk of the ten largest stores, up to store.max_bytes (5 GiB).",
             "bytes",
             Query(f"topk(10, {total(PLACE, series('store_bytes'))})", NODE_LEGEND),
-            width=4,
         ),
         graph(
             "What captures cost",
@@ -67,4 +64,5 @@ CAPTURES_ROW = Row(
             width=12,
         ),
     ],
+    width=4,
 )

@@ -150,6 +150,7 @@ _WRONG_ROW = Row(
             "none",
             Query(f"{_BY_KIND} > 0", "{{kind}}"),
             stacked=True,
+            width=8,
         ),
         table(
             "GPUs lost",
@@ -157,7 +158,6 @@ _WRONG_ROW = Row(
             f"return), reset_required, no_permission, driver. {EMPTY_WHEN_HEALTHY}",
             [Column(f"{series('device_up')} == 0")],
             hidden=["__name__", "job"],
-            width=12,
             links=[links.node_of_row()],
         ),
         table(
@@ -165,7 +165,6 @@ _WRONG_ROW = Row(
             "What the driver reported in the time shown, by XID: docs/xids.md says what each "
             f"means and whether to drain the node. {EMPTY_WHEN_HEALTHY}",
             [Column(_XIDS, "Times")],
-            width=12,
             links=[links.node_of_row()],
         ),
         table(
@@ -173,7 +172,6 @@ _WRONG_ROW = Row(
             "Share of the last 30 days in which a GPU or a port had an anomaly of the hardware, by "
             f"kind, the ten with most. Have these replaced. {EMPTY_WHEN_HEALTHY}",
             [Column(f"topk(10, {_AILING})", "Of the time", "percentunit", at_most(0.001, 0.03))],
-            width=12,
             links=[links.node_of_row()],
         ),
         graph(
@@ -183,11 +181,11 @@ _WRONG_ROW = Row(
             "1. One that stays above 10 % holds its whole job up.",
             "percentunit",
             Query(f"topk(10, {lateness(AGENT)})", f"{RANK_LEGEND}"),
-            width=12,
             limits=at_most(0.1, 0.25),
             links=[links.job_of_series()],
         ),
     ],
+    width=12,
 )
 
 
@@ -219,7 +217,6 @@ _NODES_ROW = Row(
             "wait: for data, for the host, for other ranks.",
             "percentunit",
             Query(_NODE_BUSY, NODE_LEGEND),
-            width=12,
         ),
         graph(
             "GPU memory by node",
@@ -230,7 +227,7 @@ _NODES_ROW = Row(
             maximum=1,
             limits=at_most(0.9),
             links=[links.node_of_series()],
-            width=12,
         ),
     ],
+    width=12,
 )

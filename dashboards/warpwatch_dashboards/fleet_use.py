@@ -50,7 +50,6 @@ _WASTE_ROW = Row(
                 )
             ],
             hidden=["job"],
-            width=12,
             links=[links.node_of_row()],
         ),
         table(
@@ -61,7 +60,6 @@ _WASTE_ROW = Row(
                 Column(_hours(total(_OWNER, allocations())), "Held", "h"),
                 Column(_hours(total(_OWNER, of_allocations(BUSY))), "Used", "h"),
             ],
-            width=12,
         ),
         graph(
             "Idle GPUs by namespace",
@@ -70,7 +68,6 @@ _WASTE_ROW = Row(
             "none",
             Query(_IDLE_GPUS, "{{namespace}}"),
             stacked=True,
-            width=12,
         ),
         graph(
             "GPUs by namespace",
@@ -78,9 +75,9 @@ _WASTE_ROW = Row(
             "none",
             Query(total(_OWNER, allocations()), "{{namespace}}"),
             stacked=True,
-            width=12,
         ),
     ],
+    width=12,
 )
 
 

@@ -46,14 +46,12 @@ _PROCESSES_ROW = Row(
             "bytes",
             Query(series("process_gpu_memory_bytes", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
             stacked=True,
-            width=6,
         ),
         graph(
             "GPU use by process",
             "Share of SM time that each process used.",
             "percentunit",
             Query(series("process_gpu_utilization_ratio", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
-            width=6,
         ),
         graph(
             "Processor by process",
@@ -61,7 +59,6 @@ _PROCESSES_ROW = Row(
             "workers (children). Self at 1 is a Python program that is bound to its host.",
             "none",
             Query(_CPU, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
-            width=6,
         ),
         graph(
             "Host memory by process",
@@ -69,9 +66,9 @@ _PROCESSES_ROW = Row(
             "climb ends in the kernel's out-of-memory killer.",
             "bytes",
             Query(_MEMORY, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
-            width=6,
         ),
     ],
+    width=6,
 )
 
 
@@ -90,7 +87,6 @@ _HOST_ROW = Row(
             Query(f"{_BUSY} / {_CORES}", NODE_LEGEND),
             maximum=1,
             limits=at_most(0.9),
-            width=6,
         ),
         graph(
             "Load by core",
@@ -98,7 +94,6 @@ _HOST_ROW = Row(
             "none",
             Query(f"{_LOAD} / {_CORES}", NODE_LEGEND),
             limits=at_most(1),
-            width=6,
         ),
         graph(
             "Memory",
@@ -107,7 +102,6 @@ _HOST_ROW = Row(
             Query(f"{_USED} / {_WHOLE}", NODE_LEGEND),
             maximum=1,
             limits=at_most(0.9),
-            width=6,
         ),
         graph(
             "Swapping",
@@ -115,7 +109,6 @@ _HOST_ROW = Row(
             "binBps",
             Query(rate(series("host_swap_in_bytes_total")), f"{NODE_LEGEND}|in"),
             Query(rate(series("host_swap_out_bytes_total")), f"{NODE_LEGEND}|out"),
-            width=6,
         ),
         graph(
             "Pressure",
@@ -137,6 +130,7 @@ _HOST_ROW = Row(
             width=12,
         ),
     ],
+    width=6,
 )
 
 

@@ -113,7 +113,6 @@ _RELIABILITY_ROW = Row(
             "none",
             "device_ecc_aggregate_errors_total",
             "type",
-            width=6,
         ),
         as_it_is(
             "Remapped rows",
@@ -121,7 +120,6 @@ _RELIABILITY_ROW = Row(
             "none",
             "device_remapped_rows",
             "type",
-            width=6,
         ),
         as_it_is(
             "Remap failed",
@@ -129,7 +127,6 @@ _RELIABILITY_ROW = Row(
             "none",
             "device_row_remap_failure",
             limits=at_most(1, 1),
-            width=6,
         ),
         as_it_is(
             "Remap pending",
@@ -137,7 +134,6 @@ _RELIABILITY_ROW = Row(
             "none",
             "device_row_remap_pending",
             limits=at_most(1),
-            width=6,
         ),
         as_it_is(
             "Recovery asked for",
@@ -146,9 +142,9 @@ _RELIABILITY_ROW = Row(
             "none",
             "device_recovery_action",
             limits=at_most(1, 2),
-            width=6,
         ),
     ],
+    width=6,
 )
 
 

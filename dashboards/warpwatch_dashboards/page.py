@@ -22,12 +22,13 @@ Variable = builders.QueryVariable | builders.DatasourceVariable | builders.TextB
 class Row:
     """Panels from left to right, in as many lines as their widths need.
 
-    What a collapsed row shows is queried when it is opened.
+    What a collapsed row shows is queried when it is opened. ``width``: of panels that say none.
     """
 
     title: str
     panels: Sequence[models.Panel]
     collapsed: bool = False
+    width: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def placed(rows: Sequence[Row]) -> Iterator[models.Panel | models.RowPanel]:
         number += 1
         place = models.GridPos(h=1, w=COLUMNS, x=0, y=y)
         head = models.RowPanel(title=row.title, grid_pos=place, id_val=number)
-        inside, below = _lines(row.panels, number + 1, y + 1)
+        inside, below = _lines(row, number + 1, y + 1)
         yield head
         if row.collapsed:
             head.collapsed, head.panels = True, inside
@@ -85,12 +86,13 @@ def placed(rows: Sequence[Row]) -> Iterator[models.Panel | models.RowPanel]:
         number += len(inside)
 
 
-def _lines(panels: Sequence[models.Panel], number: int, y: int) -> tuple[list[models.Panel], int]:
+def _lines(row: Row, number: int, y: int) -> tuple[list[models.Panel], int]:
     """The panels of a row from this number and height on, and the height below them."""
     x = line_height = 0
     there: list[models.Panel] = []
-    for panel in panels:
+    for panel in row.panels:
         assert panel.grid_pos is not None
+        panel.grid_pos.w = panel.grid_pos.w or row.width
         if x + panel.grid_pos.w > COLUMNS:
             x, y, line_height = 0, y + line_height, 0
         there.append(at(panel, number + len(there), x, y))

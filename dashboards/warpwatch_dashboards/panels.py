@@ -36,7 +36,7 @@ Limits = Sequence[tuple[float | None, str]]
 
 
 class Look(TypedDict, total=False):
-    """Width of 24 columns, height in rows of 30 pixels; ``minimum`` and ``maximum`` in the unit."""
+    """Width of 24 columns, else the row's; height in rows of 30 pixels; the rest in the unit."""
 
     width: int
     height: int
@@ -131,7 +131,7 @@ def complete(
 ) -> models.Panel:
     """What all kinds of panel have in common. Mind that gridPos is completed by the page."""
     panel.title, panel.description, panel.datasource = title, description, SOURCE
-    panel.grid_pos = models.GridPos(h=look.get("height", 8), w=look.get("width", 8))
+    panel.grid_pos = models.GridPos(h=look.get("height", 8), w=look.get("width", 0))
     panel.targets = []
     for letter, target in zip(ascii_uppercase, targets, strict=False):
         panel.targets.append(target.datasource(SOURCE).ref_id(letter).build())

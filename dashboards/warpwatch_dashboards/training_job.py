@@ -129,7 +129,6 @@ _ENERGY_ROW = Row(
             "What the job's GPUs draw. It falls where they wait.",
             "watt",
             Query(_POWER, JOB_LEGEND),
-            width=6,
         ),
         graph(
             "Energy per step",
@@ -137,7 +136,6 @@ _ENERGY_ROW = Row(
             "same: a rise is waste.",
             "joule",
             Query(f"{_POWER} / {STEPS_PER_SECOND}", JOB_LEGEND),
-            width=6,
         ),
         graph(
             "Energy per token",
@@ -145,7 +143,6 @@ _ENERGY_ROW = Row(
             "and settings by.",
             "joule",
             Query(f"{_POWER} / {_TOKENS}", JOB_LEGEND),
-            width=6,
         ),
         number(
             "GPU energy",
@@ -159,6 +156,7 @@ _ENERGY_ROW = Row(
             height=8,
         ),
     ],
+    width=6,
 )
 
 

@@ -124,7 +124,6 @@ _MEMORY_ROW = Row(
             Query(f"topk(10, {MEMORY_OF_RANKS})", RANK_LEGEND),
             maximum=1,
             limits=at_most(MEMORY),
-            width=6,
         ),
         graph(
             "Allocated by rank",
@@ -132,7 +131,6 @@ _MEMORY_ROW = Row(
             "steps; a floor that climbs from step to step is a leak.",
             "bytes",
             Query(f"topk(10, {_ALLOCATED})", RANK_LEGEND),
-            width=6,
         ),
         graph(
             "Reserved by rank",
@@ -140,7 +138,6 @@ _MEMORY_ROW = Row(
             "a cache that others cannot use.",
             "bytes",
             Query(f"topk(10, {_RESERVED})", RANK_LEGEND),
-            width=6,
         ),
         graph(
             "Fragmentation by rank",
@@ -148,7 +145,6 @@ _MEMORY_ROW = Row(
             "ten highest. A rise ends in allocations that fail though memory is free.",
             "percentunit",
             Query(f"topk(10, {_SPLIT} / {_RESERVED})", RANK_LEGEND),
-            width=6,
         ),
         graph(
             "Allocation retries",
@@ -166,6 +162,7 @@ _MEMORY_ROW = Row(
             width=12,
         ),
     ],
+    width=6,
 )
 
 
