@@ -251,7 +251,7 @@ class Fleet:
                 version=__version__,
                 hostname=self._hostname,
                 devices=tuple(
-                    one for node in self._cluster.nodes.values() for one in node.device_samples()
+                    one for node in self._cluster.nodes.values() for one in node.samples.values()
                 ),
                 sources=tuple(node.health(now) for node in self._cluster.nodes.values()),
                 ranks=tuple(rank for job in jobs for rank in job.ranks(names)),

@@ -91,6 +91,8 @@ class Node:
         self.captures: dict[str, Capture] = {}
         # The newest reading of each, by UUID.
         self.devices: dict[str, DeviceReading] = {}
+        # The same in the fleet's time, as the API has them; their source is the node.
+        self.samples: dict[str, DeviceSample] = {}
         # As JSON; by its own name, and what the fleet calls those that it has joined.
         self._runs: dict[JobId, bytes] = {}
         self._joined: dict[JobId, JobId] = {}
@@ -245,16 +247,15 @@ class Node:
         if reading.device not in self.devices and len(self.devices) >= MAX_DEVICES:
             return
         shown = [one for one in reading.metrics.items() if one[0][0] in _OF_DEVICE]
-        self.devices[reading.device[:MAX_TEXT]] = msgspec.structs.replace(
-            reading, metrics=dict(shown[:MAX_SERIES]), reason=reading.reason[:MAX_TEXT]
+        name, reason = reading.device[:MAX_TEXT], reading.reason[:MAX_TEXT]
+        metrics = dict(shown[:MAX_SERIES])
+        self.devices[name] = msgspec.structs.replace(reading, metrics=metrics, reason=reason)
+        before = self.samples.get(name)
+        device = before.device if before else Device(name, len(self.samples), "")
+        time = reading.time + self.skew_s
+        self.samples[name] = DeviceSample(
+            device, time, metrics, reading.up, reason, source=self.name
         )
-
-    def device_samples(self) -> Iterator[DeviceSample]:
-        """Its GPUs in the order in which they came to be known, with the node as their source."""
-        for index, one in enumerate(self.devices.values()):
-            device = Device(one.device, index, "")
-            time = one.time + self.skew_s
-            yield DeviceSample(device, time, one.metrics, one.up, one.reason, source=self.name)
 
     def _take_run(self, run: RunSummary) -> None:
         owner = self.target.owner
