@@ -108,9 +108,8 @@ class StepSpikes(JobDetector[SpikesJob]):
     def statuses(self) -> Iterable[DetectorStatus]:
         for name, job in self.state.jobs.items():
             if job.deviation < 0 or not math.isfinite(job.limit):
-                yield DetectorStatus(
-                    "learning", "what a normal step takes is not known yet", **name.fields()
-                )
+                text = "what a normal step takes is not known yet"
+                yield DetectorStatus("learning", text, **name.fields())
                 continue
             yield DetectorStatus(
                 answer="found" if job.on else "fine",

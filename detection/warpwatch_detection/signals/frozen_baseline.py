@@ -30,10 +30,6 @@ PEER_FACTOR = 3.0
 SQRT_2 = 2**0.5
 
 
-def _recent_differences() -> SlidingMedian:
-    return SlidingMedian(RECENT_DIFFERENCES)
-
-
 @dataclass(slots=True)
 class FrozenBaseline:
     """``center`` and ``spread`` (one standard deviation) of the value's healthy blocks.
@@ -47,7 +43,7 @@ class FrozenBaseline:
     spread: float = 0.0
     blocks: list[float] = field(default_factory=list)
     blocks_spread: float = 0.0
-    differences: SlidingMedian = field(default_factory=_recent_differences)
+    differences: SlidingMedian = field(default_factory=lambda: SlidingMedian(RECENT_DIFFERENCES))
     last: float | None = None
     lower: list[float] = field(default_factory=list)
     learned: int = 0
@@ -66,7 +62,7 @@ class FrozenBaseline:
             self.restarts += 1
             self.blocks.clear()
             self.wander.clear()
-            self.differences = _recent_differences()
+            self.differences.clear()
             self.last = None
 
     def learn(self, block: float, size: int) -> None:

@@ -6,9 +6,8 @@ of sixteen of them for one that comes with every evaluation or epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from warpwatch_detection.detector import WARMUP_STEPS
 from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
@@ -105,8 +104,7 @@ class GrowthWindow:
 
     def trend(self) -> Trend:
         """Of a full window; of any other nothing is known."""
-        full = len(self.points) >= WINDOW_BLOCKS
-        return trend(self.points) if full else Trend()
+        return trend(self.points) if len(self.points) >= WINDOW_BLOCKS else Trend()
 
     def _excess(self) -> float:
         """Growth over its limit; 0 unless every part of the window grew, to new heights."""
@@ -178,14 +176,8 @@ def trend(points: list[GrowthPoint]) -> Trend:
 
 def theil_sen(points: list[GrowthPoint]) -> float:
     """Median of the slopes between all pairs: right with up to 29 % of outliers (Sen, 1968)."""
-    return median(list(_slopes(points)))
-
-
-def _slopes(points: list[GrowthPoint]) -> Iterator[float]:
-    for index, later in enumerate(points):
-        for earlier in points[:index]:
-            if later.step > earlier.step:
-                yield (later.value - earlier.value) / (later.step - earlier.step)
+    pairs = combinations(points, 2)
+    return median([(b.value - a.value) / (b.step - a.step) for a, b in pairs if b.step > a.step])
 
 
 def every_part_grows(points: list[GrowthPoint]) -> bool:
