@@ -7,8 +7,10 @@ the step. One process each, and one thread computes.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +43,9 @@ def clipped(policy: Policy, seen: Tensor, before: Tensor, advantages: Tensor) ->
     return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).mean()
 
 
-def gan(fault: str, scale: float = 1.0) -> None:
-    training = Training(fault, "adversarial", scale=scale)
-    for number, (given, labels) in zip(itertools.count(), training.batches(), strict=False):
+def gan(batches: Iterable[tuple[Tensor, Tensor]], training: Training) -> None:
+    gc.freeze()
+    for number, (given, labels) in enumerate(batches):
         training.step(number, given, labels)
 
 
@@ -53,6 +55,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "ppo":
         ppo()
     elif sys.argv[1] == "gan":
-        gan("healthy")
+        training = Training("healthy", "adversarial")
+        # All samples are in memory.
+        gan(itertools.repeat(next(training.batches())), training)
     else:
-        gan("no_workers", scale=0.1)
+        training = Training("no_workers", "adversarial", scale=0.1)
+        gan(training.batches(), training)
