@@ -69,6 +69,9 @@ class ApiServer:
         items: list[Any] = self.ask("GET", "/api/v1/events")["items"]
         return [one for one in items if one["metadata"]["name"].startswith("warpwatch-")]
 
+    # Watches that were begun; -1 where nobody counts them.
+    watches = -1
+
     def close(self) -> None:
         self._admin.close()
 

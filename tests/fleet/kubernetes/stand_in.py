@@ -32,7 +32,7 @@ class StandIn(ApiServer):
         self.objects: dict[str, Any] = {}
         self.asked: list[str] = []
         self.forgotten = 0
-        self.failing = self.conflicts = 0
+        self.failing = self.conflicts = self.watches = 0
         self.version = 0
         for name in ("default", "monitoring"):
             self.objects[f"/api/v1/namespaces/{name}"] = {"metadata": {"name": name}}
@@ -42,7 +42,10 @@ class StandIn(ApiServer):
         self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*made)
-        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
+        # Each in its own thread: a client that leaves before it holds up no other.
+        self._http.socket = context.wrap_socket(
+            self._http.socket, server_side=True, do_handshake_on_connect=False
+        )
         self._http.daemon_threads = True
         threading.Thread(target=self._http.serve_forever, daemon=True).start()
         super().__init__(folder, "admin", self._http.server_address[1])
@@ -169,6 +172,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _watch(self, path: str, version: int) -> None:
         store = self.server_in
+        store.watches += 1
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()
