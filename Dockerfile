@@ -21,20 +21,21 @@ COPY diagnosis diagnosis
 COPY exporters exporters
 COPY fleet fleet
 COPY telemetry telemetry
-# Without pip in it; compiled, as nothing can be written later. Whatever comes from a package index is
-# checked against its hash. The client also as a plain folder, for `COPY --from` into images of other Pythons.
+# Without pip in it; compiled, as nothing can be written later, and without times, so that two builds are
+# equal. Whatever comes from a package index is checked against its hash. The client also as a plain folder, for `COPY --from` into images of other Pythons.
 RUN python3 -m venv /build \
     && python3 -m venv --without-pip /opt/warpwatch \
     && export PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all: \
     && /build/bin/pip install --require-hashes --requirement requirements-build.txt \
     && /build/bin/pip wheel --no-deps --no-build-isolation --check-build-dependencies --wheel-dir /wheels ./client . \
-    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --require-hashes --requirement requirements-image.txt \
-    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --no-index /wheels/*.whl \
-    && /build/bin/pip install --no-index --no-compile --no-deps --target /opt/warpwatch/client /wheels/warpwatch_client-*.whl
+    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --no-compile --require-hashes --requirement requirements-image.txt \
+    && /build/bin/pip --python /opt/warpwatch/bin/python3 install --no-compile --no-index /wheels/*.whl \
+    && /build/bin/pip install --no-index --no-compile --no-deps --target /opt/warpwatch/client /wheels/warpwatch_client-*.whl \
+    && python3 -m compileall -q --invalidation-mode unchecked-hash /opt/warpwatch/lib
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE}
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="warpwatch" \
       org.opencontainers.image.description="Watches the GPUs of a node and the training jobs on them" \

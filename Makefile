@@ -7,7 +7,7 @@ ARGS ?=
 SEEDS ?= 24
 SBOM ?= build/sbom.cdx.json
 
-.PHONY: demo test slow fuzz soak check format bench judge frontier docs protobuf requirements sbom clean
+.PHONY: demo test slow fuzz soak check format bench judge frontier docs protobuf requirements sbom release-inputs release clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/warpwatch demo $(ARGS)
@@ -63,13 +63,21 @@ protobuf: $(VENV)/.dev
 
 # Hashes of the wheels that the image is built of, after a change of a version.
 requirements: $(VENV)/.demo
-	$(BIN)/python hash_requirements.py requirements-image.txt requirements-build.txt
+	$(BIN)/python release/hash_requirements.py requirements-image.txt requirements-build.txt
 
 # What the image holds besides its base, as CycloneDX JSON.
 sbom: $(VENV)/.sbom
 	@mkdir -p $(dir $(SBOM))
 	$(BIN)/cyclonedx-py requirements requirements-image.txt --pyproject pyproject.toml \
 		--output-reproducible --output-file $(SBOM)
+
+# What can be fetched only from the network: wheels, base images, tools. docs/release.md
+release-inputs:
+	release/inputs.sh build/release-inputs
+
+# Without network, of what is committed; twice the same bytes.
+release:
+	release/build.sh build/release-inputs dist
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,7 +11,7 @@ apiVersion: v2
 name: training
 version: 1.0.0
 dependencies:
-  - {name: warpwatch, version: 0.1.0, repository: "file://../warpwatch"}
+  - {name: warpwatch, version: 0.2.0, repository: "file://../warpwatch"}
 """
 _JOB = """\
 apiVersion: batch/v1
