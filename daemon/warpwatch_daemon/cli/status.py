@@ -56,7 +56,7 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
         for method, ratio in job.get("model_flops_ratio", {}).items():
             yield f"  {job['name']}: MFU {percent(ratio)} (by {method})"
     for one in status["blind"]:
-        yield f"  noise hides from {one['kind']} of {one['job']} what it is to find: {one['text']}"
+        yield f"  {one['kind']} of {one['job']} is blind to what it is to find: {one['text']}"
     ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]
     for anomaly in (*active, *sorted(ended, key=lambda one: -one["end_time"])[:MAX_ENDED]):
         yield _anomaly(anomaly, time.time())

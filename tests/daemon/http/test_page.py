@@ -40,8 +40,8 @@ def test_a_detector_that_noise_blinds_is_named_on_top(agent):
     blind = DetectorSight("straggler", "llama-7b", "uid/1000", True, "limit 1.9; blind to 20%")
     sees = DetectorSight("data_stall", "llama-7b", "uid/1000", False, "limit 10 %")
     notes = headline(replace(agent.now, sights=(blind, sees))).notes
-    assert [note for note in notes if "noise hides" in note] == [
-        "llama-7b: noise hides from straggler what it is to find: limit 1.9; blind to 20%"
+    assert [note for note in notes if "is blind" in note] == [
+        "llama-7b: straggler is blind to what it is to find: limit 1.9; blind to 20%"
     ]
 
 

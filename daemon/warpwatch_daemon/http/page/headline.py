@@ -32,7 +32,7 @@ def headline(state: State) -> Headline:
         if not source.up
     )
     notes += tuple(
-        f"{text(sight.job)}: noise hides from {sight.kind} what it is to find: {text(sight.text)}"
+        f"{text(sight.job)}: {sight.kind} is blind to what it is to find: {text(sight.text)}"
         for sight in state.sights
         if sight.blind
     )[:MAX_BLIND]
