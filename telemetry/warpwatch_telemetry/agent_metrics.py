@@ -34,7 +34,7 @@ _FINDINGS = (
     ),
     _row(
         "detector_blind",
-        "Whether noise, or ranks without a like, hide from the detector of a kind what it is to find.",
+        "Whether noise, or want of like ranks, hides from a detector what it is to find.",
         *("kind", "training_job", "owner"),
     ),
     _row("anomaly_active", "Anomalies that are active now, by each kind.", "kind"),
