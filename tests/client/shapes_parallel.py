@@ -111,11 +111,11 @@ def tensor_parallel() -> list[float]:
         torch.manual_seed(0)
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        model = parallelize_module(network(WIDTH, 2 * WIDTH, WIDTH), mesh, plan)
+        model = parallelize_module(network(WIDTH, 8 * WIDTH, WIDTH), mesh, plan)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
         losses = []
         x = torch.randn(4 * BATCH, WIDTH)
-        for _ in range(60):
+        for _ in range(30):
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
