@@ -34,8 +34,11 @@ LOST_GPU, BROKEN_GPU = 2, 1
 CONTAINED_MEMORY_ERROR = 94
 # Recorded of a job that stands still alone.
 STALLED = "warpwatch:job:stalled:group"
-# What speaks of damaged traces, which nothing here makes, and what has a part of its own below.
-NOT_BROKEN_HERE = frozenset({"Problems of traces", "Mostly idle though allocated"})
+# What speaks of damaged traces, which nothing here makes, what looks at every tenth minute of a
+# month, and what has a part of its own below.
+NOT_BROKEN_HERE = frozenset(
+    {"Problems of traces", "Broken again and again", "Mostly idle though allocated"}
+)
 # Whose fault is made here beside ALERT's, which the broken GPU explains; the others are only asked.
 REPORTED_HERE = frozenset(
     {
