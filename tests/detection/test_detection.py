@@ -30,12 +30,10 @@ from warpwatch_telemetry.records import Clock, End, RankEvent, RankSeen, Record,
 def test_every_detector_has_a_file_a_section_and_a_kind_of_the_closed_set():
     folder = Path(__file__).parents[2] / "detection/warpwatch_detection/detectors"
     files = {path.stem for path in folder.rglob("*.py")}
-    # Throttling and ports of the network are one file each.
-    throttling, network = (
-        {"thermal_throttle", "power_brake"},
-        {"network_link_down", "network_errors"},
-    )
-    assert DETECTORS.keys() - files == throttling | network
+    # Causes of death, throttling and ports of the network are one file each.
+    deaths, throttling = {"crash", "oom"}, {"thermal_throttle", "power_brake"}
+    network = {"network_link_down", "network_errors"}
+    assert DETECTORS.keys() - files == deaths | throttling | network
     assert set(DetectionConfig.model_fields) - {"false_alarms_per_job_day"} == DETECTORS.keys()
     assert DETECTORS.keys() <= set(KINDS)
     assert [make(DetectionConfig(), AnomaliesConfig()).kind for make in DETECTORS.values()] == list(
