@@ -67,9 +67,7 @@ class NvlinkError(DeviceWatch[NvlinkDevice]):
     def _watch_links(self, device: NvlinkDevice, metrics: Metrics, now: float) -> bool:
         if LINKS[0] not in metrics and not any(key in metrics for key in LINKS):
             return False
-        states = {
-            link: up for link, key in enumerate(LINKS) if (up := metrics.get(key)) is not None
-        }
+        states = {link: metrics[key] for link, key in enumerate(LINKS) if key in metrics}
         device.up = sorted({*device.up, *(link for link, up in states.items() if up)})
         device.down = [link for link in device.up if states.get(link, 1.0) == 0]
         down = Symptom(float(bool(device.down)))

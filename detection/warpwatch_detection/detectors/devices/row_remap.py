@@ -62,9 +62,7 @@ class RowRemap(DeviceEvents[RemapDevice]):
         if again and not grown and text == device.text:
             return None
         device.text = text
-        return Found(
-            seen.time, severity, text, device=seen.device, value=device.rows, baseline=None
-        )
+        return Found(seen.time, severity, text, device=seen.device, value=device.rows)
 
     def _grown(self, device: RemapDevice, metrics: Metrics) -> float:
         counts = [count for key in ROWS if (count := metrics.get(key)) is not None]

@@ -100,10 +100,8 @@ class Throttle(DeviceWatch[ThrottledDevice]):
         if device.temperature_c is not None:
             text += f", at {device.temperature_c:.0f} °C"
         if device.clock_hz and device.clock_max_hz:
-            text += (
-                f"; the SM clock is {device.clock_hz / 1e6:.0f} MHz of "
-                f"{device.clock_max_hz / 1e6:.0f} MHz"
-            )
+            clock, highest = device.clock_hz / 1e6, device.clock_max_hz / 1e6
+            text += f"; the SM clock is {clock:.0f} MHz of {highest:.0f} MHz"
         return text
 
 
@@ -140,9 +138,7 @@ class PowerBrake(Throttle):
         slowed, hot = metrics.get(_ACTIVE[HW_SLOWDOWN]), metrics.get(_ACTIVE["hw_thermal"])
         if slowed is None or hot is None:
             return
-        reason = device.reasons.get(HW_SLOWDOWN) or device.reasons.setdefault(
-            HW_SLOWDOWN, ThrottleReason()
-        )
+        reason = device.reasons.setdefault(HW_SLOWDOWN, ThrottleReason())
         yield HW_SLOWDOWN, _integrate(reason, bool(slowed and not hot), now)
 
 

@@ -119,18 +119,14 @@ class DeviceWatch(DeviceDetector[D]):
         )
 
     def expire(self, now: float) -> Iterable[Verdict]:
-        verdicts: list[Verdict] = []
-        due = NEVER
-        for uuid, device in self.state.devices.items():
-            if not device.hysteresis.found:
-                continue
-            if device.hysteresis.judged + self.stale_s <= now:
-                device.hysteresis.end()
-                verdicts.append(Fine(now, device=uuid))
-            else:
-                due = min(due, device.hysteresis.judged + self.stale_s)
-        self.state.deadline = due
-        return verdicts
+        known = {uuid: device.hysteresis for uuid, device in self.state.devices.items()}
+        found = {uuid: one for uuid, one in known.items() if one.found}
+        stale = [uuid for uuid, one in found.items() if one.judged + self.stale_s <= now]
+        for uuid in stale:
+            found.pop(uuid).end()
+        dues = (one.judged + self.stale_s for one in found.values())
+        self.state.deadline = min(dues, default=NEVER)
+        return [Fine(now, device=uuid) for uuid in stale]
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
@@ -179,6 +175,5 @@ class DeviceEvents(DeviceDetector[D]):
 
     def statuses(self) -> Iterable[DetectorStatus]:
         for uuid, device in self.state.devices.items():
-            yield self.explain(uuid, device) or DetectorStatus(
-                "learning", self.unknown, device=uuid
-            )
+            unknown = DetectorStatus("learning", self.unknown, device=uuid)
+            yield self.explain(uuid, device) or unknown
