@@ -54,6 +54,11 @@ def joules(value: float) -> str:
     return f"{number} {prefix}J"
 
 
+def tokens_per_joule(value: float) -> str:
+    """0.0123 is ``0.0123 tokens/J``."""
+    return f"{_three_digits(value)} tokens/J"
+
+
 def rate(value: float, what: str) -> str:
     """12345 a second is ``12.3k tokens/s``."""
     number, prefix = _scaled(value)

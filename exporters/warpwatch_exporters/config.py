@@ -44,7 +44,6 @@ class OtlpConfig(Section):
 
     endpoint: Url | None = None
     headers_file: Path | None = None
-    ca_file: Path | None = None
     interval_s: Interval = 60.0
 
 

@@ -114,19 +114,17 @@ class OtlpExporter:
         """With the headers as they are now. Raises RequestError."""
         headers = read_headers(self._config.headers_file)
         if self._exporters is None or headers != self._headers:
-            url, ca_file = str(self._config.endpoint).rstrip("/"), self._config.ca_file
-            certificate = None if ca_file is None else str(ca_file)
+            url = str(self._config.endpoint).rstrip("/")
+            gzip = Compression.Gzip
             try:
                 self._exporters = (
                     OTLPMetricExporter(
-                        f"{url}/v1/metrics", certificate, headers=headers, timeout=TIMEOUT_S,
-                        compression=Compression.Gzip,
+                        f"{url}/v1/metrics", headers=headers, timeout=TIMEOUT_S, compression=gzip
                     ),
                     OTLPLogExporter(
-                        f"{url}/v1/logs", certificate, headers=headers, timeout=TIMEOUT_S,
-                        compression=Compression.Gzip,
+                        f"{url}/v1/logs", headers=headers, timeout=TIMEOUT_S, compression=gzip
                     ),
-                )  # fmt: skip
+                )
             except OSError as error:
                 raise RequestError(str(error)) from error
             self._headers = headers

@@ -130,6 +130,7 @@ class JobState:
 
     model_flops_ratio: MFU by the method that knows it: ``user``, ``shapes`` or ``parameters``
     (docs/shim.md).
+    tokens_per_joule: of what its ranks' devices used while this daemon saw both counted.
     backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
     """
 
@@ -141,6 +142,7 @@ class JobState:
     backend: str = "shim"
     owner: str = ""
     run: str = ""
+    tokens_per_joule: float | None = None
 
     @property
     def job_id(self) -> JobId:

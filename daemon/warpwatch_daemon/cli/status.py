@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from warpwatch_daemon.cli import parsing
-from warpwatch_daemon.quantities import ago, no_step, percent, places, rate, seconds
+from warpwatch_daemon.quantities import (
+    ago,
+    no_step,
+    percent,
+    places,
+    rate,
+    seconds,
+    tokens_per_joule,
+)
 
 # Who comes because of an alert may come when all is over.
 MAX_ENDED = 5
@@ -55,6 +63,8 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
             yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"
         for method, ratio in job.get("model_flops_ratio", {}).items():
             yield f"  {job['name']}: MFU {percent(ratio)} (by {method})"
+        if per_joule := job.get("tokens_per_joule"):
+            yield f"  {job['name']}: {tokens_per_joule(per_joule)}"
     for one in status["blind"]:
         yield f"  {one['kind']} of {one['job']} is blind to what it is to find: {one['text']}"
     ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]

@@ -236,6 +236,9 @@ class Hub:
                 world_size=max(rank.world_size for rank in of_job),
                 ranks=tuple(rank.name for rank in of_job),
                 energy_j=self._energy.joules(job),
+                tokens_per_joule=self._energy.tokens_per_joule(
+                    job, sum(rank.tokens_total for rank in of_job)
+                ),
                 model_flops_ratio=model_flops.ratios(of_job, self._ideal_steps_s.get(job), models),
             )
             for job, of_job in sorted(members.items())

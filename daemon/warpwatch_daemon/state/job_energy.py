@@ -32,6 +32,8 @@ class JobEnergy:
         self._last: dict[str, tuple[str, float]] = {}
         self._rank_joules: dict[RankId, float] = {}
         self._job_joules: dict[JobId, float] = {}
+        # By job: its tokens and joules when both were known for the first time.
+        self._first: dict[JobId, tuple[int, float]] = {}
 
     def follow(self, devices: Mapping[RankId, str | None]) -> None:
         """The device that each rank runs on, None for one that has ended; others are forgotten."""
@@ -42,6 +44,7 @@ class JobEnergy:
         jobs = {job for job, _ in devices}
         self._rank_joules = {key: j for key, j in self._rank_joules.items() if key in devices}
         self._job_joules = {job: j for job, j in self._job_joules.items() if job in jobs}
+        self._first = {job: first for job, first in self._first.items() if job in jobs}
 
     def add(self, sample: DeviceSample) -> None:
         energy = sample.values.get(ENERGY)
@@ -66,3 +69,14 @@ class JobEnergy:
 
     def joules(self, job: JobId) -> float | None:
         return self._job_joules.get(job)
+
+    def tokens_per_joule(self, job: JobId, tokens: int) -> float | None:
+        """``tokens``: of all ranks until now. Since both were known; None where they are not."""
+        joules = self._job_joules.get(job)
+        if not joules or not tokens:
+            return None
+        begun = self._first.setdefault(job, (tokens, joules))
+        if tokens < begun[0]:
+            begun = self._first[job] = tokens, joules
+        spent = joules - begun[1]
+        return (tokens - begun[0]) / spent if spent and tokens > begun[0] else None

@@ -67,10 +67,10 @@ def without(category: str) -> dict[str, Any]:
             ("timestamps: events 9,000.0 s apart, outside what was recorded",),
         ),
         (
-            gzip.compress(json.dumps(trace()).encode()[:-40]),
+            gzip.compress(json.dumps(trace()).encode()[:-40], mtime=0),
             ("unreadable: is cut short or not JSON",),
         ),
-        (gzip.compress(json.dumps(trace()).encode())[:-20], ("unreadable: is cut short",)),
+        (gzip.compress(json.dumps(trace()).encode(), mtime=0)[:-20], ("unreadable: is cut short",)),
         (b"garbage", ("unreadable: is not JSON",)),
     ],
 )

@@ -12,7 +12,7 @@ from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
-KEYS = 92
+KEYS = 90
 
 
 def keys(tree: dict[str, Any], path: str = "") -> Iterator[str]:

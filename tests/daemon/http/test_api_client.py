@@ -65,3 +65,15 @@ def test_status_tells_what_is_wrong_now_and_what_was(url, agent, monkeypatch, ca
         "  data_stall of llama-7b, over 10 min ago: "
         "job llama-7b waits 39 % of its steps for data since step 120",
     ]
+
+
+def test_status_tells_how_fast_a_job_is_and_what_its_tokens_cost(url, agent, capsys):
+    (job, *_) = agent.now.jobs
+    rank = replace(agent.now.ranks[0], job=job.name, steps_per_s=2.5, tokens_per_s=12_345.0)
+    job = replace(job, tokens_per_joule=0.0123, model_flops_ratio={"shapes": 0.41})
+    agent.now = replace(agent.now, anomalies=(), ranks=(rank,), jobs=(job,))
+    assert main(["status", "--url", url]) == 0
+    said = capsys.readouterr().out
+    assert "2.5 steps/s" in said and "12.3k tokens/s" in said
+    assert f"{job.name}: MFU 41 % (by shapes)" in said
+    assert f"{job.name}: 0.0123 tokens/J" in said

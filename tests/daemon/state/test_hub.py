@@ -75,6 +75,22 @@ def test_a_job_is_charged_what_its_device_used_while_it_ran() -> None:
     assert hub.state().jobs[0].energy_j == 730.0
 
 
+def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+
+    def after(joules: float, tokens: int) -> float | None:
+        hub.publish_device(sample(joules, joules))
+        show(hub, replace(rank("train"), tokens_total=tokens))
+        return hub.state().jobs[0].tokens_per_joule
+
+    assert after(1000.0, 70_000) is None, "no energy of it is known"
+    assert after(1100.0, 80_000) is None, "from here on both are"
+    assert after(1300.0, 80_500) == 2.5
+    assert after(1500.0, 90_000) == 10_000 / 400
+    assert after(1600.0, 10) is None, "its ranks began again"
+    assert after(1700.0, 60) == 0.5
+
+
 def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_used() -> None:
     hub = Hub(1e9, lambda: 0.0)
     show(hub, rank("train"))

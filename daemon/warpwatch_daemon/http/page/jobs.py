@@ -14,6 +14,7 @@ from warpwatch_daemon.quantities import (
     rate,
     seconds,
     text,
+    tokens_per_joule,
 )
 from warpwatch_telemetry.state import JobState, RankState, State
 
@@ -99,6 +100,8 @@ def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
         known.append(f"MFU {percent(ratio)} (by {method})")
     if job.energy_j:
         known.append(joules(job.energy_j))
+    if job.tokens_per_joule:
+        known.append(tokens_per_joule(job.tokens_per_joule))
     return known
 
 
