@@ -56,7 +56,8 @@ def joules(value: float) -> str:
 
 def tokens_per_joule(value: float) -> str:
     """0.0123 is ``0.0123 tokens/J``."""
-    return f"{_three_digits(value)} tokens/J"
+    number, prefix = _scaled(value)
+    return f"{value:.3g} tokens/J" if value < 1 else f"{number}{prefix} tokens/J"
 
 
 def rate(value: float, what: str) -> str:
