@@ -130,6 +130,7 @@ class JobState:
 
     model_flops_ratio: MFU by the method that knows it: ``user``, ``shapes`` or ``parameters``
     (docs/shim.md).
+    memory_ratio: the most that tensors of one of its ranks took of the memory of its GPU.
     tokens_per_joule: of what its ranks' devices used while this daemon saw both counted.
     backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
     """
@@ -143,6 +144,7 @@ class JobState:
     owner: str = ""
     run: str = ""
     tokens_per_joule: float | None = None
+    memory_ratio: float | None = None
 
     @property
     def job_id(self) -> JobId:

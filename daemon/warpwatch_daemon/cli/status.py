@@ -63,6 +63,8 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
             yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"
         for method, ratio in job.get("model_flops_ratio", {}).items():
             yield f"  {job['name']}: MFU {percent(ratio)} (by {method})"
+        if memory := job.get("memory_ratio"):
+            yield f"  {job['name']}: tensors take up to {percent(memory)} of a GPU's memory"
         if per_joule := job.get("tokens_per_joule"):
             yield f"  {job['name']}: {tokens_per_joule(per_joule)}"
     for one in status["blind"]:

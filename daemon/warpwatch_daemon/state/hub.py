@@ -224,7 +224,8 @@ class Hub:
     def _jobs(
         self, ranks: Iterable[RankState], devices: Iterable[DeviceSample]
     ) -> tuple[JobState, ...]:
-        models = {sample.device.uuid: sample.device.name for sample in devices}
+        by_uuid = {sample.device.uuid: sample for sample in devices}
+        models = {uuid: sample.device.name for uuid, sample in by_uuid.items()}
         members: dict[JobId, list[RankState]] = {}
         for rank in ranks:
             members.setdefault(rank.job_id, []).append(rank)
@@ -239,7 +240,19 @@ class Hub:
                 tokens_per_joule=self._energy.tokens_per_joule(
                     job, sum(rank.tokens_total for rank in of_job)
                 ),
+                memory_ratio=_memory_ratio(of_job, by_uuid),
                 model_flops_ratio=model_flops.ratios(of_job, self._ideal_steps_s.get(job), models),
             )
             for job, of_job in sorted(members.items())
         )
+
+
+def _memory_ratio(ranks: Iterable[RankState], devices: Mapping[str, DeviceSample]) -> float | None:
+    """Of the rank whose tensors took most of its GPU; None where no rank or GPU tells."""
+    taken = []
+    for rank in ranks:
+        device = devices.get(rank.device or "")
+        total = device.values.get(("device_memory_total_bytes", ())) if device else None
+        if total and rank.memory_peak_allocated_bytes:
+            taken.append(rank.memory_peak_allocated_bytes / total)
+    return max(taken, default=None)

@@ -70,10 +70,12 @@ def test_status_tells_what_is_wrong_now_and_what_was(url, agent, monkeypatch, ca
 def test_status_tells_how_fast_a_job_is_and_what_its_tokens_cost(url, agent, capsys):
     (job, *_) = agent.now.jobs
     rank = replace(agent.now.ranks[0], job=job.name, steps_per_s=2.5, tokens_per_s=12_345.0)
-    job = replace(job, tokens_per_joule=0.0123, model_flops_ratio={"shapes": 0.41})
+    job = replace(job, model_flops_ratio={"shapes": 0.41})
+    job = replace(job, tokens_per_joule=0.0123, memory_ratio=0.76)
     agent.now = replace(agent.now, anomalies=(), ranks=(rank,), jobs=(job,))
     assert main(["status", "--url", url]) == 0
     said = capsys.readouterr().out
     assert "2.5 steps/s" in said and "12.3k tokens/s" in said
     assert f"{job.name}: MFU 41 % (by shapes)" in said
+    assert f"{job.name}: tensors take up to 76 % of a GPU's memory" in said
     assert f"{job.name}: 0.0123 tokens/J" in said

@@ -91,6 +91,15 @@ def test_tokens_of_a_job_are_told_by_the_joule_from_when_both_are_counted() -> N
     assert after(1700.0, 60) == 0.5
 
 
+def test_a_job_takes_of_a_gpu_what_its_rank_with_the_most_took() -> None:
+    hub = Hub(1e9, lambda: 0.0)
+    ranks = [replace(rank("train"), rank=at, memory_peak_allocated_bytes=at * 10) for at in (2, 6)]
+    show(hub, *ranks)
+    assert hub.state().jobs[0].memory_ratio is None, "how large the GPU is is not known"
+    hub.publish_device(DeviceSample(GPU, 1.0, {("device_memory_total_bytes", ()): 80.0}))
+    assert hub.state().jobs[0].memory_ratio == 0.75
+
+
 def test_energy_of_two_sources_that_take_turns_is_never_more_than_the_device_used() -> None:
     hub = Hub(1e9, lambda: 0.0)
     show(hub, rank("train"))

@@ -98,6 +98,8 @@ def facts(job: JobState, ranks: Sequence[RankState]) -> list[str]:
         known.extend([rate(tokens_per_s, "tokens")] if tokens_per_s else [])
     for method, ratio in job.model_flops_ratio.items():
         known.append(f"MFU {percent(ratio)} (by {method})")
+    if job.memory_ratio:
+        known.append(f"{percent(job.memory_ratio)} of GPU memory")
     if job.energy_j:
         known.append(joules(job.energy_j))
     if job.tokens_per_joule:
