@@ -90,7 +90,10 @@ def of_workloads(device_expression: str) -> str:
 
 def allocations() -> str:
     """1 for each container that a device is allocated to, and for each device that none has."""
-    free = f'label_replace({series("device_up")}, "namespace", "(free)", "", "")'
+    instances = series("device_up", AGENT, 'gpu_instance!=""')
+    # A MIG GPU is no device beside its instances.
+    whole = f"{series('device_up')} unless on ({PLACE}, gpu) {instances}"
+    free = f'label_replace(({whole} or {instances}), "namespace", "(free)", "", "")'
     taken = f"({series('device_workload_info')} or {series('device_slurm_job_info')})"
     return f"({workloads()} or ({free} unless on ({_ALLOCATED}) {taken}))"
 

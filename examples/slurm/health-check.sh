@@ -39,7 +39,7 @@ for one in json.load(sys.stdin)["anomalies"]:
 why=$(fault)
 [[ -n $why ]] || exit
 before=$(nodes) || { say "sinfo does not answer: not drained for $why"; exit; }
-grep -F "$node|" <<<"$before" | grep -qE '^[^|]*\|(drain|down|fail|maint)' && exit
+awk -F '|' -v node="$node" '$1 == node && $2 ~ /^(drain|down|fail|maint)/ { out = 1 } END { exit !out }' <<<"$before" && exit
 if (($(drained "$before" | grep -c .) >= MAX_DRAINED)); then
   say "$MAX_DRAINED nodes are drained already: not drained for $why"
   exit
