@@ -16,7 +16,7 @@ MIN_PAUSE_US = 50_000.0
 
 class GcPauseRule(RankRule):
     kind = "gc_pause"
-    min_share = 0.02
+    min_share = 0.01
     high_share = 0.05
 
     def lost(self, measures: Measures) -> Intervals:
