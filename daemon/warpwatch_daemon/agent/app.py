@@ -112,16 +112,9 @@ class Daemon:
         self._log = telemetry_log(config, metrics)
         self._stream = RecordStream()
         self.pipeline = Pipeline(
-            self.hub,
-            self.ranks,
-            detection,
-            coordinator,
-            self.captures.triggers,
-            self.archive,
-            self._stream,
-            self._log,
-            self.runs,
-        )
+            self.hub, self.ranks, detection, coordinator, self.captures.triggers, self.archive,
+            self._stream, self._log, self.runs,
+        )  # fmt: skip
         self._ways_out = WaysOut(
             config, node, "warpwatch", config.http.public_url_of(node), metrics, self.exported,
             self._told,
