@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import operator
 import random
 import statistics
 import sys
@@ -24,9 +25,10 @@ from torch.utils.data import DataLoader
 
 from benchmarks.processes import is_quick
 
-TURNS, QUICK_TURNS = 200, 10
-# Of a turn; the first find the caches as the other way has left them, and do not count.
-STEPS, FIRST_STEPS = 16, 4
+TURNS, QUICK_TURNS = 16, 4
+# Of a turn, long enough for what the shim does every 50 ms; the first steps find the caches as the
+# other way has left them, and do not count.
+STEPS, FIRST_STEPS = 64, 8
 WARM_UP_STEPS = 150
 
 
@@ -191,35 +193,32 @@ def train(name: str, way: str) -> dict[str, float]:
     for batch in itertools.islice(program.batches, WARM_UP_STEPS):
         observed(batch)
     hooks = Hooks(program.model) if way == "run" else None
-    spent: dict[bool, list[tuple[int, int]]] = {False: [], True: []}
+    spent: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for turn in range(QUICK_TURNS if is_quick() else TURNS):
         for watched in (turn % 2 == 0, turn % 2 == 1):
             if hooks is not None and not watched:
                 hooks.take_off()
-            spent[watched] += _turn(observed if watched else alone, program.batches)
+            spent[watched].append(_turn(observed if watched else alone, program.batches))
             if hooks is not None and not watched:
                 hooks.put_back()
     row: dict[str, float] = {}
     for index, figure in enumerate(("step_us", "cpu_us")):
-        # The lower quartile: neighbours only ever make a step longer.
-        quartiles = [
-            statistics.quantiles((one[index] / 1e3 for one in spent[watched]), n=4)[0]
-            for watched in (False, True)
-        ]
-        alone_us, observed_us = quartiles
-        row |= {figure: round(alone_us, 1), f"added_{figure}": round(observed_us - alone_us, 1)}
-    return row
+        without, with_shim = ([turn[index] for turn in spent[watched]] for watched in (False, True))
+        row[figure] = statistics.median(without)
+        # Of neighbouring turns: what drifts, as the clock of a processor does, hits both.
+        row[f"added_{figure}"] = statistics.median(map(operator.sub, with_shim, without))
+    return {figure: round(value, 1) for figure, value in row.items()}
 
 
-def _turn(step: Step, batches: Iterator[Any]) -> list[tuple[int, int]]:
-    """Nanoseconds of each step, by the clock and of the processor."""
-    spent = []
-    for batch in itertools.islice(batches, STEPS):
-        begun = time.perf_counter_ns(), time.thread_time_ns()
+def _turn(step: Step, batches: Iterator[Any]) -> tuple[float, float]:
+    """Microseconds a step, by the clock and of the processor."""
+    for batch in itertools.islice(batches, FIRST_STEPS):
         step(batch)
-        cpu_ns, clock_ns = time.thread_time_ns(), time.perf_counter_ns()
-        spent.append((clock_ns - begun[0], cpu_ns - begun[1]))
-    return spent[FIRST_STEPS:]
+    clock_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+    for batch in itertools.islice(batches, STEPS):
+        step(batch)
+    spent_ns = time.perf_counter_ns() - clock_ns, time.thread_time_ns() - cpu_ns
+    return spent_ns[0] / STEPS / 1e3, spent_ns[1] / STEPS / 1e3
 
 
 if __name__ == "__main__":

@@ -9,25 +9,34 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
 from typing import Any
 
 from benchmarks.limits import at_most
-from benchmarks.processes import CannotMeasure, clean_environment, last_line
+from benchmarks.processes import CannotMeasure, clean_environment, is_quick, last_line
 
 PROGRAMS = ("dqn", "vae", "gpt")
 MAX_US = {"calls": 10.0, "run": 20.0}
+# Where a process lies in memory moves a figure by several µs.
+ROUNDS = 5
 TIMEOUT_S = 600.0
 
 
 def measure() -> dict[str, Any]:
     """Raises CannotMeasure."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _ in range(1 if is_quick() else ROUNDS):
+        for name, way in itertools.product(PROGRAMS, MAX_US):
+            found.setdefault((name, way), []).append(_in_a_process(name, way))
     rows: dict[str, Any] = {}
     limits = []
-    for name, way in itertools.product(PROGRAMS, MAX_US):
-        row = rows[f"{way}_{name}"] = _in_a_process(name, way)
+    for (name, way), rounds in found.items():
+        added_us = [one["added_cpu_us"] for one in rounds]
+        row = {figure: statistics.median(one[figure] for one in rounds) for figure in rounds[0]}
+        rows[f"{way}_{name}"] = row | {"added_cpu_us_range": [min(added_us), max(added_us)]}
         what = f"{way}, {name}: µs of the processor added to a step"
         limits.append(at_most(what, row["added_cpu_us"], MAX_US[way]))
     return {"programs": rows, "limits": limits}

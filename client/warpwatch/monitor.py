@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from warpwatch import faults
-from warpwatch.borders import LEAVE, OTHER
+from warpwatch.borders import LEAVE, OTHER, SWITCH
 from warpwatch.steps import COUNT_BITS, StepClock, bounded_count
 
 Item = TypeVar("Item")
@@ -205,7 +205,10 @@ class Monitor:
         """What runs between phases is ``phase`` from now on, ``other`` by default."""
         if phase in _INTERRUPTIONS:
             self.clock.interrupt(_INTERRUPTIONS[phase])
-        self.clock.switch(OTHER if phase == "other" else self.phases[phase].index)
+        clock = self.clock
+        if get_ident() == clock.thread:
+            index = OTHER if phase == "other" else self.phases[phase].index
+            clock.push((SWITCH, monotonic_ns(), index))
 
 
 def _strength(source: str) -> int:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from warpwatch import faults, identity
-from warpwatch.borders import BEGIN, END, LEAVE, NEXT, OTHER, START, SWITCH
+from warpwatch.borders import BEGIN, END, LEAVE, NEXT, OTHER, START
 from warpwatch.cuda_steps import device_uuid
 from warpwatch.phase_times import PhaseTimes
 from warpwatch.protocol import MAX_PHASES, WORD_STEP_BEGUN, WORD_STEP_BEGUN_AT
@@ -143,11 +143,6 @@ class StepClock(PhaseTimes):
     def end(self) -> None:
         """The step ends, where there is no ``with``."""
         self.__exit__(None, None, None)
-
-    def switch(self, index: int) -> None:
-        """What runs between phases is the phase ``index`` from now on, OTHER by default."""
-        if get_ident() == self.thread:
-            self.push((SWITCH, monotonic_ns(), index))
 
     def replace_innermost(self, index: int) -> None:
         """The innermost phase is another one from now on, up to the same end.

@@ -141,18 +141,13 @@ class ModuleHook:
                 self._phase = phase
                 monitor.switch(phase)
                 if learns and args and self._wordless < WORDLESS and not state.in_backward:
-                    self._count(args[0])
+                    # Token ids are a batch of data; of anything else it is not known.
+                    samples, tokens = measure(args[0])
+                    if tokens:
+                        state.samples, state.tokens = samples, tokens
+                    self._wordless = 0 if tokens else self._wordless + 1
         except Exception as error:
             faults.swallow(error)
-
-    def _count(self, inputs: Any) -> None:
-        """Token ids are a batch of data; of anything else it is not known that it is one."""
-        samples, tokens = measure(inputs)
-        if tokens:
-            self.state.samples, self.state.tokens = samples, tokens
-            self._wordless = 0
-        else:
-            self._wordless += 1
 
 
 def _hook_calls(kind: Any, called: set[int], hook: ModuleHook) -> None:
