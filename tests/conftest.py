@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.devices.fakenvml.driver import CannotBuild, FakeDriver, build
+from tests.loop.other_users import open_folder
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -22,6 +23,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("WARPWATCH_"):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """What ``tmp_path`` is, for tests with processes of other users."""
+    with open_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

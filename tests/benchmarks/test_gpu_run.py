@@ -19,7 +19,7 @@ from benchmarks.gpu.__main__ import BUDGET_S
 from benchmarks.gpu.report import CannotCheck, Report, RunSetting
 from benchmarks.gpu.runner import CHECKS_S, result_of, run_check
 from tests.devices.fakenvml.driver import CannotBuild, header_folder
-from tests.loop.node import open_to_all
+from tests.loop.other_users import open_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "benchmarks" / "gpu" / "run.sh"
@@ -60,22 +60,22 @@ def fake_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, st
         header_folder()
     except CannotBuild as reason:
         pytest.skip(f"no fake driver: {reason}")
-    out, tools = tmp_path_factory.mktemp("gpu"), tmp_path_factory.mktemp("tools")
-    # An ordinary user loads the fake driver from it.
-    open_to_all(out)
+    tools = tmp_path_factory.mktemp("tools")
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\ncat <<'XML'\n{FAKE_XML}XML\n")
     (tools / "nvidia-smi").chmod(0o755)
     path = f"{tools}:{os.environ['PATH']}"
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WARPWATCH_")}
-    answer = subprocess.run(
-        [str(RUN), "--fake", "--quick", "--out", str(out)],
-        env={**kept, "PYTHON": sys.executable, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    yield json.loads((out / "results.json").read_text()), answer.stdout
+    # An ordinary user loads the fake driver from it.
+    with open_folder() as out:
+        answer = subprocess.run(
+            [str(RUN), "--fake", "--quick", "--out", str(out)],
+            env={**kept, "PYTHON": sys.executable, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        yield json.loads((out / "results.json").read_text()), answer.stdout
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.node import loop_node, open_to_all, poll
+from tests.loop.node import loop_node, poll
 from tests.loop.programs import STEPPING_AS
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples/systemd"
@@ -55,12 +55,11 @@ def test_the_rendezvous_folder_has_a_size_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root is a daemon of several users")
 def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(
-    tmp_path: Path,
+    open_path: Path,
 ) -> None:
-    open_to_all(tmp_path)
     before = os.umask(int(setting("warpwatch.service", "UMask"), 8))
     try:
-        with loop_node(tmp_path) as node:
+        with loop_node(open_path) as node:
             node.start_daemon()
             os.umask(before)
             node.start_rank(0, STEPPING_AS, str(OTHER_USER), world_size=1)
@@ -74,7 +73,7 @@ def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(
             poll(complete, 20, "the stacks are stored")
     finally:
         os.umask(before)
-    store = tmp_path / "captures"
+    store = open_path / "captures"
     assert len(list(store.rglob("rank0.stacks.json"))) == 1
     looked = subprocess.run(
         ["ls", str(store)], user=OTHER_USER, capture_output=True, text=True, timeout=10

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -176,14 +174,6 @@ class LoopNode:
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-
-
-def open_to_all(folder: Path) -> None:
-    """Let other users into a test's folder, where it is root's."""
-    top = Path(tempfile.gettempdir())
-    for path in itertools.takewhile(lambda path: path != top, (folder, *folder.parents)):
-        if path.stat().st_uid == 0 and path != path.parent:
-            path.chmod(0o755)
 
 
 @contextlib.contextmanager

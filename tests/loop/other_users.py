@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,19 @@ uid = int(sys.argv[1])
 os.setgroups([]), os.setgid(uid), os.setuid(uid)
 sys.exit({"capture": capture, "status": status}[sys.argv[2]].main(sys.argv[3:]))
 """
+
+
+@contextlib.contextmanager
+def open_folder() -> Iterator[Path]:
+    """Other users come to it, as to /run.
+
+    What lies below pytest's own folder is closed to them: by each run of pytest, when it begins.
+    """
+    with tempfile.TemporaryDirectory(
+        prefix="warpwatch-test-", ignore_cleanup_errors=True
+    ) as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 def request(

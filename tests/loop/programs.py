@@ -63,7 +63,8 @@ while True:
 """
 
 # A short job each second until it is killed, forked for speed: each of another user where it may
-# be, every fifth killed, the others end in order. argv[1]: how many steps of 20 ms.
+# be, every fifth killed, the others end in order; one that no daemon has seen says so. argv[1]: how
+# many steps of 20 ms.
 SHORT_JOBS = """
 import itertools, os, signal, sys, time
 import warpwatch
@@ -79,6 +80,8 @@ for number in itertools.count():
         for _ in range(int(sys.argv[1])):
             with monitor.step(samples=4):
                 time.sleep(0.02)
+        if monitor.clock.ring is None:
+            print(f"short-{number} found no daemon", flush=True)
         if number % 5 == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         sys.exit(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -123,27 +122,23 @@ class Honest:
 
 
 @pytest.fixture
-def node() -> Iterator[LoopNode]:
+def node(open_path: Path) -> Iterator[LoopNode]:
     probes = free_port()
     config: dict[str, Any] = {
         "http": {"probe_listen": f"127.0.0.1:{probes}"},
         "detection": ON_A_BUSY_MACHINE,
         "triggers": {"recipes": {"straggler": {"ranks": "all", "steps": 3}} | NOT_CAPTURED},
     }
-    with tempfile.TemporaryDirectory(
-        prefix="warpwatch-test-", ignore_cleanup_errors=True
-    ) as folder:
-        Path(folder).chmod(0o755)
-        with loop_node(Path(folder), **config) as node:
-            node.start_daemon()
-            probe = Probe(probes)
-            probe.start()
-            try:
-                yield node
-            finally:
-                probe.done.set()
-                probe.join()
-            assert set(probe.answers) == {200}
+    with loop_node(open_path, **config) as node:
+        node.start_daemon()
+        probe = Probe(probes)
+        probe.start()
+        try:
+            yield node
+        finally:
+            probe.done.set()
+            probe.join()
+        assert set(probe.answers) == {200}
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.loop.node import LoopNode, loop_node, open_to_all, poll
+from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.preloaded import ShiftedClock
 from tests.loop.programs import SHORT_JOBS
 from tests.loop.trainings import HEALTHY_RANKS, HealthyJobs
@@ -34,6 +35,8 @@ JUDGED_RANKS = (*JUDGED, "straggler", "comm_slow")
 JUDGED_OF = {"restarts": ("hang",), "two_optimizers": ("hang",)}
 # Jobs that ended are shown and their rings kept for ten minutes; a ring costs a descriptor.
 KEPT_JOBS = 660
+# Short jobs that lived while the daemon was restarted.
+MAX_UNSEEN = 60
 # What may come on top, from the first third to the last.
 MAX_MORE = {"descriptors": 8, "threads": 3, "resident_mib": 16.0, "inbox": 8, "store": 40}
 
@@ -66,6 +69,8 @@ class Soak:
             if second % SAMPLE_EACH_S == 0:
                 self.samples.append({"elapsed_s": round(elapsed_s), **self.measured()})
                 self._note_anomalies(round(elapsed_s))
+                unseen = self._node.log("rank9").splitlines()
+                assert len(unseen) < MAX_UNSEEN, unseen[:3]
             time.sleep(max(0.0, begun + second - time.monotonic()))
 
     def _note_anomalies(self, elapsed_s: int) -> None:
@@ -129,6 +134,13 @@ def load() -> float:
     return round(os.getloadavg()[0], 1)
 
 
+def state_of(process: subprocess.Popen[bytes]) -> str:
+    """What it does, where in the kernel, and how many children it has."""
+    about = psutil.Process(process.pid)
+    where = Path(f"/proc/{process.pid}/wchan").read_text()
+    return f"{about.status()} in {where}, {len(about.children())} children"
+
+
 def unable(node: LoopNode) -> dict[tuple[str, str], set[str]]:
     """By job and kind, the answers of detectors that cannot say that all is fine."""
     said = node.http.get("/api/v1/detectors").json()["detectors"]
@@ -157,16 +169,15 @@ def wait_until_able(node: LoopNode, jobs: HealthyJobs) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 def test_nothing_is_found_in_healthy_trainings_and_nothing_of_the_daemon_grows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    open_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config: dict[str, Any] = {
         "exporters": {"jsonl": {"path": str(tmp_path / "telemetry.jsonl")}},
         "sources": {"nvml": {"enabled": False}},
-        "store": {"url": (tmp_path / "captures").as_uri(), "max_captures": 4},
+        "store": {"url": (open_path / "captures").as_uri(), "max_captures": 4},
     }
-    open_to_all(tmp_path)
-    clock = ShiftedClock(tmp_path)
-    with loop_node(tmp_path, **config) as node:
+    clock = ShiftedClock(open_path)
+    with loop_node(open_path, **config) as node:
         node.start_daemon(**clock.environment)
         jobs = HealthyJobs(node, **clock.environment)
         short_jobs = node.start_rank(9, SHORT_JOBS, "100", **clock.environment)
@@ -182,7 +193,7 @@ def test_nothing_is_found_in_healthy_trainings_and_nothing_of_the_daemon_grows(
                 print(json.dumps(found))
         assert jobs.ended() == []
         assert short_jobs.poll() is None
-        assert after["rings"] > 60, "no jobs came any more"
+        assert after["rings"] > 60, f"no jobs came any more; their parent: {state_of(short_jobs)}"
         assert [one for one in soak.found.values() if one["severity"] != "info"] == []
         wait_until_able(node, jobs)
         assert "ERROR" not in node.log("daemon")

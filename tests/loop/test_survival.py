@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.node import LoopNode, loop_node, open_to_all, poll
+from tests.loop.node import LoopNode, loop_node, poll
 from tests.loop.programs import SEEDED, STEPPING, STEPPING_AS
 
 DEMO = "from warpwatch_daemon.demo.training import main; raise SystemExit(main())"
@@ -157,11 +157,10 @@ def test_a_taken_port_exits_2_and_names_the_key(node: LoopNode, tmp_path: Path) 
     second.close()
 
 
-def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(tmp_path: Path) -> None:
+def test_a_trainer_of_another_user_reports_to_the_daemon_of_root(open_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
-    open_to_all(tmp_path)
-    with loop_node(tmp_path) as node:
+    with loop_node(open_path) as node:
         node.start_daemon()
         node.start_rank(0, STEPPING_AS, "1234", world_size=1)
         (rank,) = poll(lambda: node.get("ranks"), 20, "the rank reports")

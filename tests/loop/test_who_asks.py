@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,15 +23,6 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become a
 JOB = "other-user"
 STACKS = {"job": JOB, "kind": "stacks"}
 TOKEN = "correct horse"
-
-
-@pytest.fixture
-def open_path() -> Iterator[Path]:
-    """Other users come to it, as to /run; pytest's own folders are closed to them."""
-    with tempfile.TemporaryDirectory(prefix="warpwatch-test-") as folder:
-        path = Path(folder)
-        path.chmod(0o755)
-        yield path
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop.node import open_to_all
 from warpwatch_daemon.http.peer import Peer, _is_of_this_machine, identify
 
 POD = "0b7c4f9e-3a2d-4c5e-8f1a-6d7e8f9a0b1c"
@@ -37,11 +36,10 @@ class Transport:
 
 
 @pytest.fixture
-def listener(tmp_path: Path) -> Iterator[socket.socket]:
-    open_to_all(tmp_path)
+def listener(open_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(tmp_path / "api.sock"))
-        (tmp_path / "api.sock").chmod(0o777)
+        listening.bind(str(open_path / "api.sock"))
+        (open_path / "api.sock").chmod(0o777)
         listening.listen()
         yield listening
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.ranks.pod_node import A, B, PodNode
-from tests.loop.node import open_to_all
 from warpwatch_daemon.config.sections import RendezvousConfig
 from warpwatch_daemon.ranks import quotas
 from warpwatch_daemon.ranks.quotas import Quotas
@@ -148,10 +147,9 @@ print(count.by_owner["pod"].files, count.by_owner["pod"].is_hidden)
 
 
 @only_root
-def test_a_folder_in_which_names_alone_can_be_seen_ends_no_count(tmp_path: Path) -> None:
+def test_a_folder_in_which_names_alone_can_be_seen_ends_no_count(open_path: Path) -> None:
     """Root without capabilities, as in the chart, is told no more of another user's files."""
-    open_to_all(tmp_path)
-    inbox = tmp_path / "inbox"
+    inbox = open_path / "inbox"
     (inbox / "closed").mkdir(parents=True)
     (inbox / "closed" / "x").touch()
     (inbox / "closed").chmod(0o744)
