@@ -5,7 +5,7 @@
 - collector: the state as a collector of prometheus_client, for other people's registries
 - exposition: the grammar of both formats
 - jsonl: the telemetry log
-- events: what has just happened, for what tells of it
+- events: what has just happened, for what tells of it; links: where people read more
 - otlp, otlp_metrics, otlp_logs: OpenTelemetry; webhooks: messages
 - grafana, grafana_api: annotations
 - http_requests, pause: how other people's servers are spoken to

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Any
-from urllib.parse import quote
 
+from warpwatch_exporters import links
 from warpwatch_exporters.events import verdict_of
 from warpwatch_exporters.grafana_api import GrafanaApi
 from warpwatch_exporters.http_requests import RequestError
@@ -84,7 +84,7 @@ class Annotations:
     def _anomaly(self, anomaly: Anomaly) -> Annotation:
         about = _tags(job=anomaly.job, owner=anomaly.owner, rank=anomaly.rank)
         tags = ("warpwatch", anomaly.kind, anomaly.severity, *about)
-        link = self._link("anomaly", f"/api/v1/anomalies/{quote(anomaly.id)}")
+        link = self._link("anomaly", links.of_anomaly(anomaly.id))
         end_ms = None if anomaly.end_time is None else _ms(anomaly.end_time)
         return self._annotation(
             anomaly.id, _ms(anomaly.time), end_ms, tags, _plain(anomaly.summary) + link
@@ -92,8 +92,7 @@ class Annotations:
 
     def _capture(self, capture: Capture, end_time: float) -> Annotation:
         request = capture.request
-        file = "/report.html" if "report.html" in capture.files else ""
-        link = self._link("report", f"/api/v1/captures/{quote(capture.id)}{file}")
+        link = self._link("report", links.of_capture(capture))
         about = _tags(job=request.job, owner=request.owner)
         tags = ("warpwatch", "capture", request.kind, *about)
         begin_ms = _ms(capture.recording_time or capture.time)

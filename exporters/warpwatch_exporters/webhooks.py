@@ -8,8 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
+from warpwatch_exporters import links
 from warpwatch_exporters.config import WebhookConfig
 from warpwatch_exporters.events import Event
 from warpwatch_exporters.http_requests import (
@@ -132,9 +133,8 @@ class Webhook:
         if not self._public_url:
             return None
         if event.capture is None:
-            return f"{self._public_url}/api/v1/anomalies/{quote(event.anomaly_id or '')}"
-        report = "/report.html" if "report.html" in event.capture.files else ""
-        return f"{self._public_url}/api/v1/captures/{quote(event.capture.id)}{report}"
+            return self._public_url + links.of_anomaly(event.anomaly_id or "")
+        return self._public_url + links.of_capture(event.capture)
 
 
 def _slack_text(event: Event, node: str, link: str | None) -> str:

@@ -108,7 +108,7 @@ def test_an_anomaly_is_annotated_when_it_begins(site: Site) -> None:
             *("node:gpu-17", "id:6553f1f0-1"),
         ],
         "text": "rank 1 computes 60 % longer than its peer "
-        '<a href="https://warpwatch.example/gpu-17/api/v1/anomalies/6553f1f0-1" '
+        '<a href="https://warpwatch.example/gpu-17/?show=6553f1f0-1#findings" '
         'target="_blank">anomaly</a>',
     }
     site.see(SLOW)
@@ -175,6 +175,12 @@ def test_a_capture_is_a_region_with_its_verdict_and_its_report(site: Site) -> No
         '<a href="https://warpwatch.example/gpu-17/api/v1/captures/20260921T141959-3f9a1c/'
         'report.html" target="_blank">report</a>',
     }
+
+
+def test_what_has_no_report_is_shown_by_the_page(site: Site) -> None:
+    site.see(replace(CAPTURE, files=()))
+    link = "https://warpwatch.example/gpu-17/?show=20260921T141959-3f9a1c#captures"
+    assert f'<a href="{link}" target' in site.grafana.only()["text"]
 
 
 def test_without_a_public_url_there_is_no_link(site: Site) -> None:
@@ -335,7 +341,7 @@ def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
         follower = daemon_grafana.follower(config, "gpu-17", hub.metrics)
         assert follower is not None
         follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
-        assert "https://warpwatch.example/gpu-17/api/v1/anomalies/" in grafana.only()["text"]
+        assert "https://warpwatch.example/gpu-17/?show=" in grafana.only()["text"]
         assert counted(hub, "grafana_annotations_total", "written") == 1.0
         assert counted(hub, "grafana_annotations_total", "dropped") == 0.0
 

@@ -102,7 +102,7 @@ def test_an_anomaly_its_verdict_and_its_end_are_a_message_each(server: Receiver)
     opened, verdict, closed = site.told()
     assert opened["event"] == "anomaly_opened"
     assert opened["summary"] == "rank 1 computes 60 % longer than <its> peer"
-    assert opened["url"] == "https://warpwatch.example/gpu-17/api/v1/anomalies/6553f1f0-1"
+    assert opened["url"] == "https://warpwatch.example/gpu-17/?show=6553f1f0-1#findings"
     assert (opened["node"], opened["time"]) == ("gpu-17", NOW)
     assert (opened["kind"], opened["scope"], opened["rank"]) == ("straggler", "job", 1)
     assert verdict["event"] == "verdict"
@@ -126,14 +126,14 @@ def test_slack_gets_its_own_form(server: Receiver) -> None:
     site = Site(server, format="slack", min_severity="info")
     site.see(SLOW, CAPTURE)
     site.see(replace(SLOW, end_time=NOW + 90), CAPTURE)
-    link = "<https://warpwatch.example/gpu-17/api/v1"
+    link = "<https://warpwatch.example/gpu-17"
     assert [one["text"] for one in site.told()] == [
         ":warning: *straggler* on gpu-17: rank 1 computes 60 % longer than &lt;its&gt; peer "
-        f"{link}/anomalies/6553f1f0-1|more>",
+        f"{link}/?show=6553f1f0-1#findings|more>",
         ":mag: capture of llama-7b: host bound. rank 1 waits for Python "
-        f"{link}/captures/20260921T141959-3f9a1c/report.html|report>",
+        f"{link}/api/v1/captures/20260921T141959-3f9a1c/report.html|report>",
         ":white_check_mark: over: *straggler* on gpu-17: rank 1 computes 60 % longer than "
-        f"&lt;its&gt; peer {link}/anomalies/6553f1f0-1|more>",
+        f"&lt;its&gt; peer {link}/?show=6553f1f0-1#findings|more>",
     ]
 
 

@@ -44,6 +44,10 @@ class Filters(BaseModel):
         return all(getattr(self, name) in (None, value) for name, value in values.items())
 
 
+class PageFilters(Filters):
+    show: str | None = None
+
+
 class JobFilters(Filters):
     job: str | None = None
     owner: str | None = None

@@ -60,7 +60,7 @@ def operations(
     v1, of = "/api/v1", Operation
     octets, missing, refused = "application/octet-stream", (404,), (404, 409, 503)
     return [
-        of("/", page.show, "text/html"),
+        of("/", page.show, "text/html", models.PageFilters),
         of("/run", page.show_run, "text/html", models.RunFilters, errors=missing),
         of("/metrics", metrics.scrape, "text/plain"),
         of("/healthz", api.healthz, models.Health),

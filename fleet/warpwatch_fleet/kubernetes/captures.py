@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
 from warpwatch_daemon.config.mistakes import mistakes
 from warpwatch_daemon.http.bodies import CaptureBody
-from warpwatch_daemon.http.page.captures import REPORT, href
+from warpwatch_exporters import links
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, seconds, timestamp
 from warpwatch_telemetry.captures import Capture
@@ -207,9 +207,7 @@ def _news(capture: Capture, link: str, status: Object) -> Object:
         said["verdict"] = str(diagnosis.get("verdict", ""))
         said["summary"] = str(diagnosis.get("summary", ""))[:1024]
     if link:
-        # A fleet serves no HTML of an agent, but what it says.
-        report = href(capture, REPORT)
-        said["report"] = link + (report if REPORT in capture.files else report.rpartition("/")[0])
+        said["report"] = link + links.of_capture(capture)
     if capture.remote:
         said["remote"] = capture.remote
     awaits = capture.request.kind in DIAGNOSED_KINDS and capture.outcome in ("complete", "partial")

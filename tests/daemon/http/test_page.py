@@ -88,6 +88,27 @@ def test_the_page_shows_the_story_from_anomaly_to_report(client):
         assert expected in page
 
 
+def test_what_a_link_is_about_is_on_top_however_old_it_is(client, agent):
+    now = agent.now
+    over = tuple(
+        replace(now.anomalies[1], id=f"over-{age}", time=now.time - 60 * age, end_time=now.time,
+                summary=f"{age} minutes ago")
+        for age in range(10, 30)
+    )  # fmt: skip
+    captures = tuple(
+        replace(now.captures[0], id=f"capture-{age}", time=now.time - 60 * age, detail=f"at -{age}")
+        for age in range(10, 40)
+    )
+    agent.now = replace(now, anomalies=now.anomalies + over, captures=captures)
+    plain = client.get("/").text
+    assert ("29 minutes ago" in plain, "at -39" in plain) == (False, False)
+    page = client.get("/?show=over-29").text
+    assert page.index("29 minutes ago") < page.index("10 minutes ago")
+    page = client.get("/?show=capture-39").text
+    assert page.index("at -39") < page.index("at -10")
+    assert client.get("/?show=<script>").text == plain
+
+
 def test_a_device_shows_its_xids_its_workload_and_which_instance_it_is(client, agent):
     now = agent.now
     lost, other = now.devices[0], now.devices[1]

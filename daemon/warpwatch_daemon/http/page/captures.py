@@ -28,8 +28,10 @@ class Explanation(NamedTuple):
     advice: str = ""
 
 
-def newest(state: State) -> list[Capture]:
-    return sorted(state.captures, key=lambda capture: -capture.time)[:MAX_CAPTURES]
+def newest(state: State, show: str | None) -> list[Capture]:
+    """That with the id ``show`` before all others."""
+    order = sorted(state.captures, key=lambda capture: (capture.id != show, -capture.time))
+    return order[:MAX_CAPTURES]
 
 
 def facts(capture: Capture) -> Iterator[tuple[str, str]]:

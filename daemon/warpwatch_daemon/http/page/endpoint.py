@@ -43,15 +43,22 @@ class PageEndpoint:
         self._watcher = watcher
 
     async def show(self, request: Request) -> Response:
-        """The web page."""
-        return await run_in_threadpool(self._answer, self.name, caller_of(request))
+        """The web page; ``show``: the id of an anomaly or a capture that is to be on top."""
+        show = filters(request, models.PageFilters).show
+        return await run_in_threadpool(self._answer, self.name, caller_of(request), show=show)
 
     async def show_run(self, request: Request) -> Response:
         """The page of a run: its figures, and what has changed since the one before."""
         wanted = filters(request, models.RunFilters)
         return await run_in_threadpool(self._answer, "run.html", caller_of(request), wanted)
 
-    def _answer(self, name: str, caller: Caller, run: models.RunFilters | None = None) -> Response:
+    def _answer(
+        self,
+        name: str,
+        caller: Caller,
+        run: models.RunFilters | None = None,
+        show: str | None = None,
+    ) -> Response:
         state, known = self._watcher.state(), self._watcher.run_summaries()
         state = visible(state, caller.owner)
         known = [one for one in known if caller.owner in (None, one.owner)]
@@ -64,6 +71,7 @@ class PageEndpoint:
             files_open=caller.files,
             known=known,
             run=chosen,
+            show=show,
         )
         headers = {"Content-Security-Policy": self._policy}
         return Response(page, headers=headers, media_type="text/html")

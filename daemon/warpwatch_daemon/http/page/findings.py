@@ -15,11 +15,13 @@ MAX_ENDED = 5
 MAX_DRAWN = 8
 
 
-def listed(state: State) -> list[Anomaly]:
-    """What is active, the worst first; then what ended, the newest first."""
+def listed(state: State, show: str | None) -> list[Anomaly]:
+    """That with the id ``show``; what is active, the worst first; what ended, the newest first."""
+    chosen = [anomaly for anomaly in state.anomalies if anomaly.id == show]
     ended = [anomaly for anomaly in state.anomalies if anomaly.end_time is not None]
     ended.sort(key=lambda anomaly: -anomaly.time)
-    return worst_first(state)[:MAX_ACTIVE] + ended[:MAX_ENDED]
+    others = worst_first(state)[:MAX_ACTIVE] + ended[:MAX_ENDED]
+    return chosen + [anomaly for anomaly in others if anomaly not in chosen]
 
 
 def about(anomaly: Anomaly, state: State) -> str:
