@@ -181,6 +181,17 @@ _LOSSES = [
         "result",
         "Grafana: {{result}}",
     ),
+    (
+        series("otlp_exports_total", AGENT, 'result=~"failed|dropped"'),
+        "signal, result",
+        "OpenTelemetry: {{signal}} {{result}}",
+    ),
+    (
+        series("webhook_messages_total", AGENT, 'result=~"failed|refused|dropped"'),
+        "result",
+        "webhooks: {{result}}",
+    ),
+    (series("fleet_kubernetes_errors_total"), "what", "Kubernetes: {{what}}"),
 ]
 _LOST = [Query(total(label, grown(counter, WINDOW)), legend) for counter, label, legend in _LOSSES]
 _FAILED = series("config_reloads_total", AGENT, 'result="failed"')

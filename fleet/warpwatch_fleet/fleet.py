@@ -85,7 +85,7 @@ class Fleet:
             self._cluster, self._lock, self._agents, config.triggers.recipes, self._store,
             self._register,
         )  # fmt: skip
-        self._kubernetes = Kubernetes(own, self._cluster, self._lock, self._captures)
+        self._kubernetes = Kubernetes(own, self._cluster, self._lock, self._captures, self.metrics)
         self._alerts = AlertRequests(
             self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},

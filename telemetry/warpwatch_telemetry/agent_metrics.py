@@ -163,6 +163,13 @@ _FLEET = (
         origin="fleet",
     ),
     _row(
+        "fleet_kubernetes_errors_total",
+        "What the API server refused, or did not answer, of what a fleet does in its cluster: "
+        "Events, and rounds of events, conditions, taints, captures.",
+        "what",
+        origin="fleet",
+    ),
+    _row(
         "fleet_job_ranks",
         "Ranks of a job that are seen, over all nodes.",
         *("training_job", "owner", "run"),

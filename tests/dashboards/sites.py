@@ -45,8 +45,10 @@ _TROUBLE = re.compile(
     "rejected|refused|errors_total|problem|suppressed|captures_total|alerts|cost|"
     "residual|config_reloads|annotations|uploads|messages|exports"
 )
-# Of a State with such, and of fleets.
-_ELSEWHERE = re.compile("^(anomaly_info|detector_blind|source_|fleet_|attribution_time)")
+# Of a State with such, and of fleets: what no dashboard shows.
+_ELSEWHERE = re.compile(
+    "^(anomaly_info|detector_blind|source_|fleet_(?!kubernetes)|attribution_time)"
+)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
@@ -31,20 +31,28 @@ _CHANGING = ("message", "lastTimestamp", "count", "type")
 
 
 class Events:
-    """``advance`` in a loop of its own. ``lock`` guards the cluster; link: of the fleet's page.
+    """``advance`` in a loop of its own. ``lock`` guards the cluster; link: of the fleet's page;
+    refused: called for each Event that the server does not take.
 
     What has been told is read back from the API server: an Event has a name that follows from its
     anomaly, so another fleet goes on with it.
     """
 
     def __init__(
-        self, api: Api, cluster: Cluster, lock: threading.Lock, shard: tuple[int, int], link: str
+        self,
+        api: Api,
+        cluster: Cluster,
+        lock: threading.Lock,
+        shard: tuple[int, int],
+        link: str,
+        refused: Callable[[], None],
     ) -> None:
         self._api = api
         self._cluster = cluster
         self._lock = lock
         self._shard = shard
         self._link = link
+        self._refused = refused
         self._since = time.time() - OLD_S
         # By folder and name: of nodes what is to be told besides, and all as they were last told.
         self._more: dict[str, Object] = {}
@@ -72,6 +80,7 @@ class Events:
                 if error.status not in (403, 404, 422):
                     raise
                 # Of a namespace that is gone, or where the fleet has no right: not again and again.
+                self._refused()
                 logger.warning("no Event %s: %s", path, error)
             self._told[path] = wanted[path]
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_fleet.captures.requests import Captures
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetConfig
@@ -25,6 +26,7 @@ NODES_INTERVAL_S = 5.0
 CAPTURES_INTERVAL_S = 2.0
 
 Round = Callable[[], Awaitable[None]]
+Count = Callable[[], None]
 
 
 class Kubernetes:
@@ -34,30 +36,42 @@ class Kubernetes:
     """
 
     def __init__(
-        self, config: FleetConfig, cluster: Cluster, lock: threading.Lock, captures: Captures
+        self,
+        config: FleetConfig,
+        cluster: Cluster,
+        lock: threading.Lock,
+        captures: Captures,
+        metrics: AgentMetrics,
     ) -> None:
         own, shard = config.kubernetes, config.shard
         link = (config.public_url or "").rstrip("/")
         self._server = InjectionServer(own.injection) if own.injection else None
-        self._rounds: list[tuple[float, Round]] = []
+        self._rounds: list[tuple[float, Round, Count]] = []
         self._api: Api | None = None
         self._objects: CaptureObjects | None = None
         if not (own.events or own.conditions or own.captures):
             return
         self._api = api = Api(own.service_account)
+        self._errors = metrics.counter("fleet_kubernetes_errors_total")
         place = (shard.index, shard.of)
-        events = Events(api, cluster, lock, place, link) if own.events else None
+        events = None
+        if own.events:
+            events = Events(api, cluster, lock, place, link, self._errors.labels("events").inc)
         if own.conditions and shard.index == 0:
             conditions = Conditions(api, cluster, lock)
-            self._rounds.append((NODES_INTERVAL_S, conditions.advance))
+            self._add(NODES_INTERVAL_S, "conditions", conditions.advance)
             if own.taints:
                 taints = Taints(api, own, conditions, events)
-                self._rounds.append((NODES_INTERVAL_S, taints.advance))
+                self._add(NODES_INTERVAL_S, "taints", taints.advance)
         if events is not None:
-            self._rounds.append((EVENTS_INTERVAL_S, events.advance))
+            self._add(EVENTS_INTERVAL_S, "events", events.advance)
         if own.captures:
             self._objects = CaptureObjects(api, captures, lock, place, link)
-            self._rounds.append((CAPTURES_INTERVAL_S, self._objects.advance))
+            self._add(CAPTURES_INTERVAL_S, "captures", self._objects.advance)
+
+    def _add(self, interval_s: float, what: str, work: Round) -> None:
+        # The counter is there from the start, so that an increase can be seen.
+        self._rounds.append((interval_s, work, self._errors.labels(what).inc))
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -73,14 +87,15 @@ class Kubernetes:
                 await self._api.close()
 
 
-async def _again(interval_s: float, work: Round) -> None:
-    """What the server refuses, or that it is away, is said once, and tried again."""
+async def _again(interval_s: float, work: Round, failed: Count) -> None:
+    """What the server refuses, or that it is away, is counted, said once, and tried again."""
     complaint = ""
     while True:
         try:
             await work()
             complaint = ""
         except ApiError as error:
+            failed()
             if complaint != str(error):
                 complaint = str(error)
                 logger.warning("the API server of the cluster: %s", error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -12,8 +14,11 @@ from tests.fleet.kubernetes.api_server import NODE, ApiServer
 from tests.fleet.kubernetes.stand_in import StandIn
 from tests.fleet.kubernetes.told import LINK, Told, fault
 from tests.fleet.nodes import seen
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
+from warpwatch_fleet.config import FleetConfig, KubernetesConfig
 from warpwatch_fleet.kubernetes.api import ApiError
 from warpwatch_fleet.kubernetes.events import MAX_NOTE, MAX_PER_ROUND, Events
+from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_telemetry.anomalies import Anomaly
 
 
@@ -113,6 +118,7 @@ def test_a_namespace_that_is_gone_holds_up_no_other_event(told: Told) -> None:
     told.nodes[0].stream.put_anomaly(fault(2))
     reasons = {one["reason"] for one in told.rounds()}
     assert "Xid" in reasons
+    assert told.refusals == 1
 
 
 def test_a_server_that_is_away_is_told_later(stand_in: StandIn) -> None:
@@ -124,3 +130,35 @@ def test_a_server_that_is_away_is_told_later(stand_in: StandIn) -> None:
     stand_in.failing = 0
     assert len(told.rounds()) == 1
     assert stand_in.asked[-1] == "POST /api/v1/namespaces/default/events"
+
+
+def test_what_a_server_does_not_take_is_counted_by_what_it_is(stand_in: StandIn) -> None:
+    told, metrics = Told(stand_in), AgentMetrics()
+    no_captures: Any = None
+    told.nodes[0].stream.put_anomaly(fault())
+    told.cluster.hear()
+    own = KubernetesConfig(
+        events=True, conditions=True, taints=True, service_account=stand_in.folder
+    )
+    fleet = Kubernetes(
+        FleetConfig(kubernetes=own), told.cluster.cluster, threading.Lock(), no_captures, metrics
+    )
+
+    def counted(what: str) -> float | None:
+        name = "warpwatch_fleet_kubernetes_errors_total"
+        return metrics.registry.get_sample_value(name, {"what": what})
+
+    assert [counted(what) for what in ("events", "conditions", "taints")] == [0.0, 0.0, 0.0]
+    stand_in.failing = 503
+
+    async def until_all_have_failed() -> None:
+        running = asyncio.create_task(fleet.run())
+        try:
+            async with asyncio.timeout(60):
+                while not all(map(counted, ("events", "conditions", "taints"))):
+                    await asyncio.sleep(0.05)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(until_all_have_failed())
