@@ -164,8 +164,8 @@ _FLEET = (
     ),
     _row(
         "fleet_kubernetes_errors_total",
-        "What the API server refused, or did not answer, of what a fleet does in its cluster: "
-        "Events, and rounds of events, conditions, taints, captures.",
+        "Rounds of a fleet in its cluster in which the API server refused something or did not "
+        "answer: events, conditions, taints, captures.",
         "what",
         origin="fleet",
     ),

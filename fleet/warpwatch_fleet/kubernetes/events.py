@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.jobs import shard_key
-
-logger = logging.getLogger(__name__)
 
 # With a round each 5 s: two writes a second.
 MAX_PER_ROUND = 10
@@ -31,28 +28,20 @@ _CHANGING = ("message", "lastTimestamp", "count", "type")
 
 
 class Events:
-    """``advance`` in a loop of its own. ``lock`` guards the cluster; link: of the fleet's page;
-    refused: called for each Event that the server does not take.
+    """``advance`` in a loop of its own. ``lock`` guards the cluster; link: of the fleet's page.
 
     What has been told is read back from the API server: an Event has a name that follows from its
     anomaly, so another fleet goes on with it.
     """
 
     def __init__(
-        self,
-        api: Api,
-        cluster: Cluster,
-        lock: threading.Lock,
-        shard: tuple[int, int],
-        link: str,
-        refused: Callable[[], None],
+        self, api: Api, cluster: Cluster, lock: threading.Lock, shard: tuple[int, int], link: str
     ) -> None:
         self._api = api
         self._cluster = cluster
         self._lock = lock
         self._shard = shard
         self._link = link
-        self._refused = refused
         self._since = time.time() - OLD_S
         # By folder and name: of nodes what is to be told besides, and all as they were last told.
         self._more: dict[str, Object] = {}
@@ -67,8 +56,10 @@ class Events:
             del self._more[next(iter(self._more))]
 
     async def advance(self) -> None:
-        """Raises ApiError where the server has had enough, or is not reached."""
-        now = time.time()
+        """Raises ApiError where the server has had enough, or is not reached; at the end, of an
+        Event that it refused.
+        """
+        now, refused = time.time(), None
         with self._lock:
             wanted = {_path(event): event for event in self._of_anomalies(now)} | self._more
         self._told = {path: event for path, event in self._told.items() if path in wanted}
@@ -80,9 +71,10 @@ class Events:
                 if error.status not in (403, 404, 422):
                     raise
                 # Of a namespace that is gone, or where the fleet has no right: not again and again.
-                self._refused()
-                logger.warning("no Event %s: %s", path, error)
+                refused = error
             self._told[path] = wanted[path]
+        if refused is not None:
+            raise refused
 
     async def _write(self, path: str, event: Object) -> None:
         """The one that is there is changed; else it is made, also where it was there once."""

@@ -54,9 +54,7 @@ class Kubernetes:
         self._api = api = Api(own.service_account)
         self._errors = metrics.counter("fleet_kubernetes_errors_total")
         place = (shard.index, shard.of)
-        events = None
-        if own.events:
-            events = Events(api, cluster, lock, place, link, self._errors.labels("events").inc)
+        events = Events(api, cluster, lock, place, link) if own.events else None
         if own.conditions and shard.index == 0:
             conditions = Conditions(api, cluster, lock)
             self._add(NODES_INTERVAL_S, "conditions", conditions.advance)

@@ -38,7 +38,7 @@ class Served:
         async def work() -> None:
             api = Api(self.server.folder)
             config = KubernetesConfig(conditions=True, taints=True, **self.config)
-            events = Events(api, self.cluster.cluster, threading.Lock(), (0, 1), "", lambda: None)
+            events = Events(api, self.cluster.cluster, threading.Lock(), (0, 1), "")
             conditions = Conditions(api, self.cluster.cluster, threading.Lock())
             taints = Taints(api, config, conditions, events)
             try:

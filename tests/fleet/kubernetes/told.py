@@ -32,11 +32,7 @@ class Told:
         self.cluster = TestCluster(*self.nodes)
         self.cluster.now = time.time()
         self.shard = (0, 1)
-        self.refusals = 0
         self.more: Callable[[Events], None] = lambda events: None
-
-    def refused(self) -> None:
-        self.refusals += 1
 
     def rounds(self, count: int = 1) -> list[Any]:
         """What the API server has after so many rounds of a fleet that has just begun."""
@@ -44,9 +40,7 @@ class Told:
 
         async def tell() -> None:
             api = Api(self.server.folder)
-            events = Events(
-                api, self.cluster.cluster, threading.Lock(), self.shard, LINK, self.refused
-            )
+            events = Events(api, self.cluster.cluster, threading.Lock(), self.shard, LINK)
             try:
                 for _ in range(count):
                     await events.advance()
