@@ -274,7 +274,7 @@ def interrupted_at_any_line() -> list[int]:
             net(batch).sum().backward()
             optimizer.step()
 
-    functions = ("__next__", "backward", "before", "after", "begin_backward", "end_backward")
+    functions = ("__next__", "backward", "before", "after", "begin", "end")
     counted: list[int] = []
     while True:
         batches = iter(data(6))

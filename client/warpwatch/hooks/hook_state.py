@@ -4,7 +4,7 @@ There is no monitor before a backward or an optimizer step asks for one: a proce
 data or evaluates is no rank. Hooks call from the training thread; other threads count for nothing.
 
 Between two operators of torch the processor's caches hold nothing of ours: each line that runs at
-every step costs several times what it costs alone, and a call as much as ten lines.
+every step costs several times what it costs alone.
 """
 
 from __future__ import annotations
@@ -15,20 +15,11 @@ from functools import wraps
 from threading import get_ident
 from time import monotonic_ns
 from types import ModuleType
-from typing import Any
 
 from warpwatch import faults
 from warpwatch.attach import attach
-from warpwatch.borders import LEAVE, OTHER
 from warpwatch.hooks.compiling import has_compiled, is_compiling_of
 from warpwatch.monitor import Monitor
-
-# Who may begin a step at the first backward: no one yet, or those who see no more than that.
-_AUTOMATIC = ("", "optimizer", "dataloader", "backward")
-# Backwards without a batch of data or a step of an optimizer, after which each is a step; so many
-# times as many where there is an optimizer, which may accumulate gradients.
-BACKWARDS_LEAD_AFTER = 64
-WITH_AN_OPTIMIZER = 10
 
 
 class HookState:
@@ -44,17 +35,13 @@ class HookState:
         "__weakref__",
         "_awaited",
         "_backward",
-        "_backwards_end",
         "_compiling",
-        "_due",
         "_forward",
-        "_lead_at",
-        "_look_at",
-        "_progress",
         "_when_compiling",
         "backwards",
         "batches",
         "compiles",
+        "due",
         "elsewhere",
         "evaluating",
         "graph_task",
@@ -62,6 +49,7 @@ class HookState:
         "is_compiling",
         "is_grad_enabled",
         "monitor",
+        "next_awaited",
         "off",
         "samples",
         "tokens",
@@ -83,12 +71,10 @@ class HookState:
         self.evaluating: bool | None = None
         self.in_backward = False
         self._backward = self._forward = 0  # the phases, once they are known
-        # Who has ended a step inside of backward; it ends with it. What each backward ends.
-        self._due: str | None = None
-        self._backwards_end: str | None = None
-        self._look_at = self._lead_at = BACKWARDS_LEAD_AFTER
-        self._progress = 0
+        # Who has ended a step inside of backward; it ends with it.
+        self.due: str | None = None
         self._awaited: dict[int, Callable[[], None]] = {}
+        self.next_awaited = 0
 
     # --- the process ------------------------------------------------------------------------------
 
@@ -196,7 +182,7 @@ class HookState:
         caller in the training thread.
         """
         if self.in_backward:
-            self._due = source
+            self.due = source
             return
         monitor = self.monitor
         if monitor is None or not (monitor.step_clock == source or monitor.lead(source)):
@@ -223,11 +209,11 @@ class HookState:
 
     # --- phases -----------------------------------------------------------------------------------
 
-    def pair_phases(self, forward: int) -> None:
-        """``forward`` is the phase between data and backward; 0 before any were loaded."""
-        self._forward = forward
-        if forward and self._backward and self.monitor is not None:
-            self.monitor.clock.used_by = (self._backward, forward)
+    def pair_phases(self, backward: int = 0, forward: int = 0) -> None:
+        """``forward`` is the phase between data and ``backward``, once both are known."""
+        self._backward, self._forward = backward or self._backward, forward or self._forward
+        if self._forward and self._backward and self.monitor is not None:
+            self.monitor.clock.used_by = (self._backward, self._forward)
 
     def switch(self, phase: str) -> None:
         """What runs between the phases is ``phase`` from now on: ``forward``, ``eval``, ``other``.
@@ -237,91 +223,25 @@ class HookState:
         if self.monitor is not None:
             self.monitor.switch(phase)
 
-    def begin_backward(self) -> bool:
-        """Whether ``end_backward`` has to follow: in the training thread, and not for one inside
-        another. The first backward of a process makes it a rank and begins its first step.
-        """
-        try:
-            monitor = self.monitor or self.attach()
-            if monitor is None:
-                return False
-            clock = monitor.clock
-            if not clock.open and monitor.step_clock in _AUTOMATIC:
-                clock.begin()
-            if get_ident() != clock.thread:
-                self.elsewhere += 1
-                return False
-            if self.in_backward and self.graph_task() >= 0:
-                return False
-            self.backwards += 1
-            if self.backwards == self._look_at:
-                self._look(monitor)
-            if self.samples or self.tokens:
-                self.count_batches(monitor)
-            if not self._backward:
-                self._backward = monitor.phases["backward"].index
-                self.pair_phases(self._forward)
-            clock.push((self._backward, monotonic_ns(), OTHER))
-            self.in_backward = True
-            return True
-        except Exception as error:
-            faults.swallow(error)
-            return False
-
-    def end_backward(self) -> None:
-        try:
-            self.in_backward = False
-            if self.monitor is not None:
-                self.monitor.clock.push((LEAVE, monotonic_ns(), None))
-            if self._due is not None:
-                due, self._due = self._due, self._backwards_end
-                self.end_step(due)
-        except Exception as error:
-            faults.swallow(error)
+    # --- backwards --------------------------------------------------------------------------------
 
     def when_backward(self, number: int, act: Callable[[], None]) -> None:
-        """Call ``act`` as the backward of this number begins, one for each."""
+        """Call ``act`` as the backward of this number begins, or the next one that has no other."""
+        while number in self._awaited:
+            number += 1
         self._awaited[number] = faults.guarded(act)
-        self._look_at = min(self._look_at, number)
+        self.next_awaited = min(self._awaited)
 
-    def _look(self, monitor: Monitor) -> None:
-        act = self._awaited.pop(self.backwards, None)
-        if act is not None:
-            act()
-        if self.backwards == self._lead_at:
-            self._lead_by_backwards(monitor)
-        self._look_at = min([self._lead_at, *self._awaited])
-
-    def _lead_by_backwards(self, monitor: Monitor) -> None:
-        """The last resort: nothing else can end a step, as far as the last backwards show."""
-        patience = BACKWARDS_LEAD_AFTER * (WITH_AN_OPTIMIZER if _has_optimizer() else 1)
-        progress, self._progress = self._progress, self.updates + self.batches
-        self._lead_at += patience
-        if monitor.step_clock == "backward":
-            return
-        self._backwards_end = None
-        if progress == self._progress and self.backwards >= patience and monitor.lead("backward"):
-            monitor.clock.restart()
-            # This one ends nothing: what ran until its begin, and its batch, belong to no step.
-            self.samples = self.tokens = 0
-            self._due, self._backwards_end = "", "backward"
+    def act_at_backward(self) -> None:
+        """The backward that was awaited begins."""
+        self._awaited.pop(self.backwards)()
+        self.next_awaited = min(self._awaited, default=0)
 
 
 def _loads_data() -> bool:
     """Whether this process is a DataLoader's worker: it trains nothing, whatever it computes."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return getattr(worker, "_worker_info", None) is not None
-
-
-def _has_optimizer() -> bool:
-    """Whether the program has made one: its class is then marked by torch."""
-    optimizers = sys.modules.get("torch.optim")
-    classes: list[Any] = [] if optimizers is None else [optimizers.Optimizer]
-    for one in classes:
-        if getattr(one.step, "hooked", False):
-            return True
-        classes.extend(one.__subclasses__())
-    return False
 
 
 def _never() -> bool:
