@@ -24,7 +24,7 @@ def run_loops(
         env={**kept, "WARPWATCH_DIR": str(folder / "nowhere"), **environ},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 LOOPS: dict[str, Callable[[], Any]] = {}
 SLEEP_S = 0.02
+# Of a loop on several ranks, before it left its groups.
+PLACES: dict[str, Any] = {}
 
 
 def loop(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -46,6 +48,7 @@ def reported(result: Any) -> dict[str, Any]:
         "faults": faults.count(),
         "clock": monitor.step_clock,
         "model": monitor.model,
+        "parallel": PLACES,
         "steps": clock.steps,
         "samples": clock.totals[SAMPLES],
         "tokens": clock.totals[TOKENS],

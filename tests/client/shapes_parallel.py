@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.client.loop_base import loop
+from tests.client.loop_base import PLACES, loop
 from tests.client.shapes import BATCH, WIDTH, loader, network
+from warpwatch import parallelism
 
 
 def in_ranks(train: Callable[[], list[float]], told: int = 0, size: int = 2) -> list[float]:
@@ -38,9 +40,10 @@ def in_ranks(train: Callable[[], list[float]], told: int = 0, size: int = 2) -> 
 
 
 def _join(train: Callable[[], list[float]], meet: str, rank: int, size: int) -> list[float]:
-    os.environ["RANK"] = str(rank)
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=size)
     losses = train()
+    PLACES.update(parallelism.places())
     dist.barrier()
     dist.destroy_process_group()
     return losses
@@ -152,3 +155,88 @@ def pipeline_parallel() -> list[float]:
         return losses
 
     return in_ranks(train, told=1)
+
+
+@loop
+def torchtitan() -> list[float]:
+    """Blocks split in two directions: tensor parallel inside of a shard."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    def train() -> list[float]:
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+        plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        model = parallelize_module(network(WIDTH, 8 * WIDTH, WIDTH), mesh["tp"], plan)
+        fully_shard(model, mesh=mesh["dp_shard"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        torch.manual_seed(mesh["dp_shard"].get_local_rank())
+        losses = []
+        x = torch.randn(4 * BATCH, WIDTH)
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    return in_ranks(train, size=4)
+
+
+@loop
+def megatron() -> list[float]:
+    """Megatron-Core's groups, and its collectives around the two halves of a layer."""
+    parallel_state: Any = import_module("megatron.core.parallel_state")
+    mappings: Any = import_module("megatron.core.tensor_parallel.mappings")
+
+    def train() -> list[float]:
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+        torch.manual_seed(parallel_state.get_tensor_model_parallel_rank())
+        up, down = network(WIDTH, 4 * WIDTH), network(4 * WIDTH, WIDTH)
+        optimizer = torch.optim.AdamW([*up.parameters(), *down.parameters()], lr=1e-3)
+        losses = []
+        torch.manual_seed(parallel_state.get_data_parallel_rank())
+        for x, _ in loader(30):
+            hidden = up(mappings.copy_to_tensor_model_parallel_region(x)).relu()
+            given = mappings.reduce_from_tensor_model_parallel_region(down(hidden))
+            loss = given.square().mean()
+            loss.backward()
+            for parameter in (*up.parameters(), *down.parameters()):
+                dist.all_reduce(parameter.grad, group=parallel_state.get_data_parallel_group())
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    return in_ranks(train, told=3, size=4)
+
+
+@loop
+def deepspeed_pipeline() -> list[float]:
+    """Two stages of two ranks each, four micro-batches a step."""
+    with contextlib.redirect_stdout(sys.stderr):
+        engines: Any = import_module("deepspeed")
+        pipe: Any = import_module("deepspeed.pipe")
+        return in_ranks(lambda: _pipeline(engines, pipe), told=3, size=4)
+
+
+def _pipeline(engines: Any, pipe: Any) -> list[float]:
+    engines.init_distributed("gloo")
+    torch.manual_seed(0)
+    model = pipe.PipelineModule(
+        [*network(WIDTH, 4 * WIDTH, WIDTH, 1)], num_stages=2, loss_fn=F.mse_loss
+    )
+    config = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_accumulation_steps": 4,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+    }
+    engine, *_ = engines.initialize(model=model, model_parameters=model.parameters(), config=config)
+    rows = iter(loader(20 * 4))
+    return [engine.train_batch(rows).item() for _ in range(20)]

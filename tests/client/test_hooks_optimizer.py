@@ -69,10 +69,11 @@ def test_each_step_of_the_training_counts_once(
     assert (reported[name]["clock"], reported[name]["steps"]) == ("optimizer", steps)
 
 
-def test_the_parameters_of_all_optimizers_are_known(reported: dict[str, dict[str, Any]]) -> None:
+def test_the_parameters_of_one_model_are_known(reported: dict[str, dict[str, Any]]) -> None:
     one = reported["plain"]["model"]["parameters"]
     assert one > 0
-    assert reported["two_networks"]["model"] == {"parameters": 2 * one}
+    # Of one shape: they may be copies of a model.
+    assert reported["two_networks"]["model"] == {}
     # One after the other.
     assert reported["phases_of_one_optimizer_each"]["model"] == {"parameters": one}
     assert reported[BACKWARDS]["model"] == {}

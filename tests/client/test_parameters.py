@@ -27,6 +27,36 @@ def test_those_of_all_optimizers_that_exist_are_counted_once() -> None:
     assert known.add(full) == {"parameters": 48}
 
 
+def test_nothing_is_said_of_experts_of_which_a_token_takes_few() -> None:
+    def said(*shapes: tuple[int, ...]) -> dict[str, object]:
+        weights = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        return Parameters().add(torch.optim.SGD(weights, lr=0.1))
+
+    attention = [(48, 16), (16, 16)] * 2
+    # Two layers with a router of four experts, of one matrix up and one down.
+    experts = [(4, 16)] * 2 + [(40, 16), (16, 40)] * 8
+    assert said(*attention, *experts) == {}
+    # Their gates are of the shape of what goes up, and a shared expert is there for all.
+    assert said(*attention, *experts, *[(40, 16)] * 8, *[(40, 16), (16, 40)] * 2) == {}
+    assert said(*attention, (4, 16, 40), (4, 40, 16)) == {}
+    # Without experts: a head of four classes.
+    dense = [*attention, *[(40, 16), (16, 40)] * 2, (4, 16), (16,)]
+    assert said(*dense) == {"parameters": 2 * (64 * 16 + 80 * 16) + 80}
+
+
+def test_nothing_is_said_of_optimizers_that_train_copies_of_a_model() -> None:
+    known, outer = Parameters(), torch.nn.Linear(10, 4)
+    first = torch.optim.AdamW(outer.parameters())
+    assert known.add(first) == {"parameters": 44}
+    inner = torch.optim.SGD(torch.nn.Linear(10, 4).parameters(), lr=0.1)
+    assert known.add(inner) == {}
+    del inner
+    assert known.add(another := torch.optim.SGD([torch.zeros(8, requires_grad=True)])) == {
+        "parameters": 52
+    }
+    assert known.know(another)
+
+
 def test_nothing_is_said_where_the_optimizer_does_not_hold_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

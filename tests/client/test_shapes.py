@@ -30,6 +30,7 @@ class Shape(NamedTuple):
     tokens: int = 0
     clock: str = "optimizer"
     unseen: int = 0
+    parallel: dict[str, list[int]] = {}  # noqa: RUF012
 
 
 # One process each. A step is 128 rows where there is a loader and nothing else is said.
@@ -57,8 +58,9 @@ ALONE = {
 RANKS = {
     "ddp_accumulation": Shape(LOADED | {"comm"}, 40 * 128),
     "fsdp2": Shape(LOADED | {"comm"}, 20 * 128),
-    "tensor_parallel": Shape(LEARNING | {"comm"}),
-    "pipeline_parallel": Shape(LEARNING | {"comm"}),
+    "tensor_parallel": Shape(LEARNING | {"comm"}, parallel={"tensor": [0, 2]}),
+    "pipeline_parallel": Shape(LEARNING | {"comm"}, parallel={"pipeline": [1, 2]}),
+    "torchtitan": Shape(LEARNING | {"comm"}, parallel={"data": [0, 2], "tensor": [0, 2]}),
 }
 # Loop: package, shape. A framework that has ended its training is no clock any more.
 FRAMEWORKS = {
@@ -69,6 +71,19 @@ FRAMEWORKS = {
     "accelerate": ("accelerate", Shape(LOADED | {"h2d"}, 80 * 128, clock="accelerate")),
     "lightning": ("lightning", Shape(LOADED | {"h2d", "eval"}, 80 * 128, clock="")),
     "fabric": ("lightning", Shape(LOADED, 40 * 128)),
+    "megatron": (
+        "megatron",
+        Shape(LOADED | {"comm"}, 30 * 128, parallel={"data": [1, 2], "tensor": [1, 2]}),
+    ),
+    "deepspeed_pipeline": (
+        "deepspeed",
+        Shape(
+            LOADED | {"comm"},
+            20 * 4 * 128,
+            clock="deepspeed",
+            parallel={"data": [1, 2], "pipeline": [1, 2]},
+        ),
+    ),
 }
 SHAPES = {**ALONE, **RANKS, **{name: shape for name, (_, shape) in FRAMEWORKS.items()}}
 
@@ -110,6 +125,8 @@ def check(folder: Path, name: str, plain: Loops, observed: Loops) -> None:
     assert any(named(run) >= NAMED for run in itertools.chain([found], again)), found
     assert found["tokens"] == shape.tokens
     assert shape.samples in (None, found["samples"])
+    split = {kind: place for kind, place in found["parallel"].items() if place[1] > 1}
+    assert split == shape.parallel
 
 
 @pytest.mark.parametrize("name", ALONE)

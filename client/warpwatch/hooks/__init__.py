@@ -61,6 +61,7 @@ HOOKS = (
     Hook("lightning", frameworks.PYTORCH_LIGHTNING, frameworks.install_lightning),
     Hook("accelerate", frameworks.ACCELERATE, frameworks.install_accelerate),
     Hook("deepspeed", frameworks.DEEPSPEED, frameworks.install_deepspeed),
+    Hook("pipelining", frameworks.PIPELINING, frameworks.install_pipelining),
 )
 
 _state: HookState | None = None

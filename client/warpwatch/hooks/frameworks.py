@@ -1,4 +1,4 @@
-"""Lightning, Hugging Face, Accelerate and DeepSpeed, hooked when the program imports them.
+"""Lightning, Hugging Face, Accelerate, DeepSpeed and pipelines, hooked at their import.
 
 A trainer with events gets the callback of its integration when training begins, if it has none;
 optimizers and engines of the others are wrapped, as are methods that are a phase.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from warpwatch import faults
+from warpwatch import faults, parallelism
 from warpwatch.hooks.clock_choice import ClockChoice
 from warpwatch.hooks.hook_state import HookState
 
@@ -23,6 +23,7 @@ LIGHTNING = "lightning.pytorch.trainer.trainer"
 PYTORCH_LIGHTNING = "pytorch_lightning.trainer.trainer"
 ACCELERATE = "accelerate.accelerator"
 DEEPSPEED = "deepspeed.runtime.engine"
+PIPELINING = "torch.distributed.pipelining.stage"
 
 
 def install_transformers(module: ModuleType, state: HookState) -> None:
@@ -69,6 +70,13 @@ def install_deepspeed(module: ModuleType, state: HookState) -> None:
     _phase(module.DeepSpeedEngine, "save_checkpoint", "checkpoint", state)
     # Optimizers are called there to allocate their state, before there are gradients.
     _unseen(module.DeepSpeedEngine, "__init__", state)
+
+
+def install_pipelining(module: ModuleType, state: HookState) -> None:
+    def note(stage: Any, *_: Any) -> None:
+        parallelism.note("pp", stage.group_rank, stage.group_size)
+
+    _after(module._PipelineStageBase, "__init__", note)
 
 
 def _callback_class(integration: str) -> Any:
