@@ -200,19 +200,19 @@ class Trainer:
     """minGPT's: batches without an end, callbacks."""
 
     def __init__(self, model: Any, dataset: Any, steps: int) -> None:
-        self._model, self._dataset, self._steps = model, dataset, steps
+        self.model, self._dataset, self._steps = model, dataset, steps
         self.callbacks: list[Any] = []
 
     def run(self) -> None:
-        optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         sampler = RandomSampler(self._dataset, replacement=True, num_samples=10**9)
         batches = DataLoader(self._dataset, batch_size=8, sampler=sampler)
-        self._model.train()
+        self.model.train()
         for ids, targets in itertools.islice(batches, self._steps):
-            self.loss = self._model(ids, targets)[1]
-            self._model.zero_grad(set_to_none=True)
+            self.loss = self.model(ids, targets)[1]
+            self.model.zero_grad(set_to_none=True)
             self.loss.backward()
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             optimizer.step()
             for callback in self.callbacks:
                 callback(self)
@@ -223,7 +223,20 @@ def mingpt() -> list[float]:
     text = torch.randint(VOCABULARY, (500, BLOCK + 1))
     trainer = Trainer(LanguageModel(), TensorDataset(text[:, :-1], text[:, 1:]), 40)
     losses: list[float] = []
-    trainer.callbacks.append(lambda trainer: losses.append(trainer.loss.item()))
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def write(trainer: Trainer) -> None:
+        """A text, as often as it learns."""
+        losses.append(trainer.loss.item())
+        if len(losses) % 10 == 0:
+            trainer.model.eval()
+            ids = torch.zeros(1, 1, dtype=torch.long)
+            for _ in range(30):
+                scores, _ = trainer.model(ids[:, -BLOCK:], ids[:, -BLOCK:])
+                ids = torch.cat([ids, scores[:, -1:].softmax(-1)[0].multinomial(1)], 1)
+            trainer.model.train()
+
+    trainer.callbacks.append(write)
     trainer.run()
     return losses
 

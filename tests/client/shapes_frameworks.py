@@ -27,6 +27,15 @@ def hugging_face() -> list[float]:
 
     ids = torch.randint(VOCABULARY, (160, BLOCK))
     rows = [{"input_ids": row, "labels": row} for row in ids]
+    model, arguments = gpt2(hf, gradient_accumulation_steps=2, eval_strategy="steps", eval_steps=10)
+    data = {"train_dataset": rows, "eval_dataset": rows[:40]}
+    with contextlib.redirect_stdout(sys.stderr):
+        hf.Trainer(model, arguments, callbacks=[Losses()], **data).train()
+    return losses
+
+
+def gpt2(hf: Any, **arguments: Any) -> tuple[Any, Any]:
+    """A small one, and what a Trainer of it is told. A step is a batch of four."""
     config = hf.GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=BLOCK,
@@ -36,24 +45,39 @@ def hugging_face() -> list[float]:
         bos_token_id=0,
         eos_token_id=0,
     )
-    arguments = hf.TrainingArguments(
+    options = hf.TrainingArguments(
         sys.argv[1],
         per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
         num_train_epochs=1,
         logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=10,
         save_strategy="no",
         report_to="none",
         use_cpu=True,
         disable_tqdm=True,
         dataloader_pin_memory=False,
+        **arguments,
     )
-    model = hf.GPT2LMHeadModel(config)
-    data = {"train_dataset": rows, "eval_dataset": rows[:40]}
+    return hf.GPT2LMHeadModel(config), options
+
+
+@loop
+def generation() -> list[float]:
+    """GRPO: it learns of what it has written to a prompt itself."""
+    hf: Any = import_module("transformers")
+
+    losses: list[float] = []
+
+    class Learner(hf.Trainer):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
+            ids = model.generate(inputs["input_ids"], max_new_tokens=16, do_sample=True)
+            loss = super().compute_loss(model, {"input_ids": ids, "labels": ids})
+            losses.append(loss.item())
+            return loss
+
+    prompts = [{"input_ids": row} for row in torch.randint(1, VOCABULARY, (80, 4))]
+    model, arguments = gpt2(hf, remove_unused_columns=False)
     with contextlib.redirect_stdout(sys.stderr):
-        hf.Trainer(model, arguments, callbacks=[Losses()], **data).train()
+        Learner(model, arguments, train_dataset=prompts).train()
     return losses
 
 

@@ -179,6 +179,31 @@ def dqn() -> list[float]:
 
 
 @loop
+def td3() -> list[float]:
+    """The actor learns at every second step of the critic, after its first ones."""
+    actor, critic = network(WIDTH, WIDTH, WIDTH, 4), network(WIDTH + 4, WIDTH, WIDTH, 1)
+    aims = copy.deepcopy(actor), copy.deepcopy(critic)
+    of_critic, of_actor = (torch.optim.Adam(net.parameters(), 3e-4) for net in (critic, actor))
+    losses = []
+    for turn in range(1, 101):
+        states, following = torch.randn(2, BATCH, WIDTH)
+        with torch.no_grad():
+            actions = actor(states) + torch.randn(BATCH, 4) / 10
+            later = aims[0](following) + torch.randn(BATCH, 4) / 5
+            wanted = states.mean(1) + 0.99 * aims[1](torch.cat([following, later], 1)).flatten()
+        loss = F.mse_loss(critic(torch.cat([states, actions], 1)).flatten(), wanted)
+        of_critic.zero_grad()
+        loss.backward()
+        of_critic.step()
+        losses.append(loss.item())
+        if turn % 2 == 0:
+            of_actor.zero_grad()
+            (-critic(torch.cat([states, actor(states)], 1)).mean()).backward()
+            of_actor.step()
+    return losses
+
+
+@loop
 def optimizers_after_one_another() -> list[float]:
     """forward_forward: each layer learns alone, of what the ones before it give."""
     layers = [network(WIDTH, 2 * WIDTH, WIDTH) for _ in range(2)]

@@ -43,6 +43,7 @@ ALONE = {
     ),
     "ppo": Shape(LEARNING | {"rollout"}),
     "dqn": Shape(LEARNING),
+    "td3": Shape(LEARNING),
     "gan": Shape(LOADED, 20 * 128),
     "optimizers_in_turn": Shape(LOADED, 30 * 128),
     "optimizers_after_one_another": Shape(LEARNING),
@@ -51,7 +52,7 @@ ALONE = {
     # Sequences, of 20 to 49 tokens.
     "packing": Shape(LOADED, 160, sum(20 + number % 30 for number in range(160))),
     "vae": Shape(LOADED | {"eval"}, 30 * 128),
-    "mingpt": Shape(LOADED, 40 * 8, 40 * 8 * 32),
+    "mingpt": Shape(LOADED | {"eval"}, 40 * 8, 40 * 8 * 32),
     "engine": Shape(LOADED, 40 * 128),
     "notebook": Shape(LOADED | {"eval"}, 30 * 128),
 }
@@ -67,6 +68,11 @@ FRAMEWORKS = {
     "hugging_face": (
         "transformers",
         Shape(LOADED | {"h2d", "eval"}, 160, 160 * 32, clock=""),
+    ),
+    # The tokens are those of the prompts: what it writes itself is no data.
+    "generation": (
+        "transformers",
+        Shape(LOADED | {"h2d", "rollout"}, 80, 80 * 4, clock=""),
     ),
     "accelerate": ("accelerate", Shape(LOADED | {"h2d"}, 80 * 128, clock="accelerate")),
     "lightning": ("lightning", Shape(LOADED | {"h2d", "eval"}, 80 * 128, clock="")),

@@ -45,17 +45,20 @@ class ClockChoice:
     seen: by the optimizer's id. A round lasts until the clock's steps; run: the most steps of
     another one in this round; most: in any before. steps: the clock's when another one stepped
     last; new_at: when one came that was not seen before. Where each step of the training has a new
-    one (inner loops of meta-learning) that says nothing.
+    one (inner loops of meta-learning) that says nothing. gives_back: whether the clock before was
+    that for a single step, which then was a part of the one that goes on (a critic's generator).
     """
 
-    __slots__ = ("_most", "_new_at", "_round", "_run", "_seen", "_steps")
+    __slots__ = ("_most", "_new_at", "_round", "_run", "_seen", "_steps", "gives_back")
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._most = self._new_at = self._round = self._run = self._steps = 0
+        self.gives_back = False
 
     def takes_over(self, optimizer: Any, current: Any, clock: StepClock) -> bool:
-        """Whether ``optimizer``, which has stepped, is the clock from this step on.
+        """Whether ``optimizer``, which has stepped, is the clock from this step on. With
+        ``gives_back`` this step ends nothing: that of the one before has counted in its place.
 
         current: whose steps are the clock, None where it is gone.
         """
@@ -72,8 +75,10 @@ class ClockChoice:
         if seen is None or seen.optimizer() is not optimizer:
             seen = self._of(optimizer)
             is_turn, self._new_at = steps - self._new_at >= TURN_STEPS, steps
+            gives_back = False
         else:
             is_turn = seen.has_turns and self._is_turn(current, alone)
+            gives_back = is_turn and alone == 1 and current is not None
         seen.count = seen.count + 1 if seen.round == self._round else 1
         seen.round = self._round
         if seen.count > self._run:
@@ -82,6 +87,7 @@ class ClockChoice:
         if current is not None and not is_turn and not is_left:
             return False
         self._most = self._run = seen.count = 0
+        self.gives_back = gives_back
         return True
 
     def _of(self, optimizer: Any) -> _Seen:

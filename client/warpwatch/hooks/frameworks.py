@@ -184,6 +184,8 @@ class _Steps:
             if monitor is None or not self._choice.takes_over(stepper, current, monitor.clock):
                 return
             self._clock = weakref.ref(stepper)
+            if self._choice.gives_back:
+                return
         self.state.end_step(self._source)
 
 

@@ -189,7 +189,10 @@ class OptimizerHooks:
         return True
 
     def _becomes_clock(self, optimizer: Any, monitor: Monitor) -> bool:
-        """Several optimizers may step in one step of the training: one of them is its clock."""
+        """Several optimizers may step in one step of the training: one of them is its clock.
+
+        Whether ``optimizer`` has become that and its step ends one of the training.
+        """
         state = self._state
         if not self._parameters.know(optimizer):
             monitor.model = self._parameters.add(optimizer)
@@ -203,7 +206,7 @@ class OptimizerHooks:
         # Another training: what stepped before is none of its model.
         self._parameters = Parameters()
         monitor.model = self._parameters.add(optimizer)
-        return True
+        return not self._choice.gives_back
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
