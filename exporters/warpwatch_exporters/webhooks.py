@@ -21,6 +21,7 @@ from warpwatch_exporters.http_requests import (
     read_secret,
 )
 from warpwatch_exporters.pause import Pause
+from warpwatch_telemetry.newest import put_newest
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +87,7 @@ class Webhook:
             return event.name == "verdict" and ident in self._told
         if _SEVERITIES.index(anomaly.severity) < _SEVERITIES.index(self._config.min_severity):
             return False
-        self._told[ident] = None
-        if len(self._told) > MAX_TOLD:
-            del self._told[next(iter(self._told))]
+        put_newest(self._told, ident, None, MAX_TOLD)
         return True
 
     def _send(self, message: _Message) -> None:

@@ -38,7 +38,6 @@ from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_fleet.memory import Memory
 from warpwatch_fleet.node import Node
 from warpwatch_fleet.page.endpoint import FleetPage
-from warpwatch_fleet.page.nodes import NodeState
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series
 from warpwatch_fleet.targets import Targets
@@ -310,12 +309,6 @@ class Fleet:
 
     def anomaly(self, anomaly_id: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         return None
-
-    def nodes(self) -> list[NodeState]:
-        now = time.time()
-        with self._lock:
-            nodes = self._cluster.nodes.values()
-            return [NodeState(one.health(now), tuple(one.devices.values())) for one in nodes]
 
     def run_summaries(self) -> Sequence[RunSummary]:
         return self._runs.all()

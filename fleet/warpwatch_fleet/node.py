@@ -15,6 +15,7 @@ from warpwatch_fleet.targets import Target
 from warpwatch_telemetry.anomalies import KINDS, Anomaly
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.newest import put_newest
 from warpwatch_telemetry.records import Clock, DeviceReading, PortReading, RankSeen, Record
 from warpwatch_telemetry.runs import SCHEMA, RunSummary
 from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
@@ -89,9 +90,7 @@ class Node:
         self._anomalies: dict[str, Anomaly] = {}
         # As its agent says them, by id, the one that has changed last at the end.
         self.captures: dict[str, Capture] = {}
-        # The newest reading of each, by UUID.
-        self.devices: dict[str, DeviceReading] = {}
-        # The same in the fleet's time, as the API has them; their source is the node.
+        # The newest of each device by UUID, in the fleet's time; their source is the node.
         self.samples: dict[str, DeviceSample] = {}
         # As JSON; by its own name, and what the fleet calls those that it has joined.
         self._runs: dict[JobId, bytes] = {}
@@ -180,11 +179,7 @@ class Node:
         if anomaly.kind not in KINDS or (owner is not None and anomaly.owner not in ("", owner)):
             self.refused["bad_anomaly"] += 1
             return
-        # Again at the end of the order.
-        self._anomalies.pop(anomaly.id, None)
-        self._anomalies[anomaly.id] = anomaly
-        if len(self._anomalies) > MAX_ANOMALIES:
-            del self._anomalies[next(iter(self._anomalies))]
+        put_newest(self._anomalies, anomaly.id, anomaly, MAX_ANOMALIES)
 
     def has_active(self, found: Anomaly, job: JobId) -> bool:
         """Whether it has raised the same; ``job``: as it is called there."""
@@ -222,10 +217,8 @@ class Node:
         kept = {
             name: str(diagnosis[name])[:MAX_TEXT] for name in _OF_DIAGNOSIS if name in diagnosis
         }
-        self.captures.pop(capture.id, None)
-        self.captures[capture.id] = replace(capture, diagnosis=kept or None)
-        if len(self.captures) > MAX_CAPTURES:
-            del self.captures[next(iter(self.captures))]
+        capture = replace(capture, diagnosis=kept or None)
+        put_newest(self.captures, capture.id, capture, MAX_CAPTURES)
 
     def shown_captures(self) -> Iterator[Capture]:
         """With its name and in the fleet's time; its HTML is not shown."""
@@ -244,17 +237,16 @@ class Node:
         """As much of it as the page shows; a network port is no GPU."""
         if isinstance(reading, PortReading):
             return
-        if reading.device not in self.devices and len(self.devices) >= MAX_DEVICES:
+        name, reason = reading.device[:MAX_TEXT], reading.reason[:MAX_TEXT]
+        before = self.samples.get(name)
+        if before is None and len(self.samples) >= MAX_DEVICES:
             return
         shown = [one for one in reading.metrics.items() if one[0][0] in _OF_DEVICE]
-        name, reason = reading.device[:MAX_TEXT], reading.reason[:MAX_TEXT]
-        metrics = dict(shown[:MAX_SERIES])
-        self.devices[name] = msgspec.structs.replace(reading, metrics=metrics, reason=reason)
-        before = self.samples.get(name)
         device = before.device if before else Device(name, len(self.samples), "")
         time = reading.time + self.skew_s
+        values = dict(shown[:MAX_SERIES])
         self.samples[name] = DeviceSample(
-            device, time, metrics, reading.up, reason, source=self.name
+            device, time, values, reading.up, reason, source=self.name
         )
 
     def _take_run(self, run: RunSummary) -> None:
@@ -270,16 +262,11 @@ class Node:
         ):
             self.refused["bad_run"] += 1
             return
-        self._runs.pop(run.job_id, None)
-        self._runs[run.job_id] = encoded
-        if len(self._runs) > MAX_RUNS:
-            del self._runs[next(iter(self._runs))]
+        put_newest(self._runs, run.job_id, encoded, MAX_RUNS)
 
     def join_run(self, run: JobId, as_run: JobId) -> None:
         """The fleet calls it by another name, as it is over nodes."""
-        self._joined[run] = as_run
-        if len(self._joined) > MAX_RANKS:
-            del self._joined[next(iter(self._joined))]
+        put_newest(self._joined, run, as_run, MAX_RANKS)
 
     def runs(self) -> Iterator[RunPart]:
         """The newest, in its own time."""

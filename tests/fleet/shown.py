@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -14,10 +16,8 @@ from tests.fleet.nodes import NOW, OWNER
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
 from warpwatch_fleet.page.endpoint import FleetPage
-from warpwatch_fleet.page.nodes import NodeState
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import DeviceReading
-from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.samples import Device, DeviceSample, SourceHealth
 from warpwatch_telemetry.state import JobState, RankState, State
 
 STEP_S = 0.48
@@ -67,18 +67,27 @@ def fleet_state(world: int, on_a_node: int, slow: int | None) -> State:
     ranks = tuple(rank(n, world, hosts[n], n == slow) for n in range(world))
     job = JobState("llama-70b", world, tuple(r.name for r in ranks), owner=OWNER, run="41")
     found = () if slow is None else (straggler(slow, hosts[slow]),)
-    return State(NOW, "0.1.0", "fleet-0", ranks=ranks, jobs=(job,), anomalies=found)
+    state = State(NOW, "0.1.0", "fleet-0", ranks=ranks, jobs=(job,), anomalies=found)
+    return with_nodes(state, node(1), node(2, hot=True), node(3))
 
 
-def node(number: int, up: bool = True, hot: bool = False, late_s: float = 0.4) -> NodeState:
-    reason = "" if up else "ConnectError: connection refused"
-    readings = []
+def node(
+    number: int, up: bool = True, hot: bool = False, late_s: float = 0.4
+) -> tuple[SourceHealth, list[DeviceSample]]:
+    reason, name = "" if up else "ConnectError: connection refused", f"gpu-{number:03}"
+    samples = []
     for index in range(8):
         values = dict(gpu(index % 2).values)
         if hot and index == 5:
             values["device_throttle_active", ("hw_thermal",)] = 1.0
-        readings.append(DeviceReading(NOW, f"GPU-{number:03}-{index}", values))
-    return NodeState(SourceHealth(f"gpu-{number:03}", up, reason, late_s), tuple(readings))
+        device = Device(f"GPU-{number:03}-{index}", index, "")
+        samples.append(DeviceSample(device, NOW, values, source=name))
+    return SourceHealth(name, up, reason, late_s), samples
+
+
+def with_nodes(state: State, *nodes: tuple[SourceHealth, list[DeviceSample]]) -> State:
+    sources, devices = zip(*nodes, strict=True)
+    return replace(state, sources=sources, devices=tuple(itertools.chain(*devices)))
 
 
 class MemoryFleet(MemoryAgent):
@@ -87,10 +96,6 @@ class MemoryFleet(MemoryAgent):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.now = fleet_state(6, 2, 4)
-        self.all_nodes = [node(1), node(2, hot=True), node(3)]
-
-    def nodes(self) -> list[NodeState]:
-        return self.all_nodes
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import re
 from dataclasses import replace
 
 import httpx
-from msgspec.structs import replace as replace_struct
 
 from tests.fleet.nodes import NOW, TestCluster, TestNode, run
-from tests.fleet.shown import MemoryFleet, fleet, fleet_state, node, url
+from tests.fleet.shown import MemoryFleet, fleet, fleet_state, node, url, with_nodes
 from warpwatch_fleet.page import nodes
 from warpwatch_fleet.page.heatmap import MAX_CELLS, heat_map, listed
+from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import SourceHealth
 
 __all__ = ["fleet", "url"]
@@ -51,11 +51,12 @@ def test_ranks_that_are_alike_or_gone_are_said_in_words() -> None:
 
 
 def test_nodes_in_trouble_come_first(fleet: MemoryFleet) -> None:
-    shown = [node(1), node(2, late_s=9.0), node(3, up=False), node(4, hot=True), node(5)]
-    state = replace(fleet.now, anomalies=(replace(fleet.now.anomalies[0], node="gpu-005"),))
-    order = [one.health.name for one in nodes.listed(shown, state)]
+    shown = (node(1), node(2, late_s=9.0), node(3, up=False), node(4, hot=True), node(5))
+    anomaly = replace(fleet.now.anomalies[0], node="gpu-005")
+    found = nodes.listed(with_nodes(replace(fleet.now, anomalies=(anomaly,)), *shown))
+    order = [health.name for health, _ in found]
     assert order == ["gpu-003", "gpu-002", "gpu-005", "gpu-004", "gpu-001"]
-    assert [one.tone for one in nodes.gpus(shown[3], NOW)][4:6] == ["busy", "hot"]
+    assert [one.tone for one in found[3][1]][4:6] == ["busy", "hot"]
     away = SourceHealth("gpu-003", False, "no route", 0.0)
     assert nodes.how(away) == "away: no route"
 
@@ -82,10 +83,9 @@ def test_of_a_device_what_the_page_shows_is_kept() -> None:
     cluster = TestCluster(agent)
     cluster.hear()
     many = {("device_fan_ratio", (str(number),)): 1.0 for number in range(500)}
-    agent.say(*(replace_struct(one, metrics={**one.metrics, **many}) for one in node(1).gpus))
+    agent.say(*(DeviceReading(NOW, one.device.uuid, {**one.values, **many}) for one in node(1)[1]))
     cluster.hear()
-    kept = cluster.cluster.nodes[agent.address].devices
+    kept = cluster.cluster.nodes[agent.address].samples
     assert list(kept) == [f"GPU-001-{index}" for index in range(8)]
-    shown = nodes.NodeState(cluster.cluster.nodes[agent.address].health(NOW), tuple(kept.values()))
-    assert {gpu.tone for gpu in nodes.gpus(shown, NOW)} == {"busy"}
-    assert all(0 < len(reading.metrics) < 10 for reading in kept.values())
+    assert {gpu.tone for gpu in nodes.gpus(tuple(kept.values()), NOW)} == {"busy"}
+    assert all(0 < len(sample.values) < 10 for sample in kept.values())

@@ -140,34 +140,30 @@ class SimulatedDevice:
             self._rates[way] = moved_bytes / elapsed_s if elapsed_s else 0.0
 
     def _activity(self, activity: float) -> dict[SeriesKey, float]:
-        shares = {
-            "utilization": activity,
-            "memory_utilization": 0.6 * activity,
-            "encoder_utilization": 0.0,
-            "decoder_utilization": 0.0,
-            "jpeg_utilization": 0.0,
-            "ofa_utilization": 0.0,
-            "graphics_active": activity,
-            "sm_active": 0.85 * activity,
-            "sm_occupancy": 0.42 * activity,
-            "tensor_active": 0.38 * activity,
-            "dram_active": 0.45 * activity,
-        }
-        own = {
-            "tensor_type_active": {"dfma": 0.0, "hmma": 0.38 * activity, "imma": 0.0},
-            "pipe_active": {
-                "fp64": 0.0,
-                "fp32": 0.2 * activity,
-                "fp16": 0.05 * activity,
-                "integer": 0.15 * activity,
-            },
+        shares: dict[tuple[str, ...], float] = {
+            ("utilization",): activity,
+            ("memory_utilization",): 0.6 * activity,
+            ("encoder_utilization",): 0.0,
+            ("decoder_utilization",): 0.0,
+            ("jpeg_utilization",): 0.0,
+            ("ofa_utilization",): 0.0,
+            ("graphics_active",): activity,
+            ("sm_active",): 0.85 * activity,
+            ("sm_occupancy",): 0.42 * activity,
+            ("tensor_active",): 0.38 * activity,
+            ("dram_active",): 0.45 * activity,
+            ("tensor_type_active", "dfma"): 0.0,
+            ("tensor_type_active", "hmma"): 0.38 * activity,
+            ("tensor_type_active", "imma"): 0.0,
+            ("pipe_active", "fp64"): 0.0,
+            ("pipe_active", "fp32"): 0.2 * activity,
+            ("pipe_active", "fp16"): 0.05 * activity,
+            ("pipe_active", "integer"): 0.15 * activity,
         }
         values: dict[SeriesKey, float] = {
-            (f"device_{name}_ratio", ()): round(share, 3) for name, share in shares.items()
+            (f"device_{name}_ratio", tuple(own)): round(share, 3)
+            for (name, *own), share in shares.items()
         }
-        for name, by_label in own.items():
-            for label, share in by_label.items():
-                values[f"device_{name}_ratio", (label,)] = round(share, 3)
         values["device_busy_seconds_total", ()] = round(self._busy_s, 3)
         return values
 
@@ -273,20 +269,16 @@ _MODES: Mapping[SeriesKey, float] = {
 
 
 def _no_errors() -> Mapping[SeriesKey, float]:
-    names = (
-        *("ecc_errors_total", "ecc_aggregate_errors_total"),
-        *("remapped_rows", "retired_pages", "xid_errors_total", "health_events_total"),
-    )
     kinds = {
+        "ecc_errors_total": ("corrected", "uncorrected"),
+        "ecc_aggregate_errors_total": ("corrected", "uncorrected"),
         "remapped_rows": ("correctable", "uncorrectable"),
         "retired_pages": ("single_bit", "double_bit"),
         "xid_errors_total": ("79",),
         "health_events_total": ("gpu_unavailable",),
     }
     values: dict[SeriesKey, float] = {
-        (f"device_{name}", (kind,)): 0
-        for name in names
-        for kind in kinds.get(name, ("corrected", "uncorrected"))
+        (f"device_{name}", (kind,)): 0 for name, own in kinds.items() for kind in own
     }
     for kind in ("corrected", "uncorrected"):
         for location in ECC_LOCATIONS:

@@ -39,6 +39,7 @@ from warpwatch_telemetry.captures import (
 )
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
+from warpwatch_telemetry.newest import put_newest
 
 logger = logging.getLogger(__name__)
 
@@ -228,9 +229,7 @@ class Captures:
             logger.error("capture %s is not diagnosed: %s", capture.id, error)
             why = f"not diagnosed: {error.strerror}"
             return replace(capture, detail="; ".join(filter(None, (capture.detail, why))))
-        self._taken[capture.id] = parts
-        for name in list(self._taken)[:-MAX_KEPT]:
-            del self._taken[name]
+        put_newest(self._taken, capture.id, parts, MAX_KEPT)
         if capture.request.kind not in DIAGNOSED_KINDS or capture.outcome == "failed":
             return stored
         return await self._merging.diagnose(stored, parts)
@@ -304,12 +303,9 @@ class Captures:
     def _decide(
         self, anomaly_id: str, outcome: str, detail: str, capture_id: str | None = None
     ) -> None:
+        decision = Decision(time.time(), anomaly_id, outcome, detail, capture_id)
         with self._lock:
-            self._decisions[anomaly_id] = Decision(
-                time.time(), anomaly_id, outcome, detail, capture_id
-            )
-            if len(self._decisions) > MAX_DECISIONS:
-                del self._decisions[next(iter(self._decisions))]
+            put_newest(self._decisions, anomaly_id, decision, MAX_DECISIONS)
 
     # --- what is shown, with the lock held ---
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
 from warpwatch_fleet.page import heatmap, nodes
-from warpwatch_fleet.page.nodes import NodesWatcher
 
 
 class FleetPage(PageEndpoint):
     templates = (Path(__file__).parent / "templates", *PageEndpoint.templates)
     name = "fleet.html"
 
-    def __init__(self, fleet: NodesWatcher) -> None:
+    def __init__(self, fleet: Watcher) -> None:
         super().__init__(fleet)
-        self.modules = {"heatmap": heatmap, "nodes": nodes, "fleet": fleet}
+        self.modules = {"heatmap": heatmap, "nodes": nodes}

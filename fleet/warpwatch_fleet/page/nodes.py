@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.page import devices
 from warpwatch_daemon.quantities import plural, seconds, text
-from warpwatch_telemetry.records import DeviceReading
-from warpwatch_telemetry.samples import SourceHealth
+from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 from warpwatch_telemetry.state import State
 
 MAX_NODES = 20
 MAX_GPUS = 32
 # What an agent that is well is behind.
 LATE_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """gpus: the newest reading of each, in the order in which they came to be known."""
-
-    health: SourceHealth
-    gpus: Sequence[DeviceReading] = field(default_factory=tuple)
-
-
-class NodesWatcher(Watcher, Protocol):
-    def nodes(self) -> Sequence[NodeState]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +25,21 @@ class Gpu:
     title: str
 
 
-def listed(all_nodes: Sequence[NodeState], state: State) -> list[NodeState]:
+def listed(state: State) -> list[tuple[SourceHealth, list[Gpu]]]:
     """Those that are away or late first, then those with an anomaly or a GPU in trouble."""
     named = troubled(state)
+    found: dict[str, list[DeviceSample]] = {}
+    for sample in state.devices:
+        found.setdefault(sample.source, []).append(sample)
+    nodes = [(one, gpus(found.get(one.name, ()), state.time)) for one in state.sources]
     return sorted(
-        all_nodes,
+        nodes,
         key=lambda node: (
-            node.health.up,
-            node.health.duration_s < LATE_S,
-            node.health.name not in named,
-            not any(gpu.tone in ("down", "hot") for gpu in gpus(node, state.time)),
-            node.health.name,
+            node[0].up,
+            node[0].duration_s < LATE_S,
+            node[0].name not in named,
+            not any(gpu.tone in ("down", "hot") for gpu in node[1]),
+            node[0].name,
         ),
     )
 
@@ -58,14 +48,15 @@ def troubled(state: State) -> set[str]:
     return {one.node for one in state.anomalies if one.end_time is None and one.node}
 
 
-def gpus(node: NodeState, now: float) -> list[Gpu]:
-    return [_gpu(number, one, now) for number, one in enumerate(node.gpus[:MAX_GPUS])]
+def gpus(samples: Sequence[DeviceSample], now: float) -> list[Gpu]:
+    return [_gpu(sample, now) for sample in samples]
 
 
-def _gpu(number: int, reading: DeviceReading, now: float) -> Gpu:
-    name, values = f"{number}: {text(reading.device, 48)}", reading.metrics
-    if not reading.up:
-        return Gpu("down", f"{name} cannot be read: {text(reading.reason)}")
+def _gpu(sample: DeviceSample, now: float) -> Gpu:
+    device, values = sample.device, sample.values
+    name = f"{device.index}: {text(device.uuid, 48)}"
+    if not sample.up:
+        return Gpu("down", f"{name} cannot be read: {text(sample.reason)}")
     use, heat = devices.utilization(values), devices.temperature(values)
     limited, xids = devices.throttling(values), devices.xids(values, now)
     facts = ", ".join([use.shown, heat.shown, devices.power(values).shown, *xids])
@@ -78,11 +69,7 @@ def _gpu(number: int, reading: DeviceReading, now: float) -> Gpu:
 
 def ranks(state: State) -> Mapping[str, int]:
     """That run, by node."""
-    counts: dict[str, int] = {}
-    for rank in state.ranks:
-        if rank.status in ("running", "stopped"):
-            counts[rank.host] = counts.get(rank.host, 0) + 1
-    return counts
+    return Counter(rank.host for rank in state.ranks if rank.status in ("running", "stopped"))
 
 
 def how(health: SourceHealth) -> str:
