@@ -2,7 +2,7 @@
 
 - config: the section `fleet`
 - targets: which agents there are, by list, files and DNS
-- following: one agent's stream, read as fast as it may be
+- following: one agent's stream, read as fast as it may be; followed: those of all targets
 - node: what an agent has said, validated
 - joining: which runs of several nodes are one
 - merging: records of several nodes in one order of time

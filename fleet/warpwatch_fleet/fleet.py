@@ -33,10 +33,10 @@ from warpwatch_fleet.captures.schedules import Schedules
 from warpwatch_fleet.captures.storing import open_store, uploads
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.config import FleetFile
-from warpwatch_fleet.following import AgentError, Agents, again_and_again
+from warpwatch_fleet.followed import Followed
+from warpwatch_fleet.following import AgentError, Agents
 from warpwatch_fleet.kubernetes.tasks import Kubernetes
 from warpwatch_fleet.memory import Memory
-from warpwatch_fleet.node import Node
 from warpwatch_fleet.page.endpoint import FleetPage
 from warpwatch_fleet.runs import RunPart, Runs
 from warpwatch_fleet.series import Series
@@ -72,9 +72,9 @@ class Fleet:
         self._lock = threading.Lock()
         self._hostname = socket.gethostname()
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
-        self._follows: dict[str, asyncio.Task[None]] = {}
         self._memory = Memory(own.state_dir)
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
+        self._followed = Followed(self._targets, self._agents, self._cluster, self._lock)
         self._schedules = own.schedules
         self._hub = Hub(JUDGE_INTERVAL_S, hostname=self._hostname)
         self.metrics = self._hub.metrics
@@ -141,7 +141,7 @@ class Fleet:
         loops = [
             asyncio.create_task(_every(interval_s, work))
             for interval_s, work in (
-                (TARGETS_INTERVAL_S, self._look_for_targets),
+                (TARGETS_INTERVAL_S, self._followed.look),
                 (JUDGE_INTERVAL_S, self._judge),
                 (LEASE_LOOK_S, self._renew_leases),
                 (SCHEDULE_INTERVAL_S, schedules.advance),
@@ -151,49 +151,11 @@ class Fleet:
         ]
         loops.append(asyncio.create_task(self._kubernetes.run()))
         await self._ended.wait()
-        tasks = [*loops, *self._follows.values()]
+        tasks = [*loops, *self._followed.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._agents.close()
-
-    # --- following ---
-
-    async def _look_for_targets(self) -> None:
-        found = await asyncio.to_thread(self._targets.read)
-        with self._lock:
-            before = dict(self._cluster.nodes)
-            self._cluster.set_targets(found)
-            nodes = dict(self._cluster.nodes)
-        for address, node in before.items():
-            if nodes.get(address) is not node:
-                self._follows.pop(address).cancel()
-        for address, node in nodes.items():
-            if address not in self._follows:
-                self._follows[address] = asyncio.create_task(self._follow(address, node))
-
-    async def _follow(self, address: str, node: Node) -> None:
-        def take(lines: list[bytes]) -> None:
-            now = time.time()
-            with self._lock:
-                self._cluster.take(address, lines, now)
-                if self._cluster.is_second(node):
-                    raise AgentError(f"another agent says that it is on {node.name}")
-                if not node.up:
-                    logger.info("%s: following %s", address, node.name)
-                node.up, node.reason = True, ""
-
-        def failed(reason: str) -> None:
-            with self._lock:
-                if node.reason != reason:
-                    logger.warning("%s: %s", address, reason)
-                node.up, node.reason = False, reason
-
-        async def follow() -> None:
-            node.begin()
-            await self._agents.follow(node.target, lambda: node.cursor, take)
-
-        await again_and_again(follow, failed, lambda: failed("the agent has ended the stream"))
 
     # --- judging ---
 

@@ -1,24 +1,15 @@
-"""The telemetry log: records as JSON objects, one a line, and back.
-
-Device metrics are keyed by name without the prefix ``device_``, own labels in braces:
-``power_watts``, ``clock_hertz{domain=sm}``, ``process_gpu_memory_bytes{pid=17,process=python}``. A
-backslash escapes a comma, brace or backslash in a label's value. A metric that the catalogue does
-not know keeps its name and labels as written, so an older reader understands a newer log.
-"""
+"""The telemetry log: records as JSON objects, one a line, and back."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import NODEFAULT
 
-from warpwatch_telemetry.catalogue import CATALOGUE
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import (
@@ -32,6 +23,7 @@ from warpwatch_telemetry.records import (
     Record,
     Step,
 )
+from warpwatch_telemetry.series_text import series_key, series_text
 from warpwatch_telemetry.state import PARALLELISM
 
 # More than any job has ranks.
@@ -51,12 +43,9 @@ _SILENT = {
     "samples": 0, "tokens": 0, "reason": "", "phases_s": {}, "up": True, "profiled": False,
     "owner": "", "run": "", "master": "", "pod": "", "pod_uid": "", "parallel": {},
 }  # fmt: skip
-_DEVICE = "device_"
 # An event's own fields. What its detail calls by the same name is written with a prefix.
 _EVENT_FIELDS = ("type", "time", "job", "rank", "event", "owner", "run")
 _EVENT = "event_"
-_SERIES = re.compile(r"(?P<name>\w+)(?:\{(?P<labels>.*)\})?", re.DOTALL)
-_LABEL = re.compile(r"(?P<label>\w+)=(?P<value>(?:\\.|[^\\,}])*)(?:,|$)", re.DOTALL)
 
 
 def encode(record: Record) -> dict[str, Any]:
@@ -86,45 +75,6 @@ def encode_line(record: Record) -> bytes | None:
 def decode(encoded: Mapping[str, Any]) -> Record:
     """The record of one JSON object on its own. Raises ValueError as ``Decoder.decode``."""
     return Decoder().decode(encoded)
-
-
-def series_text(key: SeriesKey) -> str:
-    """The key of a device metric in the log."""
-    name, values = key
-    row = CATALOGUE.get(name)
-    labels = row.labels if row else tuple(f"label{i}" for i in range(len(values)))
-    text = name.removeprefix(_DEVICE)
-    if not values:
-        return text
-    pairs = zip(labels, values, strict=False)
-    own = ",".join(f"{label}=" + re.sub(r"([\\,}])", r"\\\1", value) for label, value in pairs)
-    return f"{text}{{{own}}}"
-
-
-# A log repeats the same few hundred; process ids come and go.
-@functools.lru_cache(maxsize=4096)
-def series_key(text: str) -> SeriesKey:
-    """The inverse of series_text. Raises ValueError when the text is no series."""
-    match = _SERIES.fullmatch(text)
-    if match is None:
-        raise ValueError(f"metrics: {text!r} is no metric")
-    name = match["name"] if match["name"] in CATALOGUE else _DEVICE + match["name"]
-    given = _labels(text, match["labels"] or "")
-    row = CATALOGUE.get(name)
-    labels = row.labels if row else tuple(given)
-    return name, tuple(given.get(label, "") for label in labels)
-
-
-def _labels(text: str, inside: str) -> dict[str, str]:
-    labels: dict[str, str] = {}
-    position = 0
-    while position < len(inside):
-        match = _LABEL.match(inside, position)
-        if match is None:
-            raise ValueError(f"metrics: {text!r} has bad labels")
-        labels[match["label"]] = re.sub(r"\\(.)", r"\1", match["value"], flags=re.DOTALL)
-        position = match.end()
-    return labels
 
 
 class _DeviceLine(msgspec.Struct, tag_field="type", tag="device"):

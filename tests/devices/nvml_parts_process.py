@@ -22,8 +22,8 @@ from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.gpm import TAKE_BACK_AFTER_S, GpmWorker
 from warpwatch_devices.nvml.library import initialise
 from warpwatch_devices.xid_ledger import XidLedger
-from warpwatch_telemetry.log import series_text
 from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.series_text import series_text
 
 STUCK_AFTER_S = 0.5
 

@@ -27,8 +27,8 @@ from warpwatch_devices.nvml.source import NvmlSource
 from warpwatch_devices.source import Surroundings
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_telemetry.attribution import Attribution
-from warpwatch_telemetry.log import series_text
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
+from warpwatch_telemetry.series_text import series_text
 
 
 def as_object(sample: DeviceSample) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from tests.fleet.nodes import NOW, TestCluster, TestNode, run
 from tests.fleet.shown import MemoryFleet, fleet, fleet_state, node, url, with_nodes
 from warpwatch_fleet.page import nodes
 from warpwatch_fleet.page.heatmap import MAX_CELLS, heat_map, listed
+from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import SourceHealth
 
@@ -82,7 +83,9 @@ def test_of_a_device_what_the_page_shows_is_kept() -> None:
     agent = TestNode("gpu-1")
     cluster = TestCluster(agent)
     cluster.hear()
-    many = {("device_fan_ratio", (str(number),)): 1.0 for number in range(500)}
+    many: dict[SeriesKey, float] = {
+        ("device_fan_ratio", (str(number),)): 1.0 for number in range(500)
+    }
     agent.say(*(DeviceReading(NOW, one.device.uuid, {**one.values, **many}) for one in node(1)[1]))
     cluster.hear()
     kept = cluster.cluster.nodes[agent.address].samples

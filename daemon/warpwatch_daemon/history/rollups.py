@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Iterator, Mapping
 
 from warpwatch_telemetry.anomalies import ContextSeries
-from warpwatch_telemetry.log import series_text
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.records import Step
+from warpwatch_telemetry.series_text import series_text
 
 INTERVAL_S = 10.0
 # Ten minutes before an anomaly, five after, and some for what comes late.

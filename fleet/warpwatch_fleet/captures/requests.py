@@ -17,22 +17,19 @@ import msgspec
 from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
-from warpwatch_daemon.captures.session import MAX_NAMED
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.captures.triggers.recipes import automatic
 from warpwatch_daemon.config.triggers import RecipeConfig
-from warpwatch_fleet.captures.choosing import choose
+from warpwatch_fleet.captures.choosing import find_job, parts_of
 from warpwatch_fleet.captures.merging import Merging, shown
 from warpwatch_fleet.captures.over_nodes import OverNodes
 from warpwatch_fleet.captures.part import Part, joined
 from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.following import AgentError, Agents
-from warpwatch_fleet.jobs import FleetJob
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import (
     CAPTURED,
     NO_RECIPE,
-    STEP_KINDS,
     Capture,
     CaptureRequest,
     Decision,
@@ -97,8 +94,8 @@ class Captures:
     async def request(self, request: CaptureRequest) -> Capture:
         """Begin a capture. Raises Refused."""
         with self._lock:
-            job = self._find(request)
-            parts = self._parts(job, request)
+            job = find_job(self._cluster, request)
+            parts = parts_of(self._cluster, job, request)
         if len(parts) == 1:
             return await self._pass_on(parts[0], request)
         now = time.time()
@@ -116,58 +113,6 @@ class Captures:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _find(self, request: CaptureRequest) -> FleetJob:
-        """The one job that is meant, of those that run. Raises Refused."""
-        live = [job for job in self._cluster.jobs.values() if job.live_nodes()]
-        meant = [job for job in live if _is_meant(job, request)]
-        if len(meant) > 1:
-            owners = ", ".join(sorted(job.id.owner for job in meant))
-            raise Refused(
-                "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
-            )
-        if not meant:
-            names = {job.id.name for job in live if request.owner in ("", job.id.owner)}
-            known = ", ".join(sorted(names)[:MAX_NAMED]) or "none"
-            raise Refused(
-                "refused_no_rank",
-                f"no running rank of job {request.job!r} is known; running jobs: {known}",
-            )
-        return meant[0]
-
-    def _parts(self, job: FleetJob, request: CaptureRequest) -> list[Part]:
-        """The nodes of the ranks that are asked for, or of those that the fleet chooses."""
-        live = {rank: member.node for rank, member in job.members.items() if member.is_live}
-        ranks = request.ranks or self._chosen(job, request, live)
-        unknown = sorted(set(ranks) - live.keys())
-        if unknown:
-            names, known = ", ".join(map(str, unknown)), ", ".join(map(str, sorted(live)))
-            raise Refused(
-                "refused_no_rank", f"{request.job} has no running rank {names}, only {known}"
-            )
-        return [
-            self._part(job, address, tuple(rank for rank in ranks if live[rank] == address))
-            for address in sorted({live[rank] for rank in ranks})
-        ]
-
-    def _part(self, job: FleetJob, address: str, ranks: tuple[int, ...]) -> Part:
-        node = self._cluster.nodes.get(address)
-        if node is None:
-            raise Refused("refused_no_rank", f"{address} is no longer a target of the fleet")
-        lost = "" if node.up else f"cannot be followed: {node.reason}"
-        return Part(node.name, node.target, job.nodes[address], ranks, lost)
-
-    def _chosen(
-        self, job: FleetJob, request: CaptureRequest, live: Mapping[int, str]
-    ) -> tuple[int, ...]:
-        """Stacks cost next to nothing: they are taken of all."""
-        if request.kind not in STEP_KINDS:
-            return tuple(sorted(live))
-        active = [one for one in self._cluster.anomalies() if one.end_time is None]
-        return choose(
-            live,
-            [one.rank for one in active if one.rank is not None and one.job_id in job.names()],
-        )
 
     async def _pass_on(self, part: Part, request: CaptureRequest) -> Capture:
         """Ranks of one node are its agent's to capture."""
@@ -325,8 +270,3 @@ class Captures:
 
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(self._decisions.values())
-
-
-def _is_meant(job: FleetJob, request: CaptureRequest) -> bool:
-    """What the request leaves open may be anything."""
-    return all(said in ("", known) for said, known in zip(request.job_id, job.id, strict=True))

@@ -15,8 +15,8 @@ from warpwatch_daemon.cli.capture import outcome_of
 from warpwatch_daemon.cli.top.reading import Document, RankKey, Reading, rank_key
 from warpwatch_daemon.http.page import devices as gpu
 from warpwatch_daemon.quantities import NO_VALUE, ago, gibibytes, plural, rate, seconds, text
-from warpwatch_telemetry.log import series_key
 from warpwatch_telemetry.metric import DEVICE_PRECEDENCE
+from warpwatch_telemetry.series_text import series_key
 
 WIDE = 120
 MAX_ROWS = 500

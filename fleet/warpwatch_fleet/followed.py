@@ -1,0 +1,69 @@
+"""The agents that are followed: one for each target, as targets come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Collection
+
+from warpwatch_fleet.cluster import Cluster
+from warpwatch_fleet.following import AgentError, Agents, again_and_again
+from warpwatch_fleet.node import Node
+from warpwatch_fleet.targets import Targets
+
+logger = logging.getLogger(__name__)
+
+
+class Followed:
+    """``look`` now and then, in the loop that follows. ``lock`` guards the cluster."""
+
+    def __init__(
+        self, targets: Targets, agents: Agents, cluster: Cluster, lock: threading.Lock
+    ) -> None:
+        self._targets = targets
+        self._agents = agents
+        self._cluster = cluster
+        self._lock = lock
+        self._follows: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def tasks(self) -> Collection[asyncio.Task[None]]:
+        return self._follows.values()
+
+    async def look(self) -> None:
+        found = await asyncio.to_thread(self._targets.read)
+        with self._lock:
+            before = dict(self._cluster.nodes)
+            self._cluster.set_targets(found)
+            nodes = dict(self._cluster.nodes)
+        for address, node in before.items():
+            if nodes.get(address) is not node:
+                self._follows.pop(address).cancel()
+        for address, node in nodes.items():
+            if address not in self._follows:
+                self._follows[address] = asyncio.create_task(self._follow(address, node))
+
+    async def _follow(self, address: str, node: Node) -> None:
+        def take(lines: list[bytes]) -> None:
+            now = time.time()
+            with self._lock:
+                self._cluster.take(address, lines, now)
+                if self._cluster.is_second(node):
+                    raise AgentError(f"another agent says that it is on {node.name}")
+                if not node.up:
+                    logger.info("%s: following %s", address, node.name)
+                node.up, node.reason = True, ""
+
+        def failed(reason: str) -> None:
+            with self._lock:
+                if node.reason != reason:
+                    logger.warning("%s: %s", address, reason)
+                node.up, node.reason = False, reason
+
+        async def follow() -> None:
+            node.begin()
+            await self._agents.follow(node.target, lambda: node.cursor, take)
+
+        await again_and_again(follow, failed, lambda: failed("the agent has ended the stream"))
