@@ -28,12 +28,7 @@ def page() -> Page:
         uid=links.AGENT,
         title="Warpwatch / Warpwatch itself",
         description="The agents: up or not, what they read, lose and refuse, and what they cost.",
-        variables=[
-            variables.datasource(),
-            variables.cluster(),
-            variables.node(),
-            variables.instance(),
-        ],
+        variables=variables.of_agents(),
         annotations=marks.of_agents(),
         rows=[_AGENTS_ROW, _READING_ROW, _LOSSES_ROW, CAPTURES_ROW, _COST_ROW],
     )
@@ -46,28 +41,24 @@ _AGENTS_ROW = Row(
         number(
             "Agents up",
             "Agents that answer Prometheus.",
-            "none",
             Query(f"sum({SCRAPED})"),
         ),
         number(
             "Agents down",
             "Agents that Prometheus knows and that do not answer. Anything above 0: look at the "
             "pod, or at the unit's log.",
-            "none",
             Query(f"sum({SCRAPED} == bool 0)"),
             limits=at_most(1, 1),
         ),
         number(
             "Sources that fail",
             "Sources that an agent is set to read and cannot. The table below names them.",
-            "none",
             Query(f"sum({series('source_up')} == bool 0)"),
             limits=at_most(1),
         ),
         bars(
             "Versions",
             "Agents by version. Two are a rollout under way, or one that stopped.",
-            "none",
             Query(f"count by (version) ({series('build_info')})", "{{version}}"),
             width=6,
             height=4,
@@ -76,8 +67,8 @@ _AGENTS_ROW = Row(
             "Since the start",
             "How long each agent has run, the ten youngest. A saw is an agent that is killed "
             "again and again: see its memory.",
-            "s",
             Query(f"bottomk(10, time() - {_STARTED})", NODE_LEGEND),
+            unit="s",
             width=6,
             height=4,
         ),
@@ -114,56 +105,56 @@ _READING_ROW = Row(
             "Reading a source",
             "Time of the newest reading, the slowest agent. Near the interval of the source (1 "
             "s) readings are missed.",
-            "s",
             Query(_BY_SOURCE, "{{source}}"),
+            unit="s",
         ),
         graph(
             "Rounds of loops",
             "Time of the newest round, the slowest agent. Loops that serve one connection at a "
             "time (kineto) count the wait for it.",
-            "s",
             Query(_BY_LOOP, "{{loop}}"),
+            unit="s",
         ),
         graph(
             "Time in the driver",
             "Share of time that readers spend in NVML, over all agents: what the driver costs. "
             "Only where there are GPUs to read through NVML.",
-            "percentunit",
             Query(total("reader", _CALLS), "{{reader}}"),
+            unit="percentunit",
         ),
         graph(
             "Age of attribution",
             "Time since it was read whose work runs where, the oldest agent. Minutes: pods and "
             "Slurm jobs on the GPUs may be out of date.",
-            "s",
             Query(_ATTRIBUTED, "{{origin}}"),
+            unit="s",
         ),
         graph(
             "Source errors",
             "Readings a second that failed. Some at a restart of the driver are normal.",
-            "cps",
             Query(total("source", rate(series("source_errors_total"))), "{{source}}"),
+            unit="cps",
         ),
         graph(
             "Loop failures",
             "Rounds a second that failed. A fault of the agent: its log has the exception.",
-            "cps",
             Query(total("loop", rate(series("loop_failures_total"))), "{{loop}}"),
+            unit="cps",
         ),
         graph(
             "Age of readings",
             "Time since a device was last read, the oldest of each node, the ten oldest. Above a "
             "few seconds: the driver is slow, or does not return.",
-            "s",
             Query(f"topk(10, {_AGE})", NODE_LEGEND),
+            unit="s",
             limits=at_most(5),
         ),
         graph(
             "Calls of the driver",
             "Calls of NVML a second by reader, over all agents. Only where there are GPUs to read "
             "through NVML.",
-            "cps",
             Query(total("reader", rate(series("nvml_calls_total"))), "{{reader}}"),
+            unit="cps",
         ),
     ],
     width=6,
@@ -202,7 +193,6 @@ _LOSSES_ROW = Row(
             "Errors and refusals",
             "What agents could not do or did not take, by what: input from training processes "
             f"that was refused, detectors that failed, records lost. {EMPTY_WHEN_HEALTHY}",
-            "none",
             *_LOST,
             width=12,
         ),
@@ -210,7 +200,6 @@ _LOSSES_ROW = Row(
             "Ranks without series",
             "Ranks beyond the 1,000 whose series an agent exports, the ten agents with the most. "
             "Above 0 the dashboards do not show all ranks.",
-            "none",
             Query(f"topk(10, {series('ranks_unexported')})", NODE_LEGEND),
         ),
         table(
@@ -231,35 +220,33 @@ _COST_ROW = Row(
             "Memory",
             "Resident memory of the ten largest agents. It depends on GPUs and ranks and does "
             "not grow with time: a steady climb is a leak.",
-            "bytes",
             Query(f"topk(10, {series('agent_resident_memory_bytes')})", NODE_LEGEND),
+            unit="bytes",
             width=6,
         ),
         graph(
             "Processor",
             "Share of one core, the ten busiest agents.",
-            "percentunit",
             Query(f"topk(10, {rate(series('agent_cpu_seconds_total'))})", NODE_LEGEND),
+            unit="percentunit",
             width=6,
         ),
         graph(
             "Open files",
             "File descriptors of the ten agents with the most. A steady climb is a leak.",
-            "none",
             Query(f"topk(10, {series('agent_open_files')})", NODE_LEGEND),
         ),
         graph(
             "Threads",
             "Threads of the ten agents with the most: one a GPU and some more.",
-            "none",
             Query(f"topk(10, {series('agent_threads')})", NODE_LEGEND),
         ),
         graph(
             "HTTP requests",
             "Requests a second by status code. 401 and 403 are wrong tokens, 429 a client that "
             "asks too often.",
-            "reqps",
             Query(total("code", rate(series("http_requests_total"))), "{{code}}"),
+            unit="reqps",
         ),
     ],
     width=4,

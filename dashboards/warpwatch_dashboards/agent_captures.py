@@ -24,42 +24,38 @@ CAPTURES_ROW = Row(
         bars(
             "Outcomes",
             f"What became of the captures of the time shown. {EMPTY_WHEN_HEALTHY}",
-            "none",
             Query(_RECENT, "{{outcome}}"),
         ),
         bars(
             "Problems of traces",
             "What traces lacked when they were verified: no kernels, wrong steps, unreadable. "
             f"{EMPTY_WHEN_HEALTHY}",
-            "none",
             Query(_PROBLEMS, "{{problem}}"),
         ),
         graph(
             "Captures in the store",
             "Captures that agents keep, the ten with the most; retention by age, count and size "
             "removes the oldest.",
-            "none",
             Query(f"topk(10, {total(PLACE, series('store_captures'))})", NODE_LEGEND),
         ),
         graph(
             "Size of the store",
             "Bytes on disk of the ten largest stores, up to store.max_bytes (5 GiB).",
-            "bytes",
             Query(f"topk(10, {total(PLACE, series('store_bytes'))})", NODE_LEGEND),
+            unit="bytes",
         ),
         graph(
             "What captures cost",
             "Seconds of one rank a second that captures cost: the steps that started, recorded and "
             f"exported them, less what these used to take. {EMPTY_WHEN_HEALTHY}",
-            "percentunit",
             Query(total("kind", rate(series("capture_cost_seconds_total"))), "{{kind}}"),
+            unit="percentunit",
             width=12,
         ),
         bars(
             "Alerts received",
             "Alerts that webhooks brought in the time shown, by what became of them: captured, or "
             f"why not. {EMPTY_WHEN_HEALTHY}",
-            "none",
             Query(_ALERTS, "{{outcome}}"),
             width=12,
         ),

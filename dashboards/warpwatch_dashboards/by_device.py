@@ -21,24 +21,24 @@ from warpwatch_dashboards.queries import (
 
 
 def as_it_is(
-    title: str, description: str, unit: str, name: str, label: str = "", **look: Unpack[Look]
+    title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
 ) -> models.Panel:
     """A metric of each device as it is, by one label of its own."""
-    return graph(title, description, unit, by_device(series(name, DEVICE), label), **look)
+    return graph(title, description, by_device(series(name, DEVICE), label), **look)
 
 
 def per_second(
-    title: str, description: str, unit: str, name: str, label: str = "", **look: Unpack[Look]
+    title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
 ) -> models.Panel:
     """A counter of each device per second, by one label of its own."""
-    return graph(title, description, unit, by_device(rate(series(name, DEVICE)), label), **look)
+    return graph(title, description, by_device(rate(series(name, DEVICE)), label), **look)
 
 
 def share(
     title: str, description: str, name: str, label: str = "", **look: Unpack[Look]
 ) -> models.Panel:
-    whole: Look = {"maximum": 1}
-    return as_it_is(title, description, "percentunit", name, label, **(whole | look))
+    whole: Look = {"unit": "percentunit", "maximum": 1}
+    return as_it_is(title, description, name, label, **(whole | look))
 
 
 def events(
@@ -48,7 +48,7 @@ def events(
     by = f"{DEVICE_KEY}, {label}" if label else DEVICE_KEY
     expression = total(by, grown(series(name, DEVICE), WINDOW))
     described = f"{description} {EMPTY_WHEN_HEALTHY}"
-    return graph(title, described, "none", by_device(expression, label), width=width)
+    return graph(title, described, by_device(expression, label), width=width)
 
 
 def by_device(expression: str, label: str) -> Query:

@@ -35,10 +35,7 @@ def page() -> Page:
         title="Warpwatch / Fleet",
         description="All nodes: their health, what is wrong now, stragglers, waste and energy.",
         variables=[
-            variables.datasource(),
-            variables.cluster(),
-            variables.node(),
-            variables.instance(),
+            *variables.of_agents(),
             variables.namespace(),
             variables.price(),
         ],
@@ -58,14 +55,12 @@ _NOW_ROW = Row(
             "Nodes",
             "Agents that Prometheus reads. A fall is a node that is down or an agent that is: "
             "see Warpwatch itself.",
-            "none",
             Query(f"count({series('build_info')})"),
             width=3,
         ),
         number(
             "GPUs",
             "GPUs that the agents see, those that cannot be read included.",
-            "none",
             Query(f"count({_UP})"),
             width=3,
         ),
@@ -73,7 +68,6 @@ _NOW_ROW = Row(
             "GPUs lost",
             "GPUs that cannot be read now: fallen off the bus, stuck in the driver, in need of a "
             "reset. Anything above 0 needs attention.",
-            "none",
             Query(f"sum({_UP} == bool 0)"),
             limits=at_most(1, 1),
             width=3,
@@ -81,7 +75,6 @@ _NOW_ROW = Row(
         number(
             "Active anomalies",
             "What is wrong now, of all kinds. The table below names each.",
-            "none",
             Query(f"sum({series('anomaly_active')})"),
             limits=at_most(1),
             width=3,
@@ -89,8 +82,8 @@ _NOW_ROW = Row(
         number(
             "GPU busy",
             "Share of time in which a kernel ran, over all GPUs: how much of what is owned works.",
-            "percentunit",
             Query(f"avg({_NODE_BUSY})"),
+            unit="percentunit",
             limits=at_least(0.8),
             width=3,
         ),
@@ -98,14 +91,13 @@ _NOW_ROW = Row(
             "Tensor cores active",
             "Share of cycles in which tensor cores worked, over all GPUs that have the counter. "
             "High GPU busy and little of this: kernels run that do little.",
-            "percentunit",
             Query(f"avg({series('device_tensor_active_ratio')})"),
+            unit="percentunit",
             width=3,
         ),
         number(
             "Training jobs",
             "Jobs that the agents see. 0: no training runs, or the shim is not in the job.",
-            "none",
             Query(f"count(group by ({BY_JOB}) ({series('job_ranks')})) or vector(0)"),
             width=3,
         ),
@@ -113,7 +105,6 @@ _NOW_ROW = Row(
             "Idle though allocated",
             "GPUs that belong to a container and on which no kernel runs. Somebody pays for them. "
             "MIG instances have no counter of busy time and are not among them.",
-            "none",
             Query(f"sum({_IDLE}) or vector(0)"),
             limits=at_most(1),
             width=3,
@@ -147,7 +138,6 @@ _WRONG_ROW = Row(
             "Anomalies by kind",
             "How many were active at a time. One kind on many nodes at once has one cause: "
             f"network, storage, power. {EMPTY_WHEN_HEALTHY}",
-            "none",
             Query(f"{_BY_KIND} > 0", "{{kind}}"),
             stacked=True,
             width=8,
@@ -179,8 +169,8 @@ _WRONG_ROW = Row(
             "The ten latest ranks: their own time of a step, without the wait for others, "
             "checkpoints and evaluation, over the median of their job's ranks on all nodes, less "
             "1. One that stays above 10 % holds its whole job up.",
-            "percentunit",
             Query(f"topk(10, {lateness(AGENT)})", f"{RANK_LEGEND}"),
+            unit="percentunit",
             limits=at_most(0.1, 0.25),
             links=[links.job_of_series()],
         ),
@@ -215,15 +205,15 @@ _NODES_ROW = Row(
             "GPU busy by node",
             "Share of time in which a kernel ran, averaged over a node's GPUs. Below 80 % the GPUs "
             "wait: for data, for the host, for other ranks.",
-            "percentunit",
             Query(_NODE_BUSY, NODE_LEGEND),
+            unit="percentunit",
         ),
         graph(
             "GPU memory by node",
             "Memory in use by what the GPUs have, the ten fullest nodes. Above 90 % the next "
             "large batch fails.",
-            "percentunit",
             Query(f"topk(10, {_USED} / {_WHOLE})", NODE_LEGEND),
+            unit="percentunit",
             maximum=1,
             limits=at_most(0.9),
             links=[links.node_of_series()],

@@ -52,7 +52,7 @@ def _at_a_glance() -> list[models.Panel]:
         ("Memory full", "Memory in use by what it has.", "percentunit", f"{used} / {whole}"),
     )
     return [
-        graph(title, words, unit, by_device(promql, ""), width=6)
+        graph(title, words, by_device(promql, ""), unit=unit, width=6)
         for title, words, unit, promql in shown
     ]
 
@@ -105,7 +105,6 @@ _OVERVIEW_ROW = Row(
             "MIG",
             "GPUs and MIG instances by profile; a GPU without a profile is a whole one. It "
             "changes when a GPU is partitioned again.",
-            "none",
             Query(f"count by (profile) ({series('device_up', DEVICE)})", "GPU {{profile}}"),
             stacked=True,
         ),

@@ -15,8 +15,8 @@ _USE_ROW = Row(
             "GPU busy",
             "Share of time in which at least one kernel ran, from a counter that misses nothing "
             "between scrapes. Below 80 % the GPU waits. Not known of MIG instances.",
-            "percentunit",
             by_device(_BUSY, ""),
+            unit="percentunit",
             maximum=1,
             limits=at_least(0.8),
         ),
@@ -75,8 +75,8 @@ _MEMORY_ROW = Row(
         graph(
             "Memory in use",
             "Memory in use by what the device has. Aim below 90 %.",
-            "percentunit",
             by_device(f"{_USED} / {_WHOLE}", ""),
+            unit="percentunit",
             maximum=1,
             limits=at_most(0.9),
             width=8,
@@ -84,8 +84,8 @@ _MEMORY_ROW = Row(
         as_it_is(
             "Memory used",
             "Bytes in use, without what the driver reserves.",
-            "bytes",
             "device_memory_used_bytes",
+            unit="bytes",
             width=8,
         ),
         share(
@@ -106,35 +106,35 @@ _POWER_ROW = Row(
         per_second(
             "Power",
             "What each device draws, from its energy counter: a watt is a joule a second.",
-            "watt",
             "device_energy_joules_total",
+            unit="watt",
         ),
         graph(
             "Power by its limit",
             "Draw as a share of the limit in force. At 100 % the device lowers its clocks: "
             "normal under full load, unless the limit is below the default.",
-            "percentunit",
             by_device(f"{_POWER} / {_LIMIT}", ""),
+            unit="percentunit",
         ),
         as_it_is(
             "Power limit",
             "The limit in force. One GPU below its peers is a straggler in waiting.",
-            "watt",
             "device_power_limit_watts",
+            unit="watt",
         ),
         as_it_is(
             "Temperature",
             "Of the GPU and its memory. Compare with peers: one that is 10 °C warmer has a "
             "cooling fault.",
-            "celsius",
             "device_temperature_celsius",
             "sensor",
+            unit="celsius",
         ),
         as_it_is(
             "Margin to slowdown",
             "How much warmer the device may get before it slows down. 0: it does.",
-            "celsius",
             "device_temperature_margin_celsius",
+            unit="celsius",
             limits=[(None, "red"), (2, "orange"), (5, "green")],
         ),
         share(
@@ -155,36 +155,34 @@ _CLOCKS_ROW = Row(
         as_it_is(
             "Clocks",
             "Clock of each domain. Under load the SM clock of equal GPUs is equal.",
-            "hertz",
             "device_clock_hertz",
             "domain",
+            unit="hertz",
         ),
         graph(
             "SM clock by its highest",
             "Low while idle is normal; low while busy is throttling: see the reasons.",
-            "percentunit",
             by_device(f"{_CLOCK} / {_HIGHEST}", ""),
+            unit="percentunit",
             maximum=1,
         ),
         per_second(
             "Throttled by reason",
             "Share of time for which a reason held clocks down. sw_power_cap under full load is "
             "normal; thermal and power brake are faults of cooling and power.",
-            "percentunit",
             "device_throttle_seconds_total",
             "reason",
+            unit="percentunit",
         ),
         graph(
             "Throttled now",
             "How many devices each reason holds down at this moment; idle is no fault.",
-            "none",
             Query(total("reason", series("device_throttle_active", DEVICE)), "{{reason}}"),
             width=12,
         ),
         as_it_is(
             "Performance state",
             "P-state: 0 is the fastest, 15 the slowest. Busy and not 0: look at the clocks.",
-            "none",
             "device_performance_state",
             width=12,
         ),

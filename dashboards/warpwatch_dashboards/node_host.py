@@ -34,8 +34,8 @@ _PROCESSES_ROW = Row(
             "GPU use by pod",
             "Share of SM time by the pod, or Slurm job, of its processes: who uses a GPU that "
             "several share, by time-slicing or MPS. The daemon must see the host's processes.",
-            "percentunit",
             Query(_BY_POD, f"{GPU_LEGEND} {{{{namespace}}}} {{{{pod}}}} {{{{slurm_job}}}}"),
+            unit="percentunit",
             stacked=True,
             width=24,
         ),
@@ -43,29 +43,28 @@ _PROCESSES_ROW = Row(
             "GPU memory by process",
             "Device memory of each process. One that belongs to no job is left over from a "
             "job that has ended.",
-            "bytes",
             Query(series("process_gpu_memory_bytes", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
+            unit="bytes",
             stacked=True,
         ),
         graph(
             "GPU use by process",
             "Share of SM time that each process used.",
-            "percentunit",
             Query(series("process_gpu_utilization_ratio", DEVICE), f"{GPU_LEGEND} {_PROCESS}"),
+            unit="percentunit",
         ),
         graph(
             "Processor by process",
             "Cores in use: by the process (self), and by those it started, such as data loader "
             "workers (children). Self at 1 is a Python program that is bound to its host.",
-            "none",
             Query(_CPU, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
         ),
         graph(
             "Host memory by process",
             "Resident host memory of each process on a GPU and of those it started. A steady "
             "climb ends in the kernel's out-of-memory killer.",
-            "bytes",
             Query(_MEMORY, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
+            unit="bytes",
         ),
     ],
     width=6,
@@ -83,50 +82,49 @@ _HOST_ROW = Row(
         graph(
             "Processor",
             "Cores in use by the cores there are. Near 100 % data loaders and launches wait.",
-            "percentunit",
             Query(f"{_BUSY} / {_CORES}", NODE_LEGEND),
+            unit="percentunit",
             maximum=1,
             limits=at_most(0.9),
         ),
         graph(
             "Load by core",
             "Processes that run or wait, over five minutes, a core. Above 1 some wait.",
-            "none",
             Query(f"{_LOAD} / {_CORES}", NODE_LEGEND),
             limits=at_most(1),
         ),
         graph(
             "Memory",
             "Host memory in use by processes and the kernel, without what only caches files.",
-            "percentunit",
             Query(f"{_USED} / {_WHOLE}", NODE_LEGEND),
+            unit="percentunit",
             maximum=1,
             limits=at_most(0.9),
         ),
         graph(
             "Swapping",
             "Bytes a second to and from swap. A training that swaps stands still.",
-            "binBps",
             Query(rate(series("host_swap_in_bytes_total")), f"{NODE_LEGEND}|in"),
             Query(rate(series("host_swap_out_bytes_total")), f"{NODE_LEGEND}|out"),
+            unit="binBps",
         ),
         graph(
             "Pressure",
             "Share of time in which some or all (full) tasks waited for processor, memory or "
             "disks. The resource that rises with data wait is the one to add.",
-            "percentunit",
             Query(
                 rate(series("host_pressure_seconds_total")),
                 f"{NODE_LEGEND}|{{{{resource}}}} {{{{kind}}}}",
             ),
+            unit="percentunit",
             width=12,
         ),
         graph(
             "Shared memory",
             "Shared memory in use; data loaders pass batches through it. Full (often 64 MiB in a "
             "container): workers die with a bus error.",
-            "bytes",
             Query(series("host_memory_shared_bytes"), NODE_LEGEND),
+            unit="bytes",
             width=12,
         ),
     ],
@@ -146,45 +144,44 @@ _TRAFFIC_ROW = Row(
         graph(
             "Disk read",
             "Bytes a second by disk. A plateau under data wait is the disk's limit.",
-            "binBps",
             Query(rate(series("host_disk_read_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            unit="binBps",
         ),
         graph(
             "Disk written",
             "Bytes a second by disk: checkpoints, logs, traces.",
-            "binBps",
             Query(rate(series("host_disk_written_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            unit="binBps",
         ),
         graph(
             "Disk busy",
             "Share of time in which a disk was busy. Disks that work on many requests at once "
             "can do more at 100 %.",
-            "percentunit",
             Query(rate(series("host_disk_busy_seconds_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            unit="percentunit",
         ),
         graph(
             "Network received",
             "Bytes a second by interface. RDMA passes the kernel by and is not in it.",
-            "binBps",
             Query(
                 rate(series("host_network_receive_bytes_total")),
                 f"{NODE_LEGEND}|{{{{interface}}}}",
             ),
+            unit="binBps",
         ),
         graph(
             "Network sent",
             "Bytes a second by interface. RDMA passes the kernel by and is not in it.",
-            "binBps",
             Query(
                 rate(series("host_network_transmit_bytes_total")),
                 f"{NODE_LEGEND}|{{{{interface}}}}",
             ),
+            unit="binBps",
         ),
         graph(
             "Network errors and drops",
             "Packets a second that were damaged or dropped, over a node's interfaces. Above 0 "
             "for long: cable, port, or buffers too small.",
-            "pps",
             *(
                 Query(
                     total(PLACE, rate(series(f"host_network_{name}_total"))),
@@ -192,6 +189,7 @@ _TRAFFIC_ROW = Row(
                 )
                 for name, words in _ERRORS
             ),
+            unit="pps",
         ),
     ],
 )
@@ -204,7 +202,6 @@ _NETWORK_ROW = Row(
         graph(
             "Ports up",
             "1: the port is active. 0 with a cable in it: jobs over several nodes fail.",
-            "none",
             Query(series("network_port_up"), _PORT),
             maximum=1,
         ),
@@ -212,12 +209,12 @@ _NETWORK_ROW = Row(
             graph(
                 f"RDMA {words}",
                 "Share of what the port can carry.",
-                "percentunit",
                 Query(
                     f"{rate(series(f'network_port_{way}_bytes_total'))} / "
                     f"{series('network_port_rate_bytes_per_second')}",
                     _PORT,
                 ),
+                unit="percentunit",
                 maximum=1,
             )
             for way, words in (("receive", "received"), ("transmit", "sent"))
@@ -226,16 +223,16 @@ _NETWORK_ROW = Row(
             "RDMA errors",
             "Errors, losses and repetitions a second by counter. What lasts is a cable, a switch "
             "or a peer that died.",
-            "cps",
             Query(rate(series("network_port_errors_total")), f"{_PORT} {{{{type}}}}"),
+            unit="cps",
             width=12,
         ),
         graph(
             "RDMA congestion",
             "Waiting for credits, ECN marks and CNPs a second: congestion control at work, normal "
             "under load. One port far above the others: its path.",
-            "cps",
             Query(rate(series("network_port_congestion_total")), f"{_PORT} {{{{type}}}}"),
+            unit="cps",
             width=12,
         ),
     ],

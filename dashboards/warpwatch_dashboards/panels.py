@@ -1,4 +1,4 @@
-"""The kinds of panel, each a function of title, description, unit and queries.
+"""The kinds of panel, each a function of title, description and queries.
 
 A description says what the panel means and what to look for. Of a panel that shows nothing while
 all is well it ends with EMPTY_WHEN_HEALTHY; every other panel has data on every healthy node whose
@@ -36,8 +36,12 @@ Limits = Sequence[tuple[float | None, str]]
 
 
 class Look(TypedDict, total=False):
-    """Width of 24 columns, else the row's; height in rows of 30 pixels; the rest in the unit."""
+    """Width of 24 columns, else the row's; height in rows of 30 pixels.
 
+    unit: Grafana's id of it, else a plain number; minimum, maximum and limits are in the unit.
+    """
+
+    unit: str
     width: int
     height: int
     minimum: float
@@ -56,12 +60,7 @@ def at_least(good: float) -> Limits:
 
 
 def graph(
-    title: str,
-    description: str,
-    unit: str,
-    *queries: Query,
-    stacked: bool = False,
-    **look: Unpack[Look],
+    title: str, description: str, *queries: Query, stacked: bool = False, **look: Unpack[Look]
 ) -> models.Panel:
     """Series over time, from 0 on unless said otherwise; limits are dashed lines."""
     panel = _lines()
@@ -72,12 +71,10 @@ def graph(
     if look.get("limits"):
         dashed = looks.GraphThresholdsStyleMode.DASHED
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(dashed))
-    return _series(panel.build(), title, description, unit, _ranges(queries), look)
+    return _series(panel.build(), title, description, _ranges(queries), look)
 
 
-def number(
-    title: str, description: str, unit: str, query: Query, **look: Unpack[Look]
-) -> models.Panel:
+def number(title: str, description: str, query: Query, **look: Unpack[Look]) -> models.Panel:
     """The newest value, coloured by its limits, over its history.
 
     What adds up over the time shown has no history.
@@ -87,12 +84,10 @@ def number(
     panel.graph_mode(looks.BigValueGraphMode.NONE if adds_up else looks.BigValueGraphMode.AREA)
     targets = [_instant(query)] if adds_up else _ranges([query])
     size: Look = {"width": 4, "height": 4}
-    return _series(panel.build(), title, description, unit, targets, size | look)
+    return _series(panel.build(), title, description, targets, size | look)
 
 
-def bars(
-    title: str, description: str, unit: str, query: Query, **look: Unpack[Look]
-) -> models.Panel:
+def bars(title: str, description: str, query: Query, **look: Unpack[Look]) -> models.Panel:
     """A bar for each series, by what the whole time shown says."""
     panel = (
         bargauge.Panel()
@@ -100,12 +95,10 @@ def bars(
         .display_mode(looks.BarGaugeDisplayMode.BASIC)
         .reduce_options(_newest())
     )
-    return _series(panel.build(), title, description, unit, [_instant(query)], look)
+    return _series(panel.build(), title, description, [_instant(query)], look)
 
 
-def heat_map(
-    title: str, description: str, unit: str, query: Query, **look: Unpack[Look]
-) -> models.Panel:
+def heat_map(title: str, description: str, query: Query, **look: Unpack[Look]) -> models.Panel:
     """A line of cells for each series, in the order of their labels."""
     colors = (
         HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").reverse(False).steps(64)
@@ -115,17 +108,16 @@ def heat_map(
         .calculate(False)
         .cell_gap(0)
         .color(colors)
-        .cell_values(CellValues().unit(unit))
+        .cell_values(CellValues().unit(look.get("unit", "none")))
         .show_legend()
     )
-    return _series(panel.build(), title, description, unit, _ranges([query]), look)
+    return _series(panel.build(), title, description, _ranges([query]), look)
 
 
 def complete(
     panel: models.Panel,
     title: str,
     description: str,
-    unit: str,
     targets: Sequence[prometheus.Dataquery],
     look: Look,
 ) -> models.Panel:
@@ -137,7 +129,7 @@ def complete(
         panel.targets.append(target.datasource(SOURCE).ref_id(letter).build())
     panel.field_config = panel.field_config or models.FieldConfigSource()
     defaults = panel.field_config.defaults
-    defaults.unit = unit
+    defaults.unit = look.get("unit", "none")
     defaults.min_val, defaults.max_val = look.get("minimum"), look.get("maximum")
     defaults.thresholds = thresholds(look.get("limits") or [(None, GREEN)])
     defaults.links = [
@@ -170,12 +162,11 @@ def _series(
     panel: models.Panel,
     title: str,
     description: str,
-    unit: str,
     targets: Sequence[prometheus.Dataquery],
     look: Look,
 ) -> models.Panel:
     panel.transformations = [SHORT_NODE]
-    return complete(panel, title, description, unit, targets, look)
+    return complete(panel, title, description, targets, look)
 
 
 def _ranges(queries: Sequence[Query]) -> list[prometheus.Dataquery]:

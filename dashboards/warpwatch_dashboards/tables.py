@@ -80,7 +80,7 @@ def table(
     assert isinstance(empty.options, TableOptions)
     # The builder's footer is that of Grafana before 12.
     empty.options.footer = None
-    panel = complete(empty, title, description, "none", targets, look)
+    panel = complete(empty, title, description, targets, look)
     panel.transformations = [
         models.DataTransformerConfig(id_val="merge", options={}),
         models.DataTransformerConfig(id_val="organize", options=_organized(columns, hidden)),

@@ -38,10 +38,7 @@ def page() -> Page:
         title="Warpwatch / Training job",
         description="One job over all its nodes: speed, phases, stragglers, memory, energy.",
         variables=[
-            variables.datasource(),
-            variables.cluster(),
-            variables.node(),
-            variables.instance(),
+            *variables.of_agents(),
             variables.namespace(),
             variables.job(),
         ],
@@ -59,8 +56,8 @@ _TARGETS_ROW = Row(
             "Ranks that run",
             "Share of the job's world size that lives now, over all nodes. Less: a node is not "
             "watched, or ranks died.",
-            "percentunit",
             Query(f"{RUNNING} / max by ({BY_JOB}) ({_SAID})", JOB_LEGEND),
+            unit="percentunit",
             limits=at_least(1),
             width=3,
         ),
@@ -68,8 +65,8 @@ _TARGETS_ROW = Row(
             "Goodput",
             "Share of its ranks' time in finished steps, without waiting for data, checkpoints, "
             "evaluation, hangs and restarts: docs/alerts.md. Needs the recording rules.",
-            "percentunit",
             Query(share_of_time("goodput:ratio_rate10m"), JOB_LEGEND),
+            unit="percentunit",
             limits=at_least(0.8),
             width=3,
         ),
@@ -77,16 +74,16 @@ _TARGETS_ROW = Row(
             "MFU",
             "Model FLOPs utilization: the FLOPs that the model needs by what the GPUs could do, as "
             "the job says (user) or a capture counted (shapes). Of jobs of which it is known.",
-            "percentunit",
             Query(_FLOPS, f"{JOB_LEGEND} {{{{method}}}}"),
+            unit="percentunit",
             width=3,
         ),
         number(
             "GPU busy",
             "Share of time in which a kernel ran on the job's GPUs. Aim above 80 %: below, they "
             "wait for data, for the host or for each other.",
-            "percentunit",
             Query(f"avg by ({BY_JOB}) ({BUSY_OF_RANKS})", JOB_LEGEND),
+            unit="percentunit",
             limits=at_least(GPU_BUSY),
             width=3,
         ),
@@ -94,24 +91,24 @@ _TARGETS_ROW = Row(
             "GPU memory",
             "Memory in use on the fullest of the job's GPUs. Aim below 90 %: above, allocations "
             "are retried and the next large batch fails.",
-            "percentunit",
             Query(f"max by ({BY_JOB}) ({MEMORY_OF_RANKS})", JOB_LEGEND),
+            unit="percentunit",
             limits=at_most(MEMORY),
         ),
         number(
             "Communication",
             "Share of the steps' time that ranks wait for others; communication hidden behind "
             "compute is not in it. Aim below 20 %. High on all but one rank: that one is late.",
-            "percentunit",
             Query(share_of_steps("comm"), JOB_LEGEND),
+            unit="percentunit",
             limits=at_most(COMMUNICATION),
         ),
         number(
             "Data loading",
             "Share of the steps' time that ranks wait for the next batch. Aim below 10 %: more "
             "loader workers, faster storage, less work a sample.",
-            "percentunit",
             Query(share_of_steps("data_wait"), JOB_LEGEND),
+            unit="percentunit",
             limits=at_most(DATA_LOADING),
         ),
     ],
@@ -127,31 +124,31 @@ _ENERGY_ROW = Row(
         graph(
             "GPU power",
             "What the job's GPUs draw. It falls where they wait.",
-            "watt",
             Query(_POWER, JOB_LEGEND),
+            unit="watt",
         ),
         graph(
             "Energy per step",
             "GPU energy of all ranks for one step. The same model in the same setting costs the "
             "same: a rise is waste.",
-            "joule",
             Query(f"{_POWER} / {STEPS_PER_SECOND}", JOB_LEGEND),
+            unit="joule",
         ),
         graph(
             "Energy per token",
             "GPU energy for one token, of jobs that tell tokens: the figure to compare hardware "
             "and settings by.",
-            "joule",
             Query(f"{_POWER} / {_TOKENS}", JOB_LEGEND),
+            unit="joule",
         ),
         number(
             "GPU energy",
             "Energy that the job's GPUs used in the time shown. 3.6 MJ are 1 kWh.",
-            "joule",
             Query(
                 total(BY_JOB, f"increase({series('job_energy_joules_total', JOB)}[$__range])"),
                 JOB_LEGEND,
             ),
+            unit="joule",
             width=6,
             height=8,
         ),
@@ -171,8 +168,8 @@ _REASONS_ROW = Row(
             "Share of the steps that each finding of the newest capture's diagnosis explains. "
             "The report, linked from the marks in the graphs, says what to do about it. "
             f"{EMPTY_WHEN_HEALTHY}",
-            "percentunit",
             Query(_SHARES, f"{JOB_LEGEND} {{{{finding}}}}"),
+            unit="percentunit",
             minimum=0,
             maximum=1,
         ),
@@ -188,7 +185,6 @@ _REASONS_ROW = Row(
             "After captures",
             "Median step after a job's newest capture by the median before it. Above 1.05: "
             f"something of the capture stayed. {EMPTY_WHEN_HEALTHY}",
-            "none",
             Query(f"max by ({BY_JOB}) ({series('capture_residual_ratio', JOB)})", JOB_LEGEND),
             limits=at_most(1.05),
             width=4,
@@ -197,8 +193,8 @@ _REASONS_ROW = Row(
             "Records lost",
             "Records of steps that the agent could not read in time. Totals and averages here "
             "stay right; detectors see fewer steps.",
-            "si:records/s",
             Query(_LOST, JOB_LEGEND),
+            unit="si:records/s",
             width=4,
         ),
     ],

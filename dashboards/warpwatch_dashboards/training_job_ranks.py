@@ -65,16 +65,16 @@ _RANKS_ROW = Row(
             "Mean step time without the wait for others, checkpoints and evaluation. One line "
             "that is warmer than the rest is the straggler: look at its node's clocks, "
             "temperature and PCIe.",
-            "s",
             Query(in_order(own_s()), RANK_LEGEND),
+            unit="s",
             width=12,
         ),
         graph(
             "Stragglers",
             "The ten latest ranks: own time over the median of the job's ranks, from all nodes, "
             "less 1. One that stays above 10 % holds all others up.",
-            "percentunit",
             Query(f"topk(10, {lateness()})", RANK_LEGEND),
+            unit="percentunit",
             limits=at_most(0.1, 0.25),
             links=[links.node_of_series()],
             width=12,
@@ -83,22 +83,21 @@ _RANKS_ROW = Row(
             "Since the last step",
             "Time since each rank finished a step, the ten longest, up to the step time and the "
             "interval of the scrapes while all is well. A line that climbs is a hang.",
-            "s",
             Query(f"topk(10, time() - {_ENDED})", RANK_LEGEND),
+            unit="s",
         ),
         graph(
             "Steps behind",
             "How many steps each rank is behind the first, the ten farthest. Nodes are scraped one "
             "after the other, so some steps mean nothing; a line that climbs stands still.",
-            "none",
             Query(f"topk(10, {_NEWEST} - on ({BY_JOB}) group_right () {_STEP})", RANK_LEGEND),
         ),
         graph(
             "GPU busy by rank",
             "Share of time in which a kernel ran on the rank's GPU, the ten least busy. One low "
             "line: that rank's host or data; all low: the job waits.",
-            "percentunit",
             Query(f"bottomk(10, {BUSY_OF_RANKS})", RANK_LEGEND),
+            unit="percentunit",
             maximum=1,
             limits=at_least(GPU_BUSY),
             links=[links.node_of_series()],
@@ -120,8 +119,8 @@ _MEMORY_ROW = Row(
             "GPU memory by rank",
             "Memory in use on a rank's GPU by what it has, the ten fullest. Aim below 90 %. Ranks "
             "that differ have uneven work.",
-            "percentunit",
             Query(f"topk(10, {MEMORY_OF_RANKS})", RANK_LEGEND),
+            unit="percentunit",
             maximum=1,
             limits=at_most(MEMORY),
         ),
@@ -129,35 +128,33 @@ _MEMORY_ROW = Row(
             "Allocated by rank",
             "What tensors take of the GPU's memory, the ten ranks with the most. It saws with the "
             "steps; a floor that climbs from step to step is a leak.",
-            "bytes",
             Query(f"topk(10, {_ALLOCATED})", RANK_LEGEND),
+            unit="bytes",
         ),
         graph(
             "Reserved by rank",
             "What the allocator holds, the ten ranks with the most. Far above what is allocated: "
             "a cache that others cannot use.",
-            "bytes",
             Query(f"topk(10, {_RESERVED})", RANK_LEGEND),
+            unit="bytes",
         ),
         graph(
             "Fragmentation by rank",
             "Free pieces of blocks that are partly in use, as a share of what is reserved, the "
             "ten highest. A rise ends in allocations that fail though memory is free.",
-            "percentunit",
             Query(f"topk(10, {_SPLIT} / {_RESERVED})", RANK_LEGEND),
+            unit="percentunit",
         ),
         graph(
             "Allocation retries",
             "Allocations that failed first and were tried again after the cache was given back. "
             f"Each costs milliseconds; the next step is out of memory. {EMPTY_WHEN_HEALTHY}",
-            "none",
             Query(_RETRIES, RANK_LEGEND),
             width=12,
         ),
         graph(
             "Out of memory",
             f"Out-of-memory errors of the rank's allocator. {EMPTY_WHEN_HEALTHY}",
-            "none",
             Query(_OUT_OF_MEMORY, RANK_LEGEND),
             width=12,
         ),

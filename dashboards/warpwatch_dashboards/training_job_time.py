@@ -39,37 +39,37 @@ _STEPS_ROW = Row(
             "The mean over the steps of all ranks, and percentiles, which move from bucket to "
             "bucket. A mean that rises by a few per cent and stays is a regression; p99 alone "
             "rises with checkpoints, evaluation and lone slow steps.",
-            "s",
             Query(mean_of_steps(), f"{JOB_LEGEND} mean"),
             Query(quantile_of_steps(0.5), f"{JOB_LEGEND} p50"),
             Query(quantile_of_steps(0.99), f"{JOB_LEGEND} p99"),
+            unit="s",
             width=12,
         ),
         heat_map(
             "Step time by rank",
             "Mean step time of each rank. In synchronous training all ranks change together: who "
             "is the cause is seen in their own time, below.",
-            "s",
             Query(in_order(step_s()), RANK_LEGEND),
+            unit="s",
             width=12,
         ),
         graph(
             "Steps",
             "Steps a second. 0 is a hang, a long checkpoint or an evaluation.",
-            "si:steps/s",
             Query(STEPS_PER_SECOND, JOB_LEGEND),
+            unit="si:steps/s",
         ),
         graph(
             "Samples",
             "Samples a second over all ranks, of jobs that tell them.",
-            "si:samples/s",
             Query(total(BY_JOB, rate(series("samples_total", JOB))), JOB_LEGEND),
+            unit="si:samples/s",
         ),
         graph(
             "Tokens",
             "Tokens a second over all ranks, of jobs that tell them: the rate to compare runs by.",
-            "si:tokens/s",
             Query(total(BY_JOB, rate(series("tokens_total", JOB))), JOB_LEGEND),
+            unit="si:tokens/s",
         ),
         table(
             "Runs",
@@ -109,12 +109,12 @@ _PHASES_ROW = Row(
             "Goodput and what is missing from it: slow steps (beyond those of the job's fastest "
             "quarter), waiting for data, checkpoints, evaluation, ranks that were down (crashes, "
             "restarts), and time without a step (hangs, starts). Needs the recording rules.",
-            "percentunit",
             Query(f"({_GOOD}) - {_SLOW_OR_NONE}", f"{JOB_LEGEND} productive"),
             Query(_SLOW_OR_NONE, f"{JOB_LEGEND} slow steps"),
             Query(_PAUSES, f"{JOB_LEGEND} {{{{phase}}}}"),
             Query(_DOWN, f"{JOB_LEGEND} down"),
             Query(_LOST, f"{JOB_LEGEND} no step"),
+            unit="percentunit",
             stacked=True,
             maximum=1,
             width=24,
@@ -123,9 +123,9 @@ _PHASES_ROW = Row(
             "Phases of a step",
             "Seconds of a mean step by phase, one upon the other; other is what no phase tells. "
             "The phase that grew with the step time is where to look.",
-            "s",
             Query(_PHASES, f"{JOB_LEGEND} {{{{phase}}}}"),
             Query(_OTHER, f"{JOB_LEGEND} other"),
+            unit="s",
             stacked=True,
             width=16,
         ),
@@ -133,8 +133,8 @@ _PHASES_ROW = Row(
             "Garbage collection",
             "Share of time in Python's garbage collector, the ten ranks with the most. Ranks that "
             "collect at different times make all others wait: collect on all at the same step.",
-            "percentunit",
             Query(f"topk(10, {_COLLECTING})", RANK_LEGEND),
+            unit="percentunit",
         ),
     ],
 )

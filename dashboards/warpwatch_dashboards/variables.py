@@ -22,6 +22,11 @@ _ANY = 'namespace!=""'
 _ALL = models.VariableOption(text=["All"], value=["$__all"])
 
 
+def of_agents() -> list[builders.DatasourceVariable | builders.QueryVariable]:
+    """Whose series a page shows: of which agents, of which nodes."""
+    return [datasource(), cluster(), node(), instance()]
+
+
 def datasource() -> builders.DatasourceVariable:
     return builders.DatasourceVariable("datasource").label("Data source").type("prometheus")
 
