@@ -9,6 +9,7 @@ without a peak, no rate of steps; for ``parameters`` a model that is split over 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -64,7 +65,10 @@ def _mean(
 
 def _said(rank: RankState) -> float:
     flops_per_s = rank.flops_per_token * (rank.tokens_per_s or 0.0)
-    return flops_per_s or rank.flops_per_sample * (rank.samples_per_s or 0.0)
+    flops_per_s = flops_per_s or rank.flops_per_sample * (rank.samples_per_s or 0.0)
+    # They read the same batch, and each computes its part of it.
+    sharing = (rank.parallel.get(kind, (0, 1))[1] for kind in ("tensor", "pipeline", "context"))
+    return flops_per_s / math.prod(sharing)
 
 
 def _by_parameters(rank: RankState) -> float:

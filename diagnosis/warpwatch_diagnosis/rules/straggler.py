@@ -65,7 +65,8 @@ class StragglerRule(Rule):
 
     def of_suspect(self, capture: Sequence[Measures], rank: int) -> list[Finding]:
         """Of a rank that was late over many steps before the capture: less is enough in it."""
-        return self._on_cpu(capture, rank)
+        stages = [measures.stage for measures in capture if measures.rank == rank]
+        return self._on_cpu([m for m in capture if [m.stage] == stages], rank)
 
     def usual_shares(
         self, baseline: Sequence[Measures], alignment: Alignment | None

@@ -45,6 +45,9 @@ def test_what_the_job_says_is_of_the_peak_of_its_precision() -> None:
     assert ratios(said) == {"user": pytest.approx(6 * 7e9 * 8_000 / 989.4e12)}
     by_sample = replace(RANK, flops_per_sample=1e12, precision="bfloat16")
     assert ratios(by_sample) == {"user": pytest.approx(8e12 / 989.4e12)}
+    # Four ranks read the same tokens, and each computes a quarter.
+    parts = replace(said, parallel={"data": (0, 8), "tensor": (1, 2), "context": (0, 2)})
+    assert ratios(parts)["user"] == pytest.approx(ratios(said)["user"] / 4)
     # One rank of two, a precision without a peak, a GPU that is not in the table.
     assert ratios(said, replace(RANK, rank=1, name="1")) == {}
     assert ratios(replace(said, precision="bf16")) == {}

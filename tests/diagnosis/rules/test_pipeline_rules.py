@@ -9,13 +9,13 @@ import pytest
 from tests.diagnosis.traces import STEP_US, TraceFile
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+from warpwatch_diagnosis.verdict.corroboration import Asked
 
 
 def stage_trace(stage: int, of: int, waits_us: int, on_gpu: bool, **place: object) -> TraceFile:
     """Steps that compute, and wait ``waits_us`` for what another stage hands over."""
     parallel = {"pipeline": [stage, of]} | place
-    known = {"rank": stage, "world_size": of}
-    trace = TraceFile(distributedInfo=known, warpwatch={"rank": stage, "parallel": parallel})
+    trace = TraceFile(warpwatch={"parallel": parallel})
     for begin in trace.each_step():
         if on_gpu:
             trace.kernel(begin + waits_us, STEP_US - waits_us, begin, "gemm")
@@ -53,6 +53,14 @@ def test_a_stage_that_computes_longer_than_the_mean_is_named_and_no_straggler(
     finding = found.findings[0]
     assert finding.share == pytest.approx((9.5 - (3 * 4 + 9.5) / 4) / 10)
     assert "0: 4.0 ms, 1: 4.0 ms, 2: 9.5 ms, 3: 4.0 ms" in finding.evidence[1]
+
+
+def test_who_was_late_before_the_capture_is_compared_with_its_own_stage(tmp_path: Path) -> None:
+    # Ranks 0 and 1 are the first stage. The second, with the head, computes longer.
+    traces = [stage_trace(n // 2, 2, us, False) for n, us in enumerate([4000, 5000, 500, 500])]
+    paths = [trace.write(tmp_path / f"rank{n}.json") for n, trace in enumerate(traces)]
+    found = diagnose(paths, asked=Asked("straggler", rank=0)).findings
+    assert [f.rank for f in found if f.kind == "straggler"] == [0]
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
