@@ -36,8 +36,8 @@ class ShimBackend:
         return {number: rank.claims.world_size for number, rank in live.items() if rank.ring}
 
     def events_per_step(self, job: JobId) -> int | None:
-        said = (rank.claims.events_per_step for rank in self._ranks.targets(job).values())
-        return max((events for events in said if events), default=None)
+        ranks = self._ranks.targets(job).values()
+        return max((rank.claims.events_per_step for rank in ranks), default=0) or None
 
     def pace(self, job: JobId, numbers: Collection[int]) -> Pace:
         live = self._ranks.targets(job)

@@ -6,8 +6,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from warpwatch.protocol import MAX_PHASES, RECORD_MAX_PAYLOAD, ProtocolError
 from warpwatch_telemetry.log import read_places
@@ -39,37 +41,53 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _PHASE = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,47}")
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+_Number = Annotated[int, Meta(ge=0, le=MAX_WORLD_SIZE)]
+_Flops = Annotated[float, Meta(ge=0, le=MAX_FLOPS)]
+_Phase = Annotated[str, Meta(pattern=rf"\A{_PHASE.pattern}\Z")]
+
+
+class Claims(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"host": "hostname", "framework": "torch"}
+):
     """The metadata of a ring after validation.
 
     run: which start of the job; master: where its ranks meet, host:port. Empty where not said.
     step_clock: one of STEP_CLOCKS, "other", or empty when it is not known.
-    events_per_step: what a recorded step is expected to hold, None when it is not known.
+    events_per_step: what a recorded step is expected to hold, 0 when it is not known.
     parallel: per kind of parallelism the rank's place in it, and how many there are.
     flops_per_token, flops_per_sample, parameters, precision: as in RankState.
     held_stacks: the file in the inbox where stacks appear when nothing else can write them.
     """
 
-    job: str
-    rank: int
-    local_rank: int
-    world_size: int
-    device: str | None
-    host: str
-    pod_uid: str | None
-    framework: str
-    phases: tuple[str, ...]
+    job: str = "unnamed"
+    rank: _Number = 0
+    local_rank: _Number = 0
+    world_size: _Number = 1
+    device: str | None = None
+    host: str = ""
+    pod_uid: str | None = None
+    framework: str = ""
+    phases: Annotated[tuple[_Phase, ...], Meta(max_length=MAX_PHASES)] = ()
     run: str = ""
     master: str = ""
     step_clock: str = ""
-    events_per_step: int | None = None
+    events_per_step: Annotated[int, Meta(ge=0, le=MAX_EVENTS_PER_STEP)] = 0
     held_stacks: str | None = None
-    parallel: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    flops_per_token: float = 0.0
-    flops_per_sample: float = 0.0
-    parameters: int = 0
+    parallel: Mapping[str, tuple[int, int]] = {}
+    flops_per_token: _Flops = 0.0
+    flops_per_sample: _Flops = 0.0
+    parameters: Annotated[int, Meta(ge=0, le=MAX_PARAMETERS)] = 0
     precision: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        """Those of its fields that RankState has under the same name."""
+        return {name: getattr(self, name) for name in _SHOWN}
+
+
+_SHOWN = (
+    *("host", "local_rank", "world_size", "device", "pod_uid", "framework", "step_clock"),
+    *("parallel", "flops_per_token", "flops_per_sample", "parameters", "precision"),
+)
 
 
 def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
@@ -83,31 +101,21 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
         raise ProtocolError("bad_metadata", "the metadata is not JSON") from error
     if not isinstance(raw, dict):
         raise ProtocolError("bad_metadata", "the metadata is no object")
-    world_size = max(1, _integer(raw, "world_size", 1, MAX_WORLD_SIZE))
-    rank = _integer(raw, "rank", 0, MAX_WORLD_SIZE)
-    if rank >= world_size:
-        raise ProtocolError("bad_metadata", f"there is no rank {rank} in a world of {world_size}")
-    return Claims(
-        job=_text(raw, "job") or "unnamed",
-        rank=rank,
-        local_rank=_integer(raw, "local_rank", 0, MAX_WORLD_SIZE),
-        world_size=world_size,
-        device=_text(raw, "device") or None,
-        host=_text(raw, "hostname"),
-        pod_uid=pod_uid or _text(raw, "pod_uid") or None,
-        framework=_text(raw, "torch"),
-        phases=_phases(raw.get("phases", [])),
-        run=_text(raw, "run"),
-        master=_text(raw, "master"),
-        step_clock=_step_clock(raw),
-        events_per_step=_integer(raw, "events_per_step", 0, MAX_EVENTS_PER_STEP) or None,
-        held_stacks=_text(raw, "held_stacks") or None,
-        parallel=_parallel(raw.get("parallel", {})),
-        flops_per_token=_flops(raw, "flops_per_token"),
-        flops_per_sample=_flops(raw, "flops_per_sample"),
-        parameters=_integer(raw, "parameters", 0, MAX_PARAMETERS),
-        precision=_text(raw, "precision"),
-    )
+    cleaned = {key: clean(said) if isinstance(said, str) else said for key, said in raw.items()}
+    # What is empty or zero is not said.
+    known = {key: said for key, said in cleaned.items() if said}
+    try:
+        known["parallel"] = read_places(known.get("parallel", {}), "parallel")
+        clock = known.get("step_clock")
+        if isinstance(clock, str) and clock not in STEP_CLOCKS:
+            known["step_clock"] = "other"
+        claims = msgspec.convert(known | ({"pod_uid": pod_uid} if pod_uid else {}), Claims)
+    except ValueError as error:
+        raise ProtocolError("bad_metadata", str(error)) from error
+    if claims.rank >= claims.world_size:
+        detail = f"there is no rank {claims.rank} in a world of {claims.world_size}"
+        raise ProtocolError("bad_metadata", detail)
+    return claims
 
 
 def parse_event(payload: bytes) -> dict[str, Any]:
@@ -151,47 +159,3 @@ def with_phase(phases: list[str], payload: bytes) -> list[str]:
 def clean(text: str) -> str:
     """One line of at most MAX_TEXT characters."""
     return _CONTROL.sub(" ", text)[:MAX_TEXT].strip()
-
-
-def _text(raw: dict[str, Any], key: str) -> str:
-    value = raw.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise ProtocolError("bad_metadata", f"{key} is no text")
-    return clean(value)
-
-
-def _integer(raw: dict[str, Any], key: str, default: int, limit: int) -> int:
-    value = raw.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= limit:
-        raise ProtocolError("bad_metadata", f"{key} is no number from 0 to {limit}")
-    return value
-
-
-def _flops(raw: dict[str, Any], key: str) -> float:
-    value = raw.get(key, 0.0)
-    if not _is_within(value, MAX_FLOPS):
-        raise ProtocolError("bad_metadata", f"{key} is no number from 0 to {MAX_FLOPS:g}")
-    return float(value)
-
-
-def _step_clock(raw: dict[str, Any]) -> str:
-    said = _text(raw, "step_clock")
-    return said if said in STEP_CLOCKS or not said else "other"
-
-
-def _parallel(raw: Any) -> Mapping[str, tuple[int, int]]:
-    try:
-        return read_places(raw, "parallel")
-    except ValueError as error:
-        raise ProtocolError("bad_metadata", str(error)) from None
-
-
-def _phases(raw: Any) -> tuple[str, ...]:
-    if not isinstance(raw, list) or len(raw) > MAX_PHASES:
-        raise ProtocolError("bad_metadata", f"phases is no list of at most {MAX_PHASES}")
-    for name in raw:
-        if not isinstance(name, str) or not _PHASE.fullmatch(name):
-            raise ProtocolError("bad_metadata", "a phase's name is not a word")
-    return tuple(raw)
