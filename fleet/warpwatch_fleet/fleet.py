@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import replace
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from warpwatch._version import __version__
 from warpwatch_daemon.agent.open_files import allow_enough
 from warpwatch_daemon.agent.outgoing import WaysOut
@@ -238,9 +236,6 @@ class Fleet:
         """What this fleet has found and captured; agents tell of their own."""
         return replace(self.exported(), captures=tuple(self._register.all()))
 
-    def registry(self) -> CollectorRegistry:
-        return self.metrics.registry
-
     def exposition(self) -> Options:
         return Options()
 
@@ -256,9 +251,6 @@ class Fleet:
 
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
         return self._alerts.receive(alerts)
-
-    def count_alerts(self, outcome: str, count: int) -> None:
-        self.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def capture_file(
         self, capture_id: str, name: str, owner: str | None
@@ -285,9 +277,6 @@ class Fleet:
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
         with self._lock:
             return self._cluster.detector_statuses()
-
-    def count_request(self, code: int) -> None:
-        self.metrics.counter("http_requests_total").labels(code).inc()
 
 
 async def _every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:

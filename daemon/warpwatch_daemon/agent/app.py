@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from warpwatch._version import __version__
 from warpwatch_daemon.agent import grafana, remote
 from warpwatch_daemon.agent.capturing import Capturing
@@ -83,7 +81,7 @@ class Daemon:
         self.supervisor = Supervisor()
         node = config.node or environ.get("NODE_NAME") or socket.gethostname()
         self.hub = hub_of(config, node)
-        metrics = self.hub.metrics
+        self.metrics = metrics = self.hub.metrics
         metrics.read("loop_failures_total", self.supervisor.failures)
         metrics.read("loop_duration_seconds", self.supervisor.durations_s)
         self._fatal = ""
@@ -242,9 +240,6 @@ class Daemon:
     def state(self) -> State:
         return self.hub.state()
 
-    def registry(self) -> CollectorRegistry:
-        return self.hub.metrics.registry
-
     def exported(self) -> State:
         return self.hub.state()
 
@@ -292,9 +287,6 @@ class Daemon:
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
         return self.captures.alerts.receive(alerts, own_name)
 
-    def count_alerts(self, outcome: str, count: int) -> None:
-        self.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
-
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:
         return self.captures.coordinator.register.file(capture_id, name, owner)
 
@@ -308,6 +300,3 @@ class Daemon:
         self,
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
         return self.pipeline.detector_statuses()
-
-    def count_request(self, code: int) -> None:
-        self.hub.metrics.counter("http_requests_total").labels(code).inc()

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from prometheus_client import CollectorRegistry
-
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
+from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.record_stream import RecordStream
 from warpwatch_detection.anomalies.register_state import Suppressed
 from warpwatch_detection.detector import DetectorStatus
@@ -22,7 +21,12 @@ from warpwatch_telemetry.state import State
 
 
 class Watcher(Protocol):
-    """Called from the server's thread; every method returns at once, but where it says."""
+    """Called from the server's thread; every method returns at once, but where it says.
+
+    metrics: those of the daemon itself.
+    """
+
+    metrics: AgentMetrics
 
     def state(self) -> State: ...
 
@@ -31,9 +35,6 @@ class Watcher(Protocol):
 
     def exposition(self) -> Options:
         """How ``/metrics`` is written."""
-
-    def registry(self) -> CollectorRegistry:
-        """The metrics of the daemon itself."""
 
     def missing(self) -> tuple[str, ...]:
         """What keeps the daemon from being ready, one line each; empty when it is."""
@@ -69,11 +70,6 @@ class Watcher(Protocol):
 
         May wait for a disk or an agent: not from the thread that serves.
         """
-
-    def count_alerts(self, outcome: str, count: int) -> None:
-        """``outcome``: of telemetry.alerts.ALERT_OUTCOMES."""
-
-    def count_request(self, code: int) -> None: ...
 
 
 @runtime_checkable

@@ -63,8 +63,9 @@ class AlertWebhook:
         # It waits for the capture that is being begun: off the thread that serves.
         work = partial(self._watcher.receive_alerts, alerts, own)
         answers = await anyio.to_thread.run_sync(work, limiter=self._workers)
+        received = self._watcher.metrics.counter("alerts_received_total")
         for outcome, count in Counter(answer.outcome for answer in answers).items():
-            self._watcher.count_alerts(outcome, count)
+            received.labels(outcome).inc(count)
         return json_answer(_document(answers))
 
 

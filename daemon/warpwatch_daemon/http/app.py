@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from functools import cache, partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -48,7 +48,7 @@ def create_app(
     access = Access(config, loopback=loopback)
     admission = Admission(access, limit or PeerLimit(), basic_auth)
     pages = MetricsPages(watcher)
-    guard = Middleware(Guard, admission=admission, count=watcher.count_request)
+    guard = Middleware(Guard, admission=admission, count=partial(_count, watcher))
     webhook = AlertWebhook(watcher, access)
     files, page = CaptureFiles(watcher, access), page or PageEndpoint(watcher)
     if isinstance(watcher, Agent):
@@ -66,8 +66,12 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.pages = pages
     # It takes 20 ms to make, and few ask for it.
-    app.state.document = functools.cache(lambda: openapi(watcher.state().version, table))
+    app.state.document = cache(lambda: openapi(watcher.state().version, table))
     return app
+
+
+def _count(watcher: Watcher, status: int) -> None:
+    watcher.metrics.counter("http_requests_total").labels(status).inc()
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

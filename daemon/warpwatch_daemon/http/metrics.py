@@ -91,7 +91,7 @@ class MetricsPages:
         encode = openmetrics.generate_latest if form.openmetrics else generate_latest
         options = self._watcher.exposition()
         state = render(self._watcher.exported(), options, openmetrics=form.openmetrics)
-        content = state + encode(self._watcher.registry())
+        content = state + encode(self._watcher.metrics.registry)
         page.content = gzip.compress(content, GZIP_LEVEL) if form.gzip else content
         page.rendered_at = now
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from prometheus_client import CollectorRegistry
 
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.http.conftest import MemoryAgent
@@ -30,6 +29,7 @@ class AlertNode(MemoryAgent):
         """From nothing, though a server that knows this object runs on."""
         self.reset(path)
         self.node = CaptureNode(path, stack, ranks=(0, 1, 2, 3), **triggers)
+        self.metrics = self.node.hub.metrics
         self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
         self.requests = self.open_requests()
 
@@ -49,20 +49,15 @@ class AlertNode(MemoryAgent):
     def restart(self) -> None:
         """As a daemon's start does it: what is known comes from the store."""
         self.node.restart()
+        self.metrics = self.node.hub.metrics
         self.node.hub.follow_ranks(self.node.source.devices(self.node.at))
         self.requests = self.open_requests()
 
     def state(self) -> State:
         return self.node.hub.state()
 
-    def registry(self) -> CollectorRegistry:
-        return self.node.hub.metrics.registry
-
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
         return self.requests.receive(alerts, own_name)
-
-    def count_alerts(self, outcome: str, count: int) -> None:
-        self.node.hub.metrics.counter("alerts_received_total").labels(outcome).inc(count)
 
     def captures(self) -> list[Capture]:
         return list(self.state().captures)

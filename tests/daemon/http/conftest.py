@@ -9,7 +9,6 @@ import statistics
 import subprocess
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
@@ -249,14 +247,22 @@ class MemoryAgent:
         self.lacks: tuple[str, ...] = ()
         self.refusal: Refused | None = None
         self.asked: list[CaptureRequest] = []
-        self.codes: Counter[int] = Counter()
-        self.alerts: Counter[str] = Counter()
         self.stored: dict[str, tuple[Anomaly, AnomalyContext | None]] = {}
         self.seen: tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]] = ({}, ())
         self.folder = folder
         self.stream = RecordStream()
         self.leased: list[tuple[JobId, str, float]] = []
         self.runs: list[RunSummary] = []
+
+    @property
+    def codes(self) -> dict[int, float]:
+        """How many answers had each status, as counted."""
+        return {
+            int(sample.labels["code"]): sample.value
+            for family in self.metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == "warpwatch_http_requests_total"
+        }
 
     def exported(self) -> State:
         return self.now
@@ -271,9 +277,6 @@ class MemoryAgent:
 
     def state(self) -> State:
         return self.now
-
-    def registry(self) -> CollectorRegistry:
-        return self.metrics.registry
 
     def exposition(self) -> Options:
         return Options()
@@ -313,12 +316,6 @@ class MemoryAgent:
     def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
         """A node that has no ranks for alerts: tests of what becomes of them have a real one."""
         return [Answer(alert.fingerprint, "no_rank") for alert in alerts]
-
-    def count_alerts(self, outcome: str, count: int) -> None:
-        self.alerts[outcome] += count
-
-    def count_request(self, code: int) -> None:
-        self.codes[code] += 1
 
 
 Serve = Callable[..., Server]
