@@ -19,6 +19,7 @@ MAX_DEVICES = 512
 MAX_JOBS = 256
 
 Name = TypeVar("Name", str, JobId, tuple[JobId, int])
+Kind = TypeVar("Kind", StepRollup, DeviceRollup)
 
 
 class Context:
@@ -31,29 +32,12 @@ class Context:
 
     def observe(self, record: Record) -> None:
         if type(record) is Step:
-            self._step(record)
+            rank = (record.job_id, record.rank)
+            newcomer = _of(self._ranks, rank, StepRollup, MAX_RANKS).add(record)
+            _of(self._jobs, record.job_id, StepRollup, MAX_JOBS).add(record, newcomer)
         elif isinstance(record, DeviceReading):
-            rollup = self._devices.get(record.device)
-            if rollup is None:
-                _make_room(self._devices, MAX_DEVICES)
-                rollup = self._devices[record.device] = DeviceRollup()
+            rollup = _of(self._devices, record.device, DeviceRollup, MAX_DEVICES)
             rollup.add(record.time, record.metrics)
-
-    def _step(self, record: Step) -> None:
-        name = (record.job_id, record.rank)
-        rollup = self._ranks.get(name)
-        if rollup is None:
-            _make_room(self._ranks, MAX_RANKS)
-            rollup = self._ranks[name] = StepRollup()
-        newcomer = rollup.add(record)
-        self._job(record.job_id).add(record, newcomer)
-
-    def _job(self, name: JobId) -> StepRollup:
-        rollup = self._jobs.get(name)
-        if rollup is None:
-            _make_room(self._jobs, MAX_JOBS)
-            rollup = self._jobs[name] = StepRollup()
-        return rollup
 
     def around(self, anomaly: Anomaly) -> AnomalyContext:
         begin = anomaly.time - BEFORE_S - INTERVAL_S
@@ -69,10 +53,14 @@ class Context:
         return AnomalyContext(INTERVAL_S, tuple(one for one in series if one.times))
 
 
-def _make_room(rollups: dict[Name, StepRollup] | dict[Name, DeviceRollup], most: int) -> None:
-    """The one that was silent for longest goes."""
-    if len(rollups) >= most:
-        del rollups[min(rollups, key=lambda name: rollups[name].bucket)]
+def _of(rollups: dict[Name, Kind], name: Name, new: type[Kind], most: int) -> Kind:
+    """Of this name; where a new one is one too many, that which was silent for longest goes."""
+    rollup = rollups.get(name)
+    if rollup is None:
+        if len(rollups) >= most:
+            del rollups[min(rollups, key=lambda name: rollups[name].bucket)]
+        rollup = rollups[name] = new()
+    return rollup
 
 
 def joined(older: AnomalyContext, newer: AnomalyContext) -> AnomalyContext:

@@ -6,7 +6,7 @@ A point is an array of sums, one column a quantity. About 180 bytes a point, 100
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from warpwatch_telemetry.anomalies import ContextSeries
 from warpwatch_telemetry.metric import SeriesKey
@@ -32,21 +32,40 @@ _GAUGE_NAMES = tuple(series_text(key) for key in DEVICE_GAUGES)
 STEPS, DURATION, LONGEST, TOKENS, SAMPLES, MEMORY, RANKS = range(7)
 
 
-class StepRollup:
-    """Of one rank, or of all ranks of a job together."""
+class _Rollup:
+    """``bucket``: of the point that is added to."""
 
-    __slots__ = ("_bucket", "_phases", "_point", "points")
+    __slots__ = ("_point", "bucket", "points")
 
     def __init__(self) -> None:
         self.points: dict[int, array[float]] = {}
-        self._phases: dict[str, int] = {}
-        self._bucket = -1
+        self.bucket = -1
         self._point: array[float] = array("d")
 
-    @property
-    def bucket(self) -> int:
-        """Of the newest point."""
-        return self._bucket
+    def _open(self, bucket: int, columns: int) -> array[float]:
+        """The point of this time, now the one that is added to."""
+        point = self.points.get(bucket)
+        if point is None:
+            point = self.points[bucket] = array("d", bytes(8 * columns))
+            if len(self.points) > MAX_POINTS:
+                del self.points[min(self.points)]
+        self.bucket, self._point = bucket, point
+        return point
+
+    def _chosen(self, begin: float, end: float) -> dict[int, array[float]]:
+        """The points that begin from ``begin`` to ``end`` (wall clock, seconds), in order."""
+        chosen = sorted(at for at in self.points if begin <= at * INTERVAL_S <= end)
+        return {bucket: self.points[bucket] for bucket in chosen}
+
+
+class StepRollup(_Rollup):
+    """Of one rank, or of all ranks of a job together."""
+
+    __slots__ = ("_phases",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._phases: dict[str, int] = {}
 
     def add(self, step: Step, newcomer: bool | None = None) -> bool:
         """Whether a point begins with it.
@@ -54,8 +73,8 @@ class StepRollup:
         newcomer: of a job, whether it is the first step of its rank in this point.
         """
         bucket = int(step.time // INTERVAL_S)
-        opens = bucket != self._bucket
-        point = self._at(bucket) if opens else self._point
+        opens = bucket != self.bucket
+        point = self._open(bucket, RANKS + 1 + len(self._phases)) if opens else self._point
         duration_s = step.duration_s
         point[STEPS] += 1
         point[DURATION] += duration_s
@@ -71,16 +90,6 @@ class StepRollup:
             self._add_phase(point, name, phase_s)
         return opens
 
-    def _at(self, bucket: int) -> array[float]:
-        """The point of this time, now the one that is added to."""
-        point = self.points.get(bucket)
-        if point is None:
-            point = self.points[bucket] = array("d", bytes(8 * (RANKS + 1 + len(self._phases))))
-            if len(self.points) > MAX_POINTS:
-                del self.points[min(self.points)]
-        self._bucket, self._point = bucket, point
-        return point
-
     def _add_phase(self, point: array[float], name: str, phase_s: float) -> None:
         column = self._phases.get(name)
         if column is None:
@@ -93,8 +102,8 @@ class StepRollup:
 
     def series(self, begin: float, end: float, **about: str | int | None) -> ContextSeries:
         """The points that begin from ``begin`` to ``end`` (wall clock, seconds)."""
-        chosen = sorted(_chosen(self.points, begin, end))
-        points = [self.points[bucket] for bucket in chosen]
+        chosen = self._chosen(begin, end)
+        points = chosen.values()
         values: dict[str, list[float | None]] = {
             "step_duration_s": [point[DURATION] / point[STEPS] for point in points],
             "step_duration_max_s": [point[LONGEST] for point in points],
@@ -109,25 +118,15 @@ class StepRollup:
         return _series(chosen, [int(point[STEPS]) for point in points], values, about)
 
 
-class DeviceRollup:
+class DeviceRollup(_Rollup):
     """Means of the gauges of one device."""
 
-    __slots__ = ("_bucket", "_point", "points")
-
-    def __init__(self) -> None:
-        self.points: dict[int, array[float]] = {}
-        self._bucket = -1
-        self._point: array[float] = array("d")
-
-    @property
-    def bucket(self) -> int:
-        """Of the newest point."""
-        return self._bucket
+    __slots__ = ()
 
     def add(self, time: float, metrics: Mapping[SeriesKey, float]) -> None:
         bucket = int(time // INTERVAL_S)
-        if bucket != self._bucket:
-            self._open(bucket)
+        if bucket != self.bucket:
+            self._open(bucket, 1 + 2 * len(DEVICE_GAUGES))
         point = self._point
         point[0] += 1
         for index, key in enumerate(DEVICE_GAUGES):
@@ -136,15 +135,9 @@ class DeviceRollup:
                 point[2 * index + 1] += 1
                 point[2 * index + 2] += value
 
-    def _open(self, bucket: int) -> None:
-        empty = array("d", bytes(8 * (1 + 2 * len(DEVICE_GAUGES))))
-        self._bucket, self._point = bucket, self.points.setdefault(bucket, empty)
-        if len(self.points) > MAX_POINTS:
-            del self.points[min(self.points)]
-
     def series(self, begin: float, end: float, **about: str | int | None) -> ContextSeries:
-        chosen = sorted(_chosen(self.points, begin, end))
-        points = [self.points[bucket] for bucket in chosen]
+        chosen = self._chosen(begin, end)
+        points = chosen.values()
         values: dict[str, list[float | None]] = {
             name: [
                 point[2 * index + 2] / point[2 * index + 1] if point[2 * index + 1] else None
@@ -162,12 +155,8 @@ def _per_s(point: array[float], column: int) -> float | None:
     return point[column] * point[RANKS] / point[DURATION]
 
 
-def _chosen(points: Mapping[int, array[float]], begin: float, end: float) -> Iterator[int]:
-    return (bucket for bucket in points if begin <= bucket * INTERVAL_S <= end)
-
-
 def _series(
-    chosen: list[int],
+    chosen: Iterable[int],
     counts: list[int],
     values: Mapping[str, list[float | None]],
     about: Mapping[str, str | int | None],

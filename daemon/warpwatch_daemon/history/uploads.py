@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
 
 from warpwatch_daemon.captures import capture_id as ids
+from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.store import RECORD
 from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
@@ -32,16 +32,6 @@ FOLDER = "captures"
 MANIFEST = "manifest.json"
 # Oldest first; but one that failed so often lets those behind it go first.
 FAILURES_IN_FRONT = 5
-
-
-class Captures(Protocol):
-    """What is needed of the register of captures."""
-
-    def all(self) -> list[Capture]: ...
-
-    def get(self, capture_id: str) -> Capture | None: ...
-
-    def update(self, capture_id: str, *, remote: str) -> None: ...
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -74,7 +64,7 @@ class Uploads:
         self,
         remote: RemoteStore,
         base: Path,
-        captures: Captures,
+        captures: CaptureRegister,
         is_settled: Callable[[str], bool],
         metrics: AgentMetrics,
         node: str,

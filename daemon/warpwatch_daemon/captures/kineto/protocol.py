@@ -40,13 +40,6 @@ class MessageError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
-    gpu: int
-    pid: int
-    job_id: int
-
-
-@dataclass(frozen=True, slots=True)
 class Poll:
     """``pids``: the process as it sees itself, then its ancestors. ``ready``: nothing runs."""
 
@@ -80,8 +73,8 @@ class TraceConfig:
         return "\n".join(lines) + "\n"
 
 
-def parse(data: bytes) -> Registration | Poll:
-    """Raises MessageError("bad_message") for what is neither."""
+def parse(data: bytes) -> Poll | None:
+    """None is a registration. Raises MessageError("bad_message") for what is neither."""
     if not HEADER.size <= len(data) <= MAX_MESSAGE_BYTES:
         raise MessageError("bad_message")
     size, name = HEADER.unpack_from(data)
@@ -90,7 +83,7 @@ def parse(data: bytes) -> Registration | Poll:
         raise MessageError("bad_message")
     kind = name.split(b"\0", 1)[0]
     if kind == TYPE_REGISTRATION and size == REGISTRATION.size:
-        return Registration(*REGISTRATION.unpack(payload))
+        return None
     if kind == TYPE_POLL and size >= POLL.size:
         return _poll(payload)
     raise MessageError("bad_message")

@@ -143,10 +143,10 @@ class KinetoServer:
                 path.unlink()
 
     def _answer(self, data: bytes, sender: Sender) -> bytes:
-        asked = protocol.parse(data)
-        if isinstance(asked, protocol.Registration):
+        poll = protocol.parse(data)
+        if poll is None:
             return protocol.registered(self._pollers.register(sender))
-        text = self._pollers.poll(asked, sender, time.time(), time.monotonic())
+        text = self._pollers.poll(poll, sender, time.time(), time.monotonic())
         return protocol.configuration(text)
 
     @contextlib.contextmanager
