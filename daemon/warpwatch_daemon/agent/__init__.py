@@ -4,6 +4,6 @@
 - sources: which sources run; capturing: what captures are made of
 - pipeline: the one stream of records, to telemetry log, detectors and captures
 - supervisor: every loop and its thread
-- reloading, config_watch: a changed configuration
+- reloading: a changed configuration
 - grafana, telemetry_log: the exporters that have a loop of their own; open_files: how many
 """

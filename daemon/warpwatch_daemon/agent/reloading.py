@@ -63,3 +63,34 @@ class Reloading:
             logger.warning("changes of %s need a restart", ", ".join(fixed))
         self._policy.config = new.triggers
         self._config = old.model_copy(update={"triggers": new.triggers})
+
+
+# The kubelet brings a change within a minute or so; this adds little to it.
+WATCH_INTERVAL_S = 10.0
+
+
+class ConfigWatch:
+    """Made before the file is loaded, so that no change falls between the two.
+
+    A ConfigMap's file is exchanged in place, a while after the ConfigMap was changed, and nothing
+    sends SIGHUP. Contents are compared, not times: the kubelet swaps a link above the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content = self._read()
+
+    def changed(self) -> bool:
+        """Since it was asked last. A file that is away for a moment has not changed."""
+        content = self._read()
+        if content is None or content == self._content:
+            return False
+        self._content = content
+        logger.info("%s has changed", self._path)
+        return True
+
+    def _read(self) -> bytes | None:
+        try:
+            return self._path.read_bytes()
+        except OSError:
+            return None

@@ -1,11 +1,11 @@
 """From a request to a stored diagnosis.
 
-- policy: may this be captured now, and if not why; disk: how much room there is
-- session: who records, as the coordinator sees it: backends and their sessions; pace: how far the
-  ranks are
+- policy: may this be captured now, and if not why, and which refusals are counted; disk: how much
+  room there is
+- session: who records, as the coordinator sees it: backends, their sessions and how far ranks are
 - shim, shim_backend: by the shim in the process; kineto: by stock PyTorch; stacks: from outside,
   where a process cannot say them
-- coordinator: the one path for all captures; refusals: which of them are counted
+- coordinator: the one path for all captures
 - capture_register: the captures that are known; capture_id: what they are called; store: files,
   capture.json, retention
 - finisher: what of a capture waits for a disk or a child: folder, files, diagnosis, price;

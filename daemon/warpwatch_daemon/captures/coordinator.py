@@ -13,8 +13,7 @@ from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.cost import CostWatch
 from warpwatch_daemon.captures.finisher import Finisher
-from warpwatch_daemon.captures.policy import Policy
-from warpwatch_daemon.captures.refusals import Refusals
+from warpwatch_daemon.captures.policy import Policy, Refusals
 from warpwatch_daemon.captures.session import (
     CaptureBackend,
     CaptureSession,

@@ -18,13 +18,14 @@ A session's life, all of it under the coordinator's lock but ``collect``:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from warpwatch_daemon.captures.pace import Pace
 from warpwatch_daemon.captures.verification import Expectation
+from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.captures import (
     RANK_ENDS,
     Capture,
@@ -204,3 +205,27 @@ def cancel_safely(session: CaptureSession, detail: str) -> None:
 def shown(session: CaptureSession) -> Capture:
     """The capture with its ranks as they are now."""
     return replace(session.capture, ranks=tuple(session.ranks.values()))
+
+
+# No rank is further ahead of its peers than this, whatever it says.
+MAX_AHEAD_STEPS = 1000
+
+
+class Pace(NamedTuple):
+    """begun: the newest step that the fastest rank has begun. step_s: its median; 0: not known."""
+
+    begun: int
+    step_s: float
+
+
+def fastest(begun: Iterable[int]) -> int:
+    """Ranks step together: one far from the median is no measure for the others."""
+    known = sorted(begun)
+    middle = known[(len(known) - 1) // 2]
+    return max(step for step in known if step <= middle + MAX_AHEAD_STEPS)
+
+
+def median_step_s(ranks: Iterable[Rank], choose: Callable[[list[float]], float]) -> float:
+    """The median step seconds of the fastest (min) or slowest (max) rank; 0: not known."""
+    recent = [list(rank.recent) for rank in ranks]
+    return choose([statistics.median(steps_s) for steps_s in recent if steps_s] or [0.0])

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import MAX_ARM_TIMEOUT_S
-from warpwatch_daemon.captures.pace import fastest, median_step_s
-from warpwatch_daemon.captures.session import is_over
+from warpwatch_daemon.captures.session import fastest, is_over, median_step_s
 from warpwatch_daemon.captures.stacks import outside
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.triggers import TriggersConfig

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from warpwatch_daemon.captures.pace import Pace, fastest, median_step_s
 from warpwatch_daemon.captures.policy import Policy
+from warpwatch_daemon.captures.session import Pace, fastest, median_step_s
 from warpwatch_daemon.captures.shim import AskedRank, ShimSession
 from warpwatch_daemon.quantities import no_step
 from warpwatch_daemon.ranks.source import RanksSource

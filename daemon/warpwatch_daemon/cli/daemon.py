@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run(path: Path | None, watched: bool, log: log_output.LimitedHandler) -> None:
     from warpwatch_daemon.agent.app import Daemon
-    from warpwatch_daemon.agent.config_watch import WATCH_INTERVAL_S, ConfigWatch
+    from warpwatch_daemon.agent.reloading import WATCH_INTERVAL_S, ConfigWatch
 
     # What others may read or write, the daemon gives them itself.
     os.umask(0o077)

@@ -1,7 +1,7 @@
 """What outlives a restart of the daemon.
 
 - archive: hands anomalies, the minutes around them and what the detectors know to a writing loop
-- store: anomalies, in SQLite; state_file: what the detectors know
+- store: anomalies, in SQLite
 - uploads, remote_store: finished captures into an object store; remote_captures: back from there
 - runs: what is kept of each run
 - context, rollups: the metrics of the minutes around an anomaly

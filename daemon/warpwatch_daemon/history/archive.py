@@ -8,17 +8,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from warpwatch._version import __version__
-from warpwatch_daemon.history import state_file
+from warpwatch_daemon import files
 from warpwatch_daemon.history.context import AFTER_S, Context, joined
 from warpwatch_daemon.history.store import HistoryStore
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_detection.anomalies.register import MAX_HISTORY
+from warpwatch_detection.anomalies.snapshot import Snapshot
 from warpwatch_detection.engine import Detection
 from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.records import Record
@@ -67,7 +71,7 @@ class Archive:
         wake: Callable[[], None],
         max_age_s: float = MAX_AGE_S,
     ) -> None:
-        self._state_path = folder / state_file.FILE
+        self._state_path = folder / STATE_FILE
         self._store = HistoryStore(folder, max_age_s, fail)
         self._detection = detection
         # All that a snapshot holds.
@@ -93,7 +97,7 @@ class Archive:
     def restore(self, now: float) -> None:
         """Go on where the daemon before this one was stopped. ``now``: wall clock, seconds."""
         detection = self._detection
-        saved = state_file.load(self._state_path)
+        saved = load_state(self._state_path)
         if saved is not None:
             fresh = snapshot.give_back(saved, self.parts, __version__)
             if fresh:
@@ -236,7 +240,7 @@ class Archive:
 
     def _save(self, body: bytes) -> None:
         try:
-            state_file.save(self._state_path, body)
+            save_state(self._state_path, body)
         except OSError as error:
             self._fail("snapshot")
             if str(error) != self._complaint:
@@ -250,3 +254,32 @@ class Archive:
     def find(self, ident: str) -> tuple[Anomaly, AnomalyContext | None] | None:
         """From the store. May wait for the disk."""
         return self._store.find(ident)
+
+
+STATE_FILE = "detectors.state"
+# 64 ranks at 200 kB are 13 MB; what is larger is not written, and not read back.
+MAX_STATE_BYTES = 64 * 2**20
+
+
+def save_state(path: Path, body: bytes) -> None:
+    """Write the file in one go. Raises OSError when there is no space."""
+    if len(body) > MAX_STATE_BYTES:
+        raise OSError(f"{len(body)} bytes are more than {MAX_STATE_BYTES}")
+    files.write(path, zlib.compress(body, 1))
+
+
+def load_state(path: Path) -> Snapshot | None:
+    """None where there is none; what cannot be read is logged in one line."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(MAX_STATE_BYTES + 1)
+        unpacker = zlib.decompressobj()
+        body = unpacker.decompress(packed, MAX_STATE_BYTES)
+        if not unpacker.eof:
+            raise ValueError("it is cut short or too large")
+        return msgspec.msgpack.decode(body, type=Snapshot)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, zlib.error, msgspec.DecodeError) as error:
+        logger.warning("the detectors start without what they knew: %s: %s", path, error)
+        return None

@@ -17,9 +17,8 @@ from pathlib import Path
 from starlette.requests import HTTPConnection
 
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.addresses import is_loopback
 from warpwatch_daemon.http.answers import ApiError
-from warpwatch_daemon.http.peer import Peer, peer_of
+from warpwatch_daemon.http.peer import Peer, is_loopback, peer_of
 from warpwatch_telemetry.errors import UsageError
 
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"

@@ -1,7 +1,8 @@
-"""Who is at the other end of a connection, as the kernel says."""
+"""Who is at the other end of a connection, as the kernel and the address say."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import struct
@@ -11,7 +12,6 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
-from warpwatch_daemon.http.addresses import is_loopback, network
 from warpwatch_daemon.http.socket_owner import owner
 from warpwatch_devices.attribution.control_groups import read_owner
 
@@ -91,3 +91,26 @@ def _overflow_uid() -> int:
         return int((_PROC / "sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):
         return 65534
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is this machine. Names are not looked up."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def network(host: str) -> str:
+    """One host owns a whole /64 of IPv6 addresses, so they count as one."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host

@@ -17,7 +17,6 @@ import uvicorn
 
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import certificate, web_config
-from warpwatch_daemon.http.addresses import is_loopback
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.basic_auth import BasicAuth
@@ -31,6 +30,7 @@ from warpwatch_daemon.http.connection import (
 from warpwatch_daemon.http.listening import listen_locally, listen_on
 from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
+from warpwatch_daemon.http.peer import is_loopback
 from warpwatch_daemon.http.probes import Probes
 from warpwatch_daemon.http.web_config import Tls, WebConfig
 from warpwatch_telemetry.errors import UsageError

@@ -1,7 +1,6 @@
 """The daemon's side of the rendezvous: everything that a shim writes is untrusted input.
 
-- folder: the daemon's own folder
-- lock: the lock by which shims know of it
+- folder: the daemon's own folder, and the lock by which shims know of it
 - ring_folder: one folder of rings, that of all or a pod's own: rings, commands, inbox
 - pods: which pods have a folder of their own; inboxes: what lies on the disk beside it;
   gone_pods: both go with their pod

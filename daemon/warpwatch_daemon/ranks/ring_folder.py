@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch import protocol, rendezvous
-from warpwatch_daemon.ranks import lock
 from warpwatch_daemon.ranks.directory import (
     OWNED,
     STICKY,
@@ -22,6 +21,7 @@ from warpwatch_daemon.ranks.directory import (
     open_own,
     set_mode,
 )
+from warpwatch_daemon.ranks.folder import about, hold
 from warpwatch_daemon.ranks.table import MAX_FILES_PER_POD, RingTable
 
 RING = ".ring"
@@ -87,7 +87,7 @@ class PodFolder(RingFolder):
         return self._lock_fd >= 0
 
     def hold(self, version: str) -> None:
-        """Make what a shim looks for, the lock last. Raises OSError or lock.AlreadyHeld."""
+        """Make what a shim looks for, the lock last. Raises OSError or AlreadyHeld."""
         with self.folder.opened() as fd:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid():
@@ -98,7 +98,7 @@ class PodFolder(RingFolder):
             for name, (mode, _) in _MADE.items():
                 make(fd, name, mode)
             self.sweep_commands()
-            self._lock_fd = lock.hold(fd, lock.about(version, self.inbox.path))
+            self._lock_fd = hold(fd, about(version, self.inbox.path))
             self.identity = (found.st_dev, found.st_ino)
 
     def is_intact(self) -> bool:

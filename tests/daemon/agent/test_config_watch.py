@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwatch_daemon.agent.config_watch import ConfigWatch
+from warpwatch_daemon.agent.reloading import ConfigWatch
 from warpwatch_daemon.cli import main
 
 

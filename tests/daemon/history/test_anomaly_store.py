@@ -16,7 +16,7 @@ import pytest
 
 from warpwatch_daemon.config.loading import parse
 from warpwatch_daemon.config.sections import Config
-from warpwatch_daemon.history import state_file
+from warpwatch_daemon.history import archive
 from warpwatch_daemon.history.archive import Archive
 from warpwatch_daemon.history.context import Context, joined
 from warpwatch_daemon.history.rollups import MAX_PHASES, MAX_POINTS
@@ -188,7 +188,7 @@ def test_what_waits_for_a_database_is_bounded(tmp_path, monkeypatch):
 def test_the_last_word_waits_for_the_loop_that_writes(tmp_path, monkeypatch):
     node = Node(tmp_path)
     inside, most = 0, 0
-    save = state_file.save
+    save = archive.save_state
 
     def slow(path: Path, body: bytes) -> None:
         nonlocal inside, most
@@ -198,7 +198,7 @@ def test_the_last_word_waits_for_the_loop_that_writes(tmp_path, monkeypatch):
         save(path, body)
         inside -= 1
 
-    monkeypatch.setattr(state_file, "save", slow)
+    monkeypatch.setattr(archive, "save_state", slow)
     node.archive._take_snapshot(0.0)
     loop = threading.Thread(target=node.archive.write)
     loop.start()

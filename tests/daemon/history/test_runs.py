@@ -16,11 +16,10 @@ import pytest
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.history.remote_store import RemoteStore
 from warpwatch_daemon.history.runs.comparison import compare
-from warpwatch_daemon.history.runs.run_figures import RunFigures
+from warpwatch_daemon.history.runs.run_figures import RunFigures, StepHistogram
 from warpwatch_daemon.history.runs.run_files import RunFiles, key_of
 from warpwatch_daemon.history.runs.run_table import MAX_RUNS, RunTable
 from warpwatch_daemon.history.runs.run_uploads import RunUploads
-from warpwatch_daemon.history.runs.step_histogram import StepHistogram
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
 from warpwatch_telemetry.anomalies import Anomaly

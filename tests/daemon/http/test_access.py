@@ -10,7 +10,7 @@ import pytest
 
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.addresses import is_loopback
+from warpwatch_daemon.http.peer import is_loopback
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.http.socket_owner import owner
 from warpwatch_telemetry.errors import UsageError

@@ -14,10 +14,9 @@ import pytest
 from tests.daemon.http.conftest import local_client
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import connection
-from warpwatch_daemon.http.addresses import network
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.limits import PeerLimit
-from warpwatch_daemon.http.peer import Peer
+from warpwatch_daemon.http.peer import Peer, network
 
 
 def test_a_peer_has_a_burst_and_then_its_rate():

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from warpwatch._version import __version__
-from warpwatch_daemon.history.runs.earlier_runs import compared, earlier, has_enough, name_of
+from warpwatch_daemon.history.runs.comparison import compared, earlier, has_enough, name_of
 from warpwatch_daemon.history.runs.run_figures import RunFigures
 from warpwatch_daemon.history.runs.run_files import RunFiles
 from warpwatch_daemon.state.hub import Hub

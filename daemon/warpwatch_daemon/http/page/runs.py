@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlencode
 
 from warpwatch_daemon.history.runs.comparison import RunComparison, compare, differences
-from warpwatch_daemon.history.runs.step_histogram import GROWTH, LEAST_S
+from warpwatch_daemon.history.runs.run_figures import GROWTH, LEAST_S
 from warpwatch_daemon.http.models import RunFilters
 from warpwatch_daemon.http.page.charts import HEIGHT, OTHER, WIDTH, PhaseShare, phase_shares
 from warpwatch_daemon.quantities import joules, plural, rate, seconds, text
