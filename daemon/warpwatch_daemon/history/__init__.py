@@ -4,5 +4,5 @@
 - store: anomalies, in SQLite
 - uploads, remote_store: finished captures into an object store; remote_captures: back from there
 - runs: what is kept of each run
-- context, rollups: the metrics of the minutes around an anomaly
+- context: the metrics of the minutes around an anomaly
 """

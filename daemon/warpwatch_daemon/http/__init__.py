@@ -2,9 +2,9 @@
 
 - agent: what HTTP needs of the daemon
 - server, listening, web_config, certificate: addresses, sockets, TLS
-- guard, limits, basic_auth: what every request passes before a route sees it
+- guard, basic_auth: what every request passes before a route sees it
 - access: who asks, and what they may read and change; peer, socket_owner: what the
-  kernel knows of them; visibility: what of the state they see
+  kernel knows of them
 - metrics: the scrape; probes: a port of their own for probes; connection: time-outs of silent peers
 - models: the documents of the JSON API; api: its answers; request_data: reading filters and bodies
 - routes: what each operation takes and answers; app, openapi: the router and the document of them

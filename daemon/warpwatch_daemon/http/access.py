@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.requests import HTTPConnection
@@ -19,7 +19,9 @@ from starlette.requests import HTTPConnection
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.peer import Peer, is_loopback, peer_of
+from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.errors import UsageError
+from warpwatch_telemetry.state import State
 
 PERFETTO_ORIGIN = "https://ui.perfetto.dev"
 # Open to everybody: a probe has no password.
@@ -200,3 +202,27 @@ def _unauthorized(detail: str) -> ApiError:
         f"{detail}: send it as `Authorization: Bearer …`",
         {"WWW-Authenticate": 'Bearer realm="warpwatch"'},
     )
+
+
+def visible(state: State, owner: str | None) -> State:
+    """``owner``: of http.access.Caller."""
+    if owner is None:
+        return state
+    anomalies = tuple(one for one in state.anomalies if may_see(one, owner))
+    shown = {anomaly.id for anomaly in anomalies}
+    return replace(
+        state,
+        ranks=tuple(rank for rank in state.ranks if rank.owner == owner),
+        jobs=tuple(job for job in state.jobs if job.owner == owner),
+        kineto_jobs=tuple(job for job in state.kineto_jobs if job.owner == owner),
+        anomalies=anomalies,
+        contexts={ident: one for ident, one in state.contexts.items() if ident in shown},
+        captures=tuple(one for one in state.captures if one.request.owner == owner),
+        sights=tuple(sight for sight in state.sights if sight.owner == owner),
+        decisions=tuple(one for one in state.decisions if one.anomaly_id in shown),
+    )
+
+
+def may_see(anomaly: Anomaly, owner: str) -> bool:
+    """Of a device, or of a job of this owner."""
+    return anomaly.kind in DEVICE_KINDS or anomaly.owner == owner

@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warpwatch_daemon.http import bodies, models
-from warpwatch_daemon.http.access import Access, caller_of
+from warpwatch_daemon.http.access import Access, caller_of, may_see, visible
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.request_data import filters, json_body
-from warpwatch_daemon.http.visibility import may_see, visible
 from warpwatch_detection.detector import DetectorStatus
 from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
 from warpwatch_telemetry.captures import Capture

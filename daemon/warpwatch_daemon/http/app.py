@@ -21,7 +21,6 @@ from warpwatch_daemon.http.api import Api
 from warpwatch_daemon.http.basic_auth import BasicAuth
 from warpwatch_daemon.http.capture_files import CaptureFiles
 from warpwatch_daemon.http.guard import Admission, Guard
-from warpwatch_daemon.http.limits import PeerLimit
 from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.openapi import openapi
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
@@ -37,7 +36,6 @@ def create_app(
     *,
     loopback: bool,
     basic_auth: BasicAuth | None = None,
-    limit: PeerLimit | None = None,
     page: PageEndpoint | None = None,
 ) -> Starlette:
     """``loopback``: whether the daemon listens on a loopback address.
@@ -46,7 +44,7 @@ def create_app(
     `/openapi.json` answers. Raises UsageError when the token file cannot be used.
     """
     access = Access(config, loopback=loopback)
-    admission = Admission(access, limit or PeerLimit(), basic_auth)
+    admission = Admission(access, basic_auth)
     pages = MetricsPages(watcher)
     guard = Middleware(Guard, admission=admission, count=partial(_count, watcher))
     webhook = AlertWebhook(watcher, access)

@@ -67,17 +67,8 @@ class OpenConnections:
 class Connection(H11Protocol):
     """Closes a peer that sends no request or reads no answer, which uvicorn would wait for."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        head_timeout_s: float,
-        write_timeout_s: float,
-        others: OpenConnections,
-        **keywords: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, others: OpenConnections, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._head_timeout_s = head_timeout_s
-        self._write_timeout_s = write_timeout_s
         self._others = others
         self._peer = Peer("")
         self._refused = False
@@ -91,7 +82,7 @@ class Connection(H11Protocol):
         if self._refused:
             self.give_place()
             self.loop.call_later(REFUSED_TIMEOUT_S, transport.abort)
-        self._expect_request(self._head_timeout_s)
+        self._expect_request(HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._others.remove(self._peer.name, self)
@@ -132,7 +123,7 @@ class Connection(H11Protocol):
 
     def _expect_reading(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self._write_timeout_s, self._abort_unread)
+            self._deadline = self.loop.call_later(WRITE_TIMEOUT_S, self._abort_unread)
 
     def _read(self) -> None:
         if self._deadline is not None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
@@ -15,7 +17,6 @@ from warpwatch_daemon.captures.alerts.webhook import PATH as WEBHOOK
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.basic_auth import BasicAuth
-from warpwatch_daemon.http.limits import PeerLimit
 from warpwatch_daemon.http.peer import peer_of
 
 logger = logging.getLogger(__name__)
@@ -41,9 +42,9 @@ SECURITY_HEADERS = {
 class Admission:
     """Which requests are let in; what they may see and do, a route decides."""
 
-    def __init__(self, access: Access, limit: PeerLimit, basic_auth: BasicAuth | None) -> None:
+    def __init__(self, access: Access, basic_auth: BasicAuth | None) -> None:
         self._access = access
-        self._limit = limit
+        self._limit = PeerLimit()
         self._basic_auth = basic_auth
 
     async def admit(self, request: HTTPConnection) -> None:
@@ -135,3 +136,60 @@ class _WatchedAnswer:
                 headers.setdefault(name, value)
             self._count(message["status"])
         await self._send(message)
+
+
+# Far above what Prometheus, probes and some open pages send together from one address.
+RATE_PER_S = 50.0
+BURST = 200.0
+# Of the server's thread, in seconds: a page costs some hundredths, a scrape some thousandths.
+COST_PER_S = 0.1
+COST_BURST_S = 2.0
+MAX_PEERS = 1024
+
+
+@dataclass(slots=True)
+class _Bucket:
+    requests: float
+    cost_s: float
+    since: float
+
+
+class PeerLimit:
+    """RATE_PER_S requests a second, BURST at once, and what they cost in the same way.
+
+    The longest silent peer is forgotten.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+
+    def wait_s(self, peer: str) -> float:
+        """0 when the request is admitted, else the seconds until the next one would be."""
+        bucket = self._refilled(peer)
+        wait_s = max(
+            (1 - bucket.requests) / RATE_PER_S if bucket.requests < 1 else 0.0,
+            -bucket.cost_s / COST_PER_S,
+            0.0,
+        )
+        if wait_s == 0:
+            bucket.requests -= 1
+        return wait_s
+
+    def charge(self, peer: str, cost_s: float) -> None:
+        """A request of the peer that was admitted has cost this much."""
+        bucket = self._buckets.get(peer)
+        if bucket is not None:
+            bucket.cost_s -= cost_s
+
+    def _refilled(self, peer: str) -> _Bucket:
+        now = self._clock()
+        bucket = self._buckets.pop(peer, None) or _Bucket(BURST, COST_BURST_S, now)
+        passed_s = now - bucket.since
+        bucket.requests = min(BURST, bucket.requests + passed_s * RATE_PER_S)
+        bucket.cost_s = min(COST_BURST_S, bucket.cost_s + passed_s * COST_PER_S)
+        bucket.since = now
+        self._buckets[peer] = bucket
+        if len(self._buckets) > MAX_PEERS:
+            self._buckets.popitem(last=False)
+        return bucket

@@ -20,13 +20,7 @@ from warpwatch_daemon.http import certificate, web_config
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.basic_auth import BasicAuth
-from warpwatch_daemon.http.connection import (
-    HEAD_TIMEOUT_S,
-    KEEP_ALIVE_S,
-    WRITE_TIMEOUT_S,
-    Connection,
-    OpenConnections,
-)
+from warpwatch_daemon.http.connection import KEEP_ALIVE_S, Connection, OpenConnections
 from warpwatch_daemon.http.listening import listen_locally, listen_on
 from warpwatch_daemon.http.metrics import MetricsPages
 from warpwatch_daemon.http.page.endpoint import PageEndpoint
@@ -52,23 +46,13 @@ class Server:
     """``bind``, then ``run`` in the main thread until ``stop`` is called from anywhere."""
 
     def __init__(
-        self,
-        watcher: Watcher,
-        config: HttpConfig,
-        head_timeout_s: float = HEAD_TIMEOUT_S,
-        write_timeout_s: float = WRITE_TIMEOUT_S,
-        page: PageEndpoint | None = None,
+        self, watcher: Watcher, config: HttpConfig, page: PageEndpoint | None = None
     ) -> None:
         """Raises UsageError when web_config or what it names cannot be used."""
         self._watcher = watcher
         self._config = config
         self._page = page
-        self._connection = functools.partial(
-            Connection,
-            head_timeout_s=head_timeout_s,
-            write_timeout_s=write_timeout_s,
-            others=OpenConnections(),
-        )
+        self._connection = functools.partial(Connection, others=OpenConnections())
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
         self._basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None

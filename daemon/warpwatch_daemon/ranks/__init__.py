@@ -14,9 +14,9 @@
 - payloads: what records hold, decoded and bounded
 - rank: one rank, accumulated over the rings of its processes
 - counts: what is counted of it, its newest steps, and how many names of phases it gets
-- silence: why a living process gives no sign
 - saved: positions and counts that survive a restart, in the daemon's own folder
 - load: how busy the ranks keep each device, for simulated ones
-- process, rank_processes: what the kernel says of a rank's process, and why it had no core
+- process, rank_processes: what the kernel says of a rank's process: why it gives no sign, why it
+  had no core
 - inbox: taking over what a process wrote for a capture
 """

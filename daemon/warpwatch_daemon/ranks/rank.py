@@ -9,9 +9,8 @@ from typing import Any
 from warpwatch import protocol
 from warpwatch_daemon.ranks import claims, payloads
 from warpwatch_daemon.ranks.counts import PhaseNames, RankCounts, RecentSteps
-from warpwatch_daemon.ranks.process import OomKills
+from warpwatch_daemon.ranks.process import OomKills, Silence
 from warpwatch_daemon.ranks.ring import RingNews
-from warpwatch_daemon.ranks.silence import Silence
 from warpwatch_daemon.ranks.table import OpenRing
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import End, RankEvent, Record, Step

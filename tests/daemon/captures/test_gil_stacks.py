@@ -21,8 +21,8 @@ from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.captures.stacks import gil_stacks, outside, py_spy
 from warpwatch_daemon.captures.stacks.outside import NoStacks, Silent
-from warpwatch_daemon.ranks import silence
 from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.process import HOLDS_GIL, STOPPED, UNKNOWN
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_daemon.ranks.table import RingTable
 from warpwatch_telemetry.jobs import JobId
@@ -55,7 +55,7 @@ hold()
 
 
 def silent(**changes: Any) -> Silent:
-    about = {"job": "j", "rank": 3, "pid": 0, "reason": silence.HOLDS_GIL, "held_file": NAME}
+    about = {"job": "j", "rank": 3, "pid": 0, "reason": HOLDS_GIL, "held_file": NAME}
     return Silent(**{**about, "owner_uid": os.getuid(), **changes})
 
 
@@ -180,9 +180,9 @@ def test_py_spys_answer_becomes_threads() -> None:
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        (silence.STOPPED, "the process is stopped: no stacks (py-spy is not installed)"),
+        (STOPPED, "the process is stopped: no stacks (py-spy is not installed)"),
         (
-            silence.HOLDS_GIL,
+            HOLDS_GIL,
             "a C call holds the GIL: no stacks (py-spy is not installed; faulthandler wrote none)",
         ),
     ],
@@ -233,7 +233,7 @@ def test_a_process_whose_gil_is_held_is_read_by_faulthandler(tmp_path: Path) -> 
     assert "warpwatch" in threads
 
 
-@pytest.mark.parametrize("reason", [silence.STOPPED, silence.UNKNOWN])
+@pytest.mark.parametrize("reason", [STOPPED, UNKNOWN])
 def test_the_pipe_of_threads_that_may_run_again_is_left_full(
     pipe: Path, tmp_path: Path, reason: str
 ) -> None:
@@ -296,7 +296,7 @@ def test_a_stopped_process_is_read_by_py_spy(tmp_path: Path) -> None:
         process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
         try:
-            rank = silent(pid=process.pid, reason=silence.STOPPED)
+            rank = silent(pid=process.pid, reason=STOPPED)
             via = outside.take(rank, Directory(tmp_path), tmp_path / "out", time.monotonic() + 60)
         except NoStacks as error:
             pytest.skip(str(error))

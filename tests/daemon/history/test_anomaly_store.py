@@ -18,8 +18,7 @@ from warpwatch_daemon.config.loading import parse
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history import archive
 from warpwatch_daemon.history.archive import Archive
-from warpwatch_daemon.history.context import Context, joined
-from warpwatch_daemon.history.rollups import MAX_PHASES, MAX_POINTS
+from warpwatch_daemon.history.context import MAX_PHASES, MAX_POINTS, Context, joined
 from warpwatch_daemon.history.store import ASIDE, FILE, HistoryStore
 from warpwatch_detection.anomalies import snapshot
 from warpwatch_detection.anomalies.changes import Change

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,6 @@ import pytest
 from warpwatch_daemon.captures.alerts.alert_requests import Answer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http.connection import HEAD_TIMEOUT_S, WRITE_TIMEOUT_S
 from warpwatch_daemon.http.server import Server
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.record_stream import RecordStream
@@ -255,14 +255,11 @@ class MemoryAgent:
         self.runs: list[RunSummary] = []
 
     @property
-    def codes(self) -> dict[int, float]:
+    def codes(self) -> Counter[int]:
         """How many answers had each status, as counted."""
-        return {
-            int(sample.labels["code"]): sample.value
-            for family in self.metrics.registry.collect()
-            for sample in family.samples
-            if sample.name == "warpwatch_http_requests_total"
-        }
+        samples = (one for family in self.metrics.registry.collect() for one in family.samples)
+        requests = (one for one in samples if one.name == "warpwatch_http_requests_total")
+        return Counter({int(one.labels["code"]): int(one.value) for one in requests})
 
     def exported(self) -> State:
         return self.now
@@ -348,14 +345,8 @@ def certified(folder: Path, name: str) -> Path:
 def servers(agent: MemoryAgent) -> Iterator[Serve]:
     running: list[tuple[Server, threading.Thread, Path]] = []
 
-    def start(
-        *,
-        head_timeout_s: float = HEAD_TIMEOUT_S,
-        write_timeout_s: float = WRITE_TIMEOUT_S,
-        **section: Any,
-    ) -> Server:
-        config = HttpConfig(**{"listen": "127.0.0.1:0", **section})
-        server = Server(agent, config, head_timeout_s, write_timeout_s)
+    def start(**section: Any) -> Server:
+        server = Server(agent, HttpConfig(**{"listen": "127.0.0.1:0", **section}))
         server.bind()
         server.bind_locally(socket_of(server))
         thread = threading.Thread(target=server.run)

@@ -13,15 +13,22 @@ import pytest
 
 from tests.daemon.http.conftest import local_client
 from warpwatch_daemon.config.sections import HttpConfig
-from warpwatch_daemon.http import connection
+from warpwatch_daemon.http import connection as connection_module
+from warpwatch_daemon.http import guard
 from warpwatch_daemon.http.app import create_app
-from warpwatch_daemon.http.limits import PeerLimit
+from warpwatch_daemon.http.guard import PeerLimit
 from warpwatch_daemon.http.peer import Peer, network
 
 
-def test_a_peer_has_a_burst_and_then_its_rate():
+def set_limits(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(guard, name, value)
+
+
+def test_a_peer_has_a_burst_and_then_its_rate(monkeypatch):
     now = [100.0]
-    limit = PeerLimit(rate_per_s=2.0, burst=3.0, clock=lambda: now[0])
+    set_limits(monkeypatch, RATE_PER_S=2.0, BURST=3.0)
+    limit = PeerLimit(clock=lambda: now[0])
     assert [limit.wait_s("10.0.0.1") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert limit.wait_s("10.0.0.2") == 0.0
     now[0] += 0.5
@@ -47,7 +54,7 @@ class Busy:
 
 
 def test_however_many_peers_there_are_the_last_places_are_roots():
-    others: Any = connection.OpenConnections()
+    others: Any = connection_module.OpenConnections()
     peers = [Peer(f"10.0.0.{number}") for number in range(15)]
     taken = sum(others.admit(peer, Busy()) for peer in peers for _ in range(9))
     assert taken == 14 * 8
@@ -61,17 +68,17 @@ def test_addresses_of_one_ipv6_network_count_as_one():
     assert network("::ffff:10.0.0.1") != network("::ffff:10.0.0.2")
 
 
-def test_the_table_of_peers_forgets_the_longest_silent():
-    limit = PeerLimit(rate_per_s=1.0, burst=1.0, max_peers=2, clock=lambda: 0.0)
+def test_the_table_of_peers_forgets_the_longest_silent(monkeypatch):
+    set_limits(monkeypatch, RATE_PER_S=1.0, BURST=1.0, MAX_PEERS=2)
+    limit = PeerLimit(clock=lambda: 0.0)
     assert [limit.wait_s(f"10.0.0.{host}") for host in (1, 2, 3)] == [0.0, 0.0, 0.0]
     assert limit.wait_s("10.0.0.3") == 1.0
     assert limit.wait_s("10.0.0.1") == 0.0
 
 
-def test_too_many_requests_are_refused_until_a_named_time(agent):
-    app = create_app(
-        agent, HttpConfig(), loopback=True, limit=PeerLimit(rate_per_s=0.25, burst=2.0)
-    )
+def test_too_many_requests_are_refused_until_a_named_time(agent, monkeypatch):
+    set_limits(monkeypatch, RATE_PER_S=0.25, BURST=2.0)
+    app = create_app(agent, HttpConfig(), loopback=True)
 
     async def ask() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
@@ -101,8 +108,9 @@ def test_a_body_over_one_mebibyte_is_refused(client, agent, declared):
     assert agent.asked == []
 
 
-def test_a_peer_that_sends_no_request_is_cut_off(serve):
-    with socket.create_connection(serve(head_timeout_s=0.3).address, timeout=30) as connection:
+def test_a_peer_that_sends_no_request_is_cut_off(serve, monkeypatch):
+    monkeypatch.setattr(connection_module, "HEAD_TIMEOUT_S", 0.3)
+    with socket.create_connection(serve().address, timeout=30) as connection:
         begun = time.monotonic()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         while time.monotonic() - begun < 0.2:
@@ -112,9 +120,10 @@ def test_a_peer_that_sends_no_request_is_cut_off(serve):
         assert time.monotonic() - begun < 3
 
 
-def test_a_peer_that_does_not_read_is_cut_off(serve):
+def test_a_peer_that_does_not_read_is_cut_off(serve, monkeypatch):
     """What it asked for is more than the buffers of both ends."""
-    server = serve(write_timeout_s=0.3)
+    monkeypatch.setattr(connection_module, "WRITE_TIMEOUT_S", 0.3)
+    server = serve()
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.connect(server.address)
@@ -134,8 +143,8 @@ def test_refused_connections_take_no_place_of_another_peers(serve, monkeypatch):
     def identify(transport: Any) -> Peer:
         return Peer(str(transport.get_extra_info("socket").family))
 
-    monkeypatch.setattr(connection, "identify", identify)
-    monkeypatch.setattr(connection.Connection, "is_idle", lambda self: False)
+    monkeypatch.setattr(connection_module, "identify", identify)
+    monkeypatch.setattr(connection_module.Connection, "is_idle", lambda self: False)
     server = serve()
     with contextlib.ExitStack() as stack:
         for _ in range(200):

@@ -55,8 +55,9 @@ def test_a_repeated_scrape_is_answered_as_the_first_was(serve, agent, more):
     assert agent.codes == {200: 3}
 
 
-def test_a_peer_that_goes_on_asking_is_not_taken_for_silent(serve):
-    with connect(serve(head_timeout_s=1.5)) as connection:
+def test_a_peer_that_goes_on_asking_is_not_taken_for_silent(serve, monkeypatch):
+    monkeypatch.setattr("warpwatch_daemon.http.connection.HEAD_TIMEOUT_S", 1.5)
+    with connect(serve()) as connection:
         answers = Answers(connection)
         for _ in range(8):
             connection.sendall(REQUEST)

@@ -18,8 +18,8 @@ from tests.daemon.ranks.sources import ranks_source
 from warpwatch import protocol
 from warpwatch_daemon.ranks.counts import RecentSteps
 from warpwatch_daemon.ranks.folder import RendezvousFolder
+from warpwatch_daemon.ranks.process import silent_reason
 from warpwatch_daemon.ranks.saved import FILE
-from warpwatch_daemon.ranks.silence import silent_reason
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_telemetry.records import RankEvent, RankSeen, Record, Step
 from warpwatch_telemetry.state import RankState

@@ -20,7 +20,6 @@ from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http import guard
 from warpwatch_daemon.http.app import create_app
 from warpwatch_daemon.http.basic_auth import BasicAuth
-from warpwatch_daemon.http.limits import PeerLimit
 
 HEAD = "Host: 127.0.0.1:9400\r\nAuthorization: Bearer secret\r\nContent-Type: application/json\r\n"
 QUERIES = ("", "?job=llama-7b&kind=straggler", "?active=true", "?kind=torch&job=%ff%00")
@@ -47,11 +46,11 @@ class Routes:
         (folder / "token").write_text("secret")
         token = HttpConfig(token_file=folder / "token")
         users = BasicAuth({"user": HASH.decode()})
-        limit = PeerLimit(rate_per_s=1e9, burst=1e9)
+        guard.RATE_PER_S = guard.BURST = 1e9
         self._apps: list[ASGIApp] = [
-            create_app(agent, HttpConfig(), loopback=True, limit=limit),
-            create_app(agent, token, loopback=False, limit=limit),
-            create_app(agent, token, loopback=False, limit=limit, basic_auth=users),
+            create_app(agent, HttpConfig(), loopback=True),
+            create_app(agent, token, loopback=False),
+            create_app(agent, token, loopback=False, basic_auth=users),
         ]
         self._loop = asyncio.new_event_loop()
         # Only there does an answer of 500 say why.

@@ -12,7 +12,7 @@ from typing import Any
 from warpwatch import protocol
 from warpwatch_daemon import files
 from warpwatch_daemon.captures.stacks import gil_stacks, py_spy
-from warpwatch_daemon.ranks import silence
+from warpwatch_daemon.ranks import process
 from warpwatch_daemon.ranks.directory import Directory
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.errors import WarpwatchError
@@ -24,9 +24,9 @@ WAIT_S = 11.0
 # The heart beats every 0.5 s: a step that begins so long after it has no GIL in its way.
 TRAINS_NS = 2_000_000_000
 _SAID = {
-    silence.STOPPED: "the process is stopped",
-    silence.HOLDS_GIL: "a C call holds the GIL",
-    silence.UNKNOWN: "the process does not respond",
+    process.STOPPED: "the process is stopped",
+    process.HOLDS_GIL: "a C call holds the GIL",
+    process.UNKNOWN: "the process does not respond",
 }
 
 
@@ -38,7 +38,7 @@ class NoStacks(WarpwatchError):
 class Silent:
     """A rank that gives no sign.
 
-    reason: of rendezvous.silence.
+    reason: of ranks.process.
     """
 
     job: str
@@ -66,7 +66,7 @@ def look(rank: Rank, ring_name: str) -> Silent:
         job=rank.job.name,
         rank=rank.rank,
         pid=header.identity.pid,
-        reason=silence.silent_reason(header.identity, holder_pid, rank.owner_uid),
+        reason=process.silent_reason(header.identity, holder_pid, rank.owner_uid),
         held_file=expected if said == expected and not trains else None,
         owner_uid=rank.owner_uid,
     )
@@ -85,13 +85,13 @@ def take(
     """
     trouble = "its process is not visible here"
     via, threads = "py-spy", list[dict[str, Any]]()
-    if silent.reason != silence.UNKNOWN:
+    if silent.reason != process.UNKNOWN:
         try:
             threads = read(silent.pid, min(py_spy.TIMEOUT_S, deadline - time.monotonic()))
         except py_spy.PySpyError as error:
             trouble = str(error)
     # A stopped process's timer would end when its threads run again.
-    if not threads and silent.held_file is not None and silent.reason == silence.HOLDS_GIL:
+    if not threads and silent.held_file is not None and silent.reason == process.HOLDS_GIL:
         via = "faulthandler"
         threads = gil_stacks.read(inbox, silent.held_file, silent.owner_uid, deadline)
         trouble = f"{trouble}; faulthandler wrote none"

@@ -15,13 +15,12 @@ from starlette.responses import Response
 
 from warpwatch_daemon import quantities
 from warpwatch_daemon.http import models
-from warpwatch_daemon.http.access import Caller, caller_of
+from warpwatch_daemon.http.access import Caller, caller_of, visible
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError
 from warpwatch_daemon.http.page import captures, charts, devices, findings, jobs, minutes, runs
 from warpwatch_daemon.http.page.headline import headline
 from warpwatch_daemon.http.request_data import filters
-from warpwatch_daemon.http.visibility import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment
