@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +85,8 @@ class Daemon:
         metrics.read("loop_failures_total", self.supervisor.failures)
         metrics.read("loop_duration_seconds", self.supervisor.durations_s)
         self._fatal = ""
+        # Those that are woken, or hurry.
+        self._loops: dict[str, Loop] = {}
         self.server = Server(self, config.http)
         self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
@@ -103,10 +105,8 @@ class Daemon:
         detection = Detection(config.detection, config.anomalies)
         lost = metrics.counter("anomaly_store_errors_total")
         self.archive = Archive(
-            store.path, detection, lambda what: lost.labels(what).inc(), self._wake_archive
+            store.path, detection, lambda what: lost.labels(what).inc(), self._waking("archive")
         )
-        self._archive_loop: Loop | None = None
-        self._positions_loop: Loop | None = None
         self._log = telemetry_log(config, metrics)
         self._stream = RecordStream()
         self.pipeline = Pipeline(
@@ -118,12 +118,11 @@ class Daemon:
             self._told,
         )  # fmt: skip
         self.sources = enabled_sources(config, self._surroundings())
-        self._pipeline_loop: Loop | None = None
 
     def _rank_source(self, state_folder: Path) -> tuple[Positions, RanksSource]:
         rejected = self.hub.metrics.counter("rendezvous_rejected_total")
         positions = Positions(
-            state_folder, lambda: rejected.labels("not_saved").inc(), self._wake_positions
+            state_folder, lambda: rejected.labels("not_saved").inc(), self._waking("positions")
         )
         return positions, RanksSource(
             self.folder,
@@ -177,9 +176,11 @@ class Daemon:
 
     def _start(self) -> None:
         every = self.supervisor.every
-        self._pipeline_loop = every("pipeline", POLL_INTERVAL_S, self.pipeline.step)
-        self._archive_loop = every("archive", ARCHIVE_INTERVAL_S, self.archive.write)
-        self._positions_loop = every("positions", POSITIONS_INTERVAL_S, self._positions.write)
+        self._loops = {
+            "pipeline": every("pipeline", POLL_INTERVAL_S, self.pipeline.step),
+            "archive": every("archive", ARCHIVE_INTERVAL_S, self.archive.write),
+            "positions": every("positions", POSITIONS_INTERVAL_S, self._positions.write),
+        }
         if self._log is not None:
             every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
         every("self", SELF_INTERVAL_S, self._observe_self)
@@ -212,16 +213,12 @@ class Daemon:
             source.close()
         self.folder.close()
 
-    def _wake_archive(self) -> None:
-        if self._archive_loop is not None:
-            self._archive_loop.wake()
-
-    def _wake_positions(self) -> None:
-        if self._positions_loop is not None:
-            self._positions_loop.wake()
+    def _waking(self, name: str) -> Callable[[], None]:
+        """Wakes the loop, once it runs."""
+        return lambda: self._loops[name].wake() if name in self._loops else None
 
     def _hurry(self, busy: bool) -> None:
-        loop = self._pipeline_loop
+        loop = self._loops.get("pipeline")
         if loop is None:
             return
         interval_s = HURRY_INTERVAL_S if busy else POLL_INTERVAL_S

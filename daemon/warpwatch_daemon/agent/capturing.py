@@ -83,7 +83,7 @@ class Capturing:
 
     def publish_jobs(self) -> None:
         """Those that only Kineto sees."""
-        self._hub.publish_kineto_jobs(self._backend.states())
+        self._hub.publish(kineto_jobs=self._backend.states())
 
     def start(self, supervisor: Supervisor) -> None:
         every, inboxes = supervisor.every, self._inboxes

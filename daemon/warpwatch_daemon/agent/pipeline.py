@@ -157,12 +157,12 @@ class Pipeline:
     def _look_at_sights(self, at: float) -> None:
         if at >= self._sights_due:
             self._sights_due = at + SIGHTS_INTERVAL_S
-            self._hub.publish_sights(self._detection.sights())
+            self._hub.publish(sights=self._detection.sights())
 
     def _publish(self) -> None:
         detection = self._detection
         anomalies = self.leases.shown((*detection.history, *detection.active))
-        self._hub.publish_anomalies(anomalies, self._archive.contexts())
+        self._hub.publish(anomalies=anomalies, contexts=self._archive.contexts())
 
     def detector_statuses(
         self,

@@ -202,7 +202,7 @@ class CaptureRegister:
         return began
 
     def _publish(self) -> None:
-        self._hub.publish_captures(tuple(list(self._captures.values())[-SHOWN:]))
+        self._hub.publish(captures=tuple(list(self._captures.values())[-SHOWN:]))
 
 
 def _is_of(job: JobId, other: JobId) -> bool:

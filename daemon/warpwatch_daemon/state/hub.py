@@ -7,19 +7,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from warpwatch._version import __version__
 from warpwatch_daemon.state import model_flops
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.device_table import DeviceTable
 from warpwatch_daemon.state.job_energy import JobEnergy, RankId
-from warpwatch_telemetry.anomalies import Anomaly, AnomalyContext
 from warpwatch_telemetry.attribution import Attribution, Pod
-from warpwatch_telemetry.captures import Capture, Decision
+from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, PortReading, Record
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
-from warpwatch_telemetry.state import DetectorSight, JobState, RankState, State
+from warpwatch_telemetry.state import JobState, RankState, State
 
 # Which pods there are is read each second; what is older than this may have changed.
 PODS_BELIEVED_S = 15.0
@@ -53,15 +54,10 @@ class Hub:
         self._health: dict[str, SourceHealth] = {}
         self._rank_states: Callable[[], tuple[RankState, ...]] = tuple
         self._ranks_known = False
-        self._kineto_jobs: tuple[JobState, ...] = ()
         self._energy = JobEnergy()
-        self._anomalies: tuple[Anomaly, ...] = ()
-        self._contexts: Mapping[str, AnomalyContext] = {}
-        self._sights: tuple[DetectorSight, ...] = ()
-        self._captures: tuple[Capture, ...] = ()
         self._ideal_steps_s: dict[JobId, float] = {}
-        self._decisions: tuple[Decision, ...] = ()
-        self._hostname = hostname or socket.gethostname()
+        # With what the daemon's own parts have published.
+        self._known = State(0.0, __version__, hostname or socket.gethostname())
 
     # --- what sources publish ---
 
@@ -114,30 +110,12 @@ class Hub:
             self._ranks_known = True
             self._energy.follow(devices)
 
-    def publish_kineto_jobs(self, jobs: tuple[JobState, ...]) -> None:
+    def publish(self, **parts: Any) -> None:
+        """Fields of State: kineto_jobs, anomalies with contexts, sights, captures, decisions."""
         with self._lock:
-            self._kineto_jobs = jobs
-
-    def publish_anomalies(
-        self, anomalies: tuple[Anomaly, ...], contexts: Mapping[str, AnomalyContext]
-    ) -> None:
-        """``contexts``: by the anomaly's id, of those that are looked at."""
-        with self._lock:
-            self._anomalies = anomalies
-            self._contexts = contexts
-
-    def publish_sights(self, sights: tuple[DetectorSight, ...]) -> None:
-        with self._lock:
-            self._sights = sights
-
-    def publish_captures(self, captures: tuple[Capture, ...]) -> None:
-        with self._lock:
-            self._captures = captures
-            self._ideal_steps_s = model_flops.ideal_steps(captures)
-
-    def publish_decisions(self, decisions: tuple[Decision, ...]) -> None:
-        with self._lock:
-            self._decisions = decisions
+            self._known = replace(self._known, **parts)
+            if "captures" in parts:
+                self._ideal_steps_s = model_flops.ideal_steps(self._known.captures)
 
     # --- what everyone reads ---
 
@@ -176,7 +154,7 @@ class Hub:
 
     def captures(self) -> tuple[Capture, ...]:
         with self._lock:
-            return self._captures
+            return self._known.captures
 
     def job_energy(self, job: JobId) -> float | None:
         """What its ranks' devices have used while this daemon looked, in joules."""
@@ -190,21 +168,17 @@ class Hub:
             devices = self._devices.merged(now)
             jobs = self._jobs(ranks, devices)
             known = {(job.owner, job.name) for job in jobs}
-            return State(
+            return replace(
+                self._known,
                 time=self._clock(),
-                version=__version__,
-                hostname=self._hostname,
                 devices=devices,
                 host=self._fresh_host(now),
                 sources=tuple(self._health.values()),
                 ranks=tuple(self._energy.joined(rank) for rank in ranks),
                 jobs=jobs,
-                kineto_jobs=tuple(j for j in self._kineto_jobs if (j.owner, j.name) not in known),
-                anomalies=self._anomalies,
-                contexts=self._contexts,
-                sights=self._sights,
-                captures=self._captures,
-                decisions=self._decisions,
+                kineto_jobs=tuple(
+                    j for j in self._known.kineto_jobs if (j.owner, j.name) not in known
+                ),
                 attributions=tuple(self._attributions.values()),
             )
 

@@ -205,8 +205,8 @@ def test_an_anomaly_that_was_captured_is_not_captured_for_its_alert(site, anomal
     node, client = site()
     (job,) = node.node.source.jobs()
     anomaly = replace(anomaly, owner=job.owner, run=job.run)
-    node.node.hub.publish_anomalies((anomaly,), {})
-    node.node.hub.publish_decisions((Decision(1.0, "a7", "captured", "", "20261121T200001-aa"),))
+    node.node.hub.publish(anomalies=(anomaly,))
+    node.node.hub.publish(decisions=(Decision(1.0, "a7", "captured", "", "20261121T200001-aa"),))
     (answer,) = send(client, alert(training_job="train", kind="straggler", rank="1"))
     assert answer["outcome"] == outcome
     if outcome == "already_captured":

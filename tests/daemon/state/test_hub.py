@@ -184,7 +184,7 @@ def test_a_job_that_the_shim_reports_as_well_is_shown_once() -> None:
     hub = Hub(4.0)
     stock = JobState("stock", 1, ("0",), backend="kineto")
     show(hub, rank("train"))
-    hub.publish_kineto_jobs((stock, replace(stock, name="train")))
+    hub.publish(kineto_jobs=(stock, replace(stock, name="train")))
     state = hub.state()
     assert [job.name for job in state.jobs] == ["train"]
     assert state.kineto_jobs == (stock,)

@@ -24,7 +24,7 @@ def ratios(*ranks: RankState, traces: Any = (), run: str = "r1") -> dict[str, fl
     hub.watch_ranks(lambda: ranks)
     hub.publish_device(DeviceSample(H100, 100.0, {}))
     request = CaptureRequest("train", "torch", "manual", run=run)
-    hub.publish_captures((Capture("c1", request, 1.0, diagnosis={"traces": traces}),))
+    hub.publish(captures=(Capture("c1", request, 1.0, diagnosis={"traces": traces}),))
     (job,) = hub.state().jobs
     return dict(job.model_flops_ratio)
 

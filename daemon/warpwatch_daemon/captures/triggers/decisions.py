@@ -246,7 +246,7 @@ class Triggers:
         self._decisions[anomaly_id] = Decision(now, anomaly_id, outcome, detail, capture_id)
         while len(self._decisions) > MAX_DECISIONS:
             del self._decisions[next(iter(self._decisions))]
-        self._hub.publish_decisions(tuple(self._decisions.values()))
+        self._hub.publish(decisions=tuple(self._decisions.values()))
 
 
 def _passes(anomaly: Anomaly, reason: str) -> bool:
