@@ -8,6 +8,7 @@
 - ring: reading one ring file without ever mapping it
 - table: which files are accepted as rings, and which are refused and why
 - source: polls all of them and gives records and ranks to the rest of the daemon
+- ended: until when ranks that have ended stay, and their rings
 - claims: what a ring says of itself, bounded
 - runs: which run of which job a ring is of, and which rank it continues
 - record_budget: how many records of it are read; quotas, usage: its owner's bytes and files

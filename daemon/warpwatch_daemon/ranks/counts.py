@@ -68,6 +68,23 @@ class RankCounts:
         counts = {name: before[name] + getattr(self.header, name) for name in _TOTALS}
         return {**counts, "phases_s": phases_s, "recorded": recorded}
 
+    def shown(self, phases: Sequence[str]) -> dict[str, Any]:
+        """Fields of RankState."""
+        totals = self.totals(phases)
+        recorded = totals["recorded"]
+        return {
+            **{f"{name}_total": totals[name] for name in _TOTALS},
+            "phases_s": totals["phases_s"],
+            "durations": self.durations,
+            "lost_records": self.lost,
+            "gc_s": _seconds(recorded.get("gc_ns")),
+            "gc_collections_total": recorded.get("gc_collections"),
+            "allocation_retries_total": recorded.get("allocation_retries"),
+            "out_of_memory_errors_total": recorded.get("out_of_memory_errors"),
+            "core_wait_s": _seconds(recorded.get("core_wait_ns")),
+            "throttled_s": _seconds(recorded.get("throttled_ns")),
+        }
+
     def save(self) -> dict[str, Any]:
         return {
             "base": self._before,
@@ -101,6 +118,10 @@ def added(
     return sums
 
 
+def _seconds(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1e9
+
+
 def _integers(counts: Any) -> dict[str, int]:
     return {name: int(count) for name, count in dict(counts).items()}
 
@@ -110,17 +131,13 @@ class RecentSteps:
 
     def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._newest_s: deque[float] = deque(maxlen=THROUGHPUT_STEPS)
-        self._samples: deque[int] = deque(maxlen=THROUGHPUT_STEPS)
-        self._tokens: deque[int] = deque(maxlen=THROUGHPUT_STEPS)
-        self._comm_s: deque[float | None] = deque(maxlen=THROUGHPUT_STEPS)
+        # Seconds, samples, tokens and seconds in phase comm.
+        self._newest: deque[tuple[float, int, int, float | None]] = deque(maxlen=THROUGHPUT_STEPS)
 
     def add(self, step: Step) -> None:
         self._durations_s.append(step.duration_s)
-        self._newest_s.append(step.duration_s)
-        self._samples.append(step.samples)
-        self._tokens.append(step.tokens)
-        self._comm_s.append(step.phases_s.get("comm"))
+        comm_s = step.phases_s.get("comm")
+        self._newest.append((step.duration_s, step.samples, step.tokens, comm_s))
 
     def __len__(self) -> int:
         return len(self._durations_s)
@@ -133,9 +150,11 @@ class RecentSteps:
 
         All of the same steps; what is not known is not there.
         """
-        taken_s, steps = sum(self._newest_s), len(self._newest_s)
-        waits_s = [seconds for seconds in self._comm_s.copy() if seconds is not None]
-        counts = {"steps": steps, "samples": sum(self._samples), "tokens": sum(self._tokens)}
+        if not self._newest:
+            return {}
+        durations_s, samples, tokens, comm_s = zip(*self._newest.copy(), strict=True)
+        taken_s, waits_s = sum(durations_s), [wait_s for wait_s in comm_s if wait_s is not None]
+        counts = {"steps": len(durations_s), "samples": sum(samples), "tokens": sum(tokens)}
         found = {f"{what}_per_s": n / taken_s for what, n in counts.items() if n and taken_s}
         return found | ({"comm_s": sum(waits_s) / len(waits_s)} if waits_s else {})
 

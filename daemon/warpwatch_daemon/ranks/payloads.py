@@ -67,13 +67,8 @@ def memory(payload: bytes) -> tuple[AllocatorMemory, Mapping[str, int]] | None:
 
 def memory_detail(now: AllocatorMemory, counts: Mapping[str, int]) -> Mapping[str, int]:
     """What is known of it, as the event ``memory`` has it."""
-    known = {
-        "allocated_bytes": now.allocated,
-        "reserved_bytes": now.reserved,
-        "peak_allocated_bytes": now.peak_allocated,
-        "inactive_split_bytes": now.inactive_split,
-    }
-    return {name: value for name, value in known.items() if value is not None} | dict(counts)
+    known = {f"{name}_bytes": size for name, size in now._asdict().items() if size is not None}
+    return known | dict(counts)
 
 
 def gc(payload: bytes) -> Mapping[str, int]:

@@ -193,7 +193,7 @@ class Pods:
             here = found.get(uid)
             if here is None or folder.identity != (here.st_dev, here.st_ino):
                 folder.release()
-            if here is None and not folder.table.has_rings:
+            if here is None and not folder.table.open:
                 del self._folders[uid]
         self._met = {uid: met for uid, met in self._met.items() if uid in self._folders}
         self._complaints.keep(found)
@@ -234,7 +234,7 @@ class Pods:
         """
         if len(self._folders) < self._limits.pods:
             return True
-        without = [uid for uid, folder in self._folders.items() if not folder.table.has_rings]
+        without = [uid for uid, folder in self._folders.items() if not folder.table.open]
         oldest = min(without, key=lambda uid: found[uid].st_ctime, default=None)
         if oldest is None or found[oldest].st_ctime >= found[uid].st_ctime:
             return False
@@ -244,7 +244,7 @@ class Pods:
     def _keep_young(self, pods_fd: int, found: Mapping[str, os.stat_result], now: float) -> None:
         """By its age a folder is served before others after a restart, and removed."""
         for uid, folder in self._folders.items():
-            is_used = folder.table.has_rings and uid in found
+            is_used = folder.table.open and uid in found
             if is_used and now - found[uid].st_ctime >= TOUCH_AFTER_S:
                 with contextlib.suppress(OSError):
                     os.utime(uid, dir_fd=pods_fd, follow_symlinks=False)

@@ -242,8 +242,6 @@ class Rank:
         return calls if calls >= STEPLESS_CALLS and not self.counts.header.steps else 0
 
     def state(self) -> RankState:
-        totals = self.counts.totals(self.phases)
-        recorded = totals["recorded"]
         return RankState(
             rank=self.rank,
             name=str(self.rank),
@@ -258,24 +256,10 @@ class Rank:
             last_step_time=self.last_step_time,
             step=self.counts.header.newest_step,
             step_begun=self.step_begun,
-            steps_total=totals["steps"],
-            samples_total=totals["samples"],
-            tokens_total=totals["tokens"],
-            lost_records=self.counts.lost,
-            phases_s=totals["phases_s"],
-            durations=self.counts.durations,
+            **self.counts.shown(self.phases),
             recent_s=tuple(self.recent),
             **(self.recent.pace() if self.status == "running" else {}),
-            gc_s=_seconds(recorded.get("gc_ns")),
-            gc_collections_total=recorded.get("gc_collections"),
-            memory_allocated_bytes=self.memory.allocated,
-            memory_reserved_bytes=self.memory.reserved,
-            memory_peak_allocated_bytes=self.memory.peak_allocated,
-            memory_inactive_split_bytes=self.memory.inactive_split,
-            allocation_retries_total=recorded.get("allocation_retries"),
-            out_of_memory_errors_total=recorded.get("out_of_memory_errors"),
-            core_wait_s=_seconds(recorded.get("core_wait_ns")),
-            throttled_s=_seconds(recorded.get("throttled_ns")),
+            **{f"memory_{name}_bytes": size for name, size in self.memory._asdict().items()},
         )
 
     # --- what survives a restart ---
@@ -307,7 +291,3 @@ class Rank:
         self._end_reported = bool(saved["ended"])
         self.ring.reader.position = max(0, self._counted - REWIND_RECORDS)
         self._rewound = self._counted - self.ring.reader.position
-
-
-def _seconds(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1e9

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from warpwatch.protocol import ProtocolError
 from warpwatch_daemon.ranks import process, ring_folder, runs
 from warpwatch_daemon.ranks.directory import Directory
+from warpwatch_daemon.ranks.ended import EndedRanks
 from warpwatch_daemon.ranks.folder import RendezvousFolder
 from warpwatch_daemon.ranks.pods import KnownPods, Pods
 from warpwatch_daemon.ranks.rank import Rank
@@ -22,7 +23,6 @@ from warpwatch_daemon.ranks.ring_folder import RingFolder
 from warpwatch_daemon.ranks.saved import Positions
 from warpwatch_daemon.ranks.table import (
     LIMITS,
-    MAX_RINGS_PER_OWNER,
     SCAN_INTERVAL_S,
     Limits,
     OpenRing,
@@ -35,9 +35,8 @@ from warpwatch_telemetry.state import RankState
 
 logger = logging.getLogger(__name__)
 
-# How long the series of an ended rank stay, and its ring after that.
+# How long the series of an ended rank stay.
 SERIES_AFTER_END_S = 300.0
-RING_AFTER_END_S = 600.0
 SAVE_INTERVAL_S = 1.0
 # What polls that failed had read is kept up to so many records: 1,024 rings at two steps a second
 # for ten seconds are 20,480.
@@ -86,10 +85,7 @@ class RanksSource:
         self._lock = threading.Lock()
         self._ranks: list[Rank] = []
         self._states: tuple[RankState, ...] = ()
-        # Rings of the dead that another process continued, and when (monotonic).
-        self._left: list[tuple[OpenRing, float]] = []
-        # Of them, those that go once so many positions are on disk.
-        self._replaced: list[tuple[OpenRing, int]] = []
+        self._dead = EndedRanks(self._ranks, self._count, positions, self._forget)
         # Rings of processes that have ended since they were taken last.
         self._ended: deque[tuple[OpenRing, RingFolder]] = deque(maxlen=MAX_ENDED)
         self._unsent: list[Record] = []
@@ -112,8 +108,7 @@ class RanksSource:
                 records.extend(self._update(rank, now, at, limits[ring]))
             records.extend(self._adopt(now, at))
             records.extend(self._processes.look(self._ranks, now, at))
-            self._expire(at)
-            self._forget_replaced()
+            self._dead.expire(at)
             if at - self._saved_at >= SAVE_INTERVAL_S:
                 self._saved_at = at
                 # Once more when the last one is gone.
@@ -241,7 +236,7 @@ class RanksSource:
         if not self._saved.get(key, {}).get("left"):
             return False
         del self._saved[key]
-        self._left.append((ring, at))
+        self._dead.leave(ring, at)
         return True
 
     def _folder_of(self, ring: OpenRing) -> RingFolder:
@@ -252,7 +247,7 @@ class RanksSource:
         entry = self._saved.get((ring.pod_uid, ring.name))
         job, rank = runs.find(ring, self._ranks, entry)
         self._saved.pop((ring.pod_uid, ring.name), None)
-        self._drop_ended(job, at)
+        self._dead.drop_earlier(job, at)
         before = None if rank is None else rank.ring
         if rank is None:
             phases = (peer.phase_names.of_job for peer in self._ranks if peer.job == job)
@@ -266,26 +261,11 @@ class RanksSource:
             except (KeyError, TypeError, ValueError) as error:
                 logger.warning("saved counts of %s are unusable: %s", ring.name, error)
         if before is not None:
-            self._succeed(before, ring, at)
+            self._dead.leave(before, at)
+            # The files of another pod stay for as long as if it was not continued.
+            if before.pod_uid == ring.pod_uid:
+                self._dead.replaced(before, self._save())
         return rank
-
-    def _succeed(self, before: OpenRing, ring: OpenRing, at: float) -> None:
-        """``before`` goes, but only once its counts are saved with the new ring.
-
-        The files of another pod stay for as long as if it was not continued.
-        """
-        self._left.append((before, at))
-        if before.pod_uid == ring.pod_uid:
-            self._replaced.append((before, self._save()))
-
-    def _drop_ended(self, job: JobId, at: float) -> None:
-        """The ended ranks of an earlier run give their series to the run that is shown as them."""
-        for rank in list(self._ranks):
-            same = (rank.job.owner, rank.job.name) == (job.owner, job.name)
-            if same and rank.job.run != job.run and not rank.live:
-                self._ranks.remove(rank)
-                if rank.ring is not None:
-                    self._left.append((rank.ring, at))
 
     def _update(self, rank: Rank, now: float, at: float, limit: int) -> Iterator[Record]:
         assert rank.ring is not None
@@ -307,48 +287,14 @@ class RanksSource:
         for _ in range(rank.take_refused()):
             self.reject("bad_event")
 
-    def _expire(self, at: float) -> None:
-        for rank in list(self._ranks):
-            if not rank.live and rank.ring is not None and self._count.is_short(rank.ring.budget):
-                # Another ring needs the place; what was counted stays, of the newest such ranks.
-                self._forget(rank.ring)
-                rank.ring = None
-            if rank.ended_at is not None and at - rank.ended_at >= RING_AFTER_END_S:
-                if rank.ring is not None:
-                    self._forget(rank.ring)
-                self._ranks.remove(rank)
-        self._drop_ringless()
-        unsaved = {ring for ring, _ in self._replaced}
-        for ring, since in list(self._left):
-            is_short = self._count.is_short(ring.budget) and ring not in unsaved
-            if is_short or at - since >= RING_AFTER_END_S:
-                self._left.remove((ring, since))
-                self._forget(ring)
-
-    def _drop_ringless(self) -> None:
-        """Of the ended ranks whose rings made room, each owner keeps the newest."""
-        ringless: dict[str, list[Rank]] = defaultdict(list)
-        for rank in self._ranks:
-            if not rank.live and rank.ring is None:
-                ringless[rank.job.owner].append(rank)
-        for ranks in ringless.values():
-            for rank in ranks[:-MAX_RINGS_PER_OWNER]:
-                self._ranks.remove(rank)
-
     def _forget(self, ring: OpenRing) -> None:
         folder = self._folder_of(ring)
         folder.table.forget(ring, remove=True)
         folder.commands.remove(ring.name)
 
-    def _forget_replaced(self) -> None:
-        while self._replaced and self._replaced[0][1] <= self._positions.written:
-            ring, _ = self._replaced.pop(0)
-            self._left = [entry for entry in self._left if entry[0] is not ring]
-            self._forget(ring)
-
     def _save(self) -> int:
         """The number of this save."""
         ranks = [rank for rank in self._ranks if rank.ring is not None]
-        left = [{"pod": r.pod_uid, "ring": r.name, "left": True} for r, _ in self._left]
+        left = [{"pod": r.pod_uid, "ring": r.name, "left": True} for r in self._dead.left]
         unclaimed = () if self._claimed else self._saved.values()
         return self._positions.put(ranks, (*left, *unclaimed))

@@ -36,6 +36,8 @@ TRANSIENT = frozenset({"too_many", "too_many_of_owner", "unreadable"})
 # A ring whose command file cannot be made is looked at again so much later.
 POSTPONED_S = 30.0
 
+# Inode, size and mode of a file.
+_Identity = tuple[int, int, int]
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,96}-[0-9a-f]{16}\.ring")
 
 
@@ -129,17 +131,13 @@ class RingTable:
         self.namespace: str | None = None
         # That are looked at.
         self.max_files = MAX_FILES if pod_uid is None else MAX_FILES_PER_POD
-        self._refused: dict[str, tuple[int, int, int]] = {}
+        self._refused: dict[str, _Identity] = {}
         # Refused for now, and tried again when a ring has gone, or at a time.
         self._waiting: dict[str, _Wait] = {}
-        self._open: dict[str, OpenRing] = {}
+        self.open: dict[str, OpenRing] = {}
         self._scanned_at = -scan_interval_s
         self._scanned_mtime_ns = -1
         self._freed_seen = 0
-
-    @property
-    def has_rings(self) -> bool:
-        return bool(self._open)
 
     def scan(self) -> list[OpenRing]:
         """Rings that are new since the last call. Cheap while the folder has not changed.
@@ -159,9 +157,8 @@ class RingTable:
             return self._take_new(fd)
 
     def _retry_waiting(self, now: float) -> None:
-        freed = self._count.freed
-        has_room = self._freed_seen != freed
-        self._freed_seen = freed
+        has_room = self._freed_seen != self._count.freed
+        self._freed_seen = self._count.freed
         for wait in self._waiting.values():
             if wait.until > -math.inf and (has_room or wait.until <= now):
                 wait.until = -math.inf
@@ -175,7 +172,7 @@ class RingTable:
         names = {entry.name for entry in seen}
         self._refused = {name: known for name, known in self._refused.items() if name in names}
         self._waiting = {name: wait for name, wait in self._waiting.items() if name in names}
-        new = (self._consider(folder_fd, entry) for entry in seen if entry.name not in self._open)
+        new = (self._consider(folder_fd, entry) for entry in seen if entry.name not in self.open)
         return [ring for ring in new if ring is not None]
 
     def rescan(self) -> None:
@@ -184,7 +181,7 @@ class RingTable:
 
     def forget(self, ring: OpenRing, *, remove: bool) -> None:
         """Close a ring; ``remove`` also deletes its file."""
-        if self._open.pop(ring.name, None) is None:
+        if self.open.pop(ring.name, None) is None:
             return
         self._count.budgets[ring.budget] -= 1
         self._count.open -= 1
@@ -224,7 +221,7 @@ class RingTable:
             return None
         try:
             ring = self._open_ring(folder_fd, entry.name, found)
-            self._open[ring.name] = ring
+            self.open[ring.name] = ring
             self._count.budgets[ring.budget] += 1
             self._count.open += 1
             return ring
@@ -242,7 +239,7 @@ class RingTable:
         self._check_room(found.st_uid)
         fd = open_checked(folder_fd, name, os.O_RDONLY, lambda now: _check_kind(name, now))
         try:
-            opened = os.fstat(fd)
+            uid = os.fstat(fd).st_uid
             reader = RingReader(fd)
             header = reader.header()
             said = claims.parse(header.metadata_text, self._pod_uid)
@@ -250,7 +247,6 @@ class RingTable:
             os.close(fd)
             raise
         created_time = header.identity.created_wall_ns / 1e9
-        uid = opened.st_uid
         return OpenRing(name, reader, uid, self._owner(uid), created_time, said, self._pod_uid)
 
     def _owner(self, uid: int) -> str:
@@ -266,9 +262,7 @@ class RingTable:
                 "too_many_of_owner", f"{owner} has {MAX_RINGS_PER_OWNER} rings already"
             )
 
-    def _note(
-        self, name: str, identity: tuple[int, int, int], error: protocol.ProtocolError
-    ) -> None:
+    def _note(self, name: str, identity: _Identity, error: protocol.ProtocolError) -> None:
         if error.reason not in TRANSIENT:
             self._refused[name] = identity
         elif not self._is_new(name, error.reason, math.inf):
@@ -289,7 +283,7 @@ def _budget(owner: str, pod_uid: str | None) -> str:
     return owner if pod_uid is None or owner.startswith("ns/") else pod_uid
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int]:
+def _identity(found: os.stat_result) -> _Identity:
     return (found.st_ino, found.st_size, found.st_mode)
 
 

@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.client.daemon_side import Folder, eventually, program
@@ -258,7 +258,7 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
     (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
     expected = gil_stacks.file_name(ring.name)
     rank = Rank(JobId("uid/0", "steps", "1"), ring, 0.0, set())
-    rank.claims = replace(rank.claims, held_stacks=expected)
+    rank.claims = msgspec.structs.replace(rank.claims, held_stacks=expected)
     files = []
     for begun_after_s in (0.4, 5.0):
         file.word(protocol.WORD_HEARTBEAT, 10**9)
