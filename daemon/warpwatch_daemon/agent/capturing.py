@@ -58,7 +58,8 @@ class Capturing:
         self.policy = Policy(config.triggers, self.disk, excess=self._quotas.excess)
         pollers = Pollers(lambda sender: read_facts(sender.pid, sender.uid))
         self._kineto = _kineto_server(folder, pollers, hub) if config.rendezvous.kineto else None
-        self._backend = KinetoBackend(self.policy, Disk(folder.inbox), pollers, ranks.live)
+        self._inbox_disk = Disk(folder.inbox)
+        self._backend = KinetoBackend(self.policy, self._inbox_disk, pollers, ranks.live)
         self.coordinator = Coordinator(
             self.policy, store, ranks, hub, hurry, self._wake, backends=(self._backend,)
         )
@@ -98,7 +99,7 @@ class Capturing:
         every("quotas", DISK_INTERVAL_S, self._quotas.measure)
         if self._kineto is not None:
             every("kineto", PAUSE_S, self._kineto.serve)
-            every("inbox-disk", DISK_INTERVAL_S, self._backend.measure_disk)
+            every("inbox-disk", DISK_INTERVAL_S, self._inbox_disk.measure)
             every("kineto-traces", LOOK_INTERVAL_S, self._backend.look)
 
     def _tend_inboxes(self) -> None:

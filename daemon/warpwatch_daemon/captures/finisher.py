@@ -133,7 +133,8 @@ class Finisher:
             result, baseline_id = self._diagnose(capture, folder, ranks)
         outcome = _outcome(ranks, result)
         detail = _shortcomings(ranks) or ("" if outcome == "complete" else str(result))
-        made = tuple(name for name in _made(capture, ranks) if (folder / name).is_file())
+        names = child.made_of(capture.request.kind, [rank.file for rank in ranks if rank.file])
+        made = tuple(name for name in names if (folder / name).is_file())
         self._register.update(
             capture.id,
             ranks=ranks,
@@ -260,10 +261,6 @@ def _collect_one(
         logger.exception("capture %s: rank %d", session.capture.id, number)
         detail = f"{type(error).__name__}: {error}"
         return replace(session.ranks[number], state="failed", detail=detail), ()
-
-
-def _made(capture: Capture, ranks: Sequence[RankCapture]) -> Sequence[str]:
-    return child.made_of(capture.request.kind, [rank.file for rank in ranks if rank.file])
 
 
 def _with_verdict(rank: RankCapture, verdicts: Mapping[str, TraceVerdict]) -> RankCapture:

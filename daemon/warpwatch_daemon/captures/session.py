@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import logging
 import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from warpwatch_daemon.captures.verification import Expectation
+from warpwatch_daemon.ranks import inbox
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.captures import (
     RANK_ENDS,
@@ -43,27 +45,36 @@ logger = logging.getLogger(__name__)
 MAX_NAMED = 20
 
 
-class CaptureSession(Protocol):
+class CaptureSession(ABC):
     """One capture while it runs. ``at`` is monotonic.
 
     capture: as it was begun; its ``ranks`` are not kept up to date, ``ranks`` are.
     """
 
-    capture: Capture
-    ranks: dict[int, RankCapture]
+    def __init__(self, capture: Capture, numbers: Iterable[int]) -> None:
+        self.capture = capture
+        self.ranks = {number: RankCapture(number) for number in numbers}
 
+    @abstractmethod
     def observe(self, event: RankEvent | End, at: float) -> None: ...
 
+    @abstractmethod
     def advance(self, at: float) -> bool:
         """Whether every rank has ended or left its files."""
-        ...
 
     def cancel(self, detail: str = "") -> None:
         """Say to every rank that brought nothing that it is no longer waited for.
 
         With ``detail`` those that have not ended yet are ``missing`` for that reason.
         """
-        ...
+        for number, rank in self.ranks.items():
+            if detail and not is_over(rank):
+                self.ranks[number] = rank = replace(rank, state="missing", detail=detail)
+            self._withdraw(rank)
+
+    @abstractmethod
+    def _withdraw(self, rank: RankCapture) -> None:
+        """Take back what was asked of it, where it has not begun."""
 
     def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
         """Put what the rank brought into ``folder``: the rank as it is now, and the files' names.
@@ -71,11 +82,21 @@ class CaptureSession(Protocol):
         ``written`` with ``file`` when its main file is there, else an end with its ``detail``.
         Raises nothing for what a process did.
         """
-        ...
+        rank = self.ranks[number]
+        try:
+            return self._taken(rank, folder)
+        except inbox.InboxError as error:
+            return replace(rank, state="failed", detail=str(error)), ()
+        except OSError as error:
+            return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
 
+    @abstractmethod
+    def _taken(self, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
+        """As ``collect``. Raises InboxError for a bad file, OSError for the store."""
+
+    @abstractmethod
     def expectation(self, number: int) -> Expectation | None:
         """What the rank's trace must hold; None: it is no trace."""
-        ...
 
 
 class CaptureBackend(Protocol):

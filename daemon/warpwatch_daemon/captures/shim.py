@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwatch.protocol import MAX_ARM_TIMEOUT_S
-from warpwatch_daemon.captures.session import fastest, is_over, median_step_s
+from warpwatch_daemon.captures.session import CaptureSession, fastest, is_over, median_step_s
 from warpwatch_daemon.captures.stacks import outside
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.triggers import TriggersConfig
@@ -57,10 +57,8 @@ class AskedRank:
     folder: RingFolder
 
 
-class ShimSession:
-    """A ``captures.session.CaptureSession``.
-
-    ``targets``: those of the ranks ``numbers`` that have not ended. ``send`` writes a rank's
+class ShimSession(CaptureSession):
+    """``targets``: those of the ranks ``numbers`` that have not ended. ``send`` writes a rank's
     command file; ``begun`` reads the step that a rank has begun. A capture that has its
     ``start_step`` keeps it: other nodes have the same.
     """
@@ -75,14 +73,10 @@ class ShimSession:
         begun: Callable[[Rank], int | None],
         at: float,
     ) -> None:
-        self.capture = capture
+        super().__init__(capture, numbers)
         self.targets = targets
-        self.ranks = {
-            number: RankCapture(number)
-            if number in targets
-            else RankCapture(number, "missing", "the process ended")
-            for number in numbers
-        }
+        for number in self.ranks.keys() - targets.keys():
+            self.ranks[number] = RankCapture(number, "missing", "the process ended")
         self._config = config
         self._send = send
         self._begun = begun
@@ -141,12 +135,9 @@ class ShimSession:
     def _step_s(self, choose: Callable[[list[float]], float]) -> float:
         return median_step_s((target.rank for target in self.targets.values()), choose)
 
-    def cancel(self, detail: str = "") -> None:
-        for number, rank in self.ranks.items():
-            if detail and not is_over(rank):
-                self.ranks[number] = rank = replace(rank, state="missing", detail=detail)
-            if rank.state in ("missing", "late") and number in self.targets:
-                self._send(self.targets[number], {"op": "cancel", "id": self.command_id})
+    def _withdraw(self, rank: RankCapture) -> None:
+        if rank.state in ("missing", "late") and rank.rank in self.targets:
+            self._send(self.targets[rank.rank], {"op": "cancel", "id": self.command_id})
 
     # --- what the ranks answer ---
 
@@ -180,9 +171,8 @@ class ShimSession:
 
     def _must_rename(self) -> bool:
         """A rank was late or passed the start step unheard, and none has a trace yet."""
-        if self.capture.request.kind not in STEP_KINDS or self._attempt >= ATTEMPTS:
-            return False
-        if self._fixed_start is not None:
+        can_wait = self.capture.request.kind in STEP_KINDS and self._fixed_start is None
+        if not can_wait or self._attempt >= ATTEMPTS:
             return False
         states = {rank.state for rank in self.ranks.values()}
         if "exported" in states:
@@ -218,8 +208,8 @@ class ShimSession:
 
     # --- what they leave ---
 
-    def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
-        rank, kind = self.ranks[number], self.capture.request.kind
+    def _taken(self, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
+        number, kind = rank.rank, self.capture.request.kind
         if rank.detail == "no_inbox":
             remedy = self.targets[number].folder.inbox_remedy
             return replace(rank, detail=f"no_inbox: {remedy}"), ()
@@ -230,12 +220,7 @@ class ShimSession:
         if kind not in inbox.SUFFIX:
             # Its own tool writes the file: Nsight Systems, to where its command line says.
             return replace(rank, state="written"), ()
-        try:
-            name = self._take(number, "token", inbox.SUFFIX[kind], folder)
-        except inbox.InboxError as error:
-            return replace(rank, state="failed", detail=str(error)), ()
-        except OSError as error:
-            return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
+        name = self._take(number, "token", inbox.SUFFIX[kind], folder)
         return replace(rank, state="written", file=name), (name, *self._take_more(number, folder))
 
     def _take_from_outside(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
@@ -249,8 +234,6 @@ class ShimSession:
             via = outside.take(silent, target.folder.inbox, folder / name, self._outside_deadline)
         except outside.NoStacks as error:
             return replace(rank, detail=str(error)), ()
-        except OSError as error:
-            return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
         return replace(rank, state="written", file=name, detail=f"taken by {via}"), (name,)
 
     def _take(self, number: int, field: str, suffix: str, folder: Path) -> str:

@@ -208,7 +208,9 @@ def keep(
         too_large = used + sum(one.size for one in left) > config.max_bytes
         if not too_large and len(running) + len(left) <= config.max_captures:
             return left
-        most = max(owners.values(), key=lambda some: _taken(some, by_bytes=too_large))
+        most = max(
+            owners.values(), key=lambda some: sum(one.size if too_large else 1 for one in some)
+        )
         one = most.pop(0)
         if not most:
             del owners[one.owner]
@@ -233,10 +235,6 @@ def _precedence(
     is_last = one.capture is not None and one.capture.id in last
     is_only = one.capture is not None and one.capture.remote is None
     return (one is newest, is_last, is_only, one.time)
-
-
-def _taken(some: Sequence[Stored], *, by_bytes: bool) -> int:
-    return sum(one.size for one in some) if by_bytes else len(some)
 
 
 def _removed(stored: Stored) -> bool:

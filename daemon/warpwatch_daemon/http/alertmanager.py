@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 
 import anyio.to_thread
@@ -11,7 +10,7 @@ from anyio import CapacityLimiter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warpwatch_daemon.captures.alerts.alert_requests import Answer, NotReadyError
+from warpwatch_daemon.captures.alerts.alert_requests import NotReadyError
 from warpwatch_daemon.captures.alerts.webhook import Webhook, plain
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.agent import Watcher
@@ -66,9 +65,6 @@ class AlertWebhook:
         received = self._watcher.metrics.counter("alerts_received_total")
         for outcome, count in Counter(answer.outcome for answer in answers).items():
             received.labels(outcome).inc(count)
-        return json_answer(_document(answers))
-
-
-def _document(answers: Sequence[Answer]) -> AlertAnswers:
-    listed = [AlertAnswer.model_validate(answer) for answer in answers[:MAX_ANSWERS]]
-    return AlertAnswers(alerts=listed, unlisted=max(0, len(answers) - MAX_ANSWERS))
+        listed = [AlertAnswer.model_validate(answer) for answer in answers[:MAX_ANSWERS]]
+        unlisted = max(0, len(answers) - MAX_ANSWERS)
+        return json_answer(AlertAnswers(alerts=listed, unlisted=unlisted))

@@ -17,7 +17,7 @@ from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError, json_answer
 from warpwatch_daemon.http.request_data import filters, json_body
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.anomalies import Anomaly, Found, scope_of
+from warpwatch_telemetry.anomalies import Found, scope_of
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.state import State
@@ -95,7 +95,8 @@ class Api:
         context = state.contexts.get(ident)
         if found is None or context is None:
             stored = await run_in_threadpool(self._watcher.anomaly, ident)
-            if stored is not None and self._may_see(request, stored[0]):
+            owner = caller_of(request).owner
+            if stored is not None and (owner is None or may_see(stored[0], owner)):
                 found, context = found or stored[0], stored[1]
         if found is None:
             raise ApiError(404, "not_found", "there is no such anomaly")
@@ -205,10 +206,6 @@ class Api:
     def _state(self, request: Request) -> State:
         """What the caller may see of it."""
         return visible(self._watcher.state(), caller_of(request).owner)
-
-    def _may_see(self, request: Request, anomaly: Anomaly) -> bool:
-        owner = caller_of(request).owner
-        return owner is None or may_see(anomaly, owner)
 
     def _captures(self, request: Request, wanted: models.DiagnosisFilters) -> Iterable[Capture]:
         """Of the job and kind that are asked for."""

@@ -44,7 +44,10 @@ class GonePods:
         if known is None:
             self._absent.clear()
             return
-        found = {uid for base in (self._folders, self._inboxes) for uid in _uids(base)}
+        found: set[str] = set()
+        for base in (self._folders, self._inboxes):
+            with contextlib.suppress(OSError), base.opened() as fd:
+                found.update(listed(fd))
         self._absent = {uid: self._absent.get(uid, at) for uid in found - known.keys()}
         for uid, since in self._absent.items():
             if at - since >= GONE_S and not self._has_processes(uid):
@@ -62,12 +65,6 @@ class GonePods:
                 names = [entry.name for entry in itertools.islice(entries, MAX_FILES_PER_POD)]
             return any(_is_held(fd, name) for name in names if name.endswith(RING))
         return False
-
-
-def _uids(base: Directory) -> list[str]:
-    with contextlib.suppress(OSError), base.opened() as fd:
-        return list(listed(fd))
-    return []
 
 
 def _is_held(ranks_fd: int, name: str) -> bool:

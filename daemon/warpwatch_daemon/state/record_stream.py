@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 from warpwatch_telemetry.anomalies import Anomaly
 from warpwatch_telemetry.captures import Capture
@@ -233,7 +233,9 @@ class RecordStream:
             elif isinstance(record, End) and record.rank is None:
                 for key in [key for key in self._ranks if key[0] == record.job_id]:
                     del self._ranks[key]
-            elif isinstance(record, End) or _is_death(record):
+            elif isinstance(record, End) or (
+                isinstance(record, RankEvent) and record.event == "died"
+            ):
                 self._ranks.pop((record.job_id, record.rank or 0), None)
 
     def _thinned(self, records: Iterable[Record]) -> Iterator[Record]:
@@ -260,10 +262,6 @@ def _parse(cursor: str | None) -> tuple[str, int]:
             return "", 0
         raise ValueError("a cursor of this stream is needed")
     return match["epoch"], int(match["number"])
-
-
-def _is_death(record: Record) -> TypeGuard[RankEvent]:
-    return isinstance(record, RankEvent) and record.event == "died"
 
 
 def _key(record: Record) -> int | None:

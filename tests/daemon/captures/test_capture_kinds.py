@@ -16,6 +16,7 @@ from tests.daemon.captures.capture_node import MANUAL, MORE, CaptureNode
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
+from warpwatch_daemon.captures.session import CaptureSession
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.loading import parse
 from warpwatch_devices.dcgm.pause import ProfilingPause
@@ -212,11 +213,11 @@ def test_dcgm_gives_the_counters_up_while_nsys_captures_and_for_nothing_else(
     listener.close()
 
 
-class BrokenSession:
+class BrokenSession(CaptureSession):
     """A session of another back end, with a fault in it."""
 
     def __init__(self, capture: Capture) -> None:
-        self.capture = capture
+        super().__init__(capture, ())
         self.ranks = {0: RankCapture(0, "armed")}
 
     def observe(self, event: RankEvent | End, at: float) -> None:
@@ -225,11 +226,11 @@ class BrokenSession:
     def advance(self, at: float) -> bool:
         raise RuntimeError("a fault")
 
-    def cancel(self, detail: str = "") -> None:
+    def _withdraw(self, rank: RankCapture) -> None:
         pass
 
-    def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
-        return self.ranks[number], ()
+    def _taken(self, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
+        return rank, ()
 
     def expectation(self, number: int) -> Expectation | None:
         return None
@@ -239,18 +240,18 @@ class TwoRanks(BrokenSession):
     """Its ranks come to ``collect`` together, or not at all; the second's has a fault."""
 
     def __init__(self, capture: Capture) -> None:
-        self.capture = capture
+        super().__init__(capture)
         self.ranks = {number: RankCapture(number, "exported") for number in (0, 1)}
         self._both = threading.Barrier(2, timeout=30)
 
     def advance(self, at: float) -> bool:
         return True
 
-    def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
+    def _taken(self, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
         self._both.wait()
-        if number == 1:
+        if rank.rank == 1:
             raise ValueError("a fault")
-        return replace(self.ranks[number], state="written"), ()
+        return replace(rank, state="written"), ()
 
 
 TRAIN = JobId("uid/0", "train", "")

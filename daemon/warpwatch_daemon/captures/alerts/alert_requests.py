@@ -125,7 +125,7 @@ class AlertRequests:
                     group = (target.job, target.kind, target.capture)
                     groups.setdefault(group, []).append(_Wanted(number, alert, target))
             except Settled as settled:
-                answers[number] = _settled(alert, settled)
+                answers[number] = _answer(alert, settled.outcome, str(settled), settled.capture_id)
         return groups.values()
 
     def _targets(
@@ -212,10 +212,6 @@ def _is_of(anomaly: Anomaly, target: AlertTarget) -> bool:
         return anomaly.device == target.device
     any_rank = target.ranks is None or anomaly.rank is None
     return anomaly.job_id == target.job and (any_rank or anomaly.rank in (target.ranks or ()))
-
-
-def _settled(alert: Alert, settled: Settled) -> Answer:
-    return _answer(alert, settled.outcome, str(settled), settled.capture_id)
 
 
 def _answer(alert: Alert, outcome: str, detail: str, capture_id: str | None) -> Answer:

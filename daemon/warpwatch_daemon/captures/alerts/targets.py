@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from warpwatch_daemon.captures.alerts.webhook import host_of
@@ -51,8 +51,8 @@ class ThisNode:
     """
 
     own_names: frozenset[str]
-    jobs: Mapping[JobId, frozenset[int]]
-    on_device: Mapping[str, frozenset[tuple[JobId, int]]]
+    jobs: Mapping[JobId, Set[int]]
+    on_device: Mapping[str, Set[tuple[JobId, int]]]
     uuids: Mapping[str, str]
 
 
@@ -65,12 +65,8 @@ def this_node(state: State, own_names: frozenset[str]) -> ThisNode:
         jobs.setdefault(rank.job_id, set()).add(rank.rank)
         if rank.device is not None:
             on_device.setdefault(rank.device, set()).add((rank.job_id, rank.rank))
-    return ThisNode(
-        own_names,
-        {job: frozenset(ranks) for job, ranks in jobs.items()},
-        {uuid: frozenset(ranks) for uuid, ranks in on_device.items()},
-        {str(sample.device.index): sample.device.uuid for sample in state.devices},
-    )
+    uuids = {str(sample.device.index): sample.device.uuid for sample in state.devices}
+    return ThisNode(own_names, jobs, on_device, uuids)
 
 
 def targets_of(labels: Mapping[str, str], node: ThisNode) -> tuple[AlertTarget, ...]:

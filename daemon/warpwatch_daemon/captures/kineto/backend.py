@@ -57,9 +57,6 @@ class KinetoBackend:
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[KinetoSession] = weakref.WeakSet()
 
-    def measure_disk(self) -> None:
-        self._disk.measure()
-
     def look(self) -> None:
         """Whether traces have come; in a loop of its own, for the inbox may lie on a disk."""
         with self._lock:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from warpwatch_daemon import files
 from warpwatch_daemon.captures.kineto.pollers import LEAD_S, Order, Poller, Pollers
-from warpwatch_daemon.captures.session import is_over
+from warpwatch_daemon.captures.session import CaptureSession, is_over
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.triggers import TriggersConfig
 from warpwatch_daemon.ranks import inbox
@@ -55,9 +55,7 @@ class AskedProcess:
         self.file = TraceFile(path.parent, name, self.process.sender.uid)
 
 
-class KinetoSession:
-    """A ``captures.session.CaptureSession``. ``at`` is monotonic."""
-
+class KinetoSession(CaptureSession):
     def __init__(
         self,
         capture: Capture,
@@ -67,8 +65,7 @@ class KinetoSession:
         triggers: TriggersConfig,
     ) -> None:
         # It is a window of time.
-        self.capture = replace(capture, steps=None)
-        self.ranks = {number: RankCapture(number) for number in targets}
+        super().__init__(replace(capture, steps=None), targets)
         self._targets = targets
         self._inbox = inbox_path
         self._pollers = pollers
@@ -84,7 +81,6 @@ class KinetoSession:
                 self._targets[number].file.look(at)
 
     def advance(self, at: float) -> bool:
-        """Whether every rank has ended or left its file."""
         for number, rank in self.ranks.items():
             if not is_over(rank):
                 self.ranks[number] = self._moved(rank, at)
@@ -140,26 +136,16 @@ class KinetoSession:
         is_looked_at = target.file.looked_at - target.gone_at >= GONE_GRACE_S
         return "the process ended" if is_looked_at else ""
 
-    def cancel(self, detail: str = "") -> None:
-        """Withdraw what was not sent; what was cannot be stopped from outside."""
-        for number, rank in self.ranks.items():
-            target = self._targets[number]
-            self._pollers.withdraw(target.process, target.order)
-            if detail and not is_over(rank):
-                self.ranks[number] = replace(rank, state="missing", detail=detail)
+    def _withdraw(self, rank: RankCapture) -> None:
+        """What was sent cannot be stopped from outside."""
+        target = self._targets[rank.rank]
+        self._pollers.withdraw(target.process, target.order)
 
-    def collect(self, number: int, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
-        """Put the rank's trace into ``folder``: the rank as it is now, and the file's name."""
-        rank = self.ranks[number]
+    def _taken(self, rank: RankCapture, folder: Path) -> tuple[RankCapture, tuple[str, ...]]:
         if rank.state != "exported":
             return rank, ()
-        name = f"rank{number}{inbox.SUFFIX['torch']}"
-        try:
-            self._targets[number].file.take(folder / name)
-        except inbox.InboxError as error:
-            return replace(rank, state="failed", detail=str(error)), ()
-        except OSError as error:
-            return replace(rank, state="failed", detail=f"the store: {error.strerror}"), ()
+        name = f"rank{rank.rank}{inbox.SUFFIX['torch']}"
+        self._targets[rank.rank].file.take(folder / name)
         return replace(rank, state="written", file=name), (name,)
 
     def expectation(self, number: int) -> Expectation | None:

@@ -38,7 +38,8 @@ def headline(state: State) -> Headline:
     )[:MAX_BLIND]
     active = worst_first(state)
     if active:
-        return Headline(active[0].severity, _sentence(active), notes)
+        count = plural(len(active), "anomaly", "anomalies")
+        return Headline(active[0].severity, f"{count}: {text(active[0].summary, 200)}", notes)
     down = [sample for sample in state.devices if not sample.up]
     if down:
         return Headline("critical", _down(down), notes)
@@ -52,11 +53,6 @@ def worst_first(state: State) -> list[Anomaly]:
     """The active anomalies, of one severity the newest first."""
     active = [anomaly for anomaly in state.anomalies if anomaly.end_time is None]
     return sorted(active, key=lambda anomaly: (SEVERITIES.index(anomaly.severity), -anomaly.time))
-
-
-def _sentence(active: list[Anomaly]) -> str:
-    count = plural(len(active), "anomaly", "anomalies")
-    return f"{count}: {text(active[0].summary, 200)}"
 
 
 def _down(down: list[DeviceSample]) -> str:
