@@ -17,7 +17,7 @@ from warpwatch._version import __version__
 from warpwatch_daemon.agent.open_files import allow_enough
 from warpwatch_daemon.agent.outgoing import WaysOut
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
+from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer, AlertRequests
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.config.sections import HttpConfig
@@ -249,7 +249,7 @@ class Fleet:
             raise Refused("failed", "the fleet is starting")
         return self._captures.ask(request, self._loop)
 
-    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         return self._alerts.receive(alerts)
 
     def capture_file(

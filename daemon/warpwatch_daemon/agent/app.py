@@ -22,7 +22,7 @@ from warpwatch_daemon.agent.sources import enabled_sources, hub_of
 from warpwatch_daemon.agent.supervisor import Loop, Supervisor
 from warpwatch_daemon.agent.telemetry_log import WRITE_INTERVAL_S, telemetry_log
 from warpwatch_daemon.api_socket import socket_path
-from warpwatch_daemon.captures.alerts.alert_requests import Answer
+from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import Config
@@ -281,7 +281,7 @@ class Daemon:
     def cancel_capture(self, name: str) -> Capture | None:
         return self.captures.coordinator.cancel(name, "cancelled by the fleet")
 
-    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         return self.captures.alerts.receive(alerts, own_name)
 
     def capture_file(self, capture_id: str, name: str, owner: str | None) -> Path | None:

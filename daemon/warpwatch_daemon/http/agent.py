@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from warpwatch_daemon.captures.alerts.alert_requests import Answer
+from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_daemon.state.record_stream import RecordStream
@@ -65,7 +65,7 @@ class Watcher(Protocol):
         May wait for the detectors: not from the thread that serves.
         """
 
-    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> Sequence[Answer]:
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> Sequence[AlertAnswer]:
         """What becomes of each alert, in their order; the name is ``AlertRequests.receive``'s.
 
         May wait for a disk or an agent: not from the thread that serves.

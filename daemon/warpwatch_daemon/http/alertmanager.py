@@ -15,7 +15,7 @@ from warpwatch_daemon.captures.alerts.webhook import Webhook, plain
 from warpwatch_daemon.http.access import Access
 from warpwatch_daemon.http.agent import Watcher
 from warpwatch_daemon.http.answers import ApiError, json_answer
-from warpwatch_daemon.http.models import AlertAnswer, AlertAnswers
+from warpwatch_daemon.http.models import AlertAnswers
 from warpwatch_daemon.http.request_data import json_body
 
 # Webhooks that are being answered: each may hold a body in memory.
@@ -65,6 +65,5 @@ class AlertWebhook:
         received = self._watcher.metrics.counter("alerts_received_total")
         for outcome, count in Counter(answer.outcome for answer in answers).items():
             received.labels(outcome).inc(count)
-        listed = [AlertAnswer.model_validate(answer) for answer in answers[:MAX_ANSWERS]]
-        unlisted = max(0, len(answers) - MAX_ANSWERS)
-        return json_answer(AlertAnswers(alerts=listed, unlisted=unlisted))
+        listed, unlisted = answers[:MAX_ANSWERS], max(0, len(answers) - MAX_ANSWERS)
+        return json_answer(AlertAnswers(alerts=list(listed), unlisted=unlisted))

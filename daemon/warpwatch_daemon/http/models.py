@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
+from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_detection.detector import DetectorStatus
-from warpwatch_telemetry.alerts import ALERT_OUTCOMES
 from warpwatch_telemetry.anomalies import KINDS, Anomaly, AnomalyContext, Found, Scope
 from warpwatch_telemetry.captures import (
     CAPTURE_KINDS,
@@ -28,7 +28,6 @@ from warpwatch_telemetry.state import JobState, RankState
 
 AnomalyKind = Annotated[str, Field(json_schema_extra={"enum": list(KINDS)})]
 CaptureKindName = Annotated[str, Field(json_schema_extra={"enum": list(CAPTURE_KINDS)})]
-AlertOutcome = Annotated[str, Field(json_schema_extra={"enum": list(ALERT_OUTCOMES)})]
 
 
 # --- filters: the parameters of lists, as they are named in the query ---
@@ -240,17 +239,6 @@ class DiagnosisReport(BaseModel):
 
 class DiagnosisList(BaseModel):
     diagnoses: list[DiagnosisReport]
-
-
-class AlertAnswer(BaseModel):
-    """What became of one alert."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-    fingerprint: str
-    outcome: AlertOutcome
-    detail: str
-    capture_id: str | None
 
 
 class AlertAnswers(BaseModel):

@@ -12,7 +12,7 @@ import httpx
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.http.conftest import MemoryAgent
 from tests.daemon.state.counted import counted
-from warpwatch_daemon.captures.alerts.alert_requests import AlertRequests, Answer
+from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer, AlertRequests
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import Capture
@@ -56,7 +56,7 @@ class AlertNode(MemoryAgent):
     def state(self) -> State:
         return self.node.hub.state()
 
-    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         return self.requests.receive(alerts, own_name)
 
     def captures(self) -> list[Capture]:

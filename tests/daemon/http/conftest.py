@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from warpwatch_daemon.captures.alerts.alert_requests import Answer
+from warpwatch_daemon.captures.alerts.alert_requests import AlertAnswer
 from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.config.sections import HttpConfig
 from warpwatch_daemon.http.server import Server
@@ -310,9 +310,9 @@ class MemoryAgent:
     def detector_statuses(self) -> tuple[dict[str, list[DetectorStatus]], tuple[Suppressed, ...]]:
         return self.seen
 
-    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[Answer]:
+    def receive_alerts(self, alerts: Sequence[Alert], own_name: str) -> list[AlertAnswer]:
         """A node that has no ranks for alerts: tests of what becomes of them have a real one."""
-        return [Answer(alert.fingerprint, "no_rank") for alert in alerts]
+        return [AlertAnswer(alert.fingerprint, "no_rank") for alert in alerts]
 
 
 Serve = Callable[..., Server]

@@ -6,7 +6,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from warpwatch_daemon.captures.alerts.recipes import Recipes, request_for
 from warpwatch_daemon.captures.alerts.targets import (
@@ -20,6 +23,7 @@ from warpwatch_daemon.captures.alerts.webhook import Alert
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.alerts import (
+    ALERT_OUTCOMES,
     ALREADY_CAPTURED,
     CAPTURED,
     DUPLICATE,
@@ -46,11 +50,12 @@ class NotReadyError(Exception):
     """Which ranks run here is not known yet. In one line."""
 
 
-class Answer(NamedTuple):
-    """What became of one alert. outcome: of telemetry.alerts.ALERT_OUTCOMES; detail: for people."""
+@dataclass(frozen=True, slots=True)
+class AlertAnswer:
+    """What became of one alert."""
 
     fingerprint: str
-    outcome: str
+    outcome: Annotated[str, Field(json_schema_extra={"enum": list(ALERT_OUTCOMES)})]
     detail: str = ""
     capture_id: str | None = None
 
@@ -94,7 +99,7 @@ class AlertRequests:
             for key in capture.request.alerts:
                 self._remember(key, capture.id)
 
-    def receive(self, alerts: Sequence[Alert], own_name: str = "") -> list[Answer]:
+    def receive(self, alerts: Sequence[Alert], own_name: str = "") -> list[AlertAnswer]:
         """One answer for each alert, in their order.
 
         Raises NotReadyError before the ranks have been looked for the first time.
@@ -106,14 +111,14 @@ class AlertRequests:
         with self._lock:
             self._forget()
             node = this_node(state, frozenset({self._node, own_name}))
-            answers: dict[int, Answer] = {}
+            answers: dict[int, AlertAnswer] = {}
             groups = self._sort(alerts, state, node, answers)
             for wanted in groups:
                 self._ask(wanted, state, answers)
         return [answers[number] for number in range(len(alerts))]
 
     def _sort(
-        self, alerts: Sequence[Alert], state: State, node: ThisNode, answers: dict[int, Answer]
+        self, alerts: Sequence[Alert], state: State, node: ThisNode, answers: dict[int, AlertAnswer]
     ) -> Iterable[list[_Wanted]]:
         """What is to be captured, together what becomes one request; the rest is answered."""
         groups: dict[tuple[object, ...], list[_Wanted]] = {}
@@ -147,7 +152,7 @@ class AlertRequests:
                 raise Settled(ALREADY_CAPTURED, f"the {target.kind} has been captured", capture_id)
         return targets
 
-    def _ask(self, wanted: list[_Wanted], state: State, answers: dict[int, Answer]) -> None:
+    def _ask(self, wanted: list[_Wanted], state: State, answers: dict[int, AlertAnswer]) -> None:
         try:
             capture_id = self._request(wanted, state)
         except Settled as settled:
@@ -214,5 +219,5 @@ def _is_of(anomaly: Anomaly, target: AlertTarget) -> bool:
     return anomaly.job_id == target.job and (any_rank or anomaly.rank in (target.ranks or ()))
 
 
-def _answer(alert: Alert, outcome: str, detail: str, capture_id: str | None) -> Answer:
-    return Answer(alert.fingerprint, outcome, detail[:MAX_DETAIL_CHARS], capture_id)
+def _answer(alert: Alert, outcome: str, detail: str, capture_id: str | None) -> AlertAnswer:
+    return AlertAnswer(alert.fingerprint, outcome, detail[:MAX_DETAIL_CHARS], capture_id)
