@@ -17,7 +17,7 @@ import pytest
 from tests.daemon.ranks.pod_node import STATIC, A, B, PodNode, finds_daemon
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
-from warpwatch_daemon.ranks import source
+from warpwatch_daemon.ranks import ended
 from warpwatch_daemon.ranks.table import LIMITS, Limits
 from warpwatch_telemetry.records import Step
 
@@ -326,7 +326,7 @@ def test_an_ended_ring_gives_its_place_back_at_once_where_another_waits(node: Po
 def test_a_rank_whose_ring_made_room_and_that_goes_on_is_followed(
     node: PodNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "MAX_RINGS_PER_OWNER", 1)
+    monkeypatch.setattr(ended, "MAX_RINGS_PER_OWNER", 1)
     about = {"world_size": 3, "run": "r1"}
     for rank in (0, 1):
         RingFile(node.folder.ranks, rank=rank, **about).step()
