@@ -104,7 +104,6 @@ class Fleet:
             self._told,
         )  # fmt: skip
         self.server = Server(self, http, page=FleetPage(self))
-        self.server.bind()
 
     # --- running ---
 

@@ -106,7 +106,6 @@ def fleet(tmp_path: Path) -> MemoryFleet:
 @pytest.fixture
 def url(fleet: MemoryFleet) -> Iterator[str]:
     server = Server(fleet, HttpConfig(listen="127.0.0.1:0"), page=FleetPage(fleet))
-    server.bind()
     thread = Thread(target=server.run)
     thread.start()
     yield f"http://127.0.0.1:{server.address[1]}"

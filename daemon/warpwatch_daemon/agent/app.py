@@ -88,7 +88,6 @@ class Daemon:
         # Those that are woken, or hurry.
         self._loops: dict[str, Loop] = {}
         self.server = Server(self, config.http)
-        self.server.bind()
         path, inbox = resolve(config.rendezvous, environ, os.getuid())
         self.folder = RendezvousFolder(path, inbox, __version__)
         self._known_pods = self.hub.pods if folder_of(config.attribution.pod_logs) else None

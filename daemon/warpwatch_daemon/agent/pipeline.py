@@ -51,8 +51,8 @@ class Pipeline:
         triggers: Triggers,
         archive: Archive,
         stream: RecordStream,
-        log: TelemetryLog | None = None,
-        runs: RunTable | None = None,
+        log: TelemetryLog | None,
+        runs: RunTable,
     ) -> None:
         self._hub = hub
         self._ranks = ranks
@@ -89,9 +89,11 @@ class Pipeline:
     def step(self) -> None:
         """One round. Whatever fails in it costs nothing else; the first failure is raised last."""
         now, at = time.time(), time.monotonic()
-        records = [*self._hub.take_records(), *self._poll_ranks(now, at)]
-        if self._runs is not None:
-            records += self._runs.take_events()
+        records = [
+            *self._hub.take_records(),
+            *self._poll_ranks(now, at),
+            *self._runs.take_events(),
+        ]
         records.sort(key=_order)
         if self._log is not None:
             self._try(self._log.put, records, now)
@@ -104,9 +106,8 @@ class Pipeline:
             self._raise(self.leases.expire(self._detection.active))
             self._try(self._archive.advance, now)
             self._try(self._look_at_sights, at)
-        if self._runs is not None:
-            self._try(self._runs.advance, now)
-            self._try(self._stream.put_runs, self._runs.take_changed())
+        self._try(self._runs.advance, now)
+        self._try(self._stream.put_runs, self._runs.take_changed())
         self._try(self._coordinator.advance, at)
         changes, self._changes = self._changes, []
         active = self.leases.shown(self._detection.active)
@@ -135,8 +136,7 @@ class Pipeline:
         """A record that one of them cannot take costs the others nothing."""
         self._try(self._coordinator.observe, record)
         self._try(self._archive.observe, record)
-        if self._runs is not None:
-            self._try(self._runs.observe, record)
+        self._try(self._runs.observe, record)
         try:
             changes = self._detection.feed(record)
         except Exception as error:
@@ -148,8 +148,7 @@ class Pipeline:
         for change in changes:
             self._changes.append(change)
             self._try(self._archive.take, change)
-            if self._runs is not None:
-                self._try(self._runs.take, change)
+            self._try(self._runs.take, change)
             self._try(self._stream.put_anomaly, change.anomaly)
             if change.what == "opened":
                 self._try(self._report, change.anomaly)

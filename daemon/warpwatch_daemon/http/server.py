@@ -43,62 +43,47 @@ _Factory = Callable[[], asyncio.Protocol]
 
 
 class Server:
-    """``bind``, then ``run`` in the main thread until ``stop`` is called from anywhere."""
+    """Listens at once; ``run`` in the main thread until ``stop`` is called from anywhere.
+
+    Raises UsageError that names the key of an address that cannot be taken, or where web_config or
+    what it names cannot be used.
+    """
 
     def __init__(
         self, watcher: Watcher, config: HttpConfig, page: PageEndpoint | None = None
     ) -> None:
-        """Raises UsageError when web_config or what it names cannot be used."""
-        self._watcher = watcher
-        self._config = config
-        self._page = page
-        self._connection = functools.partial(Connection, others=OpenConnections())
         web = web_config.load(config.web_config) if config.web_config else WebConfig()
         self._tls = Tls(web.tls_server_config) if web.tls_server_config else None
-        self._basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
-        self._socket: socket.socket | None = None
+        basic_auth = BasicAuth(web.basic_auth_users) if web.basic_auth_users else None
         self._local: Path | None = None
-        self._uvicorn: _Uvicorn | None = None
         self._expiry_checked_at: datetime | None = None
-
-    def bind(self) -> None:
-        """Take the addresses. Raises UsageError that names the key."""
-        listener = listen_on(self._config.listen)
-        self._socket = listener
-        loopback = is_loopback(str(listener.getsockname()[0]))
+        self._socket = listen_on(config.listen)
+        loopback = is_loopback(self.address[0])
         try:
-            app = create_app(
-                self._watcher,
-                self._config,
-                loopback=loopback,
-                basic_auth=self._basic_auth,
-                page=self._page,
-            )
-            probes = self._config.probe_listen
+            app = create_app(watcher, config, loopback=loopback, basic_auth=basic_auth, page=page)
+            probes = config.probe_listen
             probe_socket = listen_on(probes, "http.probe_listen") if probes else None
         except UsageError:
-            listener.close()
+            self._socket.close()
             raise
         pages: MetricsPages = app.state.pages
-        config = _uvicorn_config(app, self._connection, self._refresh_certificate)
-        self._uvicorn = _Uvicorn(config, pages.refresh)
+        connection = functools.partial(Connection, others=OpenConnections())
+        served = _uvicorn_config(app, connection, self._refresh_certificate)
+        self._uvicorn = _Uvicorn(served, pages.refresh)
         if probe_socket is not None:
-            probes_served = Probes(self._watcher.missing)
-            self._uvicorn.serve_besides(probe_socket, probes_served.connect)
-        self._uvicorn.config.load()
+            self._uvicorn.serve_besides(probe_socket, Probes(watcher.missing).connect)
+        served.load()
         # Not by file name: the context is ours, so that a renewed certificate gets into it.
-        self._uvicorn.config.ssl = self._tls.context if self._tls else None
+        served.ssl = self._tls.context if self._tls else None
 
     def bind_locally(self, path: Path) -> None:
         """Serve on this Unix socket, too. Raises OSError."""
-        assert self._uvicorn is not None, "bind first"
         self._uvicorn.serve_besides(listen_locally(path))
         self._local = path
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port that were bound."""
-        assert self._socket is not None, "bind first"
         host, port = self._socket.getsockname()[:2]
         return str(host), int(port)
 
@@ -112,7 +97,6 @@ class Server:
 
     def run(self) -> None:
         """Serve until ``stop``; signals are the caller's."""
-        assert self._uvicorn is not None and self._socket is not None, "bind first"
         try:
             asyncio.run(self._uvicorn.serve(sockets=[self._socket]))
         finally:
@@ -121,8 +105,7 @@ class Server:
 
     def stop(self) -> None:
         """End ``run``; from any thread or a signal handler, also before ``run``."""
-        if self._uvicorn is not None:
-            self._uvicorn.stop()
+        self._uvicorn.stop()
 
     async def _refresh_certificate(self) -> None:
         if self._tls is None:

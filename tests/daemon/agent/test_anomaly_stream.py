@@ -18,6 +18,8 @@ from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.triggers.decisions import Triggers
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.history.archive import Archive
+from warpwatch_daemon.history.runs.run_files import RunFiles
+from warpwatch_daemon.history.runs.run_table import RunTable
 from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_daemon.state.record_stream import RecordStream
@@ -40,8 +42,9 @@ def pipeline(node: CaptureNode, hub: Hub, log: TelemetryLog | None = None) -> Pi
     detection = Detection(config.detection, config.anomalies)
     archive = Archive(node.store.path, detection, lambda what: None, lambda: None)
     triggers = Triggers(node.coordinator, node.source, hub)
+    stream, runs = RecordStream(), RunTable(RunFiles(node.store.path), hub, "node")
     return Pipeline(
-        hub, node.source, detection, node.coordinator, triggers, archive, RecordStream(), log
+        hub, node.source, detection, node.coordinator, triggers, archive, stream, log, runs
     )
 
 

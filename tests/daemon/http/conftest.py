@@ -347,7 +347,6 @@ def servers(agent: MemoryAgent) -> Iterator[Serve]:
 
     def start(**section: Any) -> Server:
         server = Server(agent, HttpConfig(**{"listen": "127.0.0.1:0", **section}))
-        server.bind()
         server.bind_locally(socket_of(server))
         thread = threading.Thread(target=server.run)
         thread.start()

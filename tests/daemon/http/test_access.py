@@ -127,7 +127,7 @@ def test_a_token_file_without_a_token_is_a_usage_error(tmp_path, agent, content)
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UsageError, match=r"http\.token_file"):
-        Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path)).bind()
+        Server(agent, HttpConfig(listen="127.0.0.1:0", token_file=path))
 
 
 def test_files_of_captures_are_open_to_this_machine_alone(tcp, report):
@@ -152,7 +152,7 @@ def test_metrics_take_the_token_where_the_configuration_says_so(serve, token_fil
     assert httpx.get(url).status_code == 401
     assert httpx.get(url, headers=bearer("correct horse")).status_code == 200
     with pytest.raises(UsageError, match=r"http\.token_file is needed"):
-        Server(agent, HttpConfig(listen="127.0.0.1:0", metrics_token=True)).bind()
+        Server(agent, HttpConfig(listen="127.0.0.1:0", metrics_token=True))
 
 
 def test_beyond_loopback_without_a_token_no_one_may(serve, report):

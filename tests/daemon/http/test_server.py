@@ -46,13 +46,13 @@ def test_a_taken_port_is_a_usage_error_that_names_the_key(agent):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=r"http\.listen '127.0.0.1:\d+': the port is taken"):
-            Server(agent, HttpConfig(listen=f"127.0.0.1:{port}")).bind()
+            Server(agent, HttpConfig(listen=f"127.0.0.1:{port}"))
 
 
 @pytest.mark.parametrize("listen", ["192.0.2.1:0", "no.such.name.invalid:0", "127.0.0.1:99999"])
 def test_an_address_that_is_not_ours_is_a_usage_error(agent, listen):
     with pytest.raises(UsageError, match=r"http\.listen"):
-        Server(agent, HttpConfig(listen=listen)).bind()
+        Server(agent, HttpConfig(listen=listen))
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "localhost:0", ":0", "0.0.0.0:0"])
@@ -64,7 +64,6 @@ def test_it_listens_where_the_configuration_says(serve, listen):
 
 def test_a_stop_before_the_run_ends_it_at_once(agent):
     server = Server(agent, HttpConfig(listen="127.0.0.1:0"))
-    server.bind()
     server.stop()
     thread = threading.Thread(target=server.run)
     thread.start()
