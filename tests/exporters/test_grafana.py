@@ -16,7 +16,7 @@ import pytest
 
 from tests.daemon.state.counted import counted
 from tests.exporters.grafana_stand_in import TOKEN, GrafanaStandIn, grafana_stand_in
-from warpwatch_daemon.agent import grafana as daemon_grafana
+from warpwatch_daemon.agent.outgoing import grafana_follower
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
@@ -338,7 +338,7 @@ def test_the_daemon_writes_where_its_configuration_says(tmp_path: Path) -> None:
         }
         hub = Hub(10.0)
         config = loading.parse(tree, "the test")
-        follower = daemon_grafana.follower(config, "gpu-17", hub.metrics)
+        follower = grafana_follower(config, "gpu-17", hub.metrics)
         assert follower is not None
         follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
         assert "https://warpwatch.example/gpu-17/?show=" in grafana.only()["text"]
@@ -365,7 +365,7 @@ def test_the_authority_of_grafanas_certificate_may_be_ones_own(
         if trusted:
             section["ca_file"] = str(tmp_path / "grafana.crt")
         config = loading.parse({"exporters": {"grafana": section}}, "the test")
-        follower = daemon_grafana.follower(config, "gpu-17", AgentMetrics())
+        follower = grafana_follower(config, "gpu-17", AgentMetrics())
         assert follower is not None
         follower.advance(State(NOW, "0.1.0", "host", anomalies=(HOT,)))
         assert len(grafana.annotations) == int(trusted)
@@ -373,4 +373,4 @@ def test_the_authority_of_grafanas_certificate_may_be_ones_own(
 
 
 def test_it_is_off_by_default() -> None:
-    assert daemon_grafana.follower(Config(), "gpu-17", AgentMetrics()) is None
+    assert grafana_follower(Config(), "gpu-17", AgentMetrics()) is None

@@ -5,5 +5,5 @@
 - pipeline: the one stream of records, to telemetry log, detectors and captures
 - supervisor: every loop and its thread
 - reloading: a changed configuration
-- grafana, telemetry_log: the exporters that have a loop of their own; open_files: how many
+- outgoing, telemetry_log: the exporters that have a loop of their own; open_files: how many
 """

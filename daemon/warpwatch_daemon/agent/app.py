@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from warpwatch._version import __version__
-from warpwatch_daemon.agent import grafana, remote
 from warpwatch_daemon.agent.capturing import Capturing
 from warpwatch_daemon.agent.open_files import allow_enough
-from warpwatch_daemon.agent.outgoing import WaysOut
+from warpwatch_daemon.agent.outgoing import WaysOut, grafana_follower, uploads
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.reloading import Reloading
 from warpwatch_daemon.agent.sources import enabled_sources, hub_of
@@ -97,10 +96,10 @@ class Daemon:
             config, store, self.folder, self.ranks, self.hub, node, self._hurry
         )
         self.reloading = Reloading(config, config_path, environ, self.captures.policy, metrics)
-        self._grafana = grafana.follower(config, node, metrics)
+        self._grafana = grafana_follower(config, node, metrics)
         coordinator = self.captures.coordinator
         self.runs = RunTable(RunFiles(store.path), self.hub, node)
-        self._upload = remote.uploads(config, store, coordinator, self.runs, metrics, node, environ)
+        self._upload = uploads(config, store, coordinator, self.runs, metrics, node, environ)
         detection = Detection(config.detection, config.anomalies)
         lost = metrics.counter("anomaly_store_errors_total")
         self.archive = Archive(

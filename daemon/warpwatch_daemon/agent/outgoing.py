@@ -1,13 +1,21 @@
-"""Ways out that tell of what has just happened, OpenTelemetry and webhooks: each in a loop."""
+"""Ways out of the daemon, each in a loop: what is configured, which alone is loaded.
+
+OpenTelemetry and webhooks tell of what has just happened, as annotations in Grafana do; captures
+and summaries of runs go into the remote store.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_daemon.captures.coordinator import Coordinator
+from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import Config
+from warpwatch_daemon.history.runs.run_table import RunTable
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
 from warpwatch_devices.call_guard import run_all
 from warpwatch_exporters.collector import StateCollector
@@ -130,3 +138,54 @@ def _otlp(
         },
         lambda signal, result, count: counter.labels(signal, result).inc(count),
     ).advance
+
+
+if TYPE_CHECKING:
+    from warpwatch_exporters.grafana import GrafanaAnnotations
+
+
+def grafana_follower(config: Config, node: str, metrics: AgentMetrics) -> GrafanaAnnotations | None:
+    """Annotations in Grafana; None where they are not wanted."""
+    wanted = config.exporters.grafana
+    if wanted.url is None:
+        return None
+    from warpwatch_exporters import grafana, grafana_api
+
+    annotations = metrics.counter("grafana_annotations_total")
+    for result in grafana.RESULTS:
+        # There from the start, so that an increase can be seen.
+        annotations.labels(result)
+    return grafana.GrafanaAnnotations(
+        grafana_api.GrafanaApi(wanted.url, wanted.token_file, wanted.ca_file),
+        grafana.Annotations(node, config.http.public_url_of(node)),
+        lambda result: annotations.labels(result).inc(),
+    )
+
+
+def uploads(
+    config: Config,
+    store: Store,
+    coordinator: Coordinator,
+    runs: RunTable,
+    metrics: AgentMetrics,
+    node: str,
+    environ: Mapping[str, str],
+) -> Callable[[], None] | None:
+    """What a loop is to do for the remote store; None where there is none. Raises UsageError."""
+    url = config.remote_store.url
+    if url is None:
+        return None
+    from warpwatch_daemon.history.remote_store import RemoteStore
+    from warpwatch_daemon.history.runs.run_uploads import RunUploads
+    from warpwatch_daemon.history.uploads import Uploads
+
+    remote = RemoteStore(url, environ)
+    register, is_settled = coordinator.register, coordinator.is_settled
+    of_captures = Uploads(remote, store.path, register, is_settled, metrics, node)
+    of_runs = RunUploads(remote, runs, metrics)
+
+    def advance() -> None:
+        of_captures.advance()
+        of_runs.advance()
+
+    return advance

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from warpwatch_daemon.captures.disk import Disk
-from warpwatch_daemon.config import quiet_hours
-from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.config.triggers import TriggersConfig, quiet
 from warpwatch_daemon.ranks.usage import Owner
 from warpwatch_telemetry.captures import REGULAR_TRIGGERS, CaptureRequest
 from warpwatch_telemetry.errors import Refused
@@ -106,7 +105,7 @@ class Policy:
             self._last.pop(_key(request), None)
 
     def _check_quiet_hours(self) -> None:
-        span = quiet_hours.quiet(self.config.quiet_hours, self._clock())
+        span = quiet(self.config.quiet_hours, self._clock())
         if span is not None:
             raise Refused("refused_quiet_hours", f"triggers.quiet_hours has {span}")
 

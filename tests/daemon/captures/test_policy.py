@@ -15,8 +15,7 @@ from tests.daemon.captures.capture_node import ANOTHER, AUTOMATIC, MANUAL, Captu
 from warpwatch_daemon.captures import policy as policies
 from warpwatch_daemon.captures.disk import MAX_AGE_S, Disk, Room
 from warpwatch_daemon.captures.policy import DAY_S, HOUR_S, Policy
-from warpwatch_daemon.config import quiet_hours
-from warpwatch_daemon.config.triggers import TriggersConfig
+from warpwatch_daemon.config.triggers import Span, TriggersConfig, parse_span
 from warpwatch_telemetry.captures import CaptureRequest
 from warpwatch_telemetry.errors import Refused
 
@@ -165,7 +164,7 @@ def test_quiet_hours_are_local_unless_they_say_utc(tmp_path: Path, east_of_utc: 
     [("22:00-06:00", 1320, 360), (" 00:00 - 24:00 ", 0, 1440), ("09:05-09:06", 545, 546)],
 )
 def test_spans_of_the_day_are_read(text: str, begin_min: int, end_min: int) -> None:
-    assert quiet_hours.parse(text) == quiet_hours.Span(begin_min, end_min)
+    assert parse_span(text) == Span(begin_min, end_min)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,7 @@ def test_spans_of_the_day_are_read(text: str, begin_min: int, end_min: int) -> N
 )
 def test_what_is_no_span_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="such as 22:00-06:00 or 22:00-06:00 UTC"):
-        quiet_hours.parse(text)
+        parse_span(text)
 
 
 def test_a_dry_run_decides_as_it_would_and_takes_nothing(tmp_path: Path, stack: ExitStack) -> None:
