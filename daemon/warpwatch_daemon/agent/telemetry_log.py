@@ -25,14 +25,11 @@ MAX_WAITING = 200_000
 class TelemetryLog:
     """``put`` is the pipeline's, ``write`` the loop's."""
 
-    def __init__(
-        self, writer: JsonlWriter, metrics: AgentMetrics, silence_s: float = SILENCE_S
-    ) -> None:
+    def __init__(self, writer: JsonlWriter, metrics: AgentMetrics) -> None:
         self._writer = writer
         self._records = metrics.counter("jsonl_records_total")
         # There from the start, so that an increase can be seen.
         self._errors = metrics.counter("jsonl_errors_total")
-        self._silence_s = silence_s
         self._waiting: deque[Record] = deque()
         self._put_time = time.time()
         self._failed: int | None = None
@@ -40,7 +37,7 @@ class TelemetryLog:
     def put(self, records: Sequence[Record], now: float) -> None:
         """These records, or after a silence that time has passed."""
         if not records:
-            if now - self._put_time < self._silence_s:
+            if now - self._put_time < SILENCE_S:
                 return
             records = [Clock(now)]
         self._put_time = now

@@ -21,33 +21,25 @@ class Room(NamedTuple):
     free: int
 
 
-def read_room(path: Path) -> Room:
-    """Raises OSError."""
-    usage = shutil.disk_usage(path)
-    return Room(usage.total, usage.free)
-
-
 class Disk:
     """``measure`` waits for the file system and has a loop of its own; ``room`` touches no file."""
 
-    def __init__(
-        self,
-        path: Path,
-        read: Callable[[Path], Room] = read_room,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.path = path
-        self._read = read
         self._monotonic = monotonic
         self.measure()
 
     def measure(self) -> None:
         found: Room | str
         try:
-            found = self._read(self.path)
+            found = self._read()
         except OSError as error:
             found = str(error.strerror)
         self._measured = (self._monotonic(), found)
+
+    def _read(self) -> Room:
+        usage = shutil.disk_usage(self.path)
+        return Room(usage.total, usage.free)
 
     def room(self) -> Room:
         """As measured last. Raises Refused where that failed, or is too long ago."""

@@ -52,16 +52,9 @@ MAX_ROWS = 10_000
 class HistoryStore:
     """``fail``: called with what could not be done: read or write. Safe for several threads."""
 
-    def __init__(
-        self,
-        folder: Path,
-        max_age_s: float,
-        fail: Callable[[str], None],
-        max_rows: int = MAX_ROWS,
-    ) -> None:
+    def __init__(self, folder: Path, max_age_s: float, fail: Callable[[str], None]) -> None:
         self._path = folder / FILE
         self._aside = folder / ASIDE
-        self._max_rows = max_rows
         self._max_age_s = max_age_s
         self._fail = fail
         self._lock = threading.Lock()
@@ -93,7 +86,7 @@ class HistoryStore:
             connection.execute(
                 "DELETE FROM anomalies WHERE time < ? OR id IN "
                 "(SELECT id FROM anomalies ORDER BY time DESC LIMIT -1 OFFSET ?)",
-                (now - self._max_age_s, self._max_rows),
+                (now - self._max_age_s, MAX_ROWS),
             )
         return True
 

@@ -40,13 +40,7 @@ class InboxError(WarpwatchError):
     """The file cannot be taken over; the text says why."""
 
 
-def take(
-    inbox: Directory,
-    name: str,
-    owner_uid: int,
-    target: Path,
-    min_free_bytes: int = MIN_FREE_BYTES,
-) -> int:
+def take(inbox: Directory, name: str, owner_uid: int, target: Path) -> int:
     """Copy the file ``name`` of ``owner_uid`` to ``target`` and remove it; its size in bytes.
 
     Raises InboxError when it is no regular file of that owner or has holes, OSError when the store
@@ -60,7 +54,7 @@ def take(
         raise InboxError(f"{name}: {error.strerror}") from error
     try:
         size = _size(fd, name)
-        if shutil.disk_usage(target.parent).free < size + min_free_bytes:
+        if shutil.disk_usage(target.parent).free < size + MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         _copy(fd, target, size)
     finally:
@@ -110,13 +104,12 @@ def sweep(
     now: float,
     limit_s: float | None = None,
     keep: str = "",
-    folders_s: float = SWEEP_FOLDERS_S,
 ) -> int:
     """Remove what was never collected; the number of files and folders of the inbox removed.
 
     What cannot be removed, and what there is no time for, stays until the next sweep. ``limit_s``
-    is for all of it, otherwise files take the time that they take and folders ``folders_s``;
-    ``keep``: the name of what is not touched.
+    is for all of it, otherwise files take the time that they take and folders
+    SWEEP_FOLDERS_S; ``keep``: the name of what is not touched.
     """
     until = None if limit_s is None else time.monotonic() + limit_s
     with inbox.opened() as inbox_fd:
@@ -129,7 +122,7 @@ def sweep(
                         removed += 1
                     else:
                         folders.append(name)
-        until = time.monotonic() + folders_s if until is None else until
+        until = time.monotonic() + SWEEP_FOLDERS_S if until is None else until
         return removed + _remove_folders(inbox_fd, folders, until)
 
 

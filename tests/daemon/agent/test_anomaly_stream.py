@@ -148,9 +148,10 @@ def test_readings_are_of_every_detector(node):
     assert suppressed == ()
 
 
-def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path):
+def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path, monkeypatch):
+    monkeypatch.setattr("warpwatch_daemon.agent.telemetry_log.SILENCE_S", 0.0)
     path, hub = tmp_path / "telemetry.jsonl", Hub(10.0)
-    log = TelemetryLog(JsonlWriter(path), hub.metrics, silence_s=0.0)
+    log = TelemetryLog(JsonlWriter(path), hub.metrics)
     stream = pipeline(node, hub, log)
     node.rings[0].step()
     stream.step()

@@ -194,9 +194,9 @@ class FakeDisk(Disk):
 
     def __init__(self, free_mib: int) -> None:
         self.free_mib, self.at = free_mib, 0.0
-        super().__init__(Path("/store"), lambda path: self._read_room(), lambda: self.at)
+        super().__init__(Path("/store"), lambda: self.at)
 
-    def _read_room(self) -> Room:
+    def _read(self) -> Room:
         return Room(1000 << 20, self.free_mib << 20)
 
 

@@ -45,9 +45,9 @@ CONTEXT = AnomalyContext(
 )
 
 
-def store(folder: Path, rows: int = 1000, age_s: float = 1e9) -> tuple[HistoryStore, list[str]]:
+def store(folder: Path, age_s: float = 1e9) -> tuple[HistoryStore, list[str]]:
     failures: list[str] = []
-    return HistoryStore(folder, age_s, failures.append, rows), failures
+    return HistoryStore(folder, age_s, failures.append), failures
 
 
 # --- the store ---
@@ -85,8 +85,9 @@ def test_the_newest_come_oldest_first(tmp_path):
     assert [one.id for one in history.newest(2)] == ["2", "3"]
 
 
-def test_rows_and_age_are_bounded(tmp_path):
-    history, _ = store(tmp_path, rows=5, age_s=100)
+def test_rows_and_age_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("warpwatch_daemon.history.store.MAX_ROWS", 5)
+    history, _ = store(tmp_path, age_s=100)
     for number in range(20):
         history.write([(replace(OVER, id=str(number), time=NOW + number), CONTEXT)], NOW)
     assert [one.id for one in history.newest(100)] == ["15", "16", "17", "18", "19"]
@@ -157,7 +158,7 @@ def test_what_could_not_be_written_is_written_when_the_database_is_free_again(
     monkeypatch.setattr("warpwatch_daemon.history.store.BUSY_TIMEOUT_S", 0.01)
     node = Node(tmp_path)
     node.archive.write()
-    HistoryStore(tmp_path, 1e9, node.failures.append, 10).write([(OVER, None)], NOW)
+    HistoryStore(tmp_path, 1e9, node.failures.append).write([(OVER, None)], NOW)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         crash = crash_in_training(node)

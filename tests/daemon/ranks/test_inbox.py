@@ -53,12 +53,13 @@ def test_a_file_of_holes_does_not_fill_the_store(tmp_path: Path, content: bytes)
     assert not (tmp_path / "taken").exists()
 
 
-def test_a_store_without_room_takes_nothing(tmp_path: Path) -> None:
+def test_a_store_without_room_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MIN_FREE_BYTES", 1 << 60)
     (tmp_path / "a.json").write_bytes(b"{}")
     with pytest.raises(OSError) as raised:
-        inbox.take(
-            Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken", min_free_bytes=1 << 60
-        )
+        inbox.take(Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken")
     assert raised.value.errno == errno.ENOSPC
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
@@ -93,8 +94,11 @@ def test_a_sweep_ends_in_time_where_nothing_is_old(
     assert next(seconds) == 11
 
 
-def test_folders_get_little_time_and_files_go_first(tmp_path: Path) -> None:
+def test_folders_get_little_time_and_files_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "SWEEP_FOLDERS_S", 0.0)
     (tmp_path / "folder").mkdir()
     (tmp_path / "zzz.json").touch()
-    assert inbox.sweep(Directory(tmp_path), -1.0, time.time(), folders_s=0.0) == 1
+    assert inbox.sweep(Directory(tmp_path), -1.0, time.time()) == 1
     assert os.listdir(tmp_path) == ["folder"]
