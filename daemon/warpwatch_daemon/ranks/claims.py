@@ -102,8 +102,8 @@ def parse(text: bytes | None, pod_uid: str | None = None) -> Claims:
     if not isinstance(raw, dict):
         raise ProtocolError("bad_metadata", "the metadata is no object")
     cleaned = {key: clean(said) if isinstance(said, str) else said for key, said in raw.items()}
-    # What is empty or zero is not said.
-    known = {key: said for key, said in cleaned.items() if said}
+    # What is null, an empty text or zero is not said.
+    known = {key: said for key, said in cleaned.items() if said not in (None, "", 0)}
     try:
         known["parallel"] = read_places(known.get("parallel", {}), "parallel")
         clock = known.get("step_clock")

@@ -86,6 +86,8 @@ def test_an_unfinished_ring_is_waited_for_then_refused(node: Node) -> None:
         {"world_size": "many"},
         {"job": ["a"]},
         {"phases": ["x"] * 17},
+        {"phases": {}},
+        {"flops_per_token": float("nan")},
         {"phases": ["not a word\n"]},
     ],
 )
