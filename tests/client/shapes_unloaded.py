@@ -16,7 +16,16 @@ from tests.client.shapes import BATCH, BLOCK, VOCABULARY, WIDTH, LanguageModel, 
 
 @loop
 def nanogpt() -> list[float]:
-    model, text = LanguageModel(), torch.randint(VOCABULARY, (4096,))
+    return language_model(LanguageModel())
+
+
+@loop
+def nanogpt_compiled() -> list[float]:
+    return language_model(torch.compile(LanguageModel(), backend="eager"))
+
+
+def language_model(model: Any) -> list[float]:
+    text = torch.randint(VOCABULARY, (4096,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
 

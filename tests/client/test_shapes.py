@@ -38,6 +38,8 @@ ALONE = {
     # Both once the model's calls are watched, after five backwards of 8 rows.
     "nanogpt": Shape(LEARNING | {"eval"}, (4 * 20 - 5) * 8, (4 * 20 - 5) * 8 * 32),
     # A row of its batches is a position, not a sequence; 64 backwards show that nothing else steps.
+    # It is watched from the first backward on.
+    "nanogpt_compiled": Shape(LEARNING | {"eval"}, (4 * 20 - 1) * 8, (4 * 20 - 1) * 8 * 32),
     "updates_by_hand": Shape(
         {"forward", "backward", "eval"}, None, (85 - 64) * 32 * 16, "backward", unseen=64
     ),

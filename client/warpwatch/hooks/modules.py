@@ -102,9 +102,9 @@ class ModuleHook:
             if getattr(vars(kind).get("__call__"), "of_warpwatch", False):
                 del kind.__call__
 
-    def see_compiled(self, module: Any) -> None:
+    def see_compiled(self, module: Any, args: Any) -> None:
         if not self.state.is_compiling():
-            self.begin(module, ())
+            self.begin(module, args)
 
     def _see(self, module: Any, args: Any) -> None:
         try:
@@ -182,7 +182,7 @@ def install_compiled(module: Any, state: HookState) -> None:
 
     @wraps(original)
     def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
-        hook.see_compiled(module)
+        hook.see_compiled(module, args)
         return original(module, *args, **kwargs)
 
     compiled.__call__ = __call__
