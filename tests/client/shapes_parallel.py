@@ -226,6 +226,37 @@ def deepspeed_pipeline() -> list[float]:
         return in_ranks(lambda: _pipeline(engines, pipe), told=3, size=4)
 
 
+@loop
+def deepspeed_zero() -> list[float]:
+    """Gradients and the optimizer's state sharded, two batches a step."""
+    with contextlib.redirect_stdout(sys.stderr):
+        engines: Any = import_module("deepspeed")
+
+        def train() -> list[float]:
+            engines.init_distributed("gloo")
+            torch.manual_seed(0)
+            model = network(WIDTH, 4 * WIDTH, WIDTH, 1)
+            config = {
+                "train_micro_batch_size_per_gpu": BATCH,
+                "gradient_accumulation_steps": 2,
+                "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+                "zero_optimization": {"stage": 2},
+            }
+            engine, *_ = engines.initialize(
+                model=model, model_parameters=model.parameters(), config=config
+            )
+            losses = []
+            for number, (x, y) in enumerate(shard(40), 1):
+                loss = F.mse_loss(engine(x), y)
+                engine.backward(loss)
+                engine.step()
+                if number % 2 == 0:
+                    losses.append(loss.item())
+            return losses
+
+        return in_ranks(train)
+
+
 def _pipeline(engines: Any, pipe: Any) -> list[float]:
     engines.init_distributed("gloo")
     torch.manual_seed(0)

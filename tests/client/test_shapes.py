@@ -83,6 +83,7 @@ FRAMEWORKS = {
         "megatron",
         Shape(LOADED | {"comm"}, 30 * 128, parallel={"data": [1, 2], "tensor": [1, 2]}),
     ),
+    "deepspeed_zero": ("deepspeed", Shape(LOADED | {"comm"}, 40 * 128, clock="deepspeed")),
     "deepspeed_pipeline": (
         "deepspeed",
         Shape(
