@@ -107,17 +107,24 @@ class Watch:
         self._count += 1
         head = _HEAD.pack(self._count, time.monotonic_ns(), len(data))
         os.pwrite(self._newest_fd, head + data, 0)
-        begun = time.process_time()
-        try:
-            self._run(data)
-        except Exception as error:
-            self._findings.add(_origin(error), data, "".join(traceback.format_exception(error)))
-        took_s = time.process_time() - begun
+        took_s = self._timed(data)
+        if took_s > MAX_INPUT_S:
+            # Once more: the first one may have imported what it needed.
+            took_s = min(took_s, self._timed(data))
         self._slowest_s = max(took_s, self._slowest_s)
         if took_s > MAX_INPUT_S:
             self._findings.add("slow", data, f"took {took_s:.2f} s of processor time")
         if self._middle is None and self.share() >= 0.5:
             self._middle = _memory()
+
+    def _timed(self, data: bytes) -> float:
+        """Seconds of processor time."""
+        begun = time.process_time()
+        try:
+            self._run(data)
+        except Exception as error:
+            self._findings.add(_origin(error), data, "".join(traceback.format_exception(error)))
+        return time.process_time() - begun
 
     def share(self) -> float:
         """Of the campaign, that is over."""
