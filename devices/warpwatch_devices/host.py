@@ -17,7 +17,7 @@ import psutil
 
 from warpwatch_devices.config import HostConfig
 from warpwatch_devices.loops import Supervisor
-from warpwatch_devices.source import Sink
+from warpwatch_devices.source import Sink, Source
 from warpwatch_telemetry.host_metrics import CPU_MODES, PRESSURE_RESOURCES
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import HostSample, SourceHealth
@@ -33,7 +33,7 @@ _VIRTUAL_INTERFACE = re.compile(
 Values = dict[SeriesKey, float]
 
 
-class HostSource:
+class HostSource(Source):
     name = "host"
 
     def __init__(self, config: HostConfig) -> None:
@@ -42,9 +42,6 @@ class HostSource:
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         supervisor.every("host", self._config.interval_s, lambda: self._read(sink))
-
-    def close(self) -> None:
-        pass
 
     def _read(self, sink: Sink) -> None:
         begun, now = time.monotonic(), time.time()

@@ -65,17 +65,9 @@ class KernelLogSource:
 
     name = "kernel_log"
 
-    def __init__(
-        self,
-        ledger: XidLedger,
-        path: Path = PATH,
-        interval_s: float = INTERVAL_S,
-        records_per_round: int = MAX_RECORDS_PER_ROUND,
-    ) -> None:
+    def __init__(self, ledger: XidLedger, path: Path = PATH) -> None:
         self._path = path
         self._ledger = ledger
-        self._interval_s = interval_s
-        self._records_per_round = records_per_round
         self._log: int | None = None
         self._open_at = 0.0
         self._worked = False
@@ -85,7 +77,7 @@ class KernelLogSource:
         self._rest = b""
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
-        supervisor.every(self.name, self._interval_s, lambda: self._round(sink))
+        supervisor.every(self.name, INTERVAL_S, lambda: self._round(sink))
 
     def close(self) -> None:
         log, self._log = self._log, None
@@ -144,7 +136,7 @@ class KernelLogSource:
 
     def _records(self) -> Iterator[str]:
         """As many records as a round may take; the others wait for the next one."""
-        for _ in range(self._records_per_round):
+        for _ in range(MAX_RECORDS_PER_ROUND):
             if not self._lines and not self._fill():
                 return
             if self._lines:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from warpwatch_devices.loops import Supervisor
-from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_devices.source import Sink, Source, Surroundings
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.network_metrics import CONGESTION, ERRORS
 from warpwatch_telemetry.samples import HostSample, SourceHealth
@@ -29,7 +29,7 @@ _RATE = re.compile(r"([0-9.]+) Gb/sec")
 Values = dict[SeriesKey, float]
 
 
-class NetworkSource:
+class NetworkSource(Source):
     name = "network"
 
     def __init__(self, surroundings: Surroundings, sys: Path = SYS) -> None:
@@ -40,9 +40,6 @@ class NetworkSource:
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         supervisor.every(self.name, INTERVAL_S, lambda: self._read(sink))
-
-    def close(self) -> None:
-        pass
 
     def _read(self, sink: Sink) -> None:
         begun, now = time.monotonic(), time.time()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants, sees_host_processes
-from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_devices.source import Sink, Source, Surroundings
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import DeviceSample, HostSample, SourceHealth
 
@@ -26,30 +26,20 @@ _DELAY_ACCOUNTING = Path("/proc/sys/kernel/task_delayacct")
 _NOT_ON_THE_HOST = "PIDs of the host mean nothing here: the daemon needs the host's PID namespace"
 
 
-class ProcessesSource:
+class ProcessesSource(Source):
     name = "processes"
 
-    def __init__(
-        self,
-        surroundings: Surroundings,
-        host_processes: Callable[[], bool] = sees_host_processes,
-        interval_s: float = INTERVAL_S,
-    ) -> None:
-        self._interval_s = interval_s
+    def __init__(self, surroundings: Surroundings) -> None:
         self._devices = surroundings.devices
-        self._host_processes = host_processes
         self._tree = ProcessTree()
         self._usages: dict[tuple[int, int], ProcessUsage] = {}
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
-        if not self._host_processes():
+        if not sees_host_processes():
             logger.info("processes that use a GPU are not followed: %s", _NOT_ON_THE_HOST)
             sink.publish_health(SourceHealth(self.name, True, _NOT_ON_THE_HOST))
             return
-        supervisor.every(self.name, self._interval_s, lambda: self.read(sink))
-
-    def close(self) -> None:
-        pass
+        supervisor.every(self.name, INTERVAL_S, lambda: self.read(sink))
 
     def read(self, sink: Sink) -> None:
         """Where nothing uses a GPU, /proc is not looked at."""
@@ -72,15 +62,15 @@ class ProcessesSource:
         self._usages = usages
 
 
-def gpu_processes(samples: Iterable[DeviceSample]) -> dict[int, str]:
-    """Names of the processes on all devices by PID; the lowest MAX_PROCESSES of them."""
+def gpu_processes(samples: Iterable[DeviceSample], at_most: int = MAX_PROCESSES) -> dict[int, str]:
+    """Names of the processes on all devices by PID; the lowest ``at_most`` of them."""
     names = {
         process.pid: process.name
         for sample in samples
         for process in sample.processes
         if process.pid > 0
     }
-    return {pid: names[pid] for pid in sorted(names)[:MAX_PROCESSES]}
+    return {pid: names[pid] for pid in sorted(names)[:at_most]}
 
 
 def io_wait_is_accounted(switch: Path = _DELAY_ACCOUNTING) -> bool:

@@ -42,7 +42,9 @@ class Source(Protocol):
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what it holds, once its loops have ended; most hold nothing."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)

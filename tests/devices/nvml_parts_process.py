@@ -17,9 +17,9 @@ import pynvml
 
 from tests.devices.recording import RecordingSink
 from warpwatch_daemon.agent.supervisor import Supervisor
-from warpwatch_devices.kernel_log import KernelLogSource
+from warpwatch_devices import kernel_log
+from warpwatch_devices.nvml import gpm
 from warpwatch_devices.nvml.events import EventWatcher
-from warpwatch_devices.nvml.gpm import TAKE_BACK_AFTER_S, GpmWorker
 from warpwatch_devices.nvml.library import initialise
 from warpwatch_devices.xid_ledger import XidLedger
 from warpwatch_telemetry.metric import SeriesKey
@@ -40,17 +40,15 @@ class Parts:
         self.sink = RecordingSink()
         self.ledger = XidLedger()
         self.watcher = EventWatcher(self.supervisor, self.sink, self.ledger)
-        self.worker = GpmWorker(
-            self.supervisor,
-            options.get("gpm_interval_s", 0.2),
-            STUCK_AFTER_S,
-            options.get("take_back_after_s", TAKE_BACK_AFTER_S),
-        )
+        gpm.TAKE_BACK_AFTER_S = options.get("take_back_after_s", gpm.TAKE_BACK_AFTER_S)
+        interval_s = options.get("gpm_interval_s", 0.2)
+        self.worker = gpm.GpmWorker(self.supervisor, interval_s, STUCK_AFTER_S)
         self.events = options.get("events", False)
         self.gpm = "gpm_interval_s" in options
         self.log = None
         if "kernel_log" in options:
-            self.log = KernelLogSource(self.ledger, Path(options["kernel_log"]), 0.1)
+            kernel_log.INTERVAL_S = 0.1
+            self.log = kernel_log.KernelLogSource(self.ledger, Path(options["kernel_log"]))
             self.log.start(self.supervisor, self.sink)
         self.uuids: list[str] = []
 

@@ -19,6 +19,9 @@ from typing import Any
 from warpwatch_daemon.agent.supervisor import Supervisor
 from warpwatch_devices import loops
 from warpwatch_devices.config import NvmlConfig
+from warpwatch_devices.nvml import device as nvml_device
+from warpwatch_devices.nvml import scanner
+from warpwatch_devices.nvml import source as nvml_source
 from warpwatch_devices.nvml.device import Companions, NvmlDevice
 from warpwatch_devices.nvml.events import EventWatcher
 from warpwatch_devices.nvml.gpm import GpmWorker
@@ -109,9 +112,9 @@ def start_source(supervisor: loops.Supervisor, settings: dict[str, Any]) -> Nvml
         fail=lambda line: sink.print(fail=line),
     )
     config = NvmlConfig(**{"interval_s": 0.1, "stuck_after_s": 0.5, **settings})
-    source = NvmlSource(
-        config, surroundings, XidLedger(), retry_interval_s=0.2, probe_interval_s=0.3
-    )
+    nvml_source.RETRY_INTERVAL_S = 0.2
+    nvml_device.PROBE_INTERVAL_S = scanner.INTERVAL_S = 0.3
+    source = NvmlSource(config, surroundings, XidLedger())
     source.start(supervisor, sink)
     return source
 
@@ -154,7 +157,8 @@ def run_device(supervisor: Supervisor) -> None:
             sink, ledger = GatheringSink(), XidLedger()
             events, gpm = EventWatcher(supervisor, sink, ledger), GpmWorker(supervisor, 1.0, 5.0)
             companions = Companions(sink, ledger, events, gpm)
-            device = NvmlDevice(0, companions, interval_s=1.0, probe_interval_s=0.0)
+            nvml_device.PROBE_INTERVAL_S = 0.0
+            device = NvmlDevice(0, companions, interval_s=1.0)
             continue
         for _ in range(int(line)):
             device.step()

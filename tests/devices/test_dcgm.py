@@ -83,15 +83,19 @@ def running(
     it = around or Around()
     surroundings = Surroundings(lambda _: None, lambda: it.known, lambda: it.wanted, lambda _: None)
     config = DcgmConfig(enabled=True, address=address, bindings=bindings)
-    seconds = {"retry_first_s": 0.05, "discovery_interval_s": 0.1, "interval_s": 0.1} | times
-    source = DcgmSource(config, surroundings, **seconds)
+    seconds = {"RETRY_FIRST_S": 0.05, "DISCOVERY_INTERVAL_S": 0.1, "INTERVAL_S": 0.1} | times
     sink, supervisor = RecordingSink(), Supervisor()
-    try:
-        source.start(supervisor, sink)
-        yield sink
-    finally:
-        supervisor.stop(0.5)
-        source.close()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in seconds.items():
+            module = "pause" if name == "MAX_PAUSE_S" else "source"
+            patch.setattr(f"warpwatch_devices.dcgm.{module}.{name}", value)
+        source = DcgmSource(config, surroundings)
+        try:
+            source.start(supervisor, sink)
+            yield sink
+        finally:
+            supervisor.stop(0.5)
+            source.close()
 
 
 def newest(sink: RecordingSink, uuid: str) -> DeviceSample | None:
@@ -194,7 +198,7 @@ def test_a_gpu_that_cannot_be_profiled_costs_itself_alone(engine: Engine) -> Non
 
 
 def test_a_lost_gpu_is_down(engine: Engine) -> None:
-    with running(discovery_interval_s=60) as sink:
+    with running(DISCOVERY_INTERVAL_S=60) as sink:
         wait_until(lambda: newest(sink, A))
         engine.state["gpus"][0]["status"] = 4
         engine.change(values={"1/1": {"1001": 0.5}})
@@ -281,7 +285,7 @@ def test_profiling_is_resumed_at_the_end(engine: Engine) -> None:
 def test_a_pause_that_lasts_too_long_is_ended_and_not_begun_again(engine: Engine) -> None:
     around = Around()
     around.wanted = True
-    with running(around, max_pause_s=0.3) as sink:
+    with running(around, MAX_PAUSE_S=0.3) as sink:
         wait_until(lambda: "pause" in engine.calls)
         wait_until(lambda: values(sink, A))
         rounds = len(sink.devices[A])
@@ -345,7 +349,7 @@ def test_a_host_engine_that_goes_away_comes_back(engine: Engine) -> None:
 
 
 def test_a_call_that_does_not_return_is_said_by_the_watchdog(engine: Engine) -> None:
-    with running(stuck_after_s=0.3) as sink:
+    with running(STUCK_AFTER_S=0.3) as sink:
         wait_until(lambda: values(sink, A))
         engine.change(stuck=True)
         wait_until(lambda: down(sink))
@@ -355,7 +359,7 @@ def test_a_call_that_does_not_return_is_said_by_the_watchdog(engine: Engine) -> 
 
 
 def test_the_daemon_ends_while_a_call_does_not_return(engine: Engine) -> None:
-    with running(stuck_after_s=0.3) as sink:
+    with running(STUCK_AFTER_S=0.3) as sink:
         wait_until(lambda: values(sink, A))
         engine.change(stuck=True)
         wait_until(lambda: down(sink))

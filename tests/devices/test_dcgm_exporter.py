@@ -113,14 +113,18 @@ def running(
 ) -> Iterator[RecordingSink]:
     surroundings = Surroundings(lambda _: None, lambda: known, lambda: False, lambda _: None)
     config = DcgmExporterConfig(url=url)
-    source = DcgmExporterSource(config, surroundings, "node-7", timeout_s, 0.1)
     sink, supervisor = RecordingSink(), Supervisor()
-    try:
-        source.start(supervisor, sink)
-        yield sink
-    finally:
-        supervisor.stop()
-        source.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NODE_NAME", "node-7")
+        patch.setattr("warpwatch_devices.dcgm.exporter_source.TIMEOUT_S", timeout_s)
+        patch.setattr("warpwatch_devices.dcgm.exporter_source.INTERVAL_S", 0.1)
+        source = DcgmExporterSource(config, surroundings)
+        try:
+            source.start(supervisor, sink)
+            yield sink
+        finally:
+            supervisor.stop()
+            source.close()
 
 
 def reason(sink: RecordingSink) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.devices.recording import RecordingSink, wait_until
 from warpwatch_daemon.agent.supervisor import Supervisor
+from warpwatch_devices import kernel_log
 from warpwatch_devices.kernel_log import KernelLogSource, parse_record
 from warpwatch_devices.xid_ledger import XidLedger
 
@@ -59,15 +60,20 @@ def test_no_text_breaks_the_parser(text):
         assert 1 <= xid <= 9999
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "INTERVAL_S", 0.05)
+
+
 class Node:
     """A kernel log in a file or pipe, and the source that reads it."""
 
-    def __init__(self, path: Path, records_per_round: int = 1000) -> None:
+    def __init__(self, path: Path) -> None:
         self.ledger = XidLedger()
         self.ledger.register(GPU, "00000000:1A:00.0")
         self.sink = RecordingSink()
         self.supervisor = Supervisor()
-        self.source = KernelLogSource(self.ledger, path, 0.05, records_per_round)
+        self.source = KernelLogSource(self.ledger, path)
 
     def __enter__(self) -> Node:
         self.source.start(self.supervisor, self.sink)
@@ -114,10 +120,11 @@ def test_a_pipe_is_read_and_a_record_in_two_pieces_is_one(tmp_path):
         node.read_until(79, 1)
 
 
-def test_a_flood_is_read_in_bounded_rounds_and_in_full(tmp_path):
+def test_a_flood_is_read_in_bounded_rounds_and_in_full(tmp_path, monkeypatch):
     log = tmp_path / "kmsg"
     log.touch()
-    with Node(log, records_per_round=10) as node:
+    monkeypatch.setattr(kernel_log, "MAX_RECORDS_PER_ROUND", 10)
+    with Node(log) as node:
         wait_until(lambda: node.total(79) == 0)
         rounds = node.supervisor.loops[0].runs
         append(log, "4,9,9,-;NVRM: Xid (PCI:0000:1a:00): 13, Graphics Exception\n" * 95)

@@ -67,6 +67,12 @@ def tell(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.fixture(autouse=True)
+def on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwatch_devices.processes.sees_host_processes", lambda: True)
+    monkeypatch.setattr("warpwatch_devices.processes.INTERVAL_S", 0.1)
+
+
 def source_of(*pids: int, name: str = "python") -> ProcessesSource:
     processes = tuple(DeviceProcess(pid, name) for pid in pids)
     sample = DeviceSample(Device("GPU-0", 0, "H100"), 1000.0, processes=processes)
@@ -76,7 +82,7 @@ def source_of(*pids: int, name: str = "python") -> ProcessesSource:
         counters_wanted=lambda: False,
         fail=lambda reason: None,
     )
-    return ProcessesSource(surroundings, lambda: True, 0.1)
+    return ProcessesSource(surroundings)
 
 
 def series(source: ProcessesSource, sink: RecordingSink, pid: int) -> dict[str, float]:
@@ -162,9 +168,10 @@ def test_the_source_runs_in_its_loop_and_ends() -> None:
     source.close()
 
 
-def test_in_another_pid_namespace_nothing_is_read() -> None:
+def test_in_another_pid_namespace_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwatch_devices.processes.sees_host_processes", lambda: False)
     surroundings = Surroundings(lambda index: None, tuple, lambda: False, lambda reason: None)
-    source = ProcessesSource(surroundings, lambda: False)
+    source = ProcessesSource(surroundings)
     supervisor, sink = Supervisor(), RecordingSink()
     source.start(supervisor, sink)
     assert supervisor.loops == ()

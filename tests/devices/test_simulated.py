@@ -121,10 +121,11 @@ def test_uuids_are_the_same_in_every_run() -> None:
     assert re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", simulated_uuid(63))
 
 
-def test_the_source_follows_the_load_of_each_device() -> None:
+def test_the_source_follows_the_load_of_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwatch_devices.simulated.source.INTERVAL_S", 0.1)
     sink, supervisor = RecordingSink(), Supervisor()
     config = SimulatedConfig(enabled=True, devices=3)
-    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None}.get, 0.1)
+    source = SimulatedSource(config, {0: 1.0, 1: 0.5, 2: None}.get)
     try:
         source.start(supervisor, sink)
         wait_until(lambda: len(sink.devices.get(simulated_uuid(2), ())) >= 3)

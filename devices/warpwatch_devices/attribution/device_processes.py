@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from warpwatch_devices.attribution.control_groups import read_owner
-from warpwatch_devices.attribution.origin import OriginAnswer
+from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer
 from warpwatch_devices.process_tree import sees_host_processes
+from warpwatch_devices.processes import gpu_processes
 from warpwatch_telemetry.attribution import Attribution, ProcessOwner, SlurmJob
 from warpwatch_telemetry.samples import DeviceSample
 
@@ -14,7 +15,7 @@ from warpwatch_telemetry.samples import DeviceSample
 MAX_PROCESSES = 1024
 
 
-class DeviceProcessesOrigin:
+class DeviceProcessesOrigin(AttributionOrigin):
     """``slurm``: whether the jobs are wanted as well."""
 
     name = "cgroup"
@@ -45,17 +46,9 @@ class DeviceProcessesOrigin:
             found.append(Attribution("slurm", now, slurm_jobs=jobs))
         return OriginAnswer(tuple(found))
 
-    def close(self) -> None:
-        pass
-
     def _owners(self, samples: tuple[DeviceSample, ...]) -> dict[int, ProcessOwner]:
-        names = {
-            process.pid: process.name
-            for sample in samples
-            for process in sample.processes
-            if process.pid > 0
-        }
-        owners = ((pid, self._read(pid, names[pid])) for pid in sorted(names)[:MAX_PROCESSES])
+        names = gpu_processes(samples, MAX_PROCESSES)
+        owners = ((pid, self._read(pid, name)) for pid, name in names.items())
         return {pid: owner for pid, owner in owners if owner is not None}
 
 

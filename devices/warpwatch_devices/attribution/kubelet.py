@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
 DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-DEADLINE_S = 10.0
-# A kubelet answers before it has its pods from the API server, which then mostly takes it a moment.
-STARTING_S = 60.0
 # Nothing real comes near these; they keep an absurd answer from becoming absurd series.
 MAX_HOLDERS = 256
 MAX_REFUSED = 1000
@@ -32,17 +29,8 @@ class KubeletOrigin:
     name = "kubelet"
     needs_devices = True
 
-    def __init__(
-        self,
-        socket: Path = DEFAULT_SOCKET,
-        *,
-        optional: bool = True,
-        deadline_s: float = DEADLINE_S,
-        starting_s: float = STARTING_S,
-    ) -> None:
+    def __init__(self, socket: Path = DEFAULT_SOCKET, *, optional: bool = True) -> None:
         self._socket = socket
-        self._starting_s = starting_s
-        self._deadline_s = deadline_s
         self._optional = optional
         self._client: PodResourcesClient | None = None
         self._holders = Holders()
@@ -54,7 +42,7 @@ class KubeletOrigin:
             # Here and not above: this imports gRPC.
             from warpwatch_devices.attribution.podresources_client import PodResourcesClient
 
-            self._client = PodResourcesClient(self._socket, self._deadline_s, self._starting_s)
+            self._client = PodResourcesClient(self._socket)
         allocations, refused = allocations_of(self._client.list())
         devices = KnownDevices(samples)
         held: dict[str, dict[Workload, bool]] = {}

@@ -35,4 +35,6 @@ class AttributionOrigin(Protocol):
     def read(self, samples: Iterable[DeviceSample], now: float) -> OriginAnswer:
         """``now``: wall clock in seconds. Raises OriginError when there was no answer."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what it holds; most hold nothing."""
+        return None

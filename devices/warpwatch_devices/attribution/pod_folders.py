@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
+from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
 from warpwatch_telemetry.attribution import Attribution, Pod
 from warpwatch_telemetry.samples import DeviceSample
 
@@ -39,7 +39,7 @@ def folder_of(said: str) -> Path | None:
         return None
 
 
-class PodFoldersOrigin:
+class PodFoldersOrigin(AttributionOrigin):
     name = "pod_logs"
     needs_devices = False
 
@@ -55,9 +55,6 @@ class PodFoldersOrigin:
             # Where a kubelet runs there is a pod, if only the daemon's own.
             raise OriginError(f"{self._folder}: no pod has a folder there")
         return OriginAnswer((Attribution(self.name, now, pods=pods),))
-
-    def close(self) -> None:
-        pass
 
     def _pods(self) -> dict[str, Pod]:
         """By UID. Raises OriginError where these cannot be all, OSError."""

@@ -18,6 +18,9 @@ from warpwatch_devices.attribution.allocations import ListedDevice
 from warpwatch_devices.attribution.origin import OriginError
 from warpwatch_telemetry.attribution import Workload
 
+DEADLINE_S = 10.0
+# A kubelet answers before it has its pods from the API server, which then mostly takes it a moment.
+STARTING_S = 60.0
 # What the kubelet itself allows for this call.
 MAX_ANSWER_BYTES = 16 * 2**20
 # A node has some hundred pods; an answer with more devices than this is not read to its end.
@@ -38,24 +41,22 @@ _OPTIONS = (
 class PodResourcesClient:
     """One connection to the kubelet's socket, kept until a failure or ``close``."""
 
-    def __init__(self, socket: Path, deadline_s: float, starting_s: float) -> None:
+    def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self._deadline_s = deadline_s
-        self._starting_s = starting_s
         self._channel: Any = None
         self._file: tuple[int, int, int] | None = None
         self._had_devices = False
         self._doubted_until = 0.0
 
     def list(self) -> list[ListedDevice]:
-        """Raises OriginError with gRPC's status when there is no answer in ``deadline_s``.
+        """Raises OriginError with gRPC's status when there is no answer in DEADLINE_S.
 
         Also when there were devices before the connection was made and none were listed since, for
-        ``starting_s``: a kubelet that was started again lists no pods at first, which run on.
+        STARTING_S: a kubelet that was started again lists no pods at first, which run on.
         """
         request = podresources_pb2.ListPodResourcesRequest()
         try:
-            response = self._method()(request, timeout=self._deadline_s)
+            response = self._method()(request, timeout=DEADLINE_S)
         except (grpc.RpcError, OSError) as error:
             self.close()
             raise OriginError(_reason(error)) from error
@@ -82,7 +83,7 @@ class PodResourcesClient:
             self.close()
         if self._channel is None:
             self._file = file
-            self._doubted_until = time.monotonic() + self._starting_s if self._had_devices else 0.0
+            self._doubted_until = time.monotonic() + STARTING_S if self._had_devices else 0.0
             self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
         return self._channel.unary_unary(
             _METHOD,

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from warpwatch_devices.attribution.origin import OriginAnswer, OriginError
+from warpwatch_devices.attribution.origin import AttributionOrigin, OriginAnswer, OriginError
 from warpwatch_telemetry.attribution import Attribution, SlurmJob
 from warpwatch_telemetry.samples import Device, DeviceSample
 
@@ -34,7 +34,7 @@ class FileRefused(Exception):
     """A file that is not to be believed."""
 
 
-class SlurmFolderOrigin:
+class SlurmFolderOrigin(AttributionOrigin):
     name = "slurm"
     needs_devices = True
 
@@ -57,9 +57,6 @@ class SlurmFolderOrigin:
         finally:
             os.close(descriptor)
         return OriginAnswer((Attribution(self.name, now, slurm_jobs=jobs),), frozenset(refused))
-
-    def close(self) -> None:
-        pass
 
 
 def _jobs_of(device: Device, folder: int, refused: set[str]) -> set[SlurmJob]:

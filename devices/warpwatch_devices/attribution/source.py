@@ -30,13 +30,7 @@ TICK_S = 1.0
 class AttributionSource:
     name = "attribution"
 
-    def __init__(
-        self,
-        config: AttributionConfig,
-        surroundings: Surroundings,
-        interval_s: float = INTERVAL_S,
-    ) -> None:
-        self._interval_s = interval_s
+    def __init__(self, config: AttributionConfig, surroundings: Surroundings) -> None:
         self._devices = surroundings.devices
         self._origins = origins_of(config)
         self._lock = threading.Lock()
@@ -46,11 +40,10 @@ class AttributionSource:
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
         """A loop for each origin: one that does not answer keeps no other waiting."""
         sink.publish_health(SourceHealth(self.name, up=True))
-        tick_s = min(TICK_S, self._interval_s)
         for origin in self._origins:
-            interval_s = self._interval_s if origin.needs_devices else 0.0
+            interval_s = INTERVAL_S if origin.needs_devices else 0.0
             asker = Asker(origin, interval_s, self._devices, sink, self._report(sink))
-            supervisor.every(f"attribution-{origin.name}", tick_s, asker.step)
+            supervisor.every(f"attribution-{origin.name}", TICK_S, asker.step)
 
     def close(self) -> None:
         for origin in self._origins:

@@ -24,7 +24,7 @@ from warpwatch_devices.config import DcgmExporterConfig
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
 from warpwatch_devices.dcgm.scrape import Scrape, read
 from warpwatch_devices.loops import Supervisor
-from warpwatch_devices.source import Sink, Surroundings
+from warpwatch_devices.source import Sink, Source, Surroundings
 from warpwatch_telemetry.samples import DeviceSample, SourceHealth
 
 logger = logging.getLogger(__name__)
@@ -42,34 +42,22 @@ class ScrapeFailed(Exception):
     """The exporter's answer cannot be used; the text says why in one line."""
 
 
-class DcgmExporterSource:
-    """``hostname``: which of several hosts is this one; NODE_NAME, else the system's name."""
+class DcgmExporterSource(Source):
+    """Of several hosts this one is NODE_NAME of the environment, else the system's name."""
 
     name = "dcgm_exporter"
 
-    def __init__(
-        self,
-        config: DcgmExporterConfig,
-        surroundings: Surroundings,
-        hostname: str = "",
-        timeout_s: float = TIMEOUT_S,
-        interval_s: float = INTERVAL_S,
-    ) -> None:
+    def __init__(self, config: DcgmExporterConfig, surroundings: Surroundings) -> None:
         self._url = config.url or ""
-        self._interval_s = interval_s
         self._surroundings = surroundings
-        self._hostname = hostname or os.environ.get("NODE_NAME") or socket.gethostname()
-        self._timeout_s = timeout_s
+        self._hostname = os.environ.get("NODE_NAME") or socket.gethostname()
         self._published = PublishedDevices(self.name)
         self._last_digest = b""
         self._errors = 0
         self._reason = ""
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
-        supervisor.every(self.name, self._interval_s, lambda: self._read(sink))
-
-    def close(self) -> None:
-        pass
+        supervisor.every(self.name, INTERVAL_S, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:
         begun = time.monotonic()
@@ -87,7 +75,7 @@ class DcgmExporterSource:
 
     def _scrape(self, sink: Sink) -> None:
         now = time.time()
-        body = fetch(self._url, self._timeout_s)
+        body = fetch(self._url, TIMEOUT_S)
         digest = hashlib.blake2b(body).digest()
         if digest == self._last_digest:
             return

@@ -18,8 +18,7 @@ MAX_PAUSE_S = 600.0
 class ProfilingPause:
     """Whether profiling is paused by us. Times are of the monotonic clock, in seconds."""
 
-    def __init__(self, max_pause_s: float = MAX_PAUSE_S) -> None:
-        self._max_pause_s = max_pause_s
+    def __init__(self) -> None:
         self._since: float | None = None
         # Wanted, but over: it lasted too long, or the host engine does not do it.
         self._given_up = False
@@ -35,7 +34,7 @@ class ProfilingPause:
             self._given_up = False
         if self._since is None:
             return wanted and not self._given_up and self._begin(engine, now)
-        too_long = now - self._since > self._max_pause_s
+        too_long = now - self._since > MAX_PAUSE_S
         if wanted and not too_long:
             return False
         if wanted:

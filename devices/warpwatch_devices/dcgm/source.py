@@ -20,7 +20,7 @@ from warpwatch_devices.dcgm.bindings import (
     load,
 )
 from warpwatch_devices.dcgm.devices import PublishedDevices, device_of
-from warpwatch_devices.dcgm.pause import MAX_PAUSE_S, ProfilingPause
+from warpwatch_devices.dcgm.pause import ProfilingPause
 from warpwatch_devices.dcgm.values import INSTANCE_ROWS, PROFILING_ROWS, in_our_unit
 from warpwatch_devices.loops import Loop, Supervisor
 from warpwatch_devices.source import Sink, Surroundings
@@ -49,25 +49,13 @@ class DcgmSource:
 
     name = "dcgm"
 
-    def __init__(
-        self,
-        config: DcgmConfig,
-        surroundings: Surroundings,
-        retry_first_s: float = RETRY_FIRST_S,
-        discovery_interval_s: float = DISCOVERY_INTERVAL_S,
-        stuck_after_s: float = STUCK_AFTER_S,
-        max_pause_s: float = MAX_PAUSE_S,
-        interval_s: float = INTERVAL_S,
-    ) -> None:
+    def __init__(self, config: DcgmConfig, surroundings: Surroundings) -> None:
         self._config = config
-        self._interval_s = interval_s
         self._surroundings = surroundings
-        self._retry_first_s = self._retry_s = retry_first_s
-        self._discovery_interval_s = discovery_interval_s
-        self._stuck_after_s = stuck_after_s
+        self._retry_s = RETRY_FIRST_S
         self._engine: HostEngine | None = None
         self._entities: tuple[Entity, ...] = ()
-        self._pause = ProfilingPause(max_pause_s)
+        self._pause = ProfilingPause()
         self._published = PublishedDevices(self.name)
         self._next_connect = self._next_discovery = self._next_read = 0.0
         self._refused: dict[int, str] = {}
@@ -75,9 +63,9 @@ class DcgmSource:
         self._errors = 0
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
-        tick_s = min(PAUSE_INTERVAL_S, self._interval_s)
+        tick_s = min(PAUSE_INTERVAL_S, INTERVAL_S)
         loop = supervisor.every(self.name, tick_s, lambda: self._step(sink))
-        watchdog_s = min(1.0, self._stuck_after_s)
+        watchdog_s = min(1.0, STUCK_AFTER_S)
         supervisor.every("dcgm-watchdog", watchdog_s, lambda: self._watch(loop, sink))
 
     def close(self) -> None:
@@ -94,9 +82,9 @@ class DcgmSource:
                 self._next_read = begun
             if begun < self._next_read:
                 return
-            self._next_read = begun + self._interval_s
+            self._next_read = begun + INTERVAL_S
             self._publish(engine, sink)
-            self._retry_s = self._retry_first_s
+            self._retry_s = RETRY_FIRST_S
             self._reason = ""
         except DcgmUnavailable as unavailable:
             self._unavailable(str(unavailable), begun)
@@ -106,14 +94,14 @@ class DcgmSource:
         """The engine; None while it is not yet time to try again."""
         engine = self._engine
         if engine is not None and now >= self._next_discovery:
-            self._next_discovery = now + self._discovery_interval_s
+            self._next_discovery = now + DISCOVERY_INTERVAL_S
             if engine.entities() != self._entities:
                 logger.info("DCGM's devices changed")
                 self._drop()
                 self._next_connect = now
         if self._engine is None and now >= self._next_connect:
             self._connect()
-            self._next_discovery = now + self._discovery_interval_s
+            self._next_discovery = now + DISCOVERY_INTERVAL_S
         return self._engine
 
     def _connect(self) -> None:
@@ -125,7 +113,7 @@ class DcgmSource:
         for gpu_id in {entity.gpu_id: None for entity in entities}:
             of_gpu = [entity for entity in entities if entity.gpu_id == gpu_id]
             try:
-                engine.watch(of_gpu, list(PROFILING_ROWS), self._interval_s)
+                engine.watch(of_gpu, list(PROFILING_ROWS), INTERVAL_S)
             except DcgmRefused as refused:
                 self._refused[gpu_id] = f"GPU {gpu_id}: {refused}"
 
@@ -146,7 +134,7 @@ class DcgmSource:
     def _values(
         self, entity: Entity, readings: dict[str, FieldValue], now: float
     ) -> dict[SeriesKey, float]:
-        oldest = now - max(_STALE_INTERVALS * self._interval_s, _STALE_AT_LEAST_S)
+        oldest = now - max(_STALE_INTERVALS * INTERVAL_S, _STALE_AT_LEAST_S)
         rows = INSTANCE_ROWS if entity.device.gpu_instance else PROFILING_ROWS
         values: dict[SeriesKey, float] = {}
         for name in rows.keys() & readings.keys():
@@ -191,6 +179,6 @@ class DcgmSource:
 
     def _watch(self, loop: Loop, sink: Sink) -> None:
         """Report a call that does not return."""
-        if loop.busy_s > self._stuck_after_s:
+        if loop.busy_s > STUCK_AFTER_S:
             reason = f"DCGM at {self._config.address} does not answer"
             sink.publish_health(SourceHealth(self.name, False, reason, errors=self._errors))

@@ -21,24 +21,21 @@ class CallCosts:
 
     def __init__(self) -> None:
         self.errors = 0
-        self._spent: dict[str, tuple[int, float]] = {}
-        self._drained: dict[str, tuple[int, float]] = {}
-        self._errors: dict[tuple[str, str], int] = {}
-        self._drained_errors: dict[tuple[str, str], int] = {}
+        # By name and labels of the agent's own counters.
+        self._totals: dict[tuple[str, ...], float] = {}
+        self._drained: dict[tuple[str, ...], float] = {}
 
     def add(self, reader: str, calls: int, seconds: float) -> None:
-        before = self._spent.get(reader)
-        if before is None:
-            self._spent[reader] = (calls, seconds)
-        else:
-            self._spent[reader] = (before[0] + calls, before[1] + seconds)
+        self._add(calls, "nvml_calls_total", reader)
+        self._add(seconds, "nvml_call_seconds_total", reader)
 
     def add_error(self, reader: str, code: int) -> None:
-        if meaning_of(code) in _ANSWERS:
-            return
-        self.errors += 1
-        key = (reader, name_of(code))
-        self._errors[key] = self._errors.get(key, 0) + 1
+        if meaning_of(code) not in _ANSWERS:
+            self.errors += 1
+            self._add(1, "nvml_errors_total", reader, name_of(code))
+
+    def _add(self, by: float, *counter: str) -> None:
+        self._totals[counter] = self._totals.get(counter, 0.0) + by
 
     def measure(self, reader: str, call: Callable[..., T], *arguments: Any) -> T:
         """``call(*arguments)``, one call of NVML, counted for the reader. Raises NVMLError."""
@@ -58,14 +55,8 @@ class CallCosts:
 
     def drain(self, count: Callable[..., None]) -> None:
         """Add what came since the last time to the agent's own counters (``Sink.count``)."""
-        for reader, (calls, seconds) in tuple(self._spent.items()):
-            calls_before, seconds_before = self._drained.get(reader, (0, 0.0))
-            if calls > calls_before:
-                count("nvml_calls_total", reader, by=float(calls - calls_before))
-                count("nvml_call_seconds_total", reader, by=seconds - seconds_before)
-                self._drained[reader] = (calls, seconds)
-        for key, errors in tuple(self._errors.items()):
-            new = errors - self._drained_errors.get(key, 0)
+        for counter, total in tuple(self._totals.items()):
+            new = total - self._drained.get(counter, 0.0)
             if new:
-                count("nvml_errors_total", *key, by=float(new))
-                self._drained_errors[key] = errors
+                count(*counter, by=new)
+                self._drained[counter] = total

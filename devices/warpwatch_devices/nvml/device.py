@@ -60,13 +60,7 @@ class Companions:
 class NvmlDevice:
     """The device at ``index``. Only its own loop calls ``step``; the watchdog reads ``devices``."""
 
-    def __init__(
-        self,
-        index: int,
-        companions: Companions,
-        interval_s: float,
-        probe_interval_s: float = PROBE_INTERVAL_S,
-    ) -> None:
+    def __init__(self, index: int, companions: Companions, interval_s: float) -> None:
         # Until the device has said its UUID there is nothing better to call it.
         self.device = Device(uuid=f"unknown-{index}", index=index, name="")
         self.library_gone = False
@@ -75,7 +69,6 @@ class NvmlDevice:
         self._companions = companions
         self._index = index
         self._interval_s = interval_s
-        self._probe_interval_s = probe_interval_s
         self._probe_at = 0.0
         self._handle: Any = None
         self._handle_valid = True
@@ -145,7 +138,7 @@ class NvmlDevice:
             logger.warning("device %s (%s): %s", self._index, self.device.uuid, reason)
         self.reason = reason
         self._settled = False
-        self._probe_at = time.monotonic() + self._probe_interval_s
+        self._probe_at = time.monotonic() + PROBE_INTERVAL_S
         self._handle = None
         self._publish_down()
 

@@ -40,7 +40,6 @@ class Generation:
         sink: DeviceSink,
         ledger: XidLedger,
         config: NvmlConfig,
-        probe_interval_s: float,
     ) -> None:
         self._sink = GenerationSink(sink)
         gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s)
@@ -49,9 +48,8 @@ class Generation:
         self._companions = Companions(self._sink, ledger, events, gpm)
         self._supervisor = supervisor
         self._config = config
-        self._probe_interval_s = probe_interval_s
         self._count = 0
-        self._scanner = Scanner(supervisor, probe_interval_s, self._look)
+        self._scanner = Scanner(supervisor, self._look)
         self._library_gone = False
         # Devices were matched with indices that could not be asked.
         self._guessed = False
@@ -152,7 +150,7 @@ class Generation:
 
     def _start(self, index: int) -> Running:
         interval_s = self._config.interval_s
-        device = NvmlDevice(index, self._companions, interval_s, self._probe_interval_s)
+        device = NvmlDevice(index, self._companions, interval_s)
         self._sink.welcome(device.device.uuid)
         return device, self._supervisor.every(f"nvml-{index}", interval_s, device.step)
 

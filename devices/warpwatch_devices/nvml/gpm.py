@@ -52,19 +52,12 @@ _NO_PERMISSION = (
 class GpmWorker:
     """The GPM of all devices of one generation of NVML. Only the worker's thread calls NVML."""
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        interval_s: float,
-        stuck_after_s: float,
-        take_back_after_s: float = TAKE_BACK_AFTER_S,
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, interval_s: float, stuck_after_s: float) -> None:
         self.costs = CallCosts()
         self._interval_s = max(interval_s, MIN_INTERVAL_S)
         # The limit is that of each GPU: one that was given up too often is not taken back.
         self._loop = GuardedLoop(supervisor, "gpm", self._interval_s, self._round, sys.maxsize)
         self._stuck_after_s = stuck_after_s
-        self._take_back_after_s = take_back_after_s
         self._lock = threading.Lock()
         self._devices: dict[str, GpmDevice] = {}
         self._removed: list[GpmDevice] = []
@@ -152,7 +145,7 @@ class GpmWorker:
         are removed; what they counted goes on."""
         with self._lock:
             for given_up in self._given_up.values():
-                if self._closed or not given_up.due(MAX_TAKEN_BACK, self._take_back_after_s):
+                if self._closed or not given_up.due(MAX_TAKEN_BACK, TAKE_BACK_AFTER_S):
                     continue
                 for old in given_up.devices.values():
                     new = GpmDevice(old.uuid, old.handle, old.gpu_instance, old.physical)

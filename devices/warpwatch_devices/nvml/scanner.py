@@ -18,6 +18,7 @@ from warpwatch_devices.nvml.costs import CallCosts
 from warpwatch_devices.nvml.library import LibraryGone, Meaning, code_of, meaning_of
 
 READER = "scan"
+INTERVAL_S = 10.0
 MAX_REPLACEMENTS = 8
 
 
@@ -77,16 +78,14 @@ class Search:
 
 
 class Scanner:
-    """Runs ``look`` with a search each ``interval_s`` from ``begin`` to ``end``."""
+    """Runs ``look`` with a search each INTERVAL_S from ``begin`` to ``end``."""
 
-    def __init__(
-        self, supervisor: Supervisor, interval_s: float, look: Callable[[Search], None]
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, look: Callable[[Search], None]) -> None:
         self.costs = CallCosts()
         self._loop = GuardedLoop(
             supervisor,
             "nvml-scan",
-            interval_s,
+            INTERVAL_S,
             lambda guard: look(Search(guard, self.costs, self._hanging)),
             MAX_REPLACEMENTS,
         )

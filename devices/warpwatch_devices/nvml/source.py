@@ -11,7 +11,7 @@ import time
 
 from warpwatch_devices.config import NvmlConfig
 from warpwatch_devices.loops import Loop, Supervisor
-from warpwatch_devices.nvml.device import PROBE_INTERVAL_S, NvmlDevice
+from warpwatch_devices.nvml.device import NvmlDevice
 from warpwatch_devices.nvml.generation import Generation
 from warpwatch_devices.nvml.last_resort import LastResort
 from warpwatch_devices.nvml.library import (
@@ -53,19 +53,10 @@ class NvmlSource:
 
     name = "nvml"
 
-    def __init__(
-        self,
-        config: NvmlConfig,
-        surroundings: Surroundings,
-        ledger: XidLedger,
-        retry_interval_s: float = RETRY_INTERVAL_S,
-        probe_interval_s: float = PROBE_INTERVAL_S,
-    ) -> None:
+    def __init__(self, config: NvmlConfig, surroundings: Surroundings, ledger: XidLedger) -> None:
         self._config = config
         self._surroundings = surroundings
         self._ledger = ledger
-        self._retry_interval_s = retry_interval_s
-        self._probe_interval_s = probe_interval_s
         self._retry_at = 0.0
         self._reason = ""
         self._errors = 0
@@ -147,9 +138,7 @@ class NvmlSource:
         except NvmlUnavailable:
             shut_down()
             raise
-        generation = Generation(
-            supervisor, sink, self._ledger, self._config, self._probe_interval_s
-        )
+        generation = Generation(supervisor, sink, self._ledger, self._config)
         generation.begin(count)
         return generation
 
@@ -170,7 +159,7 @@ class NvmlSource:
         if reason != self._reason:
             logger.warning("no NVML: %s", reason)
         self._reason = reason
-        self._retry_at = time.monotonic() + self._retry_interval_s
+        self._retry_at = time.monotonic() + RETRY_INTERVAL_S
 
     def _health(self) -> SourceHealth:
         generation = self._generation

@@ -9,7 +9,7 @@ from warpwatch_devices.config import SimulatedConfig
 from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.simulated.device import SimulatedDevice, simulated_uuid
 from warpwatch_devices.simulated.profiles import PROFILES
-from warpwatch_devices.source import Sink
+from warpwatch_devices.source import Sink, Source
 from warpwatch_telemetry.attribution import Attribution, Workload
 from warpwatch_telemetry.metric import SeriesKey
 from warpwatch_telemetry.samples import HostSample, SourceHealth
@@ -25,18 +25,12 @@ def _workload(index: int) -> Workload:
     return Workload("simulated", f"simulated-{index}", "trainer")
 
 
-class SimulatedSource:
+class SimulatedSource(Source):
     """``load_of(index)`` says how busy a device is: 0 to 1, None when no rank uses it."""
 
     name = "simulated"
 
-    def __init__(
-        self,
-        config: SimulatedConfig,
-        load_of: Callable[[int], float | None],
-        interval_s: float = INTERVAL_S,
-    ) -> None:
-        self._interval_s = interval_s
+    def __init__(self, config: SimulatedConfig, load_of: Callable[[int], float | None]) -> None:
         self._load_of = load_of
         profile = PROFILES[config.profile]
         self._devices = [SimulatedDevice(index, profile) for index in range(config.devices)]
@@ -44,10 +38,7 @@ class SimulatedSource:
         self._sent_bytes = 0.0
 
     def start(self, supervisor: Supervisor, sink: Sink) -> None:
-        supervisor.every("simulated", self._interval_s, lambda: self._read(sink))
-
-    def close(self) -> None:
-        pass
+        supervisor.every("simulated", INTERVAL_S, lambda: self._read(sink))
 
     def _read(self, sink: Sink) -> None:
         now, begun = time.time(), time.monotonic()

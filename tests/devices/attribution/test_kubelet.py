@@ -220,8 +220,11 @@ def test_a_kubelet_that_has_no_pods_yet_after_its_start_is_not_believed(
     second.stop()
 
 
-def test_devices_that_a_new_kubelet_lists_no_more_are_given_up_in_time(socket: Path) -> None:
-    origin = KubeletOrigin(socket, starting_s=0.0)
+def test_devices_that_a_new_kubelet_lists_no_more_are_given_up_in_time(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podresources_client, "STARTING_S", 0.0)
+    origin = KubeletOrigin(socket)
     first = FakeKubelet(socket, pods(("train", "nvidia.com/gpu", GPU_0)))
     assert held(origin.read(node(), 1000.0)) == {GPU_0: ["train"]}
     first.stop()
@@ -240,10 +243,13 @@ def test_a_failure_says_why_behind_the_socket_s_name(tmp_path: Path) -> None:
         KubeletOrigin(left).read(node(), 1000.0)
 
 
-def test_no_answer_in_time_is_a_failure(kubelet: FakeKubelet, socket: Path) -> None:
+def test_no_answer_in_time_is_a_failure(
+    kubelet: FakeKubelet, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podresources_client, "DEADLINE_S", 0.2)
     kubelet.answering.clear()
     with pytest.raises(OriginError, match="DEADLINE_EXCEEDED"):
-        KubeletOrigin(socket, deadline_s=0.2).read(node(), 1000.0)
+        KubeletOrigin(socket).read(node(), 1000.0)
 
 
 def test_an_answer_without_end_is_a_failure(kubelet: FakeKubelet, origin: KubeletOrigin) -> None:

@@ -47,8 +47,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[KubernetesNode]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesNode]:
     """With two GPUs that a device plugin offers."""
+    for name in ("INTERVAL_S", "TICK_S"):
+        monkeypatch.setattr(f"warpwatch_devices.attribution.source.{name}", 0.1)
     if any(KUBELET_FOLDER.glob("*")):
         pytest.fail(f"{KUBELET_FOLDER} is in use")
     if not Path("/sys/fs/cgroup/memory").is_dir():
@@ -91,7 +93,7 @@ class Watch:
             counters_wanted=lambda: False,
             fail=lambda reason: None,
         )
-        self._source = AttributionSource(AttributionConfig(), surroundings, 0.1)
+        self._source = AttributionSource(AttributionConfig(), surroundings)
         self._source.start(self._supervisor, self._hub)
 
     def of(self, origin: str) -> Attribution | None:

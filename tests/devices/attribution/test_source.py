@@ -31,6 +31,12 @@ def surroundings(devices: Devices = node) -> Surroundings:
     )
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("INTERVAL_S", "TICK_S"):
+        monkeypatch.setattr(f"warpwatch_devices.attribution.source.{name}", 0.1)
+
+
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
     running = Supervisor()
@@ -79,7 +85,7 @@ def test_a_kubelet_that_goes_leaves_its_last_word_with_its_time(
     socket = tmp_path / "kubelet.sock"
     kubelet = FakeKubelet(socket, pods(("before", "nvidia.com/gpu", GPU_0)))
     config = AttributionConfig(kubelet_socket=str(socket), slurm="off")
-    source, sink = AttributionSource(config, surroundings(), 0.1), RecordingSink()
+    source, sink = AttributionSource(config, surroundings()), RecordingSink()
 
     def of_kubelet() -> list[Attribution]:
         return [reported for reported in sink.attributions if reported.origin == "kubelet"]
@@ -112,7 +118,7 @@ def test_a_kubelet_that_does_not_answer_keeps_no_one_waiting(
     kubelet.answering.clear()
     (tmp_path / "0").write_text("42\n")
     config = AttributionConfig(kubelet_socket=str(tmp_path / "kubelet.sock"), slurm=str(tmp_path))
-    source, sink = AttributionSource(config, surroundings(), 0.1), RecordingSink()
+    source, sink = AttributionSource(config, surroundings()), RecordingSink()
     source.start(supervisor, sink)
 
     def of_slurm() -> list[Attribution]:

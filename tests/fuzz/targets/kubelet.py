@@ -31,7 +31,7 @@ class Kubelet:
         path = folder / "kubelet.sock"
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
-        self._client = AnsweredClient(path, 1.0, 0.0)
+        self._client = AnsweredClient(path)
         self._origin = KubeletOrigin(path)
         self._origin._client = self._client
 
