@@ -25,10 +25,10 @@ def mean_of_steps() -> str:
     return f"{spent} / {total(BY_JOB, rate(series('step_duration_seconds_count', JOB)))}"
 
 
-def step_s(where: str = JOB) -> str:
+def step_s() -> str:
     """Mean seconds of a step, by rank."""
-    sums = total(RANK_KEY, rate(series("step_duration_seconds_sum", where)))
-    counts = total(RANK_KEY, rate(series("step_duration_seconds_count", where)))
+    sums = total(RANK_KEY, rate(series("step_duration_seconds_sum", JOB)))
+    counts = total(RANK_KEY, rate(series("step_duration_seconds_count", JOB)))
     return f"{sums} / {counts}"
 
 
@@ -70,9 +70,9 @@ def share_of_steps(phase: str) -> str:
     return f"({spent} or {steps} * 0) / {steps}"
 
 
-def ranks_by_device(where: str = JOB) -> str:
+def ranks_by_device() -> str:
     """1 for each rank, with the UUID of its device."""
-    ranks = f'label_replace({series("rank_info", where)}, "uuid", "$1", "device", "(.+)")'
+    ranks = f'label_replace({series("rank_info", JOB)}, "uuid", "$1", "device", "(.+)")'
     return f"max by ({RANK_KEY}, uuid) ({ranks})"
 
 

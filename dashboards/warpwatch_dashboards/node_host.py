@@ -12,6 +12,7 @@ from warpwatch_dashboards.queries import (
     NODE_LEGEND,
     PLACE,
     Query,
+    by_node,
     rate,
     series,
     total,
@@ -57,13 +58,13 @@ _PROCESSES_ROW = Row(
             "Processor by process",
             "Cores in use: by the process (self), and by those it started, such as data loader "
             "workers (children). Self at 1 is a Python program that is bound to its host.",
-            Query(_CPU, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
+            by_node(_CPU, "process", "pid", "of"),
         ),
         graph(
             "Host memory by process",
             "Resident host memory of each process on a GPU and of those it started. A steady "
             "climb ends in the kernel's out-of-memory killer.",
-            Query(_MEMORY, f"{NODE_LEGEND}|{_PROCESS} {{{{of}}}}"),
+            by_node(_MEMORY, "process", "pid", "of"),
             unit="bytes",
         ),
     ],
@@ -82,7 +83,7 @@ _HOST_ROW = Row(
         graph(
             "Processor",
             "Cores in use by the cores there are. Near 100 % data loaders and launches wait.",
-            Query(f"{_BUSY} / {_CORES}", NODE_LEGEND),
+            by_node(f"{_BUSY} / {_CORES}"),
             unit="percentunit",
             maximum=1,
             limits=at_most(0.9),
@@ -90,13 +91,13 @@ _HOST_ROW = Row(
         graph(
             "Load by core",
             "Processes that run or wait, over five minutes, a core. Above 1 some wait.",
-            Query(f"{_LOAD} / {_CORES}", NODE_LEGEND),
+            by_node(f"{_LOAD} / {_CORES}"),
             limits=at_most(1),
         ),
         graph(
             "Memory",
             "Host memory in use by processes and the kernel, without what only caches files.",
-            Query(f"{_USED} / {_WHOLE}", NODE_LEGEND),
+            by_node(f"{_USED} / {_WHOLE}"),
             unit="percentunit",
             maximum=1,
             limits=at_most(0.9),
@@ -112,10 +113,7 @@ _HOST_ROW = Row(
             "Pressure",
             "Share of time in which some or all (full) tasks waited for processor, memory or "
             "disks. The resource that rises with data wait is the one to add.",
-            Query(
-                rate(series("host_pressure_seconds_total")),
-                f"{NODE_LEGEND}|{{{{resource}}}} {{{{kind}}}}",
-            ),
+            by_node(rate(series("host_pressure_seconds_total")), "resource", "kind"),
             unit="percentunit",
             width=12,
         ),
@@ -123,7 +121,7 @@ _HOST_ROW = Row(
             "Shared memory",
             "Shared memory in use; data loaders pass batches through it. Full (often 64 MiB in a "
             "container): workers die with a bus error.",
-            Query(series("host_memory_shared_bytes"), NODE_LEGEND),
+            by_node(series("host_memory_shared_bytes")),
             unit="bytes",
             width=12,
         ),
@@ -144,38 +142,32 @@ _TRAFFIC_ROW = Row(
         graph(
             "Disk read",
             "Bytes a second by disk. A plateau under data wait is the disk's limit.",
-            Query(rate(series("host_disk_read_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            by_node(rate(series("host_disk_read_bytes_total")), "device"),
             unit="binBps",
         ),
         graph(
             "Disk written",
             "Bytes a second by disk: checkpoints, logs, traces.",
-            Query(rate(series("host_disk_written_bytes_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            by_node(rate(series("host_disk_written_bytes_total")), "device"),
             unit="binBps",
         ),
         graph(
             "Disk busy",
             "Share of time in which a disk was busy. Disks that work on many requests at once "
             "can do more at 100 %.",
-            Query(rate(series("host_disk_busy_seconds_total")), f"{NODE_LEGEND}|{{{{device}}}}"),
+            by_node(rate(series("host_disk_busy_seconds_total")), "device"),
             unit="percentunit",
         ),
         graph(
             "Network received",
             "Bytes a second by interface. RDMA passes the kernel by and is not in it.",
-            Query(
-                rate(series("host_network_receive_bytes_total")),
-                f"{NODE_LEGEND}|{{{{interface}}}}",
-            ),
+            by_node(rate(series("host_network_receive_bytes_total")), "interface"),
             unit="binBps",
         ),
         graph(
             "Network sent",
             "Bytes a second by interface. RDMA passes the kernel by and is not in it.",
-            Query(
-                rate(series("host_network_transmit_bytes_total")),
-                f"{NODE_LEGEND}|{{{{interface}}}}",
-            ),
+            by_node(rate(series("host_network_transmit_bytes_total")), "interface"),
             unit="binBps",
         ),
         graph(

@@ -40,9 +40,15 @@ def series(name: str, where: str = AGENT, *more: str) -> str:
     return f"{PREFIX}{name}{{{','.join((where, *more))}}}"
 
 
-def recorded(rule: str, by_hand: str, where: str = AGENT) -> str:
+def by_node(expression: str, *labels: str) -> Query:
+    """One series a node, and by these labels."""
+    own = " ".join(f"{{{{{label}}}}}" for label in labels)
+    return Query(expression, f"{NODE_LEGEND}|{own}" if own else NODE_LEGEND)
+
+
+def recorded(rule: str, by_hand: str) -> str:
     """A recording rule's series; where the rules are not loaded, what they would record."""
-    return f"({PREFIX[:-1]}:{rule}{{{where}}} or {by_hand})"
+    return f"({PREFIX[:-1]}:{rule}{{{AGENT}}} or {by_hand})"
 
 
 def rate(selector: str, window: str = WINDOW) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -36,7 +37,7 @@ MIN_SAVE_ROUNDS = 400
 
 
 class Cluster:
-    """Not thread-safe: one owner feeds and reads. ``now``: wall clock, in seconds."""
+    """Whoever feeds or reads it holds ``lock``. ``now``: wall clock, in seconds."""
 
     def __init__(
         self,
@@ -44,6 +45,8 @@ class Cluster:
         anomalies: AnomaliesConfig,
         saved: Mapping[JobId, SavedJob] | None = None,
     ) -> None:
+        # The loop that follows has it for long, whoever asks for a moment.
+        self.lock = threading.Lock()
         # What the fleet before this one knew, by what a job is called on a node.
         self._saved = saved or {}
         # Jobs that are not kept any more, for who keeps them over a restart.

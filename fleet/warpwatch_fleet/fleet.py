@@ -66,23 +66,21 @@ class Fleet:
         allow_enough()
         own = config.fleet
         self._targets = Targets(own)
-        # Who holds it owns the cluster: the loop that follows, and for a moment whoever asks.
-        self._lock = threading.Lock()
         self._hostname = socket.gethostname()
         self._agents = Agents(own.agents, own.shard, f"{self._hostname}/{own.listen}")
         self._memory = Memory(own.state_dir)
         self._cluster = Cluster(config.detection, config.anomalies, self._memory.load())
-        self._followed = Followed(self._targets, self._agents, self._cluster, self._lock)
+        self._followed = Followed(self._targets, self._agents, self._cluster)
         self._schedules = own.schedules
         self._hub = Hub(JUDGE_INTERVAL_S, hostname=self._hostname)
         self.metrics = self._hub.metrics
         self._store = open_store(config)
         self._register = CaptureRegister(self._store, self._hub)
         self._captures = Captures(
-            self._cluster, self._lock, self._agents, config.triggers.recipes, self._store,
+            self._cluster, self._agents, config.triggers.recipes, self._store,
             self._register,
         )  # fmt: skip
-        self._kubernetes = Kubernetes(own, self._cluster, self._lock, self._captures, self.metrics)
+        self._kubernetes = Kubernetes(own, self._cluster, self._captures, self.metrics)
         self._alerts = AlertRequests(
             self._heard_state, self.request_capture, self._register, config.triggers.recipes,
             targets=lambda job: {},
@@ -91,7 +89,7 @@ class Fleet:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event
         self._runs = Runs(self._run_parts)
-        Series(self.metrics, self._cluster, self._lock)
+        Series(self.metrics, self._cluster)
         http = HttpConfig(
             listen=own.listen,
             probe_listen=own.probe_listen,
@@ -134,7 +132,7 @@ class Fleet:
     async def _follow_all(self) -> None:
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        schedules = Schedules(self._schedules, self._cluster, self._lock, self._captures)
+        schedules = Schedules(self._schedules, self._cluster, self._captures)
         loops = [
             asyncio.create_task(_every(interval_s, work))
             for interval_s, work in (
@@ -158,7 +156,7 @@ class Fleet:
 
     async def _judge(self) -> None:
         now = time.time()
-        with self._lock:
+        with self._cluster.lock:
             changes = self._cluster.judge(now)
             changed = {one.anomaly.job_id for one in changes if one.what != "updated"}
             saved = self._cluster.to_save(now, changed)
@@ -179,7 +177,7 @@ class Fleet:
         logger.warning("%s of %s: %s", anomaly.kind, anomaly.job, anomaly.summary)
 
     async def _renew_leases(self, changed: Collection[JobId | None] = ()) -> None:
-        with self._lock:
+        with self._cluster.lock:
             wanted = self._cluster.leases_due(time.time(), changed)
         results = await asyncio.gather(
             *(self._agents.lease(*one) for one in wanted), return_exceptions=True
@@ -200,7 +198,7 @@ class Fleet:
     # --- what HTTP asks ---
 
     def state(self) -> State:
-        with self._lock:
+        with self._cluster.lock:
             names = self._cluster.names()
             jobs = list(self._cluster.jobs.values())
             now = time.time()
@@ -221,13 +219,13 @@ class Fleet:
 
     def _heard_state(self) -> State | None:
         """None while jobs may run that no agent has told of yet."""
-        with self._lock:
+        with self._cluster.lock:
             heard = self._cluster.is_heard()
         return self.state() if heard else None
 
     def exported(self) -> State:
         """Ranks and devices are on the agents' own ``/metrics``."""
-        with self._lock:
+        with self._cluster.lock:
             own = tuple(one for one in self._cluster.anomalies() if one.judged_by == "fleet")
         return State(time=time.time(), version=__version__, hostname=self._hostname, anomalies=own)
 
@@ -267,14 +265,14 @@ class Fleet:
         return self._runs.all()
 
     def _run_parts(self) -> tuple[list[RunPart], dict[JobId, dict[str, int]]]:
-        with self._lock:
+        with self._cluster.lock:
             parts = [part for node in self._cluster.nodes.values() for part in node.runs()]
             return parts, {run: dict(counts) for run, counts in self._cluster.raised.items()}
 
     def detector_statuses(
         self,
     ) -> tuple[Mapping[str, Sequence[DetectorStatus]], Sequence[Suppressed]]:
-        with self._lock:
+        with self._cluster.lock:
             return self._cluster.detector_statuses()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Collection
 
@@ -17,15 +16,12 @@ logger = logging.getLogger(__name__)
 
 
 class Followed:
-    """``look`` now and then, in the loop that follows. ``lock`` guards the cluster."""
+    """``look`` now and then, in the loop that follows."""
 
-    def __init__(
-        self, targets: Targets, agents: Agents, cluster: Cluster, lock: threading.Lock
-    ) -> None:
+    def __init__(self, targets: Targets, agents: Agents, cluster: Cluster) -> None:
         self._targets = targets
         self._agents = agents
         self._cluster = cluster
-        self._lock = lock
         self._follows: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -34,7 +30,7 @@ class Followed:
 
     async def look(self) -> None:
         found = await asyncio.to_thread(self._targets.read)
-        with self._lock:
+        with self._cluster.lock:
             before = dict(self._cluster.nodes)
             self._cluster.set_targets(found)
             nodes = dict(self._cluster.nodes)
@@ -48,7 +44,7 @@ class Followed:
     async def _follow(self, address: str, node: Node) -> None:
         def take(lines: list[bytes]) -> None:
             now = time.time()
-            with self._lock:
+            with self._cluster.lock:
                 self._cluster.take(address, lines, now)
                 if self._cluster.is_second(node):
                     raise AgentError(f"another agent says that it is on {node.name}")
@@ -57,7 +53,7 @@ class Followed:
                 node.up, node.reason = True, ""
 
         def failed(reason: str) -> None:
-            with self._lock:
+            with self._cluster.lock:
                 if node.reason != reason:
                     logger.warning("%s: %s", address, reason)
                 node.up, node.reason = False, reason

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 
@@ -12,11 +11,10 @@ from warpwatch_fleet.jobs import FleetJob
 
 
 class Series:
-    """Read with each scrape. ``lock`` guards the cluster."""
+    """Read with each scrape."""
 
-    def __init__(self, metrics: AgentMetrics, cluster: Cluster, lock: threading.Lock) -> None:
+    def __init__(self, metrics: AgentMetrics, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._lock = lock
         metrics.read("fleet_agents", self._agents)
         metrics.read("fleet_agent_lag_seconds", self._lags)
         metrics.read("fleet_refused_total", self._refused)
@@ -25,13 +23,13 @@ class Series:
         metrics.read("fleet_job_step_seconds", lambda: self._of_jobs(FleetJob.step_s))
 
     def _agents(self) -> Mapping[str, float]:
-        with self._lock:
+        with self._cluster.lock:
             up = sum(node.up for node in self._cluster.nodes.values())
             return {"up": up, "down": len(self._cluster.nodes) - up}
 
     def _lags(self) -> Mapping[str, float]:
         now = time.time()
-        with self._lock:
+        with self._cluster.lock:
             return {
                 node.name: node.health(now).duration_s
                 for node in self._cluster.nodes.values()
@@ -39,13 +37,13 @@ class Series:
             }
 
     def _refused(self) -> Mapping[str, float]:
-        with self._lock:
+        with self._cluster.lock:
             return self._cluster.count_refused()
 
     def _of_jobs(
         self, value: Callable[[FleetJob], float | None]
     ) -> Mapping[tuple[str, str, str], float]:
-        with self._lock:
+        with self._cluster.lock:
             known = {job.id: value(job) for job in self._cluster.jobs.values()}
         return {
             (job.name, job.owner, job.run): number

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -169,7 +168,7 @@ class PlayedFleet:
                 AgentsConfig(token_file=self._token, allow_plain=True), ShardConfig(), "fleet-0"
             )
             captures = Captures(
-                self.cluster, threading.Lock(), agents, self._recipes, self.store,
+                self.cluster, agents, self._recipes, self.store,
                 self.register,
             )  # fmt: skip
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +82,7 @@ def test_a_fleet_knows_what_runs_once_every_agent_was_heard_or_cannot_be(two):
 
 def test_metrics_say_how_long_a_step_of_a_job_takes(two):
     metrics = AgentMetrics()
-    Series(metrics, two.cluster, threading.Lock())
+    Series(metrics, two.cluster)
     begin(two)
     labels = {"training_job": "llama", "owner": OWNER, "run": "41"}
     name = "warpwatch_fleet_job_step_seconds"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,7 +34,7 @@ def taken(fleet: PlayedFleet, times: int = 1) -> list[Capture]:
     """All captures, after schedules were looked at so often."""
 
     async def look(captures: Captures) -> None:
-        schedules = Schedules((SCHEDULE,), fleet.cluster, threading.Lock(), captures)
+        schedules = Schedules((SCHEDULE,), fleet.cluster, captures)
         for _ in range(times):
             await schedules.advance()
 

@@ -35,11 +35,7 @@ class Generation:
     ``in_flight``."""
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        sink: DeviceSink,
-        ledger: XidLedger,
-        config: NvmlConfig,
+        self, supervisor: Supervisor, sink: DeviceSink, ledger: XidLedger, config: NvmlConfig
     ) -> None:
         self._sink = GenerationSink(sink)
         gpm = GpmWorker(supervisor, config.interval_s, config.stuck_after_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import replace
@@ -50,19 +49,17 @@ ASK_TIMEOUT_S = 30.0
 
 
 class Captures:
-    """``lock`` guards the cluster. Coroutines are of the loop that follows the agents."""
+    """Coroutines are of the loop that follows the agents."""
 
     def __init__(
         self,
         cluster: Cluster,
-        lock: threading.Lock,
         agents: Agents,
         recipes: Mapping[str, RecipeConfig | None],
         store: Store,
         register: CaptureRegister,
     ) -> None:
         self._cluster = cluster
-        self._lock = lock
         self._agents = agents
         self._recipes = recipes
         self._store = store
@@ -93,7 +90,7 @@ class Captures:
 
     async def request(self, request: CaptureRequest) -> Capture:
         """Begin a capture. Raises Refused."""
-        with self._lock:
+        with self._cluster.lock:
             job = find_job(self._cluster, request)
             parts = parts_of(self._cluster, job, request)
         if len(parts) == 1:
@@ -127,7 +124,7 @@ class Captures:
             raise Refused(error.reason, f"{part.node}: {error}") from error
         except (AgentError, msgspec.ValidationError) as error:
             raise Refused("failed", f"{part.node}: {error}") from error
-        with self._lock:
+        with self._cluster.lock:
             node = self._cluster.nodes.get(part.target.address)
             if node is not None:
                 node.take_capture(capture)
@@ -198,7 +195,7 @@ class Captures:
         own = self._register.get(capture_id)
         if name.endswith(".html") or (own and name not in [rank.file for rank in own.ranks]):
             return None
-        with self._lock:
+        with self._cluster.lock:
             having = [
                 (node, one.id)
                 for node in self._cluster.nodes.values()
@@ -217,7 +214,7 @@ class Captures:
             raise Refused("failed", f"{node.name}: {error}") from error
 
     def _look(self, part: Part, name: str) -> str:
-        with self._lock:
+        with self._cluster.lock:
             node = self._cluster.nodes.get(part.target.address)
             if node is None:
                 return "no longer a target of the fleet"
@@ -249,10 +246,10 @@ class Captures:
         self, anomaly_id: str, outcome: str, detail: str, capture_id: str | None = None
     ) -> None:
         decision = Decision(time.time(), anomaly_id, outcome, detail, capture_id)
-        with self._lock:
+        with self._cluster.lock:
             put_newest(self._decisions, anomaly_id, decision, MAX_DECISIONS)
 
-    # --- what is shown, with the lock held ---
+    # --- what is shown, with the cluster's lock held ---
 
     def shown(self) -> tuple[Capture, ...]:
         """Those over nodes whole, and those that agents took alone."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -30,15 +29,10 @@ class Schedules:
     """
 
     def __init__(
-        self,
-        schedules: Sequence[ScheduleConfig],
-        cluster: Cluster,
-        lock: threading.Lock,
-        captures: Captures,
+        self, schedules: Sequence[ScheduleConfig], cluster: Cluster, captures: Captures
     ) -> None:
         self._schedules = schedules
         self._cluster = cluster
-        self._lock = lock
         self._captures = captures
         self._asked_at: dict[JobId, float] = {}
 
@@ -46,7 +40,7 @@ class Schedules:
         if not self._schedules:
             return
         now = time.time()
-        with self._lock:
+        with self._cluster.lock:
             due = list(self._due(now))
         for request in due:
             self._asked_at[request.job_id] = now

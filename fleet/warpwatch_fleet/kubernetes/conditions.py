@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 
@@ -42,21 +41,20 @@ class KnownNode:
 
 
 class Conditions:
-    """``advance`` in a loop of its own. ``lock`` guards the cluster.
+    """``advance`` in a loop of its own.
 
     ``known``: by name, the nodes whose condition the cluster has as it should be.
     """
 
-    def __init__(self, api: Api, cluster: Cluster, lock: threading.Lock) -> None:
+    def __init__(self, api: Api, cluster: Cluster) -> None:
         self._api = api
         self._cluster = cluster
-        self._lock = lock
         self.known: dict[str, KnownNode] = {}
 
     def wanted(self) -> dict[str, Condition]:
         """By node, of those whose agents have been heard."""
         now = time.time()
-        with self._lock:
+        with self._cluster.lock:
             nodes = [
                 node
                 for node in self._cluster.nodes.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from warpwatch_fleet.cluster import Cluster
 from warpwatch_fleet.kubernetes.api import MERGE, Api, ApiError, Object, timestamp
 from warpwatch_telemetry.anomalies import DEVICE_KINDS, Anomaly
 from warpwatch_telemetry.jobs import shard_key
+from warpwatch_telemetry.newest import put_newest
 
 # With a round each 5 s: two writes a second.
 MAX_PER_ROUND = 10
@@ -22,24 +22,23 @@ AGAIN_S = 1800.0
 MAX_NOTE = 1024
 # What was over before the fleet began is not news after so long.
 OLD_S = 600.0
+# Of what is to be told besides anomalies.
+MAX_MORE = 1000
 _NAMESPACE = re.compile(r"ns/([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)")
 # Of the API's object, what may change.
 _CHANGING = ("message", "lastTimestamp", "count", "type")
 
 
 class Events:
-    """``advance`` in a loop of its own. ``lock`` guards the cluster; link: of the fleet's page.
+    """``advance`` in a loop of its own. link: of the fleet's page.
 
     What has been told is read back from the API server: an Event has a name that follows from its
     anomaly, so another fleet goes on with it.
     """
 
-    def __init__(
-        self, api: Api, cluster: Cluster, lock: threading.Lock, shard: tuple[int, int], link: str
-    ) -> None:
+    def __init__(self, api: Api, cluster: Cluster, shard: tuple[int, int], link: str) -> None:
         self._api = api
         self._cluster = cluster
-        self._lock = lock
         self._shard = shard
         self._link = link
         self._since = time.time() - OLD_S
@@ -51,16 +50,14 @@ class Events:
         """What was done with a node."""
         now = time.time()
         event = _event(f"{reason}/{node}/{note}", about_node(node), reason, note, warns, now, now)
-        self._more[_path(event)] = event
-        if len(self._more) > 1000:
-            del self._more[next(iter(self._more))]
+        put_newest(self._more, _path(event), event, MAX_MORE)
 
     async def advance(self) -> None:
         """Raises ApiError where the server has had enough, or is not reached; at the end, of an
         Event that it refused.
         """
         now, refused = time.time(), None
-        with self._lock:
+        with self._cluster.lock:
             wanted = {_path(event): event for event in self._of_anomalies(now)} | self._more
         self._told = {path: event for path, event in self._told.items() if path in wanted}
         waiting = [path for path, event in wanted.items() if self._told.get(path) != event]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -30,18 +29,13 @@ Count = Callable[[], None]
 
 
 class Kubernetes:
-    """``lock`` guards the cluster. Raises UsageError.
+    """Raises UsageError.
 
     Of several fleets the first speaks for nodes, each for its own jobs.
     """
 
     def __init__(
-        self,
-        config: FleetConfig,
-        cluster: Cluster,
-        lock: threading.Lock,
-        captures: Captures,
-        metrics: AgentMetrics,
+        self, config: FleetConfig, cluster: Cluster, captures: Captures, metrics: AgentMetrics
     ) -> None:
         own, shard = config.kubernetes, config.shard
         link = (config.public_url or "").rstrip("/")
@@ -54,9 +48,9 @@ class Kubernetes:
         self._api = api = Api(own.service_account)
         self._errors = metrics.counter("fleet_kubernetes_errors_total")
         place = (shard.index, shard.of)
-        events = Events(api, cluster, lock, place, link) if own.events else None
+        events = Events(api, cluster, place, link) if own.events else None
         if own.conditions and shard.index == 0:
-            conditions = Conditions(api, cluster, lock)
+            conditions = Conditions(api, cluster)
             self._add(NODES_INTERVAL_S, "conditions", conditions.advance)
             if own.taints:
                 taints = Taints(api, own, conditions, events)
@@ -64,7 +58,7 @@ class Kubernetes:
         if events is not None:
             self._add(EVENTS_INTERVAL_S, "events", events.advance)
         if own.captures:
-            self._objects = CaptureObjects(api, captures, lock, place, link)
+            self._objects = CaptureObjects(api, captures, cluster.lock, place, link)
             self._add(CAPTURES_INTERVAL_S, "captures", self._objects.advance)
 
     def _add(self, interval_s: float, what: str, work: Round) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -140,9 +139,7 @@ def test_what_a_server_does_not_take_is_counted_by_what_it_is(stand_in: StandIn)
     own = KubernetesConfig(
         events=True, conditions=True, taints=True, service_account=stand_in.folder
     )
-    fleet = Kubernetes(
-        FleetConfig(kubernetes=own), told.cluster.cluster, threading.Lock(), no_captures, metrics
-    )
+    fleet = Kubernetes(FleetConfig(kubernetes=own), told.cluster.cluster, no_captures, metrics)
 
     def counted(what: str) -> float | None:
         name = "warpwatch_fleet_kubernetes_errors_total"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from typing import Any
 
@@ -38,8 +37,8 @@ class Served:
         async def work() -> None:
             api = Api(self.server.folder)
             config = KubernetesConfig(conditions=True, taints=True, **self.config)
-            events = Events(api, self.cluster.cluster, threading.Lock(), (0, 1), "")
-            conditions = Conditions(api, self.cluster.cluster, threading.Lock())
+            events = Events(api, self.cluster.cluster, (0, 1), "")
+            conditions = Conditions(api, self.cluster.cluster)
             taints = Taints(api, config, conditions, events)
             try:
                 for _ in range(count):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +39,7 @@ class Told:
 
         async def tell() -> None:
             api = Api(self.server.folder)
-            events = Events(api, self.cluster.cluster, threading.Lock(), self.shard, LINK)
+            events = Events(api, self.cluster.cluster, self.shard, LINK)
             try:
                 for _ in range(count):
                     await events.advance()
