@@ -17,9 +17,10 @@ import psutil
 
 from warpwatch_devices.config import HostConfig
 from warpwatch_devices.loops import Supervisor
+from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source
 from warpwatch_telemetry.host_metrics import CPU_MODES, PRESSURE_RESOURCES
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import HostSample, SourceHealth
 
 MAX_DEVICES = 64
@@ -29,8 +30,6 @@ _VIRTUAL_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd)\d*")
 _VIRTUAL_INTERFACE = re.compile(
     r"(veth|cali|cilium|lxc|lxd|docker|br-|virbr|flannel|cni|tun|tap|kube|nodelocaldns|dummy).*|lo"
 )
-
-Values = dict[SeriesKey, float]
 
 
 class HostSource(Source):
@@ -102,11 +101,7 @@ def _pressure() -> Values:
     """A kernel without PSI has no such files or refuses to read them, which is no error."""
     values: Values = {}
     for resource in PRESSURE_RESOURCES:
-        try:
-            text = (_PRESSURE / resource).read_text(encoding="ascii")
-        except OSError:
-            continue
-        for kind, seconds in parse_pressure(text).items():
+        for kind, seconds in parse_pressure(read_text(_PRESSURE / resource)).items():
             values["host_pressure_seconds_total", (resource, kind)] = seconds
     return values
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from warpwatch_devices.loops import Supervisor
+from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.source import Sink, Source, Surroundings
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey, Values
 from warpwatch_telemetry.network_metrics import CONGESTION, ERRORS
 from warpwatch_telemetry.samples import HostSample, SourceHealth
 
@@ -25,8 +26,6 @@ MAX_PORTS = 64
 # Of port_{xmit,rcv}_data, which counts words; EFA's own counters are bytes.
 _WORD_BYTES = 4
 _RATE = re.compile(r"([0-9.]+) Gb/sec")
-
-Values = dict[SeriesKey, float]
 
 
 class NetworkSource(Source):
@@ -124,10 +123,7 @@ def _address(bus_id: str) -> str:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    return read_text(path).strip()
 
 
 def _number(path: Path) -> float | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from warpwatch_devices.loops import Supervisor
+from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.process_tree import Process, ProcessTree, descendants, sees_host_processes
 from warpwatch_devices.source import Sink, Source, Surroundings
 from warpwatch_telemetry.metric import SeriesKey
@@ -75,10 +76,7 @@ def gpu_processes(samples: Iterable[DeviceSample], at_most: int = MAX_PROCESSES)
 
 def io_wait_is_accounted(switch: Path = _DELAY_ACCOUNTING) -> bool:
     """Since Linux 5.14 the kernel accounts only where it is switched on."""
-    try:
-        return switch.read_text(encoding="ascii").strip() != "0"
-    except OSError:
-        return True
+    return read_text(switch).strip() != "0"
 
 
 class ProcessUsage:

@@ -25,6 +25,7 @@ DEVICE_PRECEDENCE = ("nvml", "dcgm", "dcgm_exporter", "simulated")
 
 # A metric's name without prefix, and the values of its own labels in the catalogue's order.
 SeriesKey = tuple[str, tuple[str, ...]]
+Values = dict[SeriesKey, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from warpwatch_devices.nvml.sample_buffers import (
     SampledIntegral,
     busy_samples,
 )
-from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, SLOWER_S, Values, rounds_of
+from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, SLOWER_S, rounds_of
+from warpwatch_telemetry.metric import Values
 
 # A driver that has every field where nvml.h has it now.
 VERSION = "580.105.08"

@@ -16,7 +16,8 @@ import pynvml
 
 from warpwatch_devices.nvml.fields import Field
 from warpwatch_devices.nvml.library import Meaning, function, meaning_of
-from warpwatch_devices.nvml.tiers import Reader, Values
+from warpwatch_devices.nvml.tiers import Reader
+from warpwatch_telemetry.metric import Values
 
 # nvmlFieldValue_t: fieldId, scopeId, timestamp (µs), latencyUsec, valueType, nvmlReturn, value.
 _ANSWER = struct.Struct("=IIqqIIQ")

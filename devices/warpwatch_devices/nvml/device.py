@@ -28,10 +28,10 @@ from warpwatch_devices.nvml.readers import (
 )
 from warpwatch_devices.nvml.sample_buffers import BUSY_SECONDS, Integral
 from warpwatch_devices.nvml.substitutes import field_substitutes, supports
-from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule, Values
+from warpwatch_devices.nvml.tiers import RARE_S, SLOW_S, Schedule
 from warpwatch_devices.source import DeviceSink
 from warpwatch_devices.xid_ledger import XidLedger
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey, Values
 from warpwatch_telemetry.samples import Device, DeviceSample
 
 logger = logging.getLogger(__name__)

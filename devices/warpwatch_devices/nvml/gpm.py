@@ -20,9 +20,10 @@ import pynvml
 from warpwatch_devices.call_guard import CallGuard, GuardedLoop
 from warpwatch_devices.loops import Supervisor
 from warpwatch_devices.nvml.costs import CallCosts
-from warpwatch_devices.nvml.gpm_devices import GivenUp, GpmDevice, Values
+from warpwatch_devices.nvml.gpm_devices import GivenUp, GpmDevice
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest, refused, shares_of, traffic_of
 from warpwatch_devices.nvml.library import Meaning, address_of, code_of, meaning_of
+from warpwatch_telemetry.metric import Values
 
 logger = logging.getLogger(__name__)
 
@@ -242,9 +243,8 @@ class GpmWorker:
         denied = refused(answers)
         request.drop(denied)
         if not request.metrics:
-            self._judge(
-                device, Meaning.NO_PERMISSION if _forbidden(denied) else Meaning.UNSUPPORTED
-            )
+            forbidden = Meaning.NO_PERMISSION in denied.values()
+            self._judge(device, Meaning.NO_PERMISSION if forbidden else Meaning.UNSUPPORTED)
             return
         values = shares_of(answers)
         for name, rate in traffic_of(answers).items():
@@ -266,7 +266,3 @@ class GpmWorker:
         if meaning is Meaning.NO_PERMISSION and not self._warned:
             self._warned = True
             logger.warning(_NO_PERMISSION, device.uuid)
-
-
-def _forbidden(denied: dict[int, Meaning]) -> bool:
-    return Meaning.NO_PERMISSION in denied.values()

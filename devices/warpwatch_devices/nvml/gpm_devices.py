@@ -8,9 +8,7 @@ from typing import Any
 
 from warpwatch_devices.call_guard import CallGuard
 from warpwatch_devices.nvml.gpm_metrics import GpmRequest
-from warpwatch_telemetry.metric import SeriesKey
-
-Values = dict[SeriesKey, float]
+from warpwatch_telemetry.metric import Values
 
 
 @dataclass(slots=True, eq=False)

@@ -19,8 +19,9 @@ from warpwatch_devices.nvml.gpm import GpmWorker
 from warpwatch_devices.nvml.library import code_of, judge
 from warpwatch_devices.nvml.occupancy import InstanceIds, Occupancy
 from warpwatch_devices.nvml.readers import read_memory
-from warpwatch_devices.nvml.tiers import SLOW_S, Values, rounds_of
+from warpwatch_devices.nvml.tiers import SLOW_S, rounds_of
 from warpwatch_devices.source import DeviceSink
+from warpwatch_telemetry.metric import Values
 from warpwatch_telemetry.samples import Device, DeviceSample
 
 MEMORY_PERIOD_S = 2.0

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from warpwatch_devices.nvml.tiers import Values
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey, Values
 
 PCIE_BYTES: tuple[SeriesKey, ...] = (
     ("device_pcie_receive_bytes_total", ()),

@@ -15,6 +15,7 @@ from typing import Any
 
 import pynvml
 
+from warpwatch_devices.memory_groups import read_text
 from warpwatch_devices.nvml.buffer import Buffer
 from warpwatch_devices.nvml.library import function
 from warpwatch_devices.nvml.sample_buffers import NewestSample
@@ -141,10 +142,7 @@ class ProcessNames:
 
 def _executable(pid: int) -> str:
     """The kernel's name of a process; empty where it has ended."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return read_text(Path(f"/proc/{pid}/comm")).strip()
 
 
 def describe(

@@ -17,8 +17,7 @@ import pynvml
 
 from warpwatch_devices.nvml.buffer import Buffer
 from warpwatch_devices.nvml.library import function
-from warpwatch_devices.nvml.tiers import Values
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import SeriesKey, Values
 
 # nvmlSample_t: timeStamp (µs, the CPU's clock), value; samples of all types used here are integers.
 _SAMPLE = struct.Struct("=QQ")

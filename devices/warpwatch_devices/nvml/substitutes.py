@@ -10,7 +10,8 @@ import pynvml
 from warpwatch_devices.nvml.batch import FieldBatch
 from warpwatch_devices.nvml.readers import Read, key_of, value_of
 from warpwatch_devices.nvml.sample_buffers import Integral, energy_samples
-from warpwatch_devices.nvml.tiers import RARE_S, SLOWER_S, Reader, Values
+from warpwatch_devices.nvml.tiers import RARE_S, SLOWER_S, Reader
+from warpwatch_telemetry.metric import Values
 
 
 def field_substitutes(energy: Integral) -> Iterable[Reader]:

@@ -26,11 +26,10 @@ from warpwatch_devices.nvml.library import (
     meaning_of,
     reason_of,
 )
-from warpwatch_telemetry.metric import SeriesKey
+from warpwatch_telemetry.metric import Values
 
 logger = logging.getLogger(__name__)
 
-Values = dict[SeriesKey, float]
 
 # Seconds between two readings, by how soon a change matters.
 SLOW_S = 10.0
