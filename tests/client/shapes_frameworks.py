@@ -122,10 +122,19 @@ def lightning() -> list[float]:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
+    class Images(pl.Callback):  # type: ignore[misc]
+        @torch.no_grad()  # type: ignore[untyped-decorator]
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            module.eval()
+            for _ in range(100):
+                module.net(torch.randn(128, WIDTH))
+            module.train()
+
     quiet = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=sys.argv[1], **quiet)
+    options: dict[str, Any] = {**quiet, "callbacks": [Images()]}
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=sys.argv[1], **options)
     trainer.fit(Module(), loader(40), loader(5, shuffle=False))
     return losses
 

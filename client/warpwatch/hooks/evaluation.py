@@ -32,7 +32,7 @@ class EvalHook:
     def called(self) -> None:
         """Up to the next batch of training data, backward or end of a step."""
         state = self._state
-        if state.evaluating is not None or not state.batches or not state.in_training_thread():
+        if state.evaluating or not state.batches or not state.in_training_thread():
             return
         # Of a batch that no backward has used yet: it may be a teacher's.
         if state.samples or state.tokens or state.in_backward or state.monitor is None:
