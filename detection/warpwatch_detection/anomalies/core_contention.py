@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 from warpwatch_detection.detectors.event_numbers import detail_number
-from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 from warpwatch_detection.capture_windows import CaptureWindows
 from warpwatch_detection.config import HangConfig
 from warpwatch_detection.detector import NEVER, Detector, DetectorStatus, Fine, Observation, Verdict
 from warpwatch_detection.detectors.idleness import DeviceActivity, read_device
 from warpwatch_detection.detectors.step_progress import JobProgress, RankProgress
-from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading, End, RankEvent, RankSeen, Step

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from warpwatch_detection.detector import Detector, DetectorStatus, Fine, Verdict, state_of
 from warpwatch_detection.detectors.event_numbers import MAX_NUMBER, detail_number
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD
 from warpwatch_telemetry.anomalies import Found
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import RankEvent

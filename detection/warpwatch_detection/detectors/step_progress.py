@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import median
 
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.detectors.idleness import JobActivity
-from warpwatch_detection.signals.medians import median
 from warpwatch_telemetry.records import Step
 
 # A rank's first steps, for which ``warmup_timeout_s`` holds.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from statistics import median
 
 from warpwatch_detection.budget import deviations
 from warpwatch_detection.detector import (
@@ -22,7 +23,6 @@ from warpwatch_detection.detector import (
     Verdict,
 )
 from warpwatch_detection.signals import peers
-from warpwatch_detection.signals.medians import median
 from warpwatch_detection.signals.rank_levels import (
     DRIFT_BLOCKS,
     WINDOW_TICKS,

@@ -6,8 +6,9 @@ A baseline that rolled on would absorb a slow drift; only the noise goes on bein
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median
 
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian, median
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD, SlidingMedian
 
 # A normal distribution's standard deviation over the 90th percentile of its absolute values.
 SIGMA_PER_P90 = 1 / 1.645

@@ -1,4 +1,4 @@
-"""Medians: of a few values, and of the last values of a signal."""
+"""Medians: of a few values without one, and of the last values of a signal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ SIGMA_PER_MAD = 1.4826
 # The median of n normal values varies by √(π/2) deviations over √n; the quartiles of a normal
 # distribution are 1.349 deviations apart.
 ERROR_PER_QUARTILES = 1.2533 / 1.349
-
-
-def median(values: Sequence[float]) -> float:
-    return median_of_ordered(sorted(values))
-
-
-def median_of_ordered(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def median_of_others(ordered: Sequence[float], own: float) -> float:

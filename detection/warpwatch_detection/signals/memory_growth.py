@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
+from statistics import median
 
 from warpwatch_detection.detector import WARMUP_STEPS
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD
 
 # A window of 600 steps, twice what caches that settle take.
 BLOCK_STEPS = 25

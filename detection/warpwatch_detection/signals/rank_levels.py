@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from statistics import median
 
 from warpwatch_detection.detector import NEVER
 from warpwatch_detection.signals.frozen_baseline import PEER_FACTOR, FrozenBaseline
 from warpwatch_detection.signals.medians import (
     SIGMA_PER_MAD,
     SlidingMedian,
-    median,
     median_of_others,
 )
 from warpwatch_detection.signals.peers import PeerRatios, group_by_level, lone_outlier

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import median
 
 from warpwatch_detection.detector import WARMUP_STEPS, JobStep
-from warpwatch_detection.signals.medians import SIGMA_PER_MAD, median
+from warpwatch_detection.signals.medians import SIGMA_PER_MAD
 from warpwatch_detection.signals.step_work import StepWork
 
 # Warm-up ends when two neighbouring groups of so many steps agree ...

@@ -61,7 +61,6 @@ class Rule(ABC):
     def find(self, capture: Sequence[Measures], alignment: Alignment | None) -> list[Finding]:
         """Findings in the traces of one capture, which all hold enough to be judged."""
 
-    @abstractmethod
     def usual_shares(
         self, baseline: Sequence[Measures], alignment: Alignment | None
     ) -> list[float]:
@@ -69,6 +68,7 @@ class Rule(ABC):
 
         ``alignment``: of the capture that is compared with it.
         """
+        return []
 
     def finding(
         self,

@@ -68,11 +68,6 @@ class StragglerRule(Rule):
         stages = [measures.stage for measures in capture if measures.rank == rank]
         return self._on_cpu([m for m in capture if [m.stage] == stages], rank)
 
-    def usual_shares(
-        self, baseline: Sequence[Measures], alignment: Alignment | None
-    ) -> list[float]:
-        return []
-
     def _on_cpu(self, capture: Sequence[Measures], suspect: int | None = None) -> list[Finding]:
         """The rank with the longest steps without waiting."""
         ranks = [RankSteps.of(m, m.cpu) for m in capture if m.cpu is not None and m.steps]
