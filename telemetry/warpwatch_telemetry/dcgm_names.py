@@ -7,7 +7,7 @@ DCGM's device fields are in MiB, MHz, mJ and per cent; its profiling fields are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from warpwatch_telemetry.metric import Kind, SeriesKey, unit_of
@@ -37,21 +37,19 @@ _FACTORS = {"bytes": 1 / 2**20, "hertz": 1e-6, "joules": 1000.0, "ratio": 100.0}
 _PER_DCGM_MB = 1 / 1024 / 1000
 
 
-def _device(
-    name: str, help: str, series: str, *own: str, counted: bool = False, default: bool = True
-) -> DcgmName:
+def _device(name: str, help: str, series: str, *own: str, counted: bool = False) -> DcgmName:
     """``counted``: DCGM calls a counter what we do not."""
     kind: Kind = "counter" if counted or series.endswith("_total") else "gauge"
     unit = unit_of(series)
     factor, decimals = _FACTORS.get(unit, 1.0), unit == "watts"
     key = (f"device_{series}", own)
-    return DcgmName(f"DCGM_FI_DEV_{name}", kind, help, (key,), factor, decimals, default)
+    return DcgmName(f"DCGM_FI_DEV_{name}", kind, help, (key,), factor, decimals)
 
 
-def _profiling(name: str, help: str, series: str, *own: str, default: bool = True) -> DcgmName:
+def _profiling(name: str, help: str, series: str, *own: str) -> DcgmName:
     """Ratios are floating-point numbers, bytes a second are whole ones."""
     key, decimals = (f"device_{series}", own), unit_of(series) == "ratio"
-    return DcgmName(f"DCGM_FI_PROF_{name}", "gauge", help, (key,), 1.0, decimals, default)
+    return DcgmName(f"DCGM_FI_PROF_{name}", "gauge", help, (key,), 1.0, decimals)
 
 
 XID_ERRORS = DcgmName(
@@ -128,51 +126,42 @@ _DEFAULT = (
     ),
 )
 
-
-def _more(name: str, help: str, series: str, *own: str) -> DcgmName:
-    return _profiling(name, help, series, *own, default=False)
-
-
 # Not on the default list, but what a GPU without GPM has only from DCGM.
 _PROFILING = (
-    _more("SM_ACTIVE", "Share of SMs that were busy.", "sm_active_ratio"),
-    _more("SM_OCCUPANCY", "Resident warps, share of the maximum.", "sm_occupancy_ratio"),
-    _more("PIPE_FP64_ACTIVE", "Use of the FP64 pipe.", "pipe_active_ratio", "fp64"),
-    _more("PIPE_FP32_ACTIVE", "Use of the FP32 pipe.", "pipe_active_ratio", "fp32"),
-    _more("PIPE_FP16_ACTIVE", "Use of the FP16 pipe.", "pipe_active_ratio", "fp16"),
-    _more("NVLINK_TX_BYTES", "Bytes sent.", "nvlink_transmit_bytes_per_second"),
-    _more("NVLINK_RX_BYTES", "Bytes received.", "nvlink_receive_bytes_per_second"),
-    _more("PIPE_TENSOR_IMMA_ACTIVE", "Use by IMMA.", "tensor_type_active_ratio", "imma"),
-    _more("PIPE_TENSOR_HMMA_ACTIVE", "Use by HMMA.", "tensor_type_active_ratio", "hmma"),
-    _more("PIPE_TENSOR_DFMA_ACTIVE", "Use by DFMA.", "tensor_type_active_ratio", "dfma"),
-    _more("PIPE_INT_ACTIVE", "Use of the integer pipe.", "pipe_active_ratio", "integer"),
+    _profiling("SM_ACTIVE", "Share of SMs that were busy.", "sm_active_ratio"),
+    _profiling("SM_OCCUPANCY", "Resident warps, share of the maximum.", "sm_occupancy_ratio"),
+    _profiling("PIPE_FP64_ACTIVE", "Use of the FP64 pipe.", "pipe_active_ratio", "fp64"),
+    _profiling("PIPE_FP32_ACTIVE", "Use of the FP32 pipe.", "pipe_active_ratio", "fp32"),
+    _profiling("PIPE_FP16_ACTIVE", "Use of the FP16 pipe.", "pipe_active_ratio", "fp16"),
+    _profiling("NVLINK_TX_BYTES", "Bytes sent.", "nvlink_transmit_bytes_per_second"),
+    _profiling("NVLINK_RX_BYTES", "Bytes received.", "nvlink_receive_bytes_per_second"),
+    _profiling("PIPE_TENSOR_IMMA_ACTIVE", "Use by IMMA.", "tensor_type_active_ratio", "imma"),
+    _profiling("PIPE_TENSOR_HMMA_ACTIVE", "Use by HMMA.", "tensor_type_active_ratio", "hmma"),
+    _profiling("PIPE_TENSOR_DFMA_ACTIVE", "Use by DFMA.", "tensor_type_active_ratio", "dfma"),
+    _profiling("PIPE_INT_ACTIVE", "Use of the integer pipe.", "pipe_active_ratio", "integer"),
 )
-
-
-def _often(name: str, help: str, series: str, *own: str, counted: bool = False) -> DcgmName:
-    return _device(name, help, series, *own, counted=counted, default=False)
-
 
 # Not on the default list, but often switched on. The *_VIOLATION times are left out: their unit
 # differs between releases.
 _OFTEN = (
-    _often("VIDEO_CLOCK", "In MHz.", "clock_hertz", "video"),
-    _often("FB_TOTAL", "In MiB.", "memory_total_bytes"),
-    _often("ENFORCED_POWER_LIMIT", "In W.", "power_limit_watts"),
-    _often("ECC_SBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "corrected"),
-    _often("ECC_DBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "uncorrected"),
-    _often("ECC_SBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "corrected"),
-    _often("ECC_DBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "uncorrected"),
-    _often("RETIRED_SBE", "Pages for single bits.", "retired_pages", "single_bit", counted=True),
-    _often("RETIRED_DBE", "Pages for double bits.", "retired_pages", "double_bit", counted=True),
-    _often("RETIRED_PENDING", "Whether pages wait.", "retired_pages_pending", counted=True),
-    _often("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Flit CRC.", "nvlink_errors_total", "crc_flit"),
-    _often("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Data CRC.", "nvlink_errors_total", "crc_data"),
-    _often("NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Replays.", "nvlink_errors_total", "replay"),
-    _often("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Recoveries.", "nvlink_errors_total", "recovery"),
+    _device("VIDEO_CLOCK", "In MHz.", "clock_hertz", "video"),
+    _device("FB_TOTAL", "In MiB.", "memory_total_bytes"),
+    _device("ENFORCED_POWER_LIMIT", "In W.", "power_limit_watts"),
+    _device("ECC_SBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "corrected"),
+    _device("ECC_DBE_VOL_TOTAL", "Since the driver.", "ecc_errors_total", "uncorrected"),
+    _device("ECC_SBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "corrected"),
+    _device("ECC_DBE_AGG_TOTAL", "In its life.", "ecc_aggregate_errors_total", "uncorrected"),
+    _device("RETIRED_SBE", "Pages for single bits.", "retired_pages", "single_bit", counted=True),
+    _device("RETIRED_DBE", "Pages for double bits.", "retired_pages", "double_bit", counted=True),
+    _device("RETIRED_PENDING", "Whether pages wait.", "retired_pages_pending", counted=True),
+    _device("NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Flit CRC.", "nvlink_errors_total", "crc_flit"),
+    _device("NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Data CRC.", "nvlink_errors_total", "crc_data"),
+    _device("NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Replays.", "nvlink_errors_total", "replay"),
+    _device("NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Recoveries.", "nvlink_errors_total", "recovery"),
 )
 
+_NOT_DEFAULT = tuple(replace(row, default=False) for row in _PROFILING + _OFTEN)
 # By DCGM's name, in the order of dcgm-exporter's list.
 DCGM_NAMES: Mapping[str, DcgmName] = MappingProxyType(
-    {row.name: row for row in _DEFAULT + _PROFILING + _OFTEN}
+    {row.name: row for row in _DEFAULT + _NOT_DEFAULT}
 )
