@@ -7,10 +7,7 @@ Times are processor time: what an idle core would take.
 from __future__ import annotations
 
 import importlib.util
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +16,7 @@ from typing import Any
 from benchmarks import diagnosis_run
 from benchmarks.diagnosis_traces import write_trace
 from benchmarks.limits import at_most
-from benchmarks.processes import CannotMeasure, clean_environment, is_quick
+from benchmarks.processes import answer_of, clean_environment, is_quick
 
 OURS, PEER = "warpwatch", "hta"
 DISTRIBUTION = "HolisticTraceAnalysis"
@@ -78,21 +75,11 @@ def measure_case(files: list[Path], tools: list[str], turns: int) -> dict[str, A
     return case
 
 
-def run(tool: str, files: list[Path]) -> dict[str, Any]:
-    command = [sys.executable, diagnosis_run.__file__, tool, *map(str, files)]
+def run(tool: str, files: list[Path]) -> Any:
     # Otherwise it rounds kernels to whole µs, which makes a tenth of short ones idle time.
     environment = clean_environment() | {"HTA_DISABLE_NS_ROUNDING": "1"}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired as error:
-        raise CannotMeasure(f"{tool} took more than {TIMEOUT_S:.0f} s") from error
-    if done.returncode:
-        errors = done.stderr.strip().splitlines() or ["no message"]
-        raise CannotMeasure(f"{tool} ended with status {done.returncode}: {errors[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    arguments = [diagnosis_run.__file__, tool, *map(str, files)]
+    return answer_of(tool, arguments, environment, TIMEOUT_S)
 
 
 def _medians(costs: list[dict[str, float]]) -> dict[str, float]:

@@ -11,14 +11,14 @@ import csv
 import gzip
 import importlib.util
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judge import EVALUATION, ROOT
+from benchmarks.judge import ROOT, evaluation_script
+from benchmarks.processes import CannotMeasure
 from warpwatch_daemon.cli.log_file import LogReader, read_lines
 from warpwatch_detection.config import DetectionConfig
 from warpwatch_detection.replay import Replay
@@ -43,11 +43,11 @@ WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 300, 50, 20, 40
 
 
 def main() -> int:
-    folder = Path(os.environ.get(EVALUATION, "")) / "steps.py"
-    if not os.environ.get(EVALUATION) or not folder.is_file():
-        print(f"frontier: {EVALUATION} must name the evaluation folder", file=sys.stderr)
+    try:
+        measured = measure(evaluation(evaluation_script()))
+    except CannotMeasure as error:
+        print(f"frontier: {error}", file=sys.stderr)
         return 2
-    measured = measure(evaluation(folder))
     RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
     PLOT.parent.mkdir(exist_ok=True)
     PLOT.write_text(drawn(measured))

@@ -65,14 +65,20 @@ def measure(seeds: int, first_seed: int, with_baselines: bool) -> dict[str, Any]
     return results
 
 
-def judged(name: str, command: str, seeds: int, first_seed: int) -> dict[str, Any]:
+def evaluation_script() -> Path:
+    """The evaluation folder's. Raises CannotMeasure where there is none."""
     script = Path(os.environ.get(EVALUATION, "")) / "steps.py"
     if not os.environ.get(EVALUATION) or not script.is_file():
         raise CannotMeasure(f"{EVALUATION} must name the evaluation folder, in which steps.py is")
+    return script.absolute()
+
+
+def judged(name: str, command: str, seeds: int, first_seed: int) -> dict[str, Any]:
+    script = evaluation_script()
     print(f"judging {name} …", file=sys.stderr, flush=True)
     counts = ["--seeds", str(seeds), "--first-seed", str(first_seed), "--jobs", str(JOBS)]
     done = subprocess.run(
-        [sys.executable, str(script.absolute()), "judge", "--command", command, *counts],
+        [sys.executable, str(script), "judge", "--command", command, *counts],
         capture_output=True,
         text=True,
         cwd=ROOT,

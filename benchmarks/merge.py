@@ -7,9 +7,7 @@ synthetic traces (diagnosis_traces.py); few are made and stand for all ranks.
 from __future__ import annotations
 
 import json
-import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.diagnosis_traces import write_trace
-from benchmarks.processes import CannotMeasure, clean_environment
+from benchmarks.limits import at_most
+from benchmarks.processes import CannotMeasure, answer_of, is_quick
 from warpwatch_daemon.captures import child
 from warpwatch_diagnosis.measures.measures import measure as measured
 from warpwatch_diagnosis.measures.reduction import MAX_BYTES, pack
@@ -34,28 +33,18 @@ MAX_PEAK_MB = 500.0
 
 def measure() -> dict[str, object]:
     """Raises CannotMeasure."""
-    events = EVENTS // 10 if os.environ.get("WARPWATCH_BENCH_QUICK") else EVENTS
+    events = EVENTS // 10 if is_quick() else EVENTS
     with tempfile.TemporaryDirectory() as folder:
         sizes = _write(Path(folder), events)
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.merge", folder],
-            env=clean_environment(), capture_output=True, text=True,
-        )  # fmt: skip
-    if done.returncode:
-        raise CannotMeasure((done.stderr or done.stdout).strip().splitlines()[-1])
-    cost: dict[str, Any] = json.loads(done.stdout)
-    figures = {
-        "reduction bytes": (max(sizes), MAX_BYTES),
-        "processor seconds": (cost["cpu_s"], MAX_S),
-    }
-    figures["peak MB"] = (cost["peak_mb"], MAX_PEAK_MB)
+        cost = answer_of("the merge", ["-m", "benchmarks.merge", folder])
     return {
         "ranks": RANKS,
         "events_a_rank": events,
         **cost,
         "limits": [
-            {"what": what, "value": value, "at_most": limit, "met": value <= limit}
-            for what, (value, limit) in figures.items()
+            at_most("reduction bytes", max(sizes), MAX_BYTES),
+            at_most("processor seconds", cost["cpu_s"], MAX_S),
+            at_most("peak MB", cost["peak_mb"], MAX_PEAK_MB),
         ],
     }
 

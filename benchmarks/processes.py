@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -46,6 +47,28 @@ def start(
         return subprocess.Popen(
             [sys.executable, *arguments], env=environment, stdout=output, stderr=output
         )
+
+
+def answer_of(
+    what: str,
+    arguments: list[str],
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """The JSON that a Python process prints last. Raises CannotMeasure: ``what`` gave none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env=clean_environment() if environment is None else environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CannotMeasure(f"{what} took more than {timeout_s:.0f} s") from error
+    if done.returncode:
+        raise CannotMeasure(f"{what} ended with {done.returncode}: {last_line(done.stderr)}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.report import CannotCheck, Report
 from benchmarks.node import LocalDaemon, running_daemon
-from benchmarks.processes import last_line
+from benchmarks.processes import answer_of
 
 # Network and mode, with the steps of a turn.
 TRAINED = {
@@ -49,17 +47,9 @@ def check(report: Report) -> None:
 
 
 def train(daemon: LocalDaemon, *arguments: str) -> Any:
-    """What step_loops prints. Raises RuntimeError, TimeoutExpired."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.step_loops", *arguments],
-        env=daemon.training_environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    if answer.returncode:
-        raise RuntimeError(f"it ended with {answer.returncode}: {last_line(answer.stderr)}")
-    return json.loads(answer.stdout.splitlines()[-1])
+    """What step_loops prints. Raises CannotMeasure."""
+    command = ["-m", "benchmarks.gpu.step_loops", *arguments]
+    return answer_of("the training", command, daemon.training_environment, TIMEOUT_S)
 
 
 def true_times(turns: list[dict[str, Any]], log: Path) -> dict[str, float]:
