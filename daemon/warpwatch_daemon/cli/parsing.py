@@ -31,11 +31,10 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 
 def add_config(command: argparse.ArgumentParser) -> None:
-    default = os.environ.get("WARPWATCH_CONFIG")
     command.add_argument(
         "--config",
         type=Path,
-        default=Path(default) if default else None,
+        default=os.environ.get("WARPWATCH_CONFIG") or None,
         metavar="FILE",
         help="YAML file; without it (or WARPWATCH_CONFIG) the defaults hold",
     )
@@ -48,20 +47,18 @@ def add_daemon(command: argparse.ArgumentParser) -> None:
         help="the daemon (default WARPWATCH_URL, else the socket of this machine's, else "
         f"{DEFAULT_URL})",
     )
-    # The daemon's own, which is in the environment of its pod.
-    token_file = os.environ.get("WARPWATCH_HTTP__TOKEN_FILE")
     command.add_argument(
         "--token-file",
         type=Path,
-        default=Path(token_file) if token_file else None,
+        # The daemon's own, which is in the environment of its pod.
+        default=os.environ.get("WARPWATCH_HTTP__TOKEN_FILE") or None,
         metavar="FILE",
         help="bearer token, where the daemon wants one (default WARPWATCH_HTTP__TOKEN_FILE)",
     )
-    ca_file = os.environ.get("WARPWATCH_CA_FILE")
     command.add_argument(
         "--ca-file",
         type=Path,
-        default=Path(ca_file) if ca_file else None,
+        default=os.environ.get("WARPWATCH_CA_FILE") or None,
         metavar="FILE",
         help="who signs its certificate (default WARPWATCH_CA_FILE, else whom the system trusts)",
     )

@@ -13,7 +13,7 @@ import msgspec
 
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.history.runs.comparison import RunComparison, compare
-from warpwatch_daemon.quantities import NO_VALUE, rate, seconds, text
+from warpwatch_daemon.quantities import rate, seconds, text
 from warpwatch_telemetry.errors import UsageError
 from warpwatch_telemetry.runs import RunSummary
 
@@ -79,13 +79,9 @@ def _line(run: RunSummary) -> str:
     raised = ", ".join(f"{kind} {count}" for kind, count in sorted(run.anomalies.items()))
     return (
         f"{text(run.job)}/{text(run.run)}: {began}, {state}, {run.steps} steps, "
-        f"p50 {_time(run.step_p50_s)}, p95 {_time(run.step_p95_s)}{tokens}"
+        f"p50 {seconds(run.step_p50_s)}, p95 {seconds(run.step_p95_s)}{tokens}"
         + (f"; {raised}" if raised else "")
     )
-
-
-def _time(value: float | None) -> str:
-    return NO_VALUE if value is None else seconds(value)
 
 
 def _lines(found: RunComparison) -> Iterator[str]:

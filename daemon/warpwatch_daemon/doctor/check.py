@@ -32,6 +32,12 @@ def gpu_set(indices: Iterable[int]) -> str:
     return "GPU " + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
+def listed(names: list[str], most: int) -> str:
+    """The first ``most`` of them, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def merged(found: Iterable[tuple[int, Check]]) -> Iterator[Check]:
     """What several GPUs have in common is said once; ``{gpus}`` in the advice names them.
 

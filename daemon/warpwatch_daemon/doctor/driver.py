@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 from collections.abc import Iterator
 
 import pynvml
@@ -12,7 +13,6 @@ import pynvml
 from warpwatch_daemon.doctor.check import Check, CheckInputs
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
-from warpwatch_daemon.doctor.survey import signal_name
 from warpwatch_daemon.quantities import plural
 
 _CONTROL_DEVICE = "/dev/nvidiactl"
@@ -54,7 +54,8 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
 
 def _nvml(machine: Machine, survey: Survey) -> Check:
     if survey.crashed_by is not None:
-        detail = f"the library crashed while it was asked ({signal_name(survey.crashed_by)})"
+        crash = signal.Signals(survey.crashed_by).name
+        detail = f"the library crashed while it was asked ({crash})"
         return Check("NVML", False, detail, "install another driver release; then report the crash")
     if survey.code is None or (survey.started and survey.count is survey.count_code is None):
         detail = f"the driver has not answered for {survey.patience_s:g} s: the kernel module hangs"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from warpwatch_daemon.doctor.check import Check, CheckInputs
+from warpwatch_daemon.doctor.check import Check, CheckInputs, listed
 from warpwatch_daemon.doctor.facts import Survey
 from warpwatch_daemon.doctor.machine import Machine
 from warpwatch_daemon.doctor.nccl_variables import NAMES, VARIABLES, NodeNetwork, Variable
@@ -19,6 +19,7 @@ _CONFIGURATION = "/etc/nccl.conf"
 _HOST_PIDS = "pid:[4026531836]"
 _MOST_PROCESSES = 1024
 _LONGEST_VALUE = 60
+_MOST_OWNERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
         for key in _suspicious(environment):
             owners.setdefault(key, []).append(environment.owner)
     for (variable, name, value), whose in owners.items():
-        detail = f"set to {_shown(value)} ({_listed(whose)}): {variable.meaning}"
+        detail = f"set to {_shown(value)} ({listed(whose, _MOST_OWNERS)}): {variable.meaning}"
         yield Check(name, variable.ok, detail, variable.advice)
     looked = ["this shell"]
     processes = sum(1 for each in environments if each.owner.startswith("pid "))
@@ -54,11 +55,6 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
 
 def _shown(value: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in value)[:_LONGEST_VALUE]
-
-
-def _listed(owners: list[str]) -> str:
-    more = f" and {len(owners) - 3} more" if len(owners) > 3 else ""
-    return ", ".join(owners[:3]) + more
 
 
 def _suspicious(environment: Environment) -> Iterator[tuple[Variable, str, str]]:

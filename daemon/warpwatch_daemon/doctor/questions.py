@@ -23,10 +23,6 @@ _GPM = threading.Lock()
 _GPM_WAIT_S = 2.0
 
 
-def _pair(values: Any) -> list[int]:
-    return [int(value) for value in values]
-
-
 def _memory(handle: Any) -> list[int]:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return [memory.used, memory.total]
@@ -156,12 +152,12 @@ QUESTIONS: dict[str, Question] = {
     "power_mw": pynvml.nvmlDeviceGetPowerUsage,
     "power_limit_mw": pynvml.nvmlDeviceGetPowerManagementLimit,
     "default_power_limit_mw": pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
-    "mig_mode": lambda handle: _pair(pynvml.nvmlDeviceGetMigMode(handle)),
+    "mig_mode": pynvml.nvmlDeviceGetMigMode,
     "mig_instances": _mig_instances,
     "persistence_mode": pynvml.nvmlDeviceGetPersistenceMode,
-    "ecc_mode": lambda handle: _pair(pynvml.nvmlDeviceGetEccMode(handle)),
+    "ecc_mode": pynvml.nvmlDeviceGetEccMode,
     "compute_mode": pynvml.nvmlDeviceGetComputeMode,
-    "remapped_rows": lambda handle: _pair(pynvml.nvmlDeviceGetRemappedRows(handle)),
+    "remapped_rows": pynvml.nvmlDeviceGetRemappedRows,
     "retired_pages_pending": pynvml.nvmlDeviceGetRetiredPagesPendingStatus,
     "uncorrected_volatile": _uncorrected(pynvml.NVML_VOLATILE_ECC),
     "uncorrected_aggregate": _uncorrected(pynvml.NVML_AGGREGATE_ECC),

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 from typing import Any
@@ -132,7 +131,3 @@ def _pairs(answers: list[Any], subject: str) -> dict[tuple[int, int], int]:
             first, second = sorted((int(answer["device"]), int(peer)))
             found[first, second] = int(answer["value"])
     return found
-
-
-def signal_name(number: int) -> str:
-    return signal.Signals(number).name

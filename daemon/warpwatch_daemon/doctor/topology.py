@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pynvml
 
-from warpwatch_daemon.doctor.check import Check, CheckInputs, gpu_set, merged
+from warpwatch_daemon.doctor.check import Check, CheckInputs, gpu_set, listed, merged
 from warpwatch_daemon.doctor.facts import DeviceFacts, Survey
 from warpwatch_daemon.doctor.machine import Machine, sysfs_bus_id
 
@@ -112,7 +112,7 @@ def _joined(first: DeviceFacts, second: DeviceFacts) -> str | None:
     both = [link for device in (first, second) for link in device.nvlinks or () if link.active]
     switched = [link for link in both if link.remote_type == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH]
     if switched and _active(second) and _active(first):
-        return "NVLink through NVSwitch"
+        return "NVLink and NVSwitch"
     buses = {link.remote_bus_id for link in first.nvlinks or () if link.active}
     return "NVLink" if second.bus_id in buses else None
 
@@ -129,22 +129,12 @@ def _paths(survey: Survey) -> Iterator[Check]:
     if not kinds:
         return
     if len(kinds) == 1:
-        (kind,) = kinds
-        pairs = kinds[kind]
+        ((kind, pairs),) = kinds.items()
         which = f"all {len(pairs)}" if len(pairs) > 1 else pairs[0]
-        yield Check("GPU pairs", True, f"{which} through {_without(kind)}")
+        yield Check("GPU pairs", True, f"{which} through {kind}")
         return
-    listed = (f"{_without(kind)}: {_some(pairs)}" for kind, pairs in kinds.items())
-    yield Check("GPU pairs", True, "; ".join(listed))
-
-
-def _without(kind: str) -> str:
-    return kind.replace("NVLink through NVSwitch", "NVLink and NVSwitch")
-
-
-def _some(pairs: list[str]) -> str:
-    more = f" and {len(pairs) - _MOST_PAIRS} more" if len(pairs) > _MOST_PAIRS else ""
-    return ", ".join(pairs[:_MOST_PAIRS]) + more
+    shown = (f"{kind}: {listed(pairs, _MOST_PAIRS)}" for kind, pairs in kinds.items())
+    yield Check("GPU pairs", True, "; ".join(shown))
 
 
 def _peer_access(survey: Survey) -> Iterator[Check]:
@@ -168,11 +158,11 @@ def _numa(machine: Machine, survey: Survey) -> Iterator[Check]:
             nodes.setdefault(node, []).append(device.index)
     if not nodes:
         return
-    listed = []
+    placed = []
     for node, gpus in sorted(nodes.items()):
         cpus = machine.text(f"/sys/devices/system/node/node{node}/cpulist") or "?"
-        listed.append(f"{gpu_set(gpus)} on node {node} (CPUs {cpus})")
-    detail = "; ".join(listed)
+        placed.append(f"{gpu_set(gpus)} on node {node} (CPUs {cpus})")
+    detail = "; ".join(placed)
     if len(nodes) == 1:
         yield Check("NUMA", True, detail)
         return
