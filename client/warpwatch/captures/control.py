@@ -163,9 +163,8 @@ class Captures:
         elif number > command.start_step - 1:
             ring.event("capture_late", id=command.id, step=number)
         else:
-            self.session = RecordingSession(
-                command, ring, self.inbox, self._recorder(command), number
-            )
+            recorder = self._recorder(command)
+            self.session = RecordingSession(command, ring, self.inbox, recorder, number)
             clock.capturing = True
             ring.event("capture_armed", id=command.id, step=command.start_step)
 
@@ -173,9 +172,8 @@ class Captures:
         if self._closed:
             return "the process exits"
         torch = sys.modules.get("torch")
-        return safety.refusal(
-            safety.Situation(command, torch, os.environ, self._taken, self.inbox_problem)
-        )
+        problem = self.inbox_problem
+        return safety.refusal(safety.Situation(command, torch, os.environ, self._taken, problem))
 
     def _recorder(self, command: Command) -> Recorder:
         torch = sys.modules["torch"]
@@ -241,15 +239,14 @@ class Captures:
     def _drop(self, session: RecordingSession) -> None:
         """Stop what runs. The flags of the step and ``capturing`` fall at its end."""
         session.dropped = True
-        if session.prepared:
+        if session.prepared and not session.here:
             # In another thread than the one that started it nothing can be stopped.
-            if session.here:
-                try:
-                    session.recorder.drop()
-                except Exception as error:
-                    faults.swallow(error)
-            else:
-                session.fail("the training thread ended")
+            session.fail("the training thread ended")
+        elif session.prepared:
+            try:
+                session.recorder.drop()
+            except Exception as error:
+                faults.swallow(error)
         self.session = None
 
     def _fail(self, session: RecordingSession, error: Exception) -> None:
