@@ -25,9 +25,9 @@ def test_a_sliding_median_is_that_of_the_last_values(size: int) -> None:
     assert window.median() == 3.0
 
 
-def test_median_and_error_are_those_of_the_values_in_order() -> None:
+def test_quartile_and_error_are_those_of_the_values_in_order() -> None:
     window = SlidingMedian(8)
     for value in (8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0):
         window.add(value)
-    assert window.median() == 4.5
+    assert (window.median(), window.upper_quartile()) == (4.5, 7.0)
     assert window.error() == pytest.approx(1.2533 / 1.349 * (7 - 3) / 8**0.5)

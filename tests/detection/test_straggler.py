@@ -269,6 +269,19 @@ def test_pauses_of_one_rank_every_30_steps_are_no_straggler():
     assert opened(engine, pauses) == []
 
 
+def test_a_rank_that_is_slow_in_a_third_of_its_steps_is_named():
+    chance = random.Random(12)
+    slow = {step for step in range(2_000) if chance.random() < 0.35}
+    job, engine = Job(ranks=8, step_s=0.5, noise=0.02), alone("straggler")
+    assert opened(engine, job.steps(600)) == []
+    found = opened(
+        engine, job.steps(300, compute=lambda s, r: 0.25 if r == 4 and s in slow else 0.0)
+    )
+    assert [(a.kind, a.rank) for a in found] == [("straggler", 4)]
+    opened(engine, job.steps(300))
+    assert not engine.active
+
+
 def test_lengths_that_become_uneven_on_all_ranks_are_none():
     even, uneven_lengths, engine = drawn(0.02, 13), drawn(0.3, 14), alone("straggler")
     steps = uneven(

@@ -38,6 +38,8 @@ BASELINE_BLOCKS = 20
 READY_BLOCKS = 5
 # A slow drift counts above the 5 % by which healthy GPUs differ.
 DRIFT_RISE = math.log(1.06)
+# A fifth longer in a quarter of the steps costs them together 5 %.
+QUARTILE_RISE = math.log(1.20)
 # Whoever does not see a rank that takes a fifth longer is blind.
 EFFECT = 0.20
 # What Greyhound calls slow.
@@ -150,6 +152,8 @@ class Straggler(JobDetector[JobLevels]):
         job.bound_noise()
         for rank in judged:
             self._judge_block(job, rank, seen, healthy, error)
+        if job.groups and judged:
+            self._judge_quartiles(job, judged, seen, healthy, error)
         spreads = sorted(rank.baseline.spread for rank in job.ranks.values())
         job.noise = spreads[(len(spreads) - 1) // 2]
         if not job.groups and all(map(_is_ready, job.ranks.values())):
@@ -173,12 +177,35 @@ class Straggler(JobDetector[JobLevels]):
             long_level = median(rank.blocks)
             known = len(rank.blocks) >= DRIFT_BLOCKS
             if known and self._excess(job, rank, long_level, limit) >= 1:
-                blocks = DRIFT_BLOCKS * WINDOW_TICKS * job.steps_a_tick()
-                rank.on, rank.begin_step = True, max(0, seen.step - blocks)
+                rank.on, rank.begin_step = True, _drift_begin(job, seen)
         elif healthy and baseline.center - level >= limit:
             baseline.learn_lower(level, BASELINE_BLOCKS)
         elif healthy:
             baseline.learn(level, BASELINE_BLOCKS)
+
+    def _judge_quartiles(
+        self, job: JobLevels, judged: list[RankLevel], seen: JobStep, healthy: bool, error: float
+    ) -> None:
+        """Who is slow in a quarter of the steps, while the others are not?"""
+        for rank in judged:
+            rank.upper.add(rank.window.upper_quartile())
+        # Lengths that got more uneven raise it everywhere.
+        rises = sorted([rank.upper.rise for rank in judged])
+        common = max(0.0, rises[(len(rises) - 1) // 2])
+        noise = median([rank.upper.baseline.spread for rank in judged])
+        for rank in judged:
+            upper, rise = rank.upper, rank.upper.rise - common
+            if len(upper.baseline.blocks) < READY_BLOCKS:
+                upper.baseline.learn(upper.blocks[-1], BASELINE_BLOCKS)
+                continue
+            limit = max(QUARTILE_RISE, self._factor(job) * max(upper.baseline.spread, noise, error))
+            cost = math.expm1(min(rise, 10.0)) / 4 * job.compute_share / MIN_COST
+            upper.excess = min(rise / limit, cost)
+            if upper.excess >= 1 and not rank.on:
+                rank.on = rank.now_and_then = True
+                rank.begin_step = _drift_begin(job, seen)
+            elif healthy and upper.excess < 1:
+                upper.baseline.learn(upper.blocks[-1], BASELINE_BLOCKS)
 
     # --- what is found ---
 
@@ -200,14 +227,14 @@ class Straggler(JobDetector[JobLevels]):
         rank = slow[worst]
         # What the rank's own way always was belongs to what it is compared with.
         usual_s = math.exp(job.references[worst] + rank.baseline.center)
-        longer = math.expm1(rank.level - rank.baseline.center)
+        longer = math.expm1(rank.rise)
         return seen.found(
             rank=worst if len(slow) == 1 else None,
             begin_step=0 if rank.from_start else rank.begin_step,
             value=usual_s * (1 + longer),
             baseline=usual_s,
             summary=f"{_who(slow, worst)} {100 * longer:.0f} % longer than "
-            f"{_whom(job, slow, worst)} "
+            f"{_whom(job, slow, worst)}{', in a quarter of its steps,' * rank.now_and_then} "
             f"{'from the start' if rank.from_start else f'since step {rank.begin_step}'}",
         )
 
@@ -251,6 +278,11 @@ class Straggler(JobDetector[JobLevels]):
 
 def _is_ready(rank: RankLevel) -> bool:
     return len(rank.baseline.blocks) >= READY_BLOCKS
+
+
+def _drift_begin(job: JobLevels, seen: JobStep) -> int:
+    """Where the blocks began that are judged together."""
+    return max(0, seen.step - DRIFT_BLOCKS * WINDOW_TICKS * job.steps_a_tick())
 
 
 def _who(slow: Mapping[int, RankLevel], worst: int) -> str:

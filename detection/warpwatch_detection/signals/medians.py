@@ -64,8 +64,12 @@ class SlidingMedian:
         half = len(ordered) // 2
         return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
+    def upper_quartile(self) -> float:
+        """What a quarter of the values reach."""
+        return self.ordered[len(self.ordered) * 3 // 4]
+
     def error(self) -> float:
         """Standard error of the median, were the values independent and about normal."""
         count = len(self.ordered)
-        quartiles = self.ordered[count * 3 // 4] - self.ordered[count // 4]
-        return ERROR_PER_QUARTILES * quartiles / math.sqrt(count)
+        lower_quartile = self.ordered[count // 4]
+        return ERROR_PER_QUARTILES * (self.upper_quartile() - lower_quartile) / math.sqrt(count)

@@ -27,7 +27,7 @@ TICK_S = 0.1
 MAX_TICK_STEPS = 50
 # Twenty ticks: a median over them is known to a quarter of the scatter of one.
 WINDOW_TICKS = 20
-# Windows over which a slow drift is judged: five of them are a hundred ticks.
+# Windows over which a slow drift or a quartile is judged: five of them are a hundred ticks.
 DRIFT_BLOCKS = 5
 # Times of ranks are not known better than this, as a log ratio.
 MIN_SPREAD = 0.004
@@ -46,12 +46,30 @@ RELEASE_BLOCKS = 2
 
 
 @dataclass(slots=True)
+class QuartileLevel:
+    """The upper quartile of a window: what a rank raises that is slow in some steps only.
+
+    rise: of the median of the newest blocks over the baseline.
+    """
+
+    baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
+    blocks: list[float] = field(default_factory=list)
+    rise: float = 0.0
+    excess: float = 0.0
+
+    def add(self, block: float) -> None:
+        self.blocks = [*self.blocks[1 - DRIFT_BLOCKS :], block]
+        self.rise = median(self.blocks) - self.baseline.center
+
+
+@dataclass(slots=True)
 class RankLevel:
     """One rank. Levels are logs of ratios to its peers.
 
     blocks: the newest. missed_blocks: since the rank last reported a step.
     above_ticks, above_s: how long the level has been above the limit without a break.
     low_blocks: blocks in a row far below the limit, while found.
+    now_and_then: it is slow in some steps, not in most.
     limit: of the level's rise until the block ends, by the noise of blocks; NEVER: not known yet.
     excess: the rise over its limit, as judged last.
     own: log of what it computes itself, of the block's ticks; own_level: of the block before;
@@ -60,6 +78,7 @@ class RankLevel:
 
     window: SlidingMedian = field(default_factory=lambda: SlidingMedian(WINDOW_TICKS))
     baseline: FrozenBaseline = field(default_factory=lambda: FrozenBaseline(MIN_SPREAD))
+    upper: QuartileLevel = field(default_factory=QuartileLevel)
     tick: list[float] = field(default_factory=list)
     blocks: list[float] = field(default_factory=list)
     missed_blocks: int = 0
@@ -69,6 +88,7 @@ class RankLevel:
     limit: float = NEVER
     on: bool = False
     from_start: bool = False
+    now_and_then: bool = False
     begin_step: int = 0
     excess: float = 0.0
     nearest: float = 0.0
@@ -81,6 +101,11 @@ class RankLevel:
     @property
     def level(self) -> float:
         return self.window.median()
+
+    @property
+    def rise(self) -> float:
+        """Of what it is found by, over the baseline."""
+        return self.upper.rise if self.now_and_then else self.level - self.baseline.center
 
     @property
     def steadiness(self) -> float:
@@ -100,9 +125,11 @@ class RankLevel:
 
     def release(self, excess: float) -> None:
         """At the end of a block: what was found is over if it has been gone for long enough."""
-        self.low_blocks = self.low_blocks + 1 if max(excess, self.excess) < 0.5 else 0
+        self.now_and_then = self.now_and_then and self.excess < 1
+        highest = max(excess, self.excess, self.upper.excess)
+        self.low_blocks = self.low_blocks + 1 if highest < 0.5 else 0
         if self.low_blocks >= RELEASE_BLOCKS:
-            self.on = self.from_start = False
+            self.on = self.from_start = self.now_and_then = False
             self.low_blocks = 0
 
 
