@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -173,7 +174,8 @@ class HelperThread:
                 raise OSError(self.captures.inbox_problem)
             found = stacks.snapshot(self._identity["job"], self._identity["rank"])
             base = os.path.join(self.captures.inbox, f"{identifier}.{current.name}")
-            token = inbox.hand_over(base, ".stacks.json", lambda fd: stacks.write(fd, found))
+            data = json.dumps(found).encode()
+            token = inbox.hand_over(base, ".stacks.json", lambda fd: inbox.write(fd, data))
         except Exception as error:
             current.event("capture_failed", wait_s=0.05, id=identifier, detail=str(error)[:100])
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import threading
 import time
@@ -46,11 +44,6 @@ def thread_names() -> dict[int, str]:
     active: dict[int, threading.Thread] = getattr(threading, "_active", {})
     known = list(active.items())[:MAX_THREADS]
     return {ident: str(thread.name)[:MAX_NAME] for ident, thread in known}
-
-
-def write(fd: int, snapshot: dict[str, Any]) -> None:
-    with os.fdopen(os.dup(fd), "w", encoding="utf-8") as file:
-        json.dump(snapshot, file)
 
 
 def _frames(frame: FrameType | None) -> list[dict[str, Any]]:
