@@ -16,6 +16,7 @@ from warpwatch_diagnosis.report.text import render_text
 from warpwatch_diagnosis.report.trace_out import write_trace
 from warpwatch_diagnosis.trace.errors import TraceError
 from warpwatch_diagnosis.verdict.conclusion import HEALTHY, Diagnosis
+from warpwatch_diagnosis.verdict.corroboration import Asked
 
 EXIT_HEALTHY, EXIT_PROBLEM, EXIT_UNUSABLE = 0, 1, 2
 PROGRAM = "python -m warpwatch_diagnosis"
@@ -26,11 +27,12 @@ def main(
     prog: str = PROGRAM,
     missing: Mapping[int, str] | None = None,
     nodes: Mapping[int, str] | None = None,
+    asked: Asked | None = None,
     reading: Callable[[int, int, str], None] = lambda number, count, name: None,
 ) -> int:
     """Exit status: 0 healthy, 1 a problem or inconclusive, 2 usage, unusable input or output.
 
-    ``missing``, ``nodes``, ``reading``: as ``diagnose`` takes them.
+    ``missing``, ``nodes``, ``asked``, ``reading``: as ``diagnose`` takes them.
     """
     arguments = _parser(prog).parse_args(argv)
     read = [*arguments.trace, *arguments.baseline]
@@ -38,7 +40,9 @@ def main(
         for written in (arguments.html, arguments.trace_out):
             if written is not None and _is_one_of(written, read):
                 return _unusable(prog, f"{written}: is a trace to read; name another file to write")
-        diagnosis = diagnose(arguments.trace, arguments.baseline, missing, nodes, reading=reading)
+        diagnosis = diagnose(
+            arguments.trace, arguments.baseline, missing, nodes, asked, reading=reading
+        )
         if arguments.html is not None:
             arguments.html.write_text(render_html(diagnosis), encoding="utf-8")
         if arguments.trace_out is not None:

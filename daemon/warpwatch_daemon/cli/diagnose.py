@@ -21,7 +21,8 @@ _BASELINE = "--baseline"
 
 
 def main(argv: Sequence[str]) -> int:
-    """A capture's address stands for its traces, its baseline's and the ranks without one."""
+    """A capture's address stands for its traces, its baseline's, the ranks without one
+    and the anomaly that asked."""
     addresses = [argument for argument in argv if _ADDRESS.fullmatch(argument)]
     with progress() as bar, tempfile.TemporaryDirectory(prefix="warpwatch-") as folder:
 
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
             prog=PROGRAM,
             missing=missing,
             nodes=nodes,
+            asked=next((one.asked for one in fetched.values() if one.asked), None),
             reading=reading,
         )
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from warpwatch_daemon.captures import store, usable
+from warpwatch_daemon.captures import child, store, usable
 from warpwatch_daemon.history.remote_store import RemoteStore, RemoteStoreError
+from warpwatch_diagnosis.verdict.corroboration import Asked
 from warpwatch_telemetry.captures import Capture
 from warpwatch_telemetry.errors import UsageError
 
@@ -23,13 +24,14 @@ class Fetched:
     """Files of this machine now. missing: the ranks that brought none, and why.
 
     baseline: what the daemon compared with, empty where it had none or it is not there any more.
-    nodes: where the ranks of a capture over nodes ran.
+    nodes: where the ranks of a capture over nodes ran. asked: the anomaly that the capture is of.
     """
 
     traces: Sequence[Path]
     missing: Mapping[int, str] = field(default_factory=dict)
     baseline: Sequence[Path] = ()
     nodes: Mapping[int, str] = field(default_factory=dict)
+    asked: Asked | None = None
 
 
 # Hears which file of how many is fetched now.
@@ -52,18 +54,20 @@ def fetch(
     capture, remote = _record(address), RemoteStore(address)
     if capture.request.kind != "torch":
         raise UsageError(f"{address} is a capture of kind {capture.request.kind}, without traces")
+    known = child.asked(capture.request)
+    asked = Asked(**known) if known else None
     nodes = usable.nodes(capture.ranks)
     if nodes:
         of_baseline = [name for name in capture.files if name.startswith(usable.BASELINE)]
         traces = _fetch(remote, usable.reductions(capture), folder, reading)
         well = _fetch(remote, of_baseline, folder, reading)
-        return Fetched(traces, usable.missing(capture.ranks), well, nodes)
+        return Fetched(traces, usable.missing(capture.ranks), well, nodes, asked)
     names = usable.files(capture.ranks)
     if not names:
         raise UsageError(f"{address} has no trace: {capture.detail or capture.outcome}")
     traces = _fetch(remote, names, folder, reading)
     baseline = _baseline(address, capture, folder, reading)
-    return Fetched(traces, usable.missing(capture.ranks), baseline)
+    return Fetched(traces, usable.missing(capture.ranks), baseline, asked=asked)
 
 
 def _record(address: str) -> Capture:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.captures.capture_node import MANUAL, CaptureNode
+from tests.daemon.captures.capture_node import AUTOMATIC, MANUAL, CaptureNode
 from tests.daemon.history.object_store import URL, Bucket, bucket
 from tests.daemon.state.counted import counted
 from warpwatch_daemon.captures.store import Store
@@ -23,7 +23,7 @@ from warpwatch_daemon.history import remote_store
 from warpwatch_daemon.history.remote_store import RemoteStore
 from warpwatch_daemon.history.uploads import Uploads
 from warpwatch_exporters.pause import LONGEST_S
-from warpwatch_telemetry.captures import Capture
+from warpwatch_telemetry.captures import AnomalySeen, Capture, CaptureRequest
 from warpwatch_telemetry.errors import UsageError
 
 pytest.importorskip("obstore")
@@ -70,9 +70,9 @@ class Node(CaptureNode):
             lambda: self.at,
         )
 
-    def captured(self, *ranks: int) -> Capture:
+    def captured(self, *ranks: int, request: CaptureRequest = MANUAL) -> Capture:
         """A capture of both ranks to which these brought their traces; its price is known."""
-        asked = self.coordinator.request(MANUAL)
+        asked = self.coordinator.request(request)
         for rank in ranks or (0, 1):
             self.deliver(rank)
         self.poll()
@@ -268,14 +268,16 @@ def test_a_diagnosis_from_the_bucket_is_that_of_the_daemon(node: Node, s3: Bucke
     node.poll()
     node.poll(after_s=120)
     assert node.finished(well).outcome == "complete"
-    # Rank 1 brings nothing, and the diagnosis compares with the one before.
-    capture = node.captured(0)
+    # Rank 1 brings nothing, and the diagnosis compares with the one before, and with what asked.
+    seen = AnomalySeen(rank=0, begin_step=7, ratio=1.6)
+    capture = node.captured(0, request=replace(AUTOMATIC, anomaly_seen=seen))
     assert capture.outcome == "partial"
     assert capture.baseline_id == well.id
     node.sent(capture)
     address = node.capture(capture).remote
     assert address is not None
     local = json.loads(Path(str(capture.folder), "diagnosis.json").read_text())
+    assert "rank 0 since step 7" in json.dumps(local)
     assert diagnosis(address) == local
     # Without what the capture says of itself it is another one.
     assert diagnosis(f"{address}rank0.pt.trace.json.gz") != local
