@@ -38,6 +38,7 @@ TICKS_ARMED = 3
 WORLD = 4
 # What a rank answers to the command of this id; None: nothing.
 Answers = Callable[[int, str], str | None]
+Records = Callable[[str], bool | str]
 
 
 class PlayedAgent(MemoryAgent):
@@ -77,7 +78,7 @@ class PlayedAgent(MemoryAgent):
     def captures(self) -> list[Capture]:
         return list(self.node.hub.state().captures)
 
-    def play(self, answers: Answers, records: Callable[[str], bool]) -> None:
+    def play(self, answers: Answers, records: Records) -> None:
         """Ranks do as ``answers`` says with a command; who armed delivers some ticks later, for
         finishing takes time, in which other agents cannot answer.
         """
@@ -91,8 +92,12 @@ class PlayedAgent(MemoryAgent):
                 before = self.obeyed.get(rank)
                 if before == f"armed {command['id']}":
                     late = self.ticks >= self.armed_at[rank] + TICKS_ARMED
-                    if late and records(command["id"]):
+                    came = late and records(command["id"])
+                    if came is True:
                         self.node.deliver(index)
+                    elif came:
+                        self.node.answer(index, "capture_failed", detail=came)
+                    if came:
                         self.obeyed[rank] = command["id"]
                 elif before != command["id"]:
                     said = answers(rank, command["id"])
@@ -156,11 +161,11 @@ class PlayedFleet:
         ask: Callable[[Captures], Any],
         answers: Answers = lambda rank, name: "armed",
         meanwhile: Callable[[], None] = lambda: None,
-        records: Callable[[str], bool] = lambda name: True,
+        records: Records = lambda name: True,
     ) -> Captures:
         """``ask``, and play until all captures have ended.
 
-        ``records``: whether the start step of the command of this id comes.
+        ``records``: whether the start step of the command of this id comes, or why it fails.
         """
 
         async def play() -> Captures:
@@ -192,6 +197,6 @@ class PlayedFleet:
         self.hear()
         await asyncio.sleep(TICK_S)
 
-    def _tick(self, answers: Answers, records: Callable[[str], bool]) -> None:
+    def _tick(self, answers: Answers, records: Records) -> None:
         for agent in self.agents:
             agent.play(answers, records)

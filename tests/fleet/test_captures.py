@@ -13,6 +13,7 @@ import pytest
 from tests.daemon.captures.capture_node import MANUAL, TRAIN
 from tests.fleet.capturing import PlayedAgent, PlayedFleet
 from warpwatch import protocol
+from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_fleet.captures import over_nodes
 from warpwatch_fleet.captures.choosing import MAX_RANKS, choose
 from warpwatch_fleet.captures.requests import Captures
@@ -227,6 +228,25 @@ def test_an_anomaly_of_the_fleet_is_captured_once_under_the_policies_of_the_agen
     (decision,) = captures.decisions()
     assert decision.outcome == "refused_cooldown"
     assert decision.detail.startswith(("gpu-1: ", "gpu-2: "))
+
+
+@pytest.mark.parametrize("interruptions", [1, 2])
+def test_a_capture_that_an_evaluation_interrupts_is_repeated_once(
+    fleet: PlayedFleet, interruptions: int
+) -> None:
+    asked: list[str] = []
+
+    def records(name: str) -> bool | str:
+        if ids.base(name) not in asked:
+            asked.append(ids.base(name))
+        interrupted = asked.index(ids.base(name)) < interruptions
+        return "interrupted: an evaluation began" if interrupted else True
+
+    captures = fleet.run(lambda captures: captures.trigger(ANOMALY), records=records)
+    outcomes = [capture.outcome for capture in captures.shown()]
+    assert outcomes == ["failed", "complete" if interruptions == 1 else "failed"]
+    (decision,) = captures.decisions()
+    assert (decision.outcome, decision.capture_id) == (CAPTURED, captures.shown()[-1].id)
 
 
 def test_of_a_large_job_who_is_named_and_three_peers_of_other_nodes_are_taken() -> None:

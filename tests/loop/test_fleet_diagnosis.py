@@ -66,15 +66,17 @@ def only_anomaly(cluster: LoopCluster, kind: str) -> Any:
 
 
 def capture_of(cluster: LoopCluster, anomaly: Any) -> Any:
-    """The only one that the anomaly asked for, once it has ended."""
+    """The one that the anomaly asked for, once it has ended; an evaluation may have interrupted one
+    before it."""
 
     def those() -> list[Any]:
         asked = [
             one for one in cluster.get("captures") if one["request"]["anomaly_id"] == anomaly["id"]
         ]
-        return asked if all(one["outcome"] for one in asked) else []
+        return asked if asked and asked[-1]["outcome"] not in (None, "failed") else []
 
-    (capture,) = poll(those, 300, cluster.log())
+    *interrupted, capture = poll(those, 300, cluster.log())
+    assert len(interrupted) <= 1
     return capture
 
 

@@ -17,6 +17,7 @@ from warpwatch_daemon.captures import capture_id as ids
 from warpwatch_daemon.captures.capture_register import CaptureRegister
 from warpwatch_daemon.captures.finisher import DIAGNOSED_KINDS
 from warpwatch_daemon.captures.store import Store
+from warpwatch_daemon.captures.triggers.decisions import MAX_TRIES, is_interrupted
 from warpwatch_daemon.captures.triggers.recipes import automatic
 from warpwatch_daemon.config.triggers import RecipeConfig
 from warpwatch_fleet.captures.choosing import find_job, parts_of
@@ -157,6 +158,8 @@ class Captures:
         logger.info("capture %s: %s %s", ended.id, ended.outcome, ended.detail)
         if ended.request.anomaly_id and (ended.outcome or "").startswith("refused_"):
             self._decide(ended.request.anomaly_id, str(ended.outcome), ended.detail, ended.id)
+        if self._is_worth_another(ended):
+            await self._try(ended.request)
 
     async def _conclude(self, capture: Capture, parts: list[Part]) -> Capture:
         """With its folder, and what all that was brought says."""
@@ -224,7 +227,7 @@ class Captures:
     # --- anomalies ---
 
     def trigger(self, anomaly: Anomaly) -> None:
-        """Ask once for what the kind's recipe says; the agents' own policies have their say."""
+        """Ask for what the kind's recipe says; the agents' own policies have their say."""
         self._begin(self._triggered(anomaly))
 
     async def _triggered(self, anomaly: Anomaly) -> None:
@@ -234,13 +237,28 @@ class Captures:
             return
         alone = recipe.ranks == "culprit" and anomaly.rank is not None
         ranks = (anomaly.rank,) if alone and anomaly.rank is not None else None
+        await self._try(automatic(anomaly, recipe, ranks))
+
+    async def _try(self, request: CaptureRequest) -> None:
+        anomaly_id = str(request.anomaly_id)
         try:
-            capture = await self.request(automatic(anomaly, recipe, ranks))
+            capture = await self.request(request)
         except Refused as error:
-            logger.info("no %s capture for %s: %s", recipe.kind, anomaly.kind, error)
-            self._decide(anomaly.id, error.reason, str(error))
+            logger.info("no %s capture for %s: %s", request.kind, request.anomaly_kind, error)
+            self._decide(anomaly_id, error.reason, str(error))
         else:
-            self._decide(anomaly.id, CAPTURED, "", capture.id)
+            self._decide(anomaly_id, CAPTURED, "", capture.id)
+
+    def _is_worth_another(self, capture: Capture) -> bool:
+        """Whether an evaluation or the like came in between; of an anomaly one is repeated."""
+        request = capture.request
+        seen = request.anomaly_seen
+        if request.anomaly_id is None or not is_interrupted(capture, seen.rank if seen else None):
+            return False
+        taken = [
+            one for one in self._register.all() if one.request.anomaly_id == request.anomaly_id
+        ]
+        return len(taken) < MAX_TRIES
 
     def _decide(
         self, anomaly_id: str, outcome: str, detail: str, capture_id: str | None = None
