@@ -44,8 +44,10 @@ class Ring:
             except protocol.ProtocolError:
                 self.torn += 1
                 continue
-            assert record.sequence == sequence
-            self.records.append(record)
+            assert record.sequence >= sequence
+            # A newer one was written in its place while the file was read.
+            if record.sequence == sequence:
+                self.records.append(record)
 
     @property
     def metadata(self) -> dict[str, Any]:

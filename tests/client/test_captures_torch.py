@@ -53,7 +53,7 @@ class Training:
 
     def record(self, identifier: str, **more: object) -> None:
         """Begin a capture that does not end by itself soon; returns when it records."""
-        start = begun(self.folder) + 20
+        start = begun(self.folder) + 40
         capture(self.folder, start, steps=100, id=identifier, **more)
         event(self.folder, "capture_started", identifier)
         eventually(lambda: begun(self.folder) > start)
@@ -70,12 +70,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
 
 def test_options_are_recorded_and_only_when_asked_for(trained: Training) -> None:
     folder = trained.folder
-    capture(folder, begun(folder) + 20, id="plain")
+    capture(folder, begun(folder) + 40, id="plain")
     plain = captured(folder, "plain")
     assert "aten::addmm" in names(plain)
     assert not {"record_shapes", "profile_memory", "with_stack"} & set(plain)
     wanted = ["shapes", "stacks", "memory", "nonsense"]
-    capture(folder, begun(folder) + 20, id="more", options=wanted)
+    capture(folder, begun(folder) + 40, id="more", options=wanted)
     more = captured(folder, "more")
     assert (more["record_shapes"], more["profile_memory"], more["with_stack"]) == (1, 1, 1)
     shapes = [
@@ -144,9 +144,9 @@ def test_an_error_of_the_profiler_is_the_one_answer(trained: Training, method: s
         f"_KinetoProfile.{method} = broken\n"
     )
     identifier = method.replace("_", "-")
-    capture(folder, begun(folder) + 20, id=identifier)
+    capture(folder, begun(folder) + 40, id=identifier)
     assert event(folder, "capture_failed", identifier)["detail"] == "RuntimeError: broken"
-    capture(folder, begun(folder) + 20, id=f"{identifier}-2")
+    capture(folder, begun(folder) + 40, id=f"{identifier}-2")
     assert "aten::addmm" in names(captured(folder, f"{identifier}-2"))
     ends = [found for found in events(folder, identifier) if found["event"] != "capture_started"]
     assert [found["event"] for found in ends] == ["capture_armed", "capture_failed"]
@@ -185,7 +185,7 @@ def test_a_process_group_is_described_by_torch_itself(trained: Training) -> None
         "import torch.distributed as dist\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
     )
-    capture(trained.folder, begun(trained.folder) + 20, id="group")
+    capture(trained.folder, begun(trained.folder) + 40, id="group")
     reported = captured(trained.folder, "group")["distributedInfo"]
     trained.run("dist.destroy_process_group()")
     assert (reported["backend"], reported["rank"], reported["world_size"]) == ("gloo", 0, 1)
@@ -194,7 +194,7 @@ def test_a_process_group_is_described_by_torch_itself(trained: Training) -> None
 def test_a_rank_without_a_process_group_is_reported_apart(folder: Folder) -> None:
     with program(folder, training(), RANK="3", WORLD_SIZE="8"):
         running(folder)
-        capture(folder, begun(folder) + 20)
+        capture(folder, begun(folder) + 40)
         path = handed_over(folder)
     trace = read_trace(path)
     assert (trace.rank, trace.world_size, trace.job) == (3, 8, "demo")
@@ -204,7 +204,7 @@ def test_a_program_that_is_asked_to_end_while_it_records_ends_in_order(folder: F
     define = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))"
     with program(folder, training(define)) as process:
         running(folder)
-        start = begun(folder) + 20
+        start = begun(folder) + 40
         capture(folder, start, steps=100)
         eventually(lambda: begun(folder) > start + 2)
         process.terminate()
@@ -215,7 +215,7 @@ def test_a_program_that_is_asked_to_end_while_it_records_ends_in_order(folder: F
 
 def test_a_child_that_is_forked_while_it_records_disturbs_nothing(trained: Training) -> None:
     folder = trained.folder
-    start = begun(folder) + 20
+    start = begun(folder) + 40
     capture(folder, start, steps=20, id="forked")
     eventually(lambda: begun(folder) > start)
     trained.run(
@@ -236,7 +236,7 @@ def test_the_longest_answer_fits(trained: Training) -> None:
     identifier = "x" * 40
     long = "".join(["j"] * 40)
     trained.run(f"monitor.clock.ring.name = '{long}-r1234567-' + 16 * 'a'")
-    capture(trained.folder, begun(trained.folder) + 20, id=identifier)
+    capture(trained.folder, begun(trained.folder) + 40, id=identifier)
     finished = event(trained.folder, "capture_finished", identifier)
     assert sorted(finished) == ["event", "first_step", "id", "last_step", "token"]
 
@@ -251,14 +251,14 @@ def test_a_trace_whose_ring_was_removed_is_removed(folder: Folder, tmp_path: Pat
         eventually(lambda: [ring for ring in folder.rings() if ring.header.totals.steps])
         assert folder.ring().name != old
         eventually(lambda: not files(folder))
-        capture(folder, begun(folder) + 20, id="after")
+        capture(folder, begun(folder) + 40, id="after")
         assert "aten::addmm" in names(captured(folder, "after"))
 
 
 def test_an_inbox_that_goes_while_it_records_is_one_answer(folder: Folder) -> None:
     with program(folder, training()):
         running(folder)
-        start = begun(folder) + 20
+        start = begun(folder) + 40
         capture(folder, start, steps=30)
         eventually(lambda: begun(folder) > start)
         inbox = folder.path / "inbox"
