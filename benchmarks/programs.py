@@ -8,15 +8,13 @@ processor time leaves out where it waited for a core.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from typing import Any
 
 from benchmarks.limits import at_most
-from benchmarks.processes import CannotMeasure, clean_environment, is_quick, last_line
+from benchmarks.processes import answer_of, clean_environment, is_quick
 
 PROGRAMS = ("dqn", "vae", "gpt")
 MAX_US = {"calls": 10.0, "run": 20.0}
@@ -44,13 +42,8 @@ def measure() -> dict[str, Any]:
 
 def _in_a_process(name: str, way: str) -> dict[str, float]:
     run = ["-m", "warpwatch", "run", "--", sys.executable] if way == "run" else []
-    command = [sys.executable, *run, "-m", "benchmarks.program_loops", name, way]
+    arguments = [*run, "-m", "benchmarks.program_loops", name, way]
     with tempfile.TemporaryDirectory() as folder:
         environment = {**clean_environment(), "WARPWATCH_DIR": folder}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    if done.returncode:
-        raise CannotMeasure(f"{way} {name} ended: {last_line(done.stderr)}")
-    found: dict[str, float] = json.loads(done.stdout)
+        found: dict[str, float] = answer_of(f"{way} {name}", arguments, environment, TIMEOUT_S)
     return found
