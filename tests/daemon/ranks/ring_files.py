@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
+import select
+import signal
 import subprocess
 import sys
 import time
@@ -15,13 +18,59 @@ from typing import Any
 from warpwatch import protocol
 from warpwatch_daemon.ranks.process import boot_id
 
+# A fork of a small process costs a tenth of a new interpreter. All end when their parent does.
 _HOLD = """
-import fcntl, os, sys
-fd = os.open(sys.argv[1], os.O_RDWR)
-fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)
-print("held", flush=True)
-sys.stdin.read()
+import fcntl, os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for path in sys.stdin:
+    if os.fork() == 0:
+        fd = os.open(path.rstrip(), os.O_RDWR)
+        fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)
+        print(os.getpid(), flush=True)
+        while True:
+            signal.pause()
+os.killpg(0, signal.SIGKILL)
 """
+
+
+class Holder:
+    """A process that holds the lock of a ring, as the training process would."""
+
+    def __init__(self, path: Path) -> None:
+        server = _holders()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(f"{path}\n")
+        server.stdin.flush()
+        self.pid = int(server.stdout.readline())
+        self._fd = os.pidfd_open(self.pid)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Return when the process is gone, and its lock with it."""
+        gone = select.poll()
+        gone.register(self._fd, select.POLLIN)
+        gone.poll()
+
+    def close(self) -> None:
+        self.kill()
+        self.wait()
+        os.close(self._fd)
+
+
+@functools.cache
+def _holders() -> subprocess.Popen[str]:
+    """The process of which all holders are forks."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _HOLD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 class RingFile:
@@ -94,18 +143,7 @@ class RingFile:
         self.record(protocol.RECORD_EVENT, protocol.encode_event(name, fields))
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[subprocess.Popen[str]]:
+    def held(self) -> Iterator[Holder]:
         """Another process holds the ring's lock, as the training process would."""
-        holder = subprocess.Popen(
-            [sys.executable, "-c", _HOLD, str(self.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == "held\n"
+        with contextlib.closing(Holder(self.path)) as holder:
             yield holder
-        finally:
-            holder.kill()
-            holder.communicate()
