@@ -1,7 +1,7 @@
 """What a capture costs the training: the seconds by which steps were late, per 100,000 events.
 
-Three ways to the same trace: the shim with ``trace_only``, the shim without it (as on PyTorch
-before 2.13), and Kineto's own export, which needs no interpreter lock.
+Two ways to the same trace: the shim with ``trace_only``, and without it (as on PyTorch before
+2.13).
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ TIMEOUT_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Way:
     name: str
-    backend: str
     arguments: tuple[str, ...] = ()
 
 
 WAYS = (
-    Way("shim", "shim"),
-    Way("shim_without_trace_only", "shim", ("whole",)),
-    Way("kineto", "kineto"),
+    Way("shim"),
+    Way("shim_without_trace_only", ("whole",)),
 )
 
 
@@ -66,9 +64,9 @@ def measure() -> dict[str, Any]:
 
 def run(way: Way, folder: Path, operators: int) -> dict[str, float]:
     stop, result = folder / "stop", folder / "result.json"
-    sections = {"sources": {"nvml": {"enabled": False}}, "rendezvous": {"kineto": True}}
+    sections = {"sources": {"nvml": {"enabled": False}}}
     with running_daemon(**sections) as daemon:
-        launcher = ["-m", "warpwatch", "run", "--job", JOB, "--backend", way.backend, "--"]
+        launcher = ["-m", "warpwatch", "run", "--job", JOB, "--"]
         loop = [str(LOOP), str(operators), str(stop), str(result), *way.arguments]
         with subprocess.Popen(
             [sys.executable, *launcher, sys.executable, *loop], env=daemon.training_environment
@@ -86,7 +84,7 @@ def run(way: Way, folder: Path, operators: int) -> dict[str, float]:
 
 def _captured(api: ApiClient, way: Way) -> tuple[float, Any]:
     """When it was asked for, and the capture once it is there."""
-    body = {"job": JOB, "kind": "torch", "steps": STEPS, "backend": way.backend}
+    body = {"job": JOB, "kind": "torch", "steps": STEPS}
     asked: dict[str, Any] = {}
 
     def ask() -> bool:

@@ -15,9 +15,6 @@ from typing import NamedTuple
 LOCK_FILE = "daemon.lock"
 RANKS = "ranks"
 COMMANDS = "commands"
-KINETO = "kineto"
-# The name in that folder that stock PyTorch knows its daemon by.
-KINETO_SOCKET = "dynolog"
 SYSTEM_DIR = "/run/warpwatch"
 SYSTEM_INBOX = "/var/lib/warpwatch/inbox"
 

@@ -110,8 +110,7 @@ _READING_ROW = Row(
         ),
         graph(
             "Rounds of loops",
-            "Time of the newest round, the slowest agent. Loops that serve one connection at a "
-            "time (kineto) count the wait for it.",
+            "Time of the newest round, the slowest agent.",
             Query(_BY_LOOP, "{{loop}}"),
             unit="s",
         ),

@@ -17,8 +17,6 @@ COUNTER_KINDS: frozenset[CaptureKind] = frozenset({"nsys"})
 
 # What a capture of kind torch records besides, at a price: Python stacks, shapes, allocations.
 CAPTURE_OPTIONS = ("stacks", "shapes", "memory")
-# Who records a capture of kind torch: the shim in the process, or stock PyTorch's own Kineto.
-BACKENDS = ("shim", "kineto")
 
 # Who asked. An anomaly's automatic request is subject to cooldown and budget; a person's is not.
 # What is taken of a healthy job, and later ones are compared with, has its own budget: once
@@ -72,7 +70,7 @@ class CaptureRequest:
     """What was asked for. ``ranks`` None means all ranks of the job that this daemon sees.
 
     ``reason`` is for people; an automatic request also carries the anomaly that asked.
-    options: of CAPTURE_OPTIONS. backend: of BACKENDS, None for whichever the job has.
+    options: of CAPTURE_OPTIONS.
     owner, run: of which job of this name, as JobId has them; empty for the only one there is.
     alerts: which firings of Alertmanager's alerts asked, as ``fingerprint@startsAt``.
     """
@@ -83,7 +81,6 @@ class CaptureRequest:
     ranks: tuple[int, ...] | None = None
     steps: int = 5
     options: tuple[str, ...] = ()
-    backend: str | None = None
     reason: str = ""
     anomaly_id: str | None = None
     anomaly_kind: str | None = None
@@ -153,7 +150,7 @@ class Residual:
 class Capture:
     """A capture from request to diagnosis. Times are wall clock in seconds.
 
-    outcome: one of OUTCOMES, None while it runs. backend: of BACKENDS.
+    outcome: one of OUTCOMES, None while it runs.
     steps: how many each rank is to record; fewer than asked for where the budget of events cut
     them.
     step_s: median step seconds of the job ``before``, ``during`` and ``after``. cost_s: what the
@@ -169,7 +166,6 @@ class Capture:
     time: float
     ranks: tuple[RankCapture, ...] = ()
     world_size: int = 1
-    backend: str = "shim"
     steps: int | None = None
     start_step: int | None = None
     recording_time: float | None = None

@@ -132,7 +132,6 @@ class JobState:
     (docs/shim.md).
     memory_ratio: the most that tensors of one of its ranks took of the memory of its GPU.
     tokens_per_joule: of what its ranks' devices used while this daemon saw both counted.
-    backend: "shim", or "kineto" for a job without one: it can be captured, nothing else is known.
     """
 
     name: str
@@ -140,7 +139,6 @@ class JobState:
     ranks: tuple[str, ...]
     energy_j: float | None = None
     model_flops_ratio: Mapping[str, float] = field(default_factory=dict)
-    backend: str = "shim"
     owner: str = ""
     run: str = ""
     tokens_per_joule: float | None = None
@@ -164,7 +162,7 @@ class DetectorSight:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """kineto_jobs: those that are not among ``jobs``. decisions: one an anomaly at most.
+    """decisions: one an anomaly at most.
 
     contexts: by the anomaly's id, of those that are active and the newest that ended.
     """
@@ -177,7 +175,6 @@ class State:
     sources: tuple[SourceHealth, ...] = ()
     ranks: tuple[RankState, ...] = ()
     jobs: tuple[JobState, ...] = ()
-    kineto_jobs: tuple[JobState, ...] = ()
     anomalies: tuple[Anomaly, ...] = ()
     contexts: Mapping[str, AnomalyContext] = field(default_factory=dict)
     captures: tuple[Capture, ...] = ()

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -123,89 +118,13 @@ def test_switched_off_means_no_bootstrap() -> None:
     assert on == {"WARPWATCH": "1", "PYTHONPATH": f"{launch.BOOTSTRAP}{os.pathsep}/x"}
 
 
-PRINT_KINETO = (
-    "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if 'KINETO' in n or "
-    "n in ('WARPWATCH', 'WARPWATCH_JOB') or 'bootstrap' in v}))"
-)
-KINETO_RUN = ("--backend", "kineto", "--job", "stock", "--", sys.executable, "-c", PRINT_KINETO)
-
-
-@contextlib.contextmanager
-def kineto_socket(folder: Folder) -> Iterator[socket.socket]:
-    """The daemon's, in its folder."""
-    (folder.path / "kineto").mkdir(exist_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
-        bound.bind(str(folder.path / "kineto" / "dynolog"))
-        yield bound
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Folder]:
-    # Paths of sockets are short, and those of pytest's own folders are not.
-    with tempfile.TemporaryDirectory(prefix="ww") as path:
-        yield Folder(Path(path))
-
-
-def test_the_kineto_back_end_sets_four_variables_and_no_shim(short_folder: Folder) -> None:
-    with short_folder.held(), kineto_socket(short_folder):
-        done = run(short_folder, *KINETO_RUN)
-    assert done.stderr == ""
-    assert json.loads(done.stdout) == {
-        "WARPWATCH_JOB": "stock",
-        "KINETO_USE_DAEMON": "1",
-        "KINETO_IPC_SOCKET_DIR": f"{short_folder.path}/kineto",
-        "KINETO_ONDEMAND_TRACE_DIR": f"{short_folder.path}/inbox",
-        "KINETO_CONFIG": str(launch.KINETO_CONFIG),
-    }
-    assert "\nON_DEMAND_CONFIG_UPDATE_INTERVAL_SECS=1\n" in launch.KINETO_CONFIG.read_text()
-
-
-def test_a_configuration_of_the_users_own_stays(short_folder: Folder) -> None:
-    with short_folder.held(), kineto_socket(short_folder):
-        done = run(short_folder, *KINETO_RUN, KINETO_CONFIG="/etc/mine.conf")
-    assert json.loads(done.stdout)["KINETO_CONFIG"] == "/etc/mine.conf"
-
-
-def test_without_a_daemon_the_kineto_back_end_sets_nothing_and_says_so(
-    short_folder: Folder,
-) -> None:
-    with kineto_socket(short_folder):
-        done = run(short_folder, *KINETO_RUN)
-    assert json.loads(done.stdout) == {"WARPWATCH_JOB": "stock"}
-    line = "no daemon is running here; the command runs unobserved"
-    assert done.stderr == f"python -m warpwatch run: {line}\n"
-
-
-def test_a_daemon_without_the_socket_counts_as_none(short_folder: Folder) -> None:
-    with kineto_socket(short_folder):
-        pass
-    # What a killed daemon left behind is there and no one listens.
-    with short_folder.held():
-        done = run(short_folder, *KINETO_RUN)
-    assert json.loads(done.stdout) == {"WARPWATCH_JOB": "stock"}
-    assert "the daemon has no socket for Kineto in" in done.stderr
-    assert "(Connection refused)" in done.stderr
-
-
-def test_switched_off_means_no_kineto_either() -> None:
-    environ = {"WARPWATCH": "0"}
-    assert launch.kineto_environment({}, environ, os.getuid()) == environ
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         ([], "no command to run, give it after --: -- python train.py"),
         (["--"], "no command to run, give it after --: -- python train.py"),
-        (
-            ["--jobs", "x", "--", "true"],
-            "unknown option --jobs, there are only --job NAME and --backend NAME",
-        ),
-        (
-            ["--backend", "dynolog", "--", "true"],
-            "unknown back end dynolog, there are shim and kineto",
-        ),
-        (["--backend=", "--", "true"], "--backend needs a name"),
+        (["--jobs", "x", "--", "true"], "unknown option --jobs, there is only --job NAME"),
+        (["--job=", "--", "true"], "--job needs a name"),
         (["--job", "--", "true"], "--job needs a name"),
         (["--", "no-such-command"], "no-such-command: No such file or directory"),
     ],

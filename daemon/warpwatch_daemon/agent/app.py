@@ -181,7 +181,7 @@ class Daemon:
         }
         if self._log is not None:
             every("telemetry-log", WRITE_INTERVAL_S, self._log.write)
-        every("self", SELF_INTERVAL_S, self._observe_self)
+        every("self", SELF_INTERVAL_S, self.reloading.advance)
         self.captures.start(self.supervisor)
         if self._known_pods is not None:
             gone = GonePods(self.folder, self._known_pods)
@@ -198,7 +198,6 @@ class Daemon:
 
     def _close(self) -> None:
         logger.info("stopping")
-        self.captures.stop()
         self.supervisor.stop()
         self.captures.close()
         self.pipeline.close()
@@ -224,11 +223,6 @@ class Daemon:
             loop.interval_s = interval_s
             if busy:
                 loop.wake()
-
-    def _observe_self(self) -> None:
-        """What jobs Kineto sees; also where a reload is carried out."""
-        self.reloading.advance()
-        self.captures.publish_jobs()
 
     # --- what HTTP asks ---
 

@@ -2,9 +2,9 @@
 
 - policy: may this be captured now, and if not why, and which refusals are counted; disk: how much
   room there is
-- session: who records, as the coordinator sees it: backends, their sessions and how far ranks are
-- shim, shim_backend: by the shim in the process; kineto: by stock PyTorch; stacks: from outside,
-  where a process cannot say them
+- session: a capture at its ranks, as the coordinator sees it, and how far ranks are
+- shim, shim_backend: captures by the shim in the process; stacks: from outside, where a process
+  cannot report them
 - coordinator: the one path for all captures
 - capture_register: the captures that are known; capture_id: what they are called; store: files,
   capture.json, retention

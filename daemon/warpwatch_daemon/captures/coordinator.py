@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 
@@ -21,12 +21,9 @@ from warpwatch_daemon.captures.session import (
     check_start,
     choose,
     has_ended,
-    pace_of,
     shown,
 )
-from warpwatch_daemon.captures.shim_backend import ShimBackend
 from warpwatch_daemon.captures.store import Store
-from warpwatch_daemon.ranks.source import RanksSource
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.captures import STEP_KINDS, Capture, CaptureRequest, Prepared
 from warpwatch_telemetry.errors import Refused
@@ -45,28 +42,25 @@ class Coordinator:
     """``observe`` and ``advance`` are the pipeline's; ``request`` may be called from any thread.
 
     None of them touches a disk: what does is the finisher's. ``hurry`` gets whether a capture
-    runs, so that the pipeline looks more often. ``backends``: who captures beside the shim, which
-    is asked first.
+    runs, so that the pipeline looks more often.
     """
 
     def __init__(
         self,
         policy: Policy,
         store: Store,
-        ranks: RanksSource,
+        backend: CaptureBackend,
         hub: Hub,
         hurry: Callable[[bool], None],
         wake_finisher: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
-        backends: Sequence[CaptureBackend] = (),
     ) -> None:
         self.policy = policy
         self._store = store
-        self._ranks = ranks
+        self._backend = backend
         self._hub = hub
         self._hurry = hurry
         self._monotonic = monotonic
-        self._backends = (ShimBackend(policy, ranks), *backends)
         self._lock = threading.RLock()
         self._sessions: dict[str, CaptureSession] = {}
         # When each of them was begun.
@@ -100,16 +94,20 @@ class Coordinator:
             try:
                 if self.register.get(name) is not None:
                     raise Refused("refused_busy", f"there is a capture {name} already")
-                backend, request, numbers, world_size = choose(self._backends, request)
+                request, numbers, world_size = choose(self._backend, request)
                 self.policy.check(request, self._busy(request), at)
                 if start_step is not None:
-                    check_start(backend, request, numbers, start_step)
+                    check_start(self._backend, request, numbers, start_step)
                 now = time.time()
                 capture = Capture(
-                    name or ids.new(now), request, now, world_size=world_size, backend=backend.name,
-                    start_step=start_step, of_fleet=bool(name),
-                )  # fmt: skip
-                session = self._begin(capture, backend, numbers, at)
+                    name or ids.new(now),
+                    request,
+                    now,
+                    world_size=world_size,
+                    start_step=start_step,
+                    of_fleet=bool(name),
+                )
+                session = self._begin(capture, numbers, at)
             except Refused as error:
                 self._count_refusal(request, error.reason, error, at)
                 raise
@@ -131,12 +129,12 @@ class Coordinator:
         at = self._monotonic()
         with self._lock:
             try:
-                backend, request, numbers, _ = choose(self._backends, request)
+                request, numbers, _ = choose(self._backend, request)
                 self.policy.check(request, self._busy(request), at)
                 if request.kind not in STEP_KINDS:
                     return Prepared(tuple(numbers))
-                pace = pace_of(backend, request, numbers)
-                return Prepared(tuple(numbers), self._steps(request, backend), *pace)
+                pace = self._backend.pace(request.job_id, numbers)
+                return Prepared(tuple(numbers), self._steps(request), *pace)
             except Refused as error:
                 self._count_refusal(request, error.reason, error, at)
                 raise
@@ -171,17 +169,15 @@ class Coordinator:
             for number in session.ranks
         }
 
-    def _begin(
-        self, capture: Capture, backend: CaptureBackend, numbers: list[int], at: float
-    ) -> CaptureSession:
+    def _begin(self, capture: Capture, numbers: list[int], at: float) -> CaptureSession:
         """Ask the ranks. Raises Refused."""
         request = capture.request
-        steps = self._steps(request, backend) if request.kind in STEP_KINDS else None
+        steps = self._steps(request) if request.kind in STEP_KINDS else None
         folder = str(self._store.folder(capture.id, capture.time))
         capture = replace(capture, steps=steps, folder=folder)
         try:
             self._end_superseded(request, numbers)
-            return backend.begin(capture, numbers, at)
+            return self._backend.begin(capture, numbers, at)
         except Refused:
             raise
         except Exception as error:
@@ -224,9 +220,10 @@ class Coordinator:
             count(request.kind, request.trigger, reason, request.owner)
             logger.info("no %s capture of %s: %s", request.kind, request.job, detail)
 
-    def _steps(self, request: CaptureRequest, backend: CaptureBackend) -> int:
+    def _steps(self, request: CaptureRequest) -> int:
         """The steps asked for, fewer where they would bring more events than the budget has."""
-        events = self.register.events_per_step(request) or backend.events_per_step(request.job_id)
+        known = self.register.events_per_step(request)
+        events = known or self._backend.events_per_step(request.job_id)
         if not events:
             return request.steps
         return max(1, min(request.steps, MAX_EVENTS // events))

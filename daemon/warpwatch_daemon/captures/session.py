@@ -1,9 +1,7 @@
 """What the coordinator needs of whoever records: a backend, which begins sessions.
 
-A session is one capture. A backend says whom it can capture and begins; everything else is the
-session's: what it says to the processes and what it hears of them. Backends are tried in order:
-the first one that does the kind and knows the job takes the request, unless the request names one.
-To add one: a class that is a CaptureBackend, given to the Coordinator in ``backends``.
+A session is one capture. The backend says whom it can capture and begins; everything else is the
+session's: what it says to the processes and what it hears of them.
 
 A session's life, all of it under the coordinator's lock but ``collect``:
 
@@ -31,7 +29,6 @@ from warpwatch_daemon.ranks.rank import Rank
 from warpwatch_telemetry.captures import (
     RANK_ENDS,
     Capture,
-    CaptureKind,
     CaptureRequest,
     RankCapture,
 )
@@ -100,10 +97,7 @@ class CaptureSession(ABC):
 
 
 class CaptureBackend(Protocol):
-    """Who can be captured in one way. name: of telemetry.captures.BACKENDS."""
-
-    name: str
-    kinds: frozenset[CaptureKind]
+    """Starts captures of the ranks it reaches."""
 
     def jobs(self) -> Collection[JobId]:
         """The jobs that have a live rank."""
@@ -117,8 +111,8 @@ class CaptureBackend(Protocol):
         """The most that a rank says a recorded step of its brings; None: not known."""
         ...
 
-    def pace(self, job: JobId, numbers: Collection[int]) -> Pace | None:
-        """How far these ranks are; None: it cannot be told which steps to record."""
+    def pace(self, job: JobId, numbers: Collection[int]) -> Pace:
+        """How far these ranks are."""
         ...
 
     def begin(self, capture: Capture, numbers: Sequence[int], at: float) -> CaptureSession:
@@ -135,18 +129,10 @@ def is_over(rank: RankCapture) -> bool:
 
 
 def choose(
-    backends: Sequence[CaptureBackend], request: CaptureRequest
-) -> tuple[CaptureBackend, CaptureRequest, list[int], int]:
-    """(who captures, the request with its job's owner and run, which ranks, of how many).
-
-    Raises Refused.
-    """
-    named = [backend for backend in backends if request.backend in (None, backend.name)]
-    able = [backend for backend in named if request.kind in backend.kinds]
-    if not able:
-        how = f" by the back end {request.backend}" if request.backend else ""
-        raise Refused("refused_disabled", f"nothing here captures {request.kind}{how}")
-    backend, job = _find(able, request)
+    backend: CaptureBackend, request: CaptureRequest
+) -> tuple[CaptureRequest, list[int], int]:
+    """(the request with its job's owner and run, which ranks, of how many). Raises Refused."""
+    job = _find(backend, request)
     ranks = backend.ranks(job)
     unknown = sorted(set(request.ranks or ()) - set(ranks))
     if unknown:
@@ -156,23 +142,20 @@ def choose(
         )
     numbers = sorted(ranks if request.ranks is None else set(request.ranks))
     world_size = max(ranks[number] for number in numbers)
-    return backend, replace(request, **job.fields()), numbers, world_size
+    return replace(request, **job.fields()), numbers, world_size
 
 
-def _find(
-    backends: Sequence[CaptureBackend], request: CaptureRequest
-) -> tuple[CaptureBackend, JobId]:
-    """The one job that is meant, and the first who reaches it. Raises Refused."""
-    for backend in backends:
-        jobs = sorted(job for job in backend.jobs() if _is_meant(job, request))
-        if len(jobs) > 1:
-            owners = ", ".join(job.owner for job in jobs)
-            raise Refused(
-                "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
-            )
-        if jobs and backend.ranks(jobs[0]):
-            return backend, jobs[0]
-    found = {job.name for b in backends for job in b.jobs() if request.owner in ("", job.owner)}
+def _find(backend: CaptureBackend, request: CaptureRequest) -> JobId:
+    """The one job that is meant. Raises Refused."""
+    jobs = sorted(job for job in backend.jobs() if _is_meant(job, request))
+    if len(jobs) > 1:
+        owners = ", ".join(job.owner for job in jobs)
+        raise Refused(
+            "refused_no_rank", f"{request.job} is a job of each of {owners}; name the owner"
+        )
+    if jobs and backend.ranks(jobs[0]):
+        return jobs[0]
+    found = {job.name for job in backend.jobs() if request.owner in ("", job.owner)}
     names = ", ".join(sorted(found)[:MAX_NAMED]) or "none"
     raise Refused(
         "refused_no_rank",
@@ -186,20 +169,11 @@ def _is_meant(job: JobId, request: CaptureRequest) -> bool:
     return all(said in ("", known) for said, known in zip(asked, job, strict=True))
 
 
-def pace_of(backend: CaptureBackend, request: CaptureRequest, numbers: Sequence[int]) -> Pace:
-    """How far these ranks are. Raises Refused where it cannot be told which steps to record."""
-    pace = backend.pace(request.job_id, numbers)
-    if pace is None:
-        detail = f"{backend.name} records a window of time: no step can be named to begin with"
-        raise Refused("refused_disabled", detail)
-    return pace
-
-
 def check_start(
     backend: CaptureBackend, request: CaptureRequest, numbers: Sequence[int], start_step: int
 ) -> None:
     """Raises Refused where the step before it, the lead-in, has begun."""
-    begun = pace_of(backend, request, numbers).begun
+    begun = backend.pace(request.job_id, numbers).begun
     if begun >= start_step - 1:
         raise Refused("refused_over", f"step {start_step} is too early: step {begun} has begun")
 

@@ -11,7 +11,7 @@ from warpwatch_daemon.captures.session import Pace, fastest, median_step_s
 from warpwatch_daemon.captures.shim import AskedRank, ShimSession
 from warpwatch_daemon.quantities import no_step
 from warpwatch_daemon.ranks.source import RanksSource
-from warpwatch_telemetry.captures import CAPTURE_KINDS, STEP_KINDS, Capture, CaptureKind
+from warpwatch_telemetry.captures import STEP_KINDS, Capture
 from warpwatch_telemetry.errors import Refused
 from warpwatch_telemetry.jobs import JobId
 
@@ -20,9 +20,6 @@ logger = logging.getLogger(__name__)
 
 class ShimBackend:
     """A ``captures.session.CaptureBackend``."""
-
-    name = "shim"
-    kinds: frozenset[CaptureKind] = frozenset(CAPTURE_KINDS)
 
     def __init__(self, policy: Policy, ranks: RanksSource) -> None:
         self._policy = policy

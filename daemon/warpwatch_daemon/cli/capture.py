@@ -11,7 +11,7 @@ from typing import Any
 from warpwatch_daemon.api_client import ApiClient
 from warpwatch_daemon.cli import parsing
 from warpwatch_daemon.cli.progress import progress
-from warpwatch_telemetry.captures import BACKENDS, CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES
+from warpwatch_telemetry.captures import CAPTURE_KINDS, CAPTURE_OPTIONS, RANK_STATES
 from warpwatch_telemetry.errors import Refused, UsageError, WarpwatchError
 
 POLL_S = 0.5
@@ -28,7 +28,6 @@ def main(argv: Sequence[str]) -> int:
         "kind": arguments.kind,
         "steps": arguments.steps,
         "options": arguments.options,
-        "backend": arguments.backend,
         "reason": "asked for on the command line",
     }
     capture = api.post("/api/v1/captures", body)
@@ -69,7 +68,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         choices=CAPTURE_OPTIONS,
         help="record this as well, at a price (kind torch; repeatable)",
     )
-    command.add_argument("--backend", choices=BACKENDS, help="default: whichever the job has")
     command.add_argument("--wait", action="store_true", help="wait for the diagnosis")
     command.add_argument("--timeout", type=float, default=300, help="seconds to wait (default 300)")
     parsing.add_daemon(command)
@@ -80,9 +78,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 def _only_job(api: ApiClient) -> str:
     ranks = api.get("/api/v1/ranks")["ranks"]
     names = sorted({str(rank["job"]) for rank in ranks if rank["status"] == "running"})
-    if not names:
-        jobs = api.get("/api/v1/jobs")["jobs"]
-        names = [str(job["name"]) for job in jobs if job["backend"] == "kineto"]
     if len(names) == 1:
         return names[0]
     if not names:

@@ -59,8 +59,6 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
         whose = f" of {rank['owner']}" if several else ""
         yield f"  {rank['job']} rank {rank['rank']}{whose}: {', '.join(_rank(rank))}"
     for job in status["jobs"]:
-        if job["backend"] == "kineto":
-            yield f"  {job['name']} ranks {', '.join(job['ranks'])}: by Kineto, captures only"
         for method, ratio in job.get("model_flops_ratio", {}).items():
             yield f"  {job['name']}: MFU {percent(ratio)} (by {method})"
         if memory := job.get("memory_ratio"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,11 @@ from warpwatch_daemon.config.mistakes import mistakes
 from warpwatch_daemon.config.sections import Config
 from warpwatch_telemetry.errors import UsageError
 
+logger = logging.getLogger(__name__)
+
 ENV_PREFIX = "WARPWATCH_"
+# (section, key) of the minor version before, each with the reason that a warning gives.
+REMOVED = {("rendezvous", "kineto"): "captures without the shim were removed, use `warpwatch run`"}
 
 C = TypeVar("C", bound=Config)
 
@@ -57,11 +62,23 @@ def _validated(model: type[C], tree: dict[str, Any], origin: str) -> C:
     # A section whose keys are all commented out is as if it were not there.
     known = model.model_fields
     tree = {key: value for key, value in tree.items() if value is not None or key not in known}
+    tree = _without_removed(tree, origin)
     try:
         return model.model_validate(tree)
     except ValidationError as error:
         lines = [str(one) for one in mistakes(error, model)]
         raise ConfigError([f"{origin}: {line}" for line in dict.fromkeys(lines)]) from error
+
+
+def _without_removed(tree: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Return the tree without keys that no longer exist, and log a warning for each."""
+    tree = {name: dict(s) if isinstance(s, dict) else s for name, s in tree.items()}
+    for (section, key), why in REMOVED.items():
+        keys = tree.get(section)
+        if isinstance(keys, dict) and key in keys:
+            del keys[key]
+            logger.warning("%s: %s.%s is ignored: %s", origin, section, key, why)
+    return tree
 
 
 def as_tree(config: Config) -> dict[str, Any]:

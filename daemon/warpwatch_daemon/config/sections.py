@@ -51,16 +51,14 @@ class HttpConfig(Section):
 
 
 class RendezvousConfig(Section):
-    """``kineto``: the socket for stock PyTorch's own captures, open to every user of the node.
+    """``owner_bytes``: the limit of the inbox for each pod, or for each user in the shared folder.
 
-    ``owner_bytes`` in the inbox are each pod's, or each user's in the folders of all; who has more
-    is not captured, and its oldest files go.
+    An owner over the limit is not captured, and its oldest files are removed.
     """
 
     dir: str = "auto"
     inbox: str = "auto"
     owner_bytes: Bytes = 8 * 2**30
-    kineto: Boolean = False
 
 
 class StoreConfig(Section):

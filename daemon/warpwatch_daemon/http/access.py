@@ -214,7 +214,6 @@ def visible(state: State, owner: str | None) -> State:
         state,
         ranks=tuple(rank for rank in state.ranks if rank.owner == owner),
         jobs=tuple(job for job in state.jobs if job.owner == owner),
-        kineto_jobs=tuple(job for job in state.kineto_jobs if job.owner == owner),
         anomalies=anomalies,
         contexts={ident: one for ident, one in state.contexts.items() if ident in shown},
         captures=tuple(one for one in state.captures if one.request.owner == owner),

@@ -62,14 +62,10 @@ class Api:
         return json_answer(models.RankList(ranks=ranks))
 
     async def jobs(self, request: Request) -> Response:
-        """Jobs, also those that only Kineto sees."""
+        """Jobs."""
         wanted = filters(request, models.JobFilters)
         state = self._state(request)
-        jobs = [
-            job
-            for job in state.jobs + state.kineto_jobs
-            if wanted.admits(job=job.name, owner=job.owner)
-        ]
+        jobs = [job for job in state.jobs if wanted.admits(job=job.name, owner=job.owner)]
         return json_answer(models.JobList(jobs=jobs))
 
     async def anomalies(self, request: Request) -> Response:

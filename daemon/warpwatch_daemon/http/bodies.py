@@ -36,8 +36,8 @@ class CaptureBody(BaseModel):
     options: tuple[Literal["stacks", "shapes", "memory"], ...] = Field(
         (), description="of kind torch: what it records besides, at a price"
     )
-    backend: Literal["shim", "kineto"] | None = Field(
-        None, description="null: whichever the job has"
+    backend: Literal["shim"] | None = Field(
+        None, deprecated=True, description="ignored; fleets of version 0.2 send it"
     )
     reason: str = Field("", max_length=500)
     run: str = Field("", max_length=512, description="which start of the job; empty: the only one")
@@ -105,7 +105,6 @@ class CaptureBody(BaseModel):
             ranks=None if self.ranks is None else tuple(sorted(set(self.ranks))),
             steps=self.steps,
             options=tuple(sorted(set(self.options))),
-            backend=self.backend,
             reason=self.reason,
         )
 

@@ -63,7 +63,7 @@ class RendezvousFolder:
         private = str(self.path) == rendezvous.private_dir(os.getuid())
         _make(self.path, 0o700 if private else OWNED)
         _make(self.commands, OWNED)
-        for folder in (self.ranks, self.path / rendezvous.KINETO, self.inbox):
+        for folder in (self.ranks, self.inbox):
             _make(folder, STICKY)
 
     def _lock(self) -> int:

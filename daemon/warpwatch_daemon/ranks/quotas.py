@@ -87,8 +87,7 @@ class Quotas:
 
     def _of_users(self) -> Mapping[Owner, Usage]:
         count = Count(None)
-        for name in (rendezvous.RANKS, rendezvous.KINETO):
-            count.add(self._run / name, MAX_FILES)
+        count.add(self._run / rendezvous.RANKS, MAX_FILES)
         count.add(self._inbox, MAX_FILES, is_inbox=True, without=pods_name(self._inbox))
         return count.by_owner
 

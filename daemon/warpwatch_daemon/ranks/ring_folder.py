@@ -28,13 +28,13 @@ RING = ".ring"
 COMMAND = ".cmd"
 MAX_SEQUENCE = (1 << 64) - 1
 # What the daemon makes in a pod's folder: each folder's mode, and which files in it are no loss
-# once the pod is gone: rings first, who has one needs its commands. Kineto's is there because
-# a shim's folder has one; it is not served.
+# once the pod is gone: rings first, who has one needs its commands.
 _MADE = {
     rendezvous.RANKS: (STICKY, (RING, ".new")),
-    rendezvous.KINETO: (STICKY, ()),
     rendezvous.COMMANDS: (OWNED, (COMMAND,)),
 }
+# A folder that a daemon of version 0.2 made here too, and that was always empty.
+_MADE_BY_0_2 = "kineto"
 
 
 class RingFolder:
@@ -123,6 +123,8 @@ class PodFolder(RingFolder):
         Files of rings and commands are none. Raises OSError.
         """
         with self.folder.opened() as fd:
+            with contextlib.suppress(OSError):
+                os.rmdir(_MADE_BY_0_2, dir_fd=fd)
             names = set(_names(fd, len(_MADE) + 2))
             if not names <= {rendezvous.LOCK_FILE, *_MADE}:
                 return False

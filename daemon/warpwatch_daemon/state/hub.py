@@ -111,7 +111,7 @@ class Hub:
             self._energy.follow(devices)
 
     def publish(self, **parts: Any) -> None:
-        """Fields of State: kineto_jobs, anomalies with contexts, sights, captures, decisions."""
+        """Fields of State: anomalies with contexts, sights, captures, decisions."""
         with self._lock:
             self._known = replace(self._known, **parts)
             if "captures" in parts:
@@ -166,8 +166,6 @@ class Hub:
         ranks = self.ranks()
         with self._lock:
             devices = self._devices.merged(now)
-            jobs = self._jobs(ranks, devices)
-            known = {(job.owner, job.name) for job in jobs}
             return replace(
                 self._known,
                 time=self._clock(),
@@ -175,10 +173,7 @@ class Hub:
                 host=self._fresh_host(now),
                 sources=tuple(self._health.values()),
                 ranks=tuple(self._energy.joined(rank) for rank in ranks),
-                jobs=jobs,
-                kineto_jobs=tuple(
-                    j for j in self._known.kineto_jobs if (j.owner, j.name) not in known
-                ),
+                jobs=self._jobs(ranks, devices),
                 attributions=tuple(self._attributions.values()),
             )
 

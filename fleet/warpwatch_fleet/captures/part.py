@@ -43,7 +43,6 @@ class Part:
             "ranks": list(self.ranks),
             "steps": request.steps,
             "options": list(request.options),
-            "backend": request.backend,
             "reason": request.reason[:500],
             "anomaly_id": request.anomaly_id,
             "anomaly_kind": request.anomaly_kind,

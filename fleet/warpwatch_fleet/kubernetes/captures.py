@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ PAGE = "500"
 VERDICT_S = 600.0
 LOST_S = 120.0
 # What a tenant may say; the rest of an agent's request is the fleet's.
-FIELDS = ("job", "run", "kind", "ranks", "steps", "options", "backend", "reason")
+FIELDS = ("job", "run", "kind", "ranks", "steps", "options", "reason")
 
 
 class CaptureObjects:
@@ -47,13 +48,22 @@ class CaptureObjects:
     """
 
     def __init__(
-        self, api: Api, captures: Captures, lock: threading.Lock, shard: tuple[int, int], link: str
+        self,
+        api: Api,
+        captures: Captures,
+        lock: threading.Lock,
+        shard: tuple[int, int],
+        link: str,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._api = api
         self._captures = captures
         self._lock = lock
         self._shard = shard
         self._link = link
+        self._wall = wall
+        self._sleep = sleep
         # Those that have not ended, as the server had them last, by UID.
         self._open: dict[str, Object] = {}
 
@@ -66,14 +76,14 @@ class CaptureObjects:
                 complaint = ""
                 while True:
                     version = await self._watch(version)
-                    await asyncio.sleep(AGAIN_S)
+                    await self._sleep(AGAIN_S)
             except ApiError as error:
                 if error.status == 410:
                     continue
                 if complaint != str(error):
                     logger.warning("captures of the cluster are not watched: %s", error)
                 complaint = str(error)
-            await asyncio.sleep(RETRY_S)
+            await self._sleep(RETRY_S)
 
     async def _list(self) -> str:
         found: dict[str, Object] = {}
@@ -122,15 +132,15 @@ class CaptureObjects:
 
     async def _begin(self, one: Object) -> Object:
         """That it is being asked for is said first: who fails in between asks no second time."""
-        asking = {"time": timestamp(time.time()), "detail": "asking"}
+        asking = {"time": timestamp(self._wall()), "detail": "asking"}
         if not await self._put(one["metadata"]["uid"], asking):
             return {}
         try:
             capture = await self._captures.request(_body(one).request(_owner(one)))
         except ValidationError as error:
-            return _ended("refused_invalid", str(mistakes(error, CaptureBody)[0]))
+            return self._ended("refused_invalid", str(mistakes(error, CaptureBody)[0]))
         except Refused as error:
-            return _ended(error.reason, str(error))
+            return self._ended(error.reason, str(error))
         return {"captureId": capture.id, "detail": "running"}
 
     def _progress(self, one: Object, status: Object) -> Object:
@@ -145,10 +155,13 @@ class CaptureObjects:
             and capture.request.owner == _owner(one)
         ]
         if found:
-            return _news(found[0], self._link, status)
-        if time.time() - seconds(status["time"]) > LOST_S:
-            return _ended("failed", "no longer known: the fleet was restarted meanwhile")
+            return _news(found[0], self._link, status, self._wall())
+        if self._wall() - seconds(status["time"]) > LOST_S:
+            return self._ended("failed", "no longer known: the fleet was restarted meanwhile")
         return {}
+
+    def _ended(self, outcome: str, detail: str) -> Object:
+        return {"outcome": outcome, "detail": detail[:1024], "endTime": timestamp(self._wall())}
 
     async def _put(self, uid: str, status: Object) -> bool:
         """Whether the server took it, as it does for the newest version of the object alone."""
@@ -187,11 +200,7 @@ def _body(one: Object) -> CaptureBody:
     return CaptureBody.model_validate_json(msgspec.json.encode(spec))
 
 
-def _ended(outcome: str, detail: str) -> Object:
-    return {"outcome": outcome, "detail": detail[:1024], "endTime": timestamp(time.time())}
-
-
-def _news(capture: Capture, link: str, status: Object) -> Object:
+def _news(capture: Capture, link: str, status: Object, now: float) -> Object:
     """Of its status what has changed."""
     if capture.outcome is None or capture.end_time is None:
         return {} if status.get("captureId") else {"captureId": capture.id, "detail": "running"}
@@ -211,7 +220,7 @@ def _news(capture: Capture, link: str, status: Object) -> Object:
     if capture.remote:
         said["remote"] = capture.remote
     awaits = capture.request.kind in DIAGNOSED_KINDS and capture.outcome in ("complete", "partial")
-    is_late = time.time() - capture.end_time > VERDICT_S
+    is_late = now - capture.end_time > VERDICT_S
     if diagnosis or capture.diagnosis_outcome or not awaits or is_late:
         said["endTime"] = timestamp(capture.end_time)
     return said if any(status.get(name) != value for name, value in said.items()) else {}

@@ -19,6 +19,7 @@ from warpwatch_daemon.captures.coordinator import Coordinator
 from warpwatch_daemon.captures.disk import Disk
 from warpwatch_daemon.captures.policy import Policy
 from warpwatch_daemon.captures.session import CaptureBackend
+from warpwatch_daemon.captures.shim_backend import ShimBackend
 from warpwatch_daemon.captures.store import Store
 from warpwatch_daemon.config.sections import StoreConfig
 from warpwatch_daemon.config.triggers import TriggersConfig
@@ -66,7 +67,7 @@ class CaptureNode:
         self,
         path: Path,
         stack: ExitStack,
-        backends: Sequence[CaptureBackend] = (),
+        backend: CaptureBackend | None = None,
         ranks: Sequence[int] = (0, 1),
         world_size: int | None = None,
         **triggers: Any,
@@ -77,7 +78,7 @@ class CaptureNode:
         self.hub = Hub(10.0)
         self.source = ranks_source(self.folder)
         self.at = time.monotonic()
-        self.coordinator = self._start(TriggersConfig(**triggers), backends)
+        self.coordinator = self._start(TriggersConfig(**triggers), backend)
         self._stack = stack
         self._numbers = ranks
         self._world_size = world_size or len(ranks)
@@ -105,19 +106,17 @@ class CaptureNode:
         self.hub = Hub(10.0)
         self.coordinator = self._start(config or self.coordinator.policy.config)
 
-    def _start(
-        self, config: TriggersConfig, backends: Sequence[CaptureBackend] = ()
-    ) -> Coordinator:
+    def _start(self, config: TriggersConfig, backend: CaptureBackend | None = None) -> Coordinator:
         self.hub.watch_ranks(lambda: self.source.states(self.at))
+        policy = Policy(config, Disk(self.store.path))
         return Coordinator(
-            Policy(config, Disk(self.store.path)),
+            policy,
             self.store,
-            self.source,
+            backend or ShimBackend(policy, self.source),
             self.hub,
             lambda busy: None,
             lambda: None,
             lambda: self.at,
-            backends,
         )
 
     def poll(self, after_s: float = 0.0) -> None:

@@ -16,7 +16,7 @@ from tests.daemon.captures.capture_node import MANUAL, MORE, CaptureNode
 from tests.daemon.ranks.ring_files import RingFile
 from warpwatch import protocol
 from warpwatch_daemon.agent.app import Daemon
-from warpwatch_daemon.captures.session import CaptureSession
+from warpwatch_daemon.captures.session import CaptureSession, Pace
 from warpwatch_daemon.captures.verification import Expectation
 from warpwatch_daemon.config.loading import parse
 from warpwatch_devices.dcgm.pause import ProfilingPause
@@ -150,11 +150,6 @@ def test_stacks_do_not_supersede_stacks(node: CaptureNode) -> None:
         node.coordinator.request(replace(STACKS, anomaly_kind=None, trigger="manual"))
 
 
-def test_a_back_end_that_is_not_there_is_refused(node: CaptureNode) -> None:
-    with pytest.raises(Refused, match="nothing here captures torch by the back end kineto"):
-        node.coordinator.request(replace(MANUAL, backend="kineto"))
-
-
 def test_ranks_that_are_not_there_are_named_with_those_that_are(node: CaptureNode) -> None:
     with pytest.raises(Refused, match="train has no running rank 4, 7 here, only 0, 1"):
         node.coordinator.request(replace(MANUAL, ranks=(1, 4, 7)))
@@ -258,9 +253,6 @@ TRAIN = JobId("uid/0", "train", "")
 
 
 class BrokenBackend:
-    name = "kineto"
-    kinds: frozenset[CaptureKind] = frozenset({"torch", "stacks"})
-
     def __init__(self, begin: Callable[[Capture], BrokenSession] = BrokenSession) -> None:
         self._begin = begin
 
@@ -270,8 +262,8 @@ class BrokenBackend:
     def ranks(self, job: JobId) -> Mapping[int, int]:
         return {0: 1}
 
-    def pace(self, job: JobId, numbers: Collection[int]) -> None:
-        return None
+    def pace(self, job: JobId, numbers: Collection[int]) -> Pace:
+        return Pace(0, 0.0)
 
     def events_per_step(self, job: JobId) -> int | None:
         return None
@@ -282,8 +274,8 @@ class BrokenBackend:
 
 def test_stacks_of_ranks_are_taken_at_once_and_a_fault_costs_one_of_them(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack, backends=(BrokenBackend(TwoRanks),))
-        asked = node.coordinator.request(replace(STACKS, backend="kineto"))
+        node = CaptureNode(tmp_path, stack, backend=BrokenBackend(TwoRanks))
+        asked = node.coordinator.request(STACKS)
         capture = node.finished(asked)
         assert [rank.state for rank in capture.ranks] == ["written", "failed"]
         assert capture.detail == "rank 1: ValueError: a fault"
@@ -300,9 +292,9 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(
         raise error
 
     with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack, backends=(BrokenBackend(begin),))
+        node = CaptureNode(tmp_path, stack, backend=BrokenBackend(begin))
         with pytest.raises(Refused) as raised:
-            node.coordinator.request(replace(MANUAL, backend="kineto"))
+            node.coordinator.request(MANUAL)
         assert raised.value.reason == reason
         assert node.counted(reason) == 1
         assert list(node.store.path.glob("*/*/*/*")) == []
@@ -310,9 +302,8 @@ def test_a_capture_that_cannot_be_begun_leaves_nothing(
 
 def test_a_back_end_with_a_fault_ends_its_captures(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        node = CaptureNode(tmp_path, stack, backends=(BrokenBackend(),))
-        asked = node.coordinator.request(replace(MANUAL, backend="kineto"))
-        assert asked.backend == "kineto"
+        node = CaptureNode(tmp_path, stack, backend=BrokenBackend())
+        asked = node.coordinator.request(MANUAL)
         capture = node.finished(asked)
         assert (capture.outcome, capture.detail) == ("failed", "rank 0: armed")
         assert not node.coordinator.is_busy(TRAIN)

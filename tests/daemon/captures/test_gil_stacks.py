@@ -255,7 +255,7 @@ def test_the_pipe_of_threads_that_may_run_again_is_left_full(
 
 def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
     file = RingFile(tmp_path, job="steps")
-    (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
+    (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
     expected = gil_stacks.file_name(ring.name)
     rank = Rank(JobId("uid/0", "steps", "1"), ring, 0.0, set())
     rank.claims = msgspec.structs.replace(rank.claims, held_stacks=expected)
@@ -271,7 +271,7 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
 def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> None:
     file = RingFile(tmp_path, job="claims")
     with file.held() as holder:
-        (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan()
+        (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
         rank = Rank(JobId("uid/0", "claims", "1"), ring, 0.0, set())
         reasons = []
         # Its own, and then that of a process which holds no lock of this ring.

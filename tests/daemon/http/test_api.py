@@ -150,7 +150,7 @@ def test_a_refusal_keeps_its_reason(client, agent, reason, status):
         (b'{"job": "a", "ranks": [0, -1]}', "ranks.1: expected a number >= 0"),
         (b'{"job": "a", "ranks": [true]}', "ranks.0: expected a whole number"),
         (b'{"job": "a", "kind": "gdb"}', "kind: expected one of torch, "),
-        (b'{"job": "a", "backend": "dynolog"}', "backend: expected one of shim, kineto"),
+        (b'{"job": "a", "kind": "dynolog"}', "kind: expected one of torch, memory, stacks, nsys"),
         (b'{"job": "a", "options": ["nvtx"]}', "options.0: expected one of stacks, shapes, memory"),
         (
             b'{"job": "a", "kind": "stacks", "options": ["shapes"]}',

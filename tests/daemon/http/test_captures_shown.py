@@ -47,11 +47,11 @@ def lacking(capture: Capture) -> Capture:
     return replace(capture, ranks=(capture.ranks[0], last), detail=detail, residual=None)
 
 
-def test_options_and_back_end_are_asked_for(client: Any, agent: Any) -> None:
-    body = {"job": "llama-7b", "options": ["stacks", "shapes", "shapes"], "backend": "kineto"}
+def test_options_are_asked_for(client: Any, agent: Any) -> None:
+    body = {"job": "llama-7b", "options": ["stacks", "shapes", "shapes"]}
     assert client.post("/api/v1/captures", json=body).status_code == 202
     (asked,) = agent.asked
-    assert (asked.options, asked.backend) == (("shapes", "stacks"), "kineto")
+    assert asked.options == ("shapes", "stacks")
 
 
 def test_of_a_capture_over_nodes_each_rank_has_its_node(verified: Capture) -> None:

@@ -8,8 +8,7 @@ import httpx
 import pytest
 
 from tests.daemon.http.conftest import MemoryAgent
-from warpwatch_daemon.cli import capture, status
-from warpwatch_telemetry.state import JobState
+from warpwatch_daemon.cli import status
 
 
 def one_rank(agent: MemoryAgent, **changes: object) -> None:
@@ -86,16 +85,3 @@ def test_what_a_rank_does_not_say_is_not_shown(
     assert "step clock" not in page
     assert "samples/s" not in page
     assert rank_line(capsys) == "llama-7b rank 0: running, step 480, no step yet"
-
-
-def test_a_job_that_only_kineto_sees_is_listed_and_captured_without_its_name(
-    client: httpx.Client, agent: MemoryAgent, capsys: pytest.CaptureFixture[str]
-) -> None:
-    stock = JobState("stock", 2, ("0", "1"), backend="kineto", owner="uid/1000", run="r1")
-    agent.now = replace(agent.now, ranks=(), jobs=(), anomalies=(), kineto_jobs=(stock,))
-    (job,) = client.get("/api/v1/jobs").json()["jobs"]
-    assert (job["name"], job["ranks"], job["backend"]) == ("stock", ["0", "1"], "kineto")
-    assert status.main([]) == 0
-    assert "  stock ranks 0, 1: by Kineto, captures only\n" in capsys.readouterr().out
-    assert capture.main([]) == 0
-    assert agent.asked[-1].job == "stock"

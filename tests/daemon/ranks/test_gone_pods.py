@@ -43,8 +43,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def test_what_a_gone_pod_left_is_removed_after_ten_minutes(node: Node) -> None:
     RingFile(node.node.pod(A) / "ranks")
-    (node.node.pod(A) / "kineto" / "deep" / "er").mkdir(parents=True)
-    (node.node.pod(A) / "kineto" / "deep" / "er" / "file").write_bytes(bytes(1000))
+    (node.node.pod(A) / "ranks" / "deep" / "er").mkdir(parents=True)
+    (node.node.pod(A) / "ranks" / "deep" / "er" / "file").write_bytes(bytes(1000))
     (node.node.inbox(A) / "never-collected.json").touch()
     node.pods = {B: POD}
     node.gone.sweep(60.0)

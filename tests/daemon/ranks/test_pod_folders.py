@@ -78,11 +78,7 @@ def test_a_pod_finds_a_rendezvous_of_its_own(node: PodNode) -> None:
     node.mount(A, STATIC)
     for uid in (A, STATIC):
         pod = node.pod(uid)
-        assert [mode(pod / name) for name in ("ranks", "commands", "kineto")] == [
-            0o1777,
-            0o755,
-            0o1777,
-        ]
+        assert [mode(pod / name) for name in ("ranks", "commands")] == [0o1777, 0o755]
         assert mode(node.inbox(uid)) == 0o1777
         # In a process of its own: the lock would be lost with any descriptor of the file.
         said = subprocess.run(["cat", pod / "daemon.lock"], capture_output=True).stdout

@@ -98,7 +98,7 @@ def test_a_ring_that_could_not_be_read_goes_with_its_folder_and_its_inbox_is_swe
 
 
 @one_pod
-@pytest.mark.parametrize("left", ["notes.txt", "ranks/notes.txt", "kineto/socket"])
+@pytest.mark.parametrize("left", ["notes.txt", "ranks/notes.txt"])
 def test_what_a_pod_left_in_its_folder_stays_and_is_counted_once(node: PodNode, left: str) -> None:
     node.mount(A)
     (node.pod(A) / left).write_text("mine")

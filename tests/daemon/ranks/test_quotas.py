@@ -82,7 +82,7 @@ def test_folders_in_an_inbox_go_first(node: PodNode, measured: Quotas) -> None:
 
 
 def test_folders_too_deep_to_look_into_are_too_much(node: PodNode, measured: Quotas) -> None:
-    (node.pod(A) / "kineto" / "1/2/3/4/5").mkdir(parents=True)
+    (node.pod(A) / "ranks" / "1/2/3/4/5").mkdir(parents=True)
     measured.measure()
     assert measured.excess(A) == "folders that cannot be looked into"
 
@@ -127,7 +127,7 @@ def test_the_pods_inboxes_do_not_go_for_what_root_has_too_much_of(
 def test_pods_for_which_a_round_had_no_time_keep_what_was_measured(
     node: PodNode, measured: Quotas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (node.pod(A) / "kineto" / "1/2/3/4/5").mkdir(parents=True)
+    (node.pod(A) / "ranks" / "1/2/3/4/5").mkdir(parents=True)
     measured.measure()
     monkeypatch.setattr(quotas, "LOOK_S", -1.0)
     measured.measure()

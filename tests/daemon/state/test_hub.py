@@ -10,7 +10,7 @@ from warpwatch_daemon.state.hub import Hub
 from warpwatch_telemetry.jobs import JobId
 from warpwatch_telemetry.records import DeviceReading
 from warpwatch_telemetry.samples import Device, DeviceSample, HostSample
-from warpwatch_telemetry.state import JobState, RankState
+from warpwatch_telemetry.state import RankState
 
 GPU = Device("GPU-1", 0, "H100")
 ENERGY = ("device_energy_joules_total", ())
@@ -178,13 +178,3 @@ def test_energy_of_a_gpu_in_mig_mode_is_attributed_to_no_rank() -> None:
         hub.publish_device(DeviceSample(GPU, time, {ENERGY: energy_j, ("device_mig_mode", ()): 1}))
     state = hub.state()
     assert (state.ranks[0].energy_j, state.jobs[0].energy_j) == (None, None)
-
-
-def test_a_job_that_the_shim_reports_as_well_is_shown_once() -> None:
-    hub = Hub(4.0)
-    stock = JobState("stock", 1, ("0",), backend="kineto")
-    show(hub, rank("train"))
-    hub.publish(kineto_jobs=(stock, replace(stock, name="train")))
-    state = hub.state()
-    assert [job.name for job in state.jobs] == ["train"]
-    assert state.kineto_jobs == (stock,)

@@ -46,7 +46,7 @@ class AlertTarget:
 class ThisNode:
     """own_names: what an alert's ``node`` and ``instance`` may call it.
 
-    jobs: live ranks by job, empty where their numbers are not known; on_device: (job, rank) by
+    jobs: live ranks by job; on_device: (job, rank) by
     UUID; uuids: by the device's index.
     """
 
@@ -57,7 +57,7 @@ class ThisNode:
 
 
 def this_node(state: State, own_names: frozenset[str]) -> ThisNode:
-    jobs: dict[JobId, set[int]] = {job.job_id: set() for job in state.kineto_jobs}
+    jobs: dict[JobId, set[int]] = {}
     on_device: dict[str, set[tuple[JobId, int]]] = {}
     for rank in state.ranks:
         if rank.status in _GONE:
@@ -113,8 +113,7 @@ def _ranks(job: JobId, labels: Mapping[str, str], node: ThisNode) -> frozenset[i
     if not (rank.isascii() and rank.isdecimal() and len(rank) <= 10 and int(rank) < MAX_RANK):
         raise Settled(BAD_LABELS, f"rank {rank[:20]!r} is no number of a rank")
     number = int(rank)
-    # Of a job without a shim only the coordinator knows.
-    if known and number not in known:
+    if number not in known:
         raise Settled(NO_RANK, f"{job.name[:100]} has no running rank {number} here")
     return frozenset({number})
 
