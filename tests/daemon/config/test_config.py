@@ -20,6 +20,13 @@ def load(tmp_path: Path, text: str, **environ: str) -> Config:
     return loading.load(path, environ)
 
 
+def test_a_removed_key_is_ignored_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(tmp_path, "rendezvous: {kineto: true, owner_bytes: 5}").rendezvous.owner_bytes == 5
+    assert "rendezvous.kineto is ignored: captures without the shim were removed" in caplog.text
+
+
 def test_an_empty_file_and_no_file_are_the_defaults(tmp_path: Path) -> None:
     assert load(tmp_path, "") == loading.load(None, {}) == Config()
 
