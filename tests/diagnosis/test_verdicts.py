@@ -1,38 +1,48 @@
-"""When a verdict is given, when it is a doubt, and what is no capture at all."""
+"""When a verdict is given, when it is a doubt, what is still said then, and what is no capture."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.diagnosis.traces import LATEST_US, LOADER, STEP_US, TraceFile, cpu_rank, rank_trace
+from tests.diagnosis.traces import (
+    LATEST_US,
+    STEP_US,
+    Part,
+    TraceFile,
+    cpu_rank,
+    diagnosed,
+    event,
+    kernel,
+    loading,
+    rank_trace,
+    stepped,
+    written,
+)
 from warpwatch_diagnosis.__main__ import main
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.trace.errors import TraceError
+from warpwatch_diagnosis.verdict.corroboration import Asked
 
 WORLD = 8
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def written(folder: Path, *ranks: TraceFile, name: str = "r") -> list[Path]:
-    return [trace.write(folder / f"{name}{k}.json") for k, trace in enumerate(ranks)]
-
-
-def gpu_step(trace: TraceFile, *, idle: int, exposed: int, copies: int) -> TraceFile:
+def gpu_steps(*, idle: int, exposed: int, copies: int) -> TraceFile:
     """Each step: a copy, idle time, a product, then a collective; shares in µs of 10 ms."""
-    for begin in trace.each_step():
-        trace.event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", begin, copies, 7)
-        at = begin + copies + idle
-        computed = STEP_US - copies - idle - exposed
-        trace.kernel(at, computed, at - 5 if idle else begin, name="sm80_xmma_gemm")
-        trace.kernel(at + computed, exposed, begin, name=NCCL)
-    return trace
+    at = copies + idle
+    computed = STEP_US - at - exposed
+    return stepped(
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 0, copies, 7),
+        kernel(at, computed, at - 5, "sm80_xmma_gemm"),
+        kernel(at + computed, exposed, 0, NCCL),
+    )
 
 
 def test_losses_that_are_each_too_small_for_a_rule_are_not_healthy_together(tmp_path: Path) -> None:
-    trace = gpu_step(TraceFile(), idle=1400, exposed=990, copies=490)
-    found = diagnose(written(tmp_path, trace))
+    found = diagnose(written(tmp_path, gpu_steps(idle=1400, exposed=990, copies=490), name="r"))
     assert (found.verdict, found.findings) == ("inconclusive", ())
     assert found.summary == (
         "r0.json: 29 % of the step is lost for several reasons of which none stands out: "
@@ -40,19 +50,28 @@ def test_losses_that_are_each_too_small_for_a_rule_are_not_healthy_together(tmp_
         "(14 %) or communication_bound (10 %); a capture with stacks (with_stack=True) names the "
         "lines"
     )
+    few = gpu_steps(idle=400, exposed=500, copies=200)
+    assert diagnosed(tmp_path, few).verdict == "healthy"
 
 
-def test_small_losses_are_healthy(tmp_path: Path) -> None:
-    trace = gpu_step(TraceFile(), idle=400, exposed=500, copies=200)
-    assert diagnose(written(tmp_path, trace)).verdict == "healthy"
+def test_one_rank_alone_that_waits_for_others_is_inconclusive(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, cpu_rank(0, waiting_us=8000))
+    assert found.verdict == "inconclusive"
+    assert found.summary == (
+        "rank 0: 80 % of the step waits in collectives; the other ranks' traces say why; "
+        "likeliest: communication_bound (80 %) or straggler (80 %); the traces of all "
+        "ranks of the same steps say who waits for whom"
+    )
+
+
+# --- ranks that are missing -----------------------------------------------------------------
 
 
 def without_the_culprit() -> list[TraceFile]:
     """Seven ranks that all wait for the eighth: each has the same long collective."""
-    ranks = [rank_trace(k, transfer_us=3000, late_us=LATEST_US) for k in range(WORLD - 1)]
-    for trace in ranks:
-        trace.head["distributedInfo"]["world_size"] = WORLD
-    return ranks
+    return [
+        rank_trace(k, transfer_us=3000, late_us=LATEST_US, world=WORLD) for k in range(WORLD - 1)
+    ]
 
 
 def test_without_the_culprits_trace_nothing_is_concluded(tmp_path: Path) -> None:
@@ -74,25 +93,29 @@ def test_one_trace_alone_is_judged_unless_others_were_asked_for(tmp_path: Path) 
     assert diagnose(path, missing=missing).verdict == "inconclusive"
 
 
-def test_cpu_ranks_that_wait_for_a_missing_one_are_inconclusive(tmp_path: Path) -> None:
-    ranks = [cpu_rank(k, waiting_us=3000) for k in range(2)]
-    assert diagnose(written(tmp_path, *ranks)).verdict == "healthy"
-    for trace in ranks:
-        trace.head["distributedInfo"]["world_size"] = 4
-    found = diagnose(written(tmp_path, *ranks))
-    assert found.verdict == "inconclusive"
-    assert "without the traces of rank 2, 3 the reason cannot be determined" in found.summary
-
-
-def test_missing_ranks_that_no_rank_waits_for_do_not_matter(tmp_path: Path) -> None:
-    ranks = [cpu_rank(k, waiting_us=500) for k in range(2)]
-    assert diagnose(written(tmp_path, *ranks), missing={2: "gone"}).verdict == "healthy"
+@pytest.mark.parametrize(
+    ("waiting_us", "world", "missing", "verdict"),
+    [
+        (3000, 2, {}, "healthy"),
+        (3000, 4, {}, "inconclusive"),
+        # No rank waits long enough for a missing one.
+        (500, 2, {2: "gone"}, "healthy"),
+    ],
+)
+def test_missing_ranks_matter_if_the_others_wait(
+    tmp_path: Path, waiting_us: int, world: int, missing: dict[int, str], verdict: str
+) -> None:
+    ranks = [cpu_rank(k, waiting_us=waiting_us, world=world) for k in range(2)]
+    found = diagnosed(tmp_path, *ranks, missing=missing)
+    assert found.verdict == verdict
+    named = "without the traces of rank 2, 3 the reason cannot be determined" in found.summary
+    assert named == (verdict == "inconclusive")
 
 
 def test_the_same_rank_twice_is_no_capture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = written(tmp_path, cpu_rank(0), cpu_rank(0))
+    paths = written(tmp_path, cpu_rank(0), cpu_rank(0), name="r")
     assert main([str(path) for path in paths]) == 2
     said = capsys.readouterr().err
     assert "these are not ranks of one capture: rank 0 is there 2 times (r0.json, r1.json)" in said
@@ -104,20 +127,72 @@ def test_the_same_rank_twice_is_no_capture(
 
 
 def test_ranks_of_different_jobs_are_no_capture(tmp_path: Path) -> None:
-    one, other = cpu_rank(0), cpu_rank(1)
-    other.head["distributedInfo"]["world_size"] = 4
     with pytest.raises(TraceError, match=r"their world sizes differ \(2, 4\)"):
-        diagnose(written(tmp_path, one, other))
-    other.head["distributedInfo"]["world_size"] = 2
+        diagnosed(tmp_path, cpu_rank(0), cpu_rank(1, world=4))
+    one, other = cpu_rank(0), cpu_rank(1)
     one.head["warpwatch"], other.head["warpwatch"] = {"job": "a"}, {"job": "b"}
     with pytest.raises(TraceError, match=r"their jobs differ \(a, b\)"):
-        diagnose(written(tmp_path, one, other))
+        diagnosed(tmp_path, one, other)
+
+
+# --- the rank that is late ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", [0, 5])
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_of_eight_ranks_with_one_step_each_the_late_one_is_named(
+    tmp_path: Path, culprit: int, on_gpu: bool
+) -> None:
+    late = [k == culprit for k in range(WORLD)]
+    ranks = [
+        rank_trace(k, late_us=LATEST_US * is_late, steps=1, world=WORLD)
+        if on_gpu
+        else cpu_rank(k, waiting_us=4000 * (not is_late), steps=1, world=WORLD)
+        for k, is_late in enumerate(late)
+    ]
+    found = diagnosed(tmp_path, *ranks)
+    assert (found.verdict, found.findings[0].rank) == ("straggler", culprit)
+    assert found.findings[0].confidence == ("medium" if on_gpu else "low")
+    assert found.findings[0].evidence[-1] == "only 1 step was recorded"
+
+
+def slower_rank(folder: Path, waiting_us: int) -> list[Path]:
+    """Two ranks of which the first waits for the second."""
+    return written(folder, cpu_rank(0, waiting_us=waiting_us), cpu_rank(1))
+
+
+def test_the_anomaly_that_asked_makes_it_surer_and_names_who_it_saw(tmp_path: Path) -> None:
+    paths = slower_rank(tmp_path, 3750)
+    asked = Asked("straggler", rank=1, begin_step=412, ratio=1.6)
+    (finding,) = diagnose(paths, asked=asked).findings
+    assert (finding.kind, finding.rank, finding.confidence) == ("straggler", 1, "medium")
+    assert finding.evidence[-1] == (
+        "the anomaly that asked saw it too: straggler of rank 1 since step 412, "
+        "1.60 times as long as usual"
+    )
+    for other in (None, Asked("straggler", rank=0)):
+        (finding,) = diagnose(paths, asked=other).findings
+        assert (finding.rank, finding.confidence) == (1, "low")
+
+
+def test_of_a_rank_that_was_late_before_the_capture_less_is_enough(tmp_path: Path) -> None:
+    paths = slower_rank(tmp_path, 1500)
+    assert diagnose(paths).verdict == "healthy"
+    found = diagnose(paths, asked=Asked("straggler", rank=1, begin_step=412, ratio=1.2))
+    assert (found.verdict, found.findings[0].rank) == ("straggler", 1)
+    gone = diagnose(paths, asked=Asked("straggler", rank=0))
+    assert gone.verdict == "inconclusive"
+    assert gone.summary.startswith("the captured steps do not show straggler of rank 0; likeliest")
+
+
+# --- a baseline -----------------------------------------------------------------------------
 
 
 def slower(trace: TraceFile, factor: float) -> TraceFile:
-    for event in trace.events:
-        event["dur"] *= factor
-        event["ts"] = trace.events[0]["ts"] + (event["ts"] - trace.events[0]["ts"]) * factor
+    origin = trace.events[0]["ts"]
+    for recorded in trace.events:
+        recorded["dur"] *= factor
+        recorded["ts"] = origin + (recorded["ts"] - origin) * factor
     return trace
 
 
@@ -126,8 +201,7 @@ def test_what_was_so_before_does_not_explain_a_slower_step(tmp_path: Path) -> No
     same = diagnose(before, baseline=before)
     assert (same.verdict, same.findings[0].confidence) == ("host_bound", "low")
     assert same.findings[0].recoverable_s == 0
-    now = written(tmp_path, slower(cpu_rank(0, host_us=4000), 1.5), name="now")
-    found = diagnose(now, baseline=before)
+    found = diagnosed(tmp_path, slower(cpu_rank(0, host_us=4000), 1.5), baseline=before)
     assert (found.verdict, found.findings[0].confidence) == ("inconclusive", "low")
     assert found.summary.startswith("rank 0: a step takes 15.0 ms, in the baseline 10.0 ms")
 
@@ -135,57 +209,64 @@ def test_what_was_so_before_does_not_explain_a_slower_step(tmp_path: Path) -> No
 def test_a_baseline_that_is_of_no_use_is_reported(tmp_path: Path) -> None:
     short = TraceFile(steps=1)
     short.operator(0, 9000)
-    found = diagnose(
-        written(tmp_path, cpu_rank(0)), baseline=written(tmp_path, short, name="before")
-    )
+    before = written(tmp_path, short, name="before")
+    found = diagnosed(tmp_path, cpu_rank(0), baseline=before)
     assert found.verdict == "healthy"
     assert found.summary.endswith("; the baseline cannot be compared: only 1 step was recorded")
 
 
-def one_late(transfer_us: float) -> list[TraceFile]:
-    """Four ranks of which one is late: the others' kernels are transfer and waiting."""
-    return [rank_trace(k, transfer_us=transfer_us, late_us=2900 * (k == 0)) for k in range(4)]
-
-
 def test_transfers_are_compared_with_transfers(tmp_path: Path) -> None:
-    before = written(tmp_path, *one_late(500), name="before")
-    now = written(tmp_path, *(rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4)))
-    finding = next(
-        f for f in diagnose(now, baseline=before).findings if f.kind == "communication_bound"
-    )
+    # One rank is late: the kernels of the others are transfer and waiting.
+    late = (rank_trace(k, transfer_us=500, late_us=2900 * (k == 0)) for k in range(4))
+    before = written(tmp_path, *late, name="before")
+    now = (rank_trace(k, transfer_us=4000, late_us=3000) for k in range(4))
+    found = diagnosed(tmp_path, *now, baseline=before)
+    finding = next(f for f in found.findings if f.kind == "communication_bound")
     assert finding.confidence == "high"
     assert finding.evidence[-1] == "the baseline has 6.0 %"
 
 
-@pytest.mark.parametrize(("waited_for", "verdict"), [(True, "data_loading"), (False, "host_bound")])
-def test_a_prefetchers_loading_counts_where_the_training_waits_for_it(
-    tmp_path: Path, waited_for: bool, verdict: str
+# --- idle time without a cause --------------------------------------------------------------
+
+
+def unexplained(*parts: Part) -> TraceFile:
+    """Idle for 60 % of the step although the work is queued."""
+    return stepped(kernel(0, 2000, 0), kernel(8000, 1000, 20), kernel(9000, 1000, 20), *parts)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "place"),
+    [
+        (("user_annotation", "env.step", 1900, 6100), "host_bound", "env.step"),
+        (("cuda_runtime", "cudaMemcpyAsync", 1950, 5500), "transfer_bound", "cudaMemcpyAsync"),
+        (
+            ("cuda_runtime", "cudaStreamSynchronize", 1950, 6000),
+            "sync_bound",
+            "cudaStreamSynchronize",
+        ),
+    ],
+)
+def test_unexplained_time_is_put_to_what_the_host_was_in(
+    tmp_path: Path, part: Any, kind: str, place: str
 ) -> None:
-    trace = TraceFile()
-    for begin in trace.each_step():
-        trace.annotation(LOADER, begin + (0 if waited_for else 3000), 4000, tid=99)
-        trace.operator(begin + 4000, STEP_US - 4000)
-    found = diagnose(written(tmp_path, trace))
-    assert [f.kind for f in found.findings] == [verdict]
-    assert found.findings[0].share == pytest.approx(0.4)
+    found = diagnosed(tmp_path, unexplained(event(*part)))
+    assert (found.verdict, found.findings[0].confidence) == (kind, "low")
+    assert "idle for 60 % of the step" in found.summary
+    assert f"the host is in {place}" in found.summary
 
 
-def test_a_checkpoint_that_fills_the_window_is_one(tmp_path: Path) -> None:
-    trace = TraceFile()
-    for begin in trace.each_step():
-        trace.annotation("save_checkpoint", begin, STEP_US)
-        trace.operator(begin, STEP_US)
-    found = diagnose(written(tmp_path, trace))
-    assert found.verdict == "checkpoint"
-    assert "4 of 4 captured steps save and do nothing else" in found.findings[0].evidence
+def test_less_than_what_is_unexplained_never_heads_the_report(tmp_path: Path) -> None:
+    copy = event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 2000, 800, 7)
+    found = diagnosed(tmp_path, unexplained(copy))
+    assert [f.kind for f in found.findings] == ["transfer_bound"]
+    assert found.verdict == "inconclusive"
+    assert "record CUDA's synchronization events and stacks" in found.summary
+    assert "; likeliest: " in found.summary
 
 
-def test_graph_breaks_are_reported_without_steps(tmp_path: Path) -> None:
-    trace = TraceFile(steps=0)
-    for k in range(200):
-        trace.operator(500 * k, 500, name=f"Torch-Compiled Region: {k % 4}/0")
-        trace.operator(500 * k, 100, name="TorchDynamo Cache Lookup")
-        trace.operator(500 * k + 100, 400, name="aten::mm")
-    found = diagnose(written(tmp_path, trace))
-    assert found.verdict == "recompilation"
-    assert "the trace calls 200 compiled regions of 4 functions" in found.findings[0].evidence[1]
+def test_idle_time_that_is_mostly_of_one_kind_is_of_that_kind(tmp_path: Path) -> None:
+    """Each is below its rule's limit, together they are above what may go unsaid."""
+    trace = stepped(loading(300, kind="MultiProcessing"), kernel(1700, 8300, 1690))
+    found = diagnosed(tmp_path, trace)
+    assert (found.verdict, found.findings[0].confidence) == ("host_bound", "low")
+    assert found.findings[0].share == pytest.approx(0.14, abs=0.001)

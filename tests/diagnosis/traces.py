@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from warpwatch_diagnosis.diagnosis import diagnose
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 STEP_US = 10_000
@@ -72,11 +76,56 @@ class TraceFile:
         return path
 
 
+# Adds an event to the step that starts at the given µs.
+Part = Callable[[TraceFile, float], None]
+
+
+def loading(us: float, at: float = 0, kind: str = "SingleProcess", tid: int = 77) -> Part:
+    name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
+    return lambda trace, begin: trace.annotation(name, begin + at, us, tid)
+
+
+def operator(at: float, us: float, name: str = "aten::mm") -> Part:
+    return lambda trace, begin: trace.operator(begin + at, us, name)
+
+
+def kernel(at: float, us: float, launched: float, name: str = "gemm", launch_us: float = 5) -> Part:
+    return lambda trace, begin: trace.kernel(begin + at, us, begin + launched, name, launch_us)
+
+
+def event(cat: str, name: str, at: float, us: float, tid: Any = 77, **arguments: Any) -> Part:
+    return lambda trace, begin: trace.event(cat, name, begin + at, us, tid, **arguments)
+
+
+def stepped(*parts: Part, steps: int = 4, **head: Any) -> TraceFile:
+    """Return a trace whose steps all have the same parts; times count from the step's start."""
+    trace = TraceFile(steps, **head)
+    for begin in trace.each_step():
+        for add in parts:
+            add(trace, begin)
+    return trace
+
+
+def written(folder: Path, *ranks: TraceFile, name: str = "rank") -> list[Path]:
+    return [trace.write(folder / f"{name}{k}.json") for k, trace in enumerate(ranks)]
+
+
+def diagnosed(folder: Path, *ranks: TraceFile, **options: Any) -> Diagnosis:
+    """Diagnose the traces of one capture's ranks, written into ``folder``."""
+    return diagnose(written(folder, *ranks), **options)
+
+
 def cpu_rank(
-    rank: int, *, host_us: int = 0, loading_us: int = 0, waiting_us: int = 0, steps: int = 4
+    rank: int,
+    *,
+    host_us: int = 0,
+    loading_us: int = 0,
+    waiting_us: int = 0,
+    steps: int = 4,
+    world: int = 2,
 ) -> TraceFile:
     """The steps of one rank on the CPU; operators take what the arguments leave of 10 ms."""
-    trace = TraceFile(steps, distributedInfo={"backend": "gloo", "rank": rank, "world_size": 2})
+    trace = TraceFile(steps, distributedInfo={"backend": "gloo", "rank": rank, "world_size": world})
     for begin in trace.each_step():
         trace.annotation(LOADER, begin, loading_us)
         busy_from = begin + loading_us + host_us
@@ -101,8 +150,7 @@ def rank_trace(
     A rank that is late computes longer and enters it later.
     """
     trace = TraceFile(steps=0, distributedInfo={"rank": rank, "world_size": world})
-    trace.steps = steps
-    for step, begin in enumerate(trace.each_step()):
+    for step, begin in enumerate(range(0, steps * STEP_US, STEP_US)):
         at, end = begin + clock_us, begin + clock_us + 9500
         trace.annotation(f"ProfilerStep#{step + first_step}", at, STEP_US)
         computed = 9500 - transfer_us - LATEST_US + late_us
