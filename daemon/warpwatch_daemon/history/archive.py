@@ -70,6 +70,8 @@ class Archive:
         fail: Callable[[str], None],
         wake: Callable[[], None],
         max_age_s: float = MAX_AGE_S,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._state_path = folder / STATE_FILE
         self._store = HistoryStore(folder, max_age_s, fail)
@@ -78,10 +80,11 @@ class Archive:
         self.parts = detection.parts()
         self._fail = fail
         self._wake = wake
+        self._monotonic, self._wall = monotonic, wall
         self._context = Context()
         self._followed: dict[str, _Followed] = {}
         self._contexts: dict[str, AnomalyContext] = {}
-        self._refreshed_at = self._taken_at = time.monotonic()
+        self._refreshed_at = self._taken_at = monotonic()
         self._interval_s = SNAPSHOT_INTERVAL_S
         self._urgent = False
         # Between the pipeline and the writer.
@@ -148,7 +151,7 @@ class Archive:
 
     def advance(self, now: float) -> None:
         """``now``: wall clock in seconds. Once a round, after its changes were taken."""
-        at = time.monotonic()
+        at = self._monotonic()
         if at - self._refreshed_at >= REFRESH_INTERVAL_S:
             self._refreshed_at = at
             # Contexts beyond those that are kept are not worked out again and again.
@@ -196,7 +199,7 @@ class Archive:
         body = snapshot.take(self.parts, __version__)
         with self._lock:
             self._body = body
-        took_s = time.monotonic() - at
+        took_s = self._monotonic() - at
         self._interval_s = max(SNAPSHOT_INTERVAL_S, took_s / SNAPSHOT_SHARE)
         self._taken_at, self._urgent = at, False
         self._wake()
@@ -209,7 +212,7 @@ class Archive:
         """The last word, when nothing more is fed."""
         for followed in self._followed.values():
             self._put(followed)
-        self._take_snapshot(time.monotonic())
+        self._take_snapshot(self._monotonic())
         self.write()
         self._store.close()
 
@@ -221,7 +224,7 @@ class Archive:
             with self._lock:
                 queue, self._queue = self._queue, {}
                 body, self._body = self._body, None
-            if queue and not self._store.write(queue.values(), time.time()):
+            if queue and not self._store.write(queue.values(), self._wall()):
                 self._put_back(queue)
             if body is not None:
                 self._save(body)

@@ -14,11 +14,12 @@ import msgspec
 import pytest
 
 from tests.daemon.state.counted import counted
+from tests.manual_clock import ManualClock
 from warpwatch_daemon.history.remote_store import RemoteStore
 from warpwatch_daemon.history.runs.comparison import compare
 from warpwatch_daemon.history.runs.run_figures import RunFigures, StepHistogram
 from warpwatch_daemon.history.runs.run_files import RunFiles, key_of
-from warpwatch_daemon.history.runs.run_table import MAX_RUNS, RunTable
+from warpwatch_daemon.history.runs.run_table import MAX_RUNS, REFRESH_S, RunTable
 from warpwatch_daemon.history.runs.run_uploads import RunUploads
 from warpwatch_daemon.state.hub import Hub
 from warpwatch_detection.anomalies.changes import Change
@@ -54,6 +55,7 @@ class Node:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.clock = ManualClock(wall=BEGAN)
         self.hub = Hub(10.0)
         self.ranks: tuple[RankState, ...] = (rank(0), rank(1))
         self.hub.watch_ranks(lambda: self.ranks)
@@ -63,13 +65,19 @@ class Node:
         self.start()
 
     def start(self) -> None:
-        self.runs = RunTable(RunFiles(self.path), self.hub, "node1", refresh_s=0.0)
+        self.runs = RunTable(RunFiles(self.path), self.hub, "node1", self.clock.monotonic)
 
     def train(self, numbers: range, duration_s: float = 0.5, **changes: object) -> None:
         for number in numbers:
             for one in (0, 1):
                 self.runs.observe(step(number, duration_s, one, **changes))
-        self.runs.advance(BEGAN + numbers.stop)
+        self.look(REFRESH_S, BEGAN + numbers.stop)
+
+    def look(self, after_s: float, now: float = BEGAN) -> list[str]:
+        """The runs that are shown then."""
+        self.clock.advance(after_s)
+        self.runs.advance(now)
+        return [run.run for run in self.runs.all()]
 
     def run(self, job: JobId = JOB) -> RunSummary:
         return next(run for run in self.runs.all() if run.job_id == job)
@@ -84,7 +92,7 @@ def test_percentiles_are_right_to_one_percent_however_steps_are_spread() -> None
     source = random.Random(0)
     for spread in (0.01, 1.0):
         histogram = StepHistogram()
-        steps_s = [source.lognormvariate(-1, spread) for _ in range(20_000)]
+        steps_s = [source.lognormvariate(-1, spread) for _ in range(5_000)]
         for step_s in steps_s:
             histogram.add(step_s)
         cut = statistics.quantiles(steps_s, n=20)
@@ -122,6 +130,21 @@ def test_a_run_is_summed_up_while_it_goes_on(node: Node) -> None:
     assert (run.tokens_per_step, run.samples_per_step) == (1000.0, None)
     assert run.tokens_per_s == pytest.approx(4000.0)
     assert run.anomalies == {"straggler": 1}
+
+
+def test_a_run_that_begins_or_ends_is_shown_within_a_second(node: Node) -> None:
+    node.train(range(2))
+    for number, owner in enumerate(("a", "b")):
+        node.runs.observe(step(number, run=owner))
+        node.ranks = (*node.ranks, rank(run=owner))
+        assert node.look(0.5) == ["r1", "a"][: number + 1]
+        assert node.look(0.5) == ["r1", "a", "b"][: number + 2]
+    node.runs.observe(step(3))
+    before = node.run()
+    node.look(9.5)
+    assert node.run() == before
+    node.look(0.5, BEGAN + 99)
+    assert node.run().time == BEGAN + 99
 
 
 def test_what_is_no_training_step_counts_for_nothing(node: Node) -> None:
@@ -165,15 +188,14 @@ def test_a_restart_of_the_daemon_counts_no_step_twice(node: Node) -> None:
     assert run.tokens_per_step == pytest.approx(1000.0)
 
 
-def test_a_run_that_ended_while_no_daemon_looked_has_ended(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ended_while_no_daemon_looked_has_ended(node: Node) -> None:
     node.train(range(120))
     node.runs.write()
     node.ranks = ()
-    monkeypatch.setattr("warpwatch_daemon.history.runs.run_table.RETURN_S", -1.0)
     node.start()
-    node.runs.advance(BEGAN + 1000)
+    node.look(60.0, BEGAN + 1000)
+    assert node.run().end_time is None
+    node.look(REFRESH_S, BEGAN + 1000)
     assert node.run().end_time == BEGAN + 120
 
 
@@ -189,7 +211,7 @@ def test_who_has_the_most_runs_loses_the_oldest(node: Node) -> None:
     for number in range(5):
         files.save(summary(number, "uid/2"))
     node.start()
-    node.runs.advance(BEGAN)
+    node.look(REFRESH_S)
     node.runs.write()
     runs = RunFiles(node.path).load()
     assert len(runs) == MAX_RUNS
@@ -197,18 +219,9 @@ def test_who_has_the_most_runs_loses_the_oldest(node: Node) -> None:
     assert min(run.run for run in runs if run.owner == "uid/1") == "r0005"
 
 
-@pytest.mark.parametrize(
-    ("job", "key"),
-    [
-        (JobId("ns/a", "b/c", "../../d"), "ns%2Fa/b%2Fc/..%2F..%2Fd.json"),
-        (JobId("uid/1", "..", ""), "uid%2F1/%2E%2E/%00.json"),
-    ],
-)
-def test_names_are_single_segments_of_a_path(job: JobId, key: str) -> None:
-    assert key_of(job) == key
-
-
-def test_long_names_are_cut_and_stay_different() -> None:
+def test_names_are_short_single_segments_of_a_path_and_stay_different() -> None:
+    assert key_of(JobId("ns/a", "b/c", "../../d")) == "ns%2Fa/b%2Fc/..%2F..%2Fd.json"
+    assert key_of(JobId("uid/1", "..", "")) == "uid%2F1/%2E%2E/%00.json"
     first, second = (key_of(JobId("uid/1", "é" * 200 + end, "r")) for end in "ab")
     assert first != second
     assert max(len(part) for part in first.split("/")) <= 128
@@ -224,31 +237,37 @@ def test_what_cannot_be_read_costs_nothing_else(node: Node) -> None:
 
 def test_a_summary_is_copied_at_the_end_and_each_ten_minutes(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
-    node = Node(tmp_path / "store")
     (tmp_path / "store").mkdir()
+    node = Node(tmp_path / "store")
     remote = RemoteStore((tmp_path / "bucket").as_uri())
-    uploads = RunUploads(remote, node.runs, node.hub.metrics)
+
+    def upload(after_s: float = 0.0) -> float | None:
+        """How many copies have been made then."""
+        node.clock.advance(after_s)
+        uploads.advance()
+        return counted(node.hub, "uploads_total", "run", "uploaded")
+
+    def uploads_of(runs: RunTable) -> RunUploads:
+        clock = node.clock
+        return RunUploads(remote, runs, node.hub.metrics, clock.monotonic, clock.wall)
+
+    uploads = uploads_of(node.runs)
     node.train(range(120))
-    uploads.advance()
+    assert [upload(), upload(589), upload(1), upload(599), upload(1)] == [0, 0, 1, 1, 2]
     copy = tmp_path / "bucket/runs/ns%2Fteam/llama%207b/r1.json"
-    # It began long before now.
     assert json.loads(copy.read_text())["end_time"] is None
-    node.train(range(120, 140))
-    uploads.advance()
-    assert counted(node.hub, "uploads_total", "run", "uploaded") == 1
     node.ranks = (rank(0, "exited"), rank(1, "exited"))
-    node.train(range(140, 150))
-    uploads.advance()
+    node.train(range(120, 150))
+    assert upload() == 3
     assert json.loads(copy.read_text())["end_time"] == BEGAN + 150
     assert node.run().remote == f"{remote.url}/runs/ns%2Fteam/llama%207b/r1.json"
-    assert counted(node.hub, "uploads_total", "run", "uploaded") == 2
     assert counted(node.hub, "uploads_pending", "run") == 0
     # Another daemon knows that it is there; the rank 0 of this one is on another node.
     node.runs.write()
     RunFiles(node.path).save(summary(3, ranks=(4, 5)))
     node.start()
-    RunUploads(remote, node.runs, node.hub.metrics).advance()
-    assert counted(node.hub, "uploads_total", "run", "uploaded") == 2
+    uploads = uploads_of(node.runs)
+    assert upload() == 3
 
 
 def run_of(phases_s: Mapping[str, float], step_s: float, **changes: object) -> RunSummary:

@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from warpwatch._version import __version__
@@ -44,11 +44,17 @@ _LIVE = ("running", "stopped")
 class RunTable:
     """``node``: how alerts call this one."""
 
-    def __init__(self, files: RunFiles, hub: Hub, node: str, refresh_s: float = REFRESH_S) -> None:
+    def __init__(
+        self,
+        files: RunFiles,
+        hub: Hub,
+        node: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._files = files
         self._hub = hub
         self._node = node
-        self._refresh_s = refresh_s
+        self._monotonic = monotonic
         self._figures: dict[JobId, RunFigures] = {}
         self._lock = threading.Lock()
         # All that are known, those that go on among them; written when they are dirty.
@@ -60,7 +66,7 @@ class RunTable:
         self._saved_at: dict[JobId, float] = {}
         # What the detectors are told.
         self._events: list[RankEvent] = []
-        self._began_at = time.monotonic()
+        self._began_at = monotonic()
         self._refreshed_at = -math.inf
         self._took_s = 0.0
         # A run has begun or ended: it is shown soon.
@@ -83,15 +89,15 @@ class RunTable:
 
     def advance(self, now: float) -> None:
         """Once a round; ``now``: wall clock in seconds."""
-        at = time.monotonic()
-        wait_s = self._refresh_s
+        at = self._monotonic()
+        wait_s = REFRESH_S
         if self._is_urgent:
             wait_s = min(wait_s, max(URGENT_S, self._took_s / REFRESH_SHARE))
         if at - self._refreshed_at < wait_s:
             return
         self._refreshed_at, self._is_urgent = at, False
         self._refresh(now, at)
-        self._took_s = time.monotonic() - at
+        self._took_s = self._monotonic() - at
 
     def _refresh(self, now: float, at: float) -> None:
         ranks: dict[JobId, list[RankState]] = {}
@@ -170,7 +176,7 @@ class RunTable:
         )
 
     def _put(self, summary: RunSummary) -> None:
-        job, at = summary.job_id, time.monotonic()
+        job, at = summary.job_id, self._monotonic()
         with self._lock:
             before = self._runs.get(job)
             # The copy is of what it was; it is renewed in its turn.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -29,14 +30,22 @@ INTERVAL_S = 600.0
 class RunUploads:
     """``advance`` is a loop's own: it waits for the network."""
 
-    def __init__(self, remote: RemoteStore, runs: RunTable, metrics: AgentMetrics) -> None:
+    def __init__(
+        self,
+        remote: RemoteStore,
+        runs: RunTable,
+        metrics: AgentMetrics,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._remote = remote
         self._runs = runs
+        self._wall = wall
         outcomes = metrics.counter("uploads_total")
         self._outcomes = {outcome: outcomes.labels("run", outcome) for outcome in UPLOAD_OUTCOMES}
         self._bytes = metrics.counter("upload_bytes_total")
         self._pending = metrics.gauge("uploads_pending").labels("run")
-        self._pause = Pause()
+        self._pause = Pause(monotonic)
         self._waiting: set[JobId] = set()
         # When a run that goes on was copied, wall clock.
         self._copied: dict[JobId, float] = {}
@@ -57,7 +66,7 @@ class RunUploads:
         self._look()
 
     def _look(self) -> list[RunSummary]:
-        now = time.time()
+        now = self._wall()
         known = {summary.job_id: summary for summary in self._runs.all()}
         self._outcomes["given_up"].inc(len(self._waiting - known.keys()))
         waiting = [summary for summary in known.values() if self._is_due(summary, now)]
@@ -80,5 +89,5 @@ class RunUploads:
         self._remote.put(key, content)
         self._bytes.inc(len(content))
         self._outcomes["uploaded"].inc()
-        self._copied[summary.job_id] = time.time()
+        self._copied[summary.job_id] = self._wall()
         self._runs.copied(summary, f"{self._remote.url}/{key}")
