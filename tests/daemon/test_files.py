@@ -148,6 +148,6 @@ def test_a_link_in_the_rendezvous_makes_the_daemon_overwrite_no_file(tmp_path: P
         node.start_daemon()
         node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
         positions = tmp_path / "captures" / saved.FILE
-        poll(lambda: positions.exists() and "stepping" in positions.read_text(), 20, "it saves")
+        poll(lambda: positions.exists() and "stepping" in positions.read_text(), "it saves")
         assert victim.read_text() == "precious"
         assert stat.S_IMODE(positions.lstat().st_mode) == 0o600

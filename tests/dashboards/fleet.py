@@ -58,7 +58,7 @@ class Fleet:
             process.send_signal(signal.SIGSTOP)
 
     def _start_rank(self, node: LoopNode, rank: int, local: int) -> subprocess.Popen[bytes]:
-        uuid = poll(lambda: _uuid(node, local), 30, f"{node.folder.name} reads its GPUs")
+        uuid = poll(lambda: _uuid(node, local), f"{node.folder.name} reads its GPUs")
         environment = node.rank_environment(rank, RANKS)
         environment |= {"LOCAL_RANK": str(local), "WARPWATCH_GPU_UUID": uuid}
         environment |= {"WARPWATCH_FLOPS_PER_TOKEN": "2.6e11", "WARPWATCH_PRECISION": "bfloat16"}
@@ -72,7 +72,7 @@ class Fleet:
     def wait_for(self, promql: str, timeout_s: float) -> list[dict[str, Any]]:
         """The first answer of a query that is not empty."""
         found: list[dict[str, Any]] = poll(
-            lambda: self.prometheus.query(promql), timeout_s, f"{promql} says something"
+            lambda: self.prometheus.query(promql), f"{promql} says something"
         )
         return found
 

@@ -54,7 +54,6 @@ def settled(trainings: Sequence[Training], server: Prometheus) -> list[dict[str,
     wanted = [training.scrapes + SCRAPES for training in trainings]
     poll(
         lambda: all(one.scrapes > count for one, count in zip(trainings, wanted, strict=True)),
-        60,
         "steps of one length",
     )
     return [_lines(training.job, server) for training in trainings]
@@ -65,7 +64,7 @@ def _lines(job: str, server: Prometheus) -> dict[str, float]:
     shown = expressions(dashboards()["training-job"], values)
     asked = [one.promql for one in shown if re.search(": Step time [ABC]$", one.where)][:3]
     answers: list[Any] = poll(
-        lambda: all(found := [server.query(promql) for promql in asked]) and found, 60, "answers"
+        lambda: all(found := [server.query(promql) for promql in asked]) and found, "answers"
     )
     values_s = (float(answer[0]["value"][1]) for answer in answers)
     return dict(zip(("mean", "p50", "p99"), values_s, strict=True))

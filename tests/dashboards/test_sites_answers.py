@@ -41,7 +41,7 @@ def sites(promtool: Promtool, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with prometheus(folder, {}, rules=[rules]) as server:
         for last in ("fleet:device_busy:ratio_rate5m", "job:slow_steps:share_rate10m"):
             recorded = f'warpwatch:{last}{{cluster="slurm-fault"}}'
-            poll(partial(server.query, recorded), 60, "the rules have recorded")
+            poll(partial(server.query, recorded), "the rules have recorded")
         yield server
 
 

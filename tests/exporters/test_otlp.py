@@ -194,10 +194,10 @@ def test_a_collector_passes_on_what_it_is_sent(server: Receiver, tmp_path: Path)
             site.advance(300)
             return bool(logs_in(server))
 
-        poll(is_there, 60, "the collector's start")
+        poll(is_there, "the collector's start")
         (opened,) = logs_in(server)
         assert opened.event_name == "warpwatch.anomaly_opened"
-        poll(lambda: "warpwatch_device_power_watts" in metrics_in(server), 60, "metrics")
+        poll(lambda: "warpwatch_device_power_watts" in metrics_in(server), "metrics")
 
 
 def test_headers_are_read_again_and_sent(server: Receiver, tmp_path: Path) -> None:
@@ -220,21 +220,21 @@ def test_the_daemons_series_and_a_crash_reach_a_collector_that_was_away(tmp_path
     with receiver() as server, loop_node(tmp_path, exporters=exporters) as node:
         node.start_daemon()
         ranks = [node.start_rank(number, STEPPING, "-1", "0.02") for number in range(2)]
-        poll(lambda: len(node.get("ranks")) == 2, 60, node.log("daemon"))
+        poll(lambda: len(node.get("ranks")) == 2, node.log("daemon"))
 
         def exports(signal: str, result: str) -> float | None:
             return node.metric("warpwatch_otlp_exports_total", signal=signal, result=result)
 
-        poll(lambda: exports("metrics", "failed"), 60, node.log("daemon"))
+        poll(lambda: exports("metrics", "failed"), node.log("daemon"))
         ranks[0].kill()
-        poll(lambda: node.get("anomalies"), 60, node.log("daemon"))
+        poll(lambda: node.get("anomalies"), node.log("daemon"))
         with rotel(server.url, port, tmp_path):
-            crash = poll(lambda: logs_in(server), 60, node.log("daemon"))[0]
+            crash = poll(lambda: logs_in(server), node.log("daemon"))[0]
             assert attributes(crash)["warpwatch.kind"] == "crash"
             page = text_string_to_metric_families(node.http.get("/metrics").text)
             shown = {family.name for family in page if family.samples}
             # Those that began with a later request are in the next one.
-            poll(lambda: shown <= set(metrics_in(server)), 60, node.log("daemon"))
-            poll(lambda: exports("logs", "sent") == len(logs_in(server)), 60, node.log("daemon"))
+            poll(lambda: shown <= set(metrics_in(server)), node.log("daemon"))
+            poll(lambda: exports("logs", "sent") == len(logs_in(server)), node.log("daemon"))
         node.terminate_daemon()
         assert node.daemon is not None and node.daemon.returncode == 0

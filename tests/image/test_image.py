@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def wait_for(container: containers.Container) -> None:
-    poll(container.answers, READY_S, "a healthy container")
+    poll(container.answers, "a healthy container")
 
 
 def test_it_runs_as_nobody_in_particular_and_says_what_it_is(image: str) -> None:
@@ -57,7 +57,7 @@ def test_any_user_scrapes_the_golden_series(
 ) -> None:
     container = start(*LIMIT, *SIMULATED, "--user", str(UID))
     wait_for(container)
-    poll(lambda: "warpwatch_device_power_watts" in container.fetch("/metrics")[1], READY_S, "GPUs")
+    poll(lambda: "warpwatch_device_power_watts" in container.fetch("/metrics")[1], "GPUs")
     page = container.fetch("/metrics")[1]
     checked = subprocess.run(
         ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=30
@@ -122,14 +122,14 @@ def test_a_capture_is_stored_and_its_diagnosis_lacks_memory(start: Start, folder
     wait_for(container)
     trainer = start_torch(folder, environment)
     try:
-        poll(lambda: container.get("/api/v1/ranks?job=train")["ranks"], READY_S, "a rank")
+        poll(lambda: container.get("/api/v1/ranks?job=train")["ranks"], "a rank")
         asked = json.dumps({"job": "train", "steps": 2})
         path, how = "/api/v1/captures", "Content-Type: application/json"
         assert container.fetch(path, asked, how, "Authorization: Bearer wrong")[0] == 401
         status, text = container.fetch(path, asked, how, TOKEN)
         assert status == 202, text
         identifier = json.loads(text)["id"]
-        poll(lambda: container.get(f"{path}/{identifier}")["outcome"], 120, "an outcome")
+        poll(lambda: container.get(f"{path}/{identifier}")["outcome"], "an outcome")
         capture = container.get(f"{path}/{identifier}")
     finally:
         trainer.kill()
@@ -172,14 +172,14 @@ def test_root_without_capabilities_serves_two_tenants_that_see_only_themselves(
     def jobs() -> set[str]:
         return {rank["job"] for rank in daemon.get("/api/v1/ranks")["ranks"] if rank["step"] > 10}
 
-    poll(lambda: jobs() == set(tenants), READY_S, "both ranks")
+    poll(lambda: jobs() == set(tenants), "both ranks")
     for job, pod in pods.items():
         assert pod.running
         other = next(uid for name, (uid, _) in tenants.items() if name != job)
         assert other not in pod.log()
         daemon.execute("warpwatch", "capture", "--job", job, "--kind", "stacks")
     written = {"first": ["written"], "second": ["written"]}
-    poll(lambda: states_of(daemon) == written, READY_S, f"stacks of both: {daemon.log()}")
+    poll(lambda: states_of(daemon) == written, f"stacks of both: {daemon.log()}")
 
 
 def test_without_root_it_serves_a_folder_of_its_own_below_the_kubelets(
@@ -248,9 +248,9 @@ def test_a_changed_config_map_is_taken_up_without_a_restart(start: Start, folder
     )
     wait_for(container)
     publish("..2", "triggers: {captures_per_hour: 2}")
-    poll(lambda: reloads("ok"), READY_S, "a reload")
+    poll(lambda: reloads("ok"), "a reload")
     publish("..3", "triggers: {captures_per_our: 2}")
-    poll(lambda: reloads("failed"), READY_S, "a refusal")
+    poll(lambda: reloads("failed"), "a refusal")
     assert "the configuration stays as it was" in container.log()
     assert "captures_per_our" in container.log()
     assert container.answers()

@@ -63,14 +63,14 @@ def test_with_the_units_umask_a_user_is_captured_and_reads_nothing_of_the_store(
             node.start_daemon()
             os.umask(before)
             node.start_rank(0, STEPPING_AS, str(OTHER_USER), world_size=1)
-            poll(lambda: node.get("ranks"), 20, "the rank reports")
+            poll(lambda: node.get("ranks"), "the rank reports")
             asked = {"job": "other-user", "kind": "stacks"}
             assert node.http.post("/api/v1/captures", json=asked).status_code == 202
 
             def complete() -> Any:
                 return [c for c in node.get("captures") if c["outcome"] == "complete"]
 
-            poll(complete, 20, "the stacks are stored")
+            poll(complete, "the stacks are stored")
     finally:
         os.umask(before)
     store = open_path / "captures"

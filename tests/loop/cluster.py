@@ -75,7 +75,7 @@ class LoopCluster:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
-        poll(lambda: len(self.up()) == (agents or len(self.nodes)), 60, self.log())
+        poll(lambda: len(self.up()) == (agents or len(self.nodes)), self.log())
 
     def kill_fleet(self) -> None:
         assert self.fleet is not None

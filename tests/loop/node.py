@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,24 @@ import httpx
 import psutil
 import yaml
 
+from tests.waiting import DEADLINE_S, eventually
 from warpwatch_daemon.api_socket import connect, socket_path
 from warpwatch_daemon.demo.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def poll(ask: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """The first answer of ``ask`` that says something: neither None nor False nor empty."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+def poll(ask: Callable[[], Any], what: object) -> Any:
+    """Return the first true answer of ``ask``; an HTTP error is no answer.
+
+    Raises AssertionError with ``what`` when only a hang explains the wait.
+    """
+
+    def answer() -> Any:
         with contextlib.suppress(httpx.HTTPError):
-            answer = ask()
-            if answer:
-                return answer
-        time.sleep(0.1)
-    raise AssertionError(f"not within {timeout_s} s: {what}")
+            return ask()
+
+    return eventually(answer, what, poll_s=0.1)
 
 
 class SocketTransport(httpx.HTTPTransport):
@@ -72,7 +73,9 @@ class LoopNode:
         self.url = f"http://127.0.0.1:{self.port}"
         # Through the socket: it may do what over TCP only a token does.
         transport = SocketTransport(socket_path(self.run_dir))
-        self.http = httpx.Client(base_url="http://localhost", transport=transport, timeout=60)
+        self.http = httpx.Client(
+            base_url="http://localhost", transport=transport, timeout=DEADLINE_S
+        )
 
     # --- daemon ---
 
@@ -81,7 +84,7 @@ class LoopNode:
         self.daemon = self.start("daemon", arguments, environment)
         if wait:
             probe = f"{self.url}/healthz"
-            poll(lambda: httpx.get(probe).status_code == 200, 30, self.log("daemon"))
+            poll(lambda: httpx.get(probe).status_code == 200, self.log("daemon"))
         return self.daemon
 
     def kill_daemon(self) -> None:
@@ -93,7 +96,7 @@ class LoopNode:
         """Ends it in order."""
         assert self.daemon is not None
         self.daemon.terminate()
-        self.daemon.wait(30)
+        self.daemon.wait(DEADLINE_S)
 
     def processor_s(self) -> float:
         """What the daemon has taken of processors, without its children."""

@@ -121,12 +121,12 @@ def panel_of(expression: Expression) -> str:
 def everything_has_data(found: Fleet) -> None:
     for expression in all_expressions():
         if not expression.empty_when_healthy:
-            poll(partial(asked, found, expression), 60, expression.where)
+            poll(partial(asked, found, expression), expression.where)
     for name, promql in rules_of("record"):
         if name != STALLED:
             # No job is old enough here for a look at every tenth minute.
             promql = promql.replace("[6h:10m]", "[6h:1s]")
-            poll(partial(found.prometheus.query, promql), 60, name)
+            poll(partial(found.prometheus.query, promql), name)
 
 
 def alerts_tell_of_their_faults(found: Fleet) -> None:
@@ -184,7 +184,7 @@ def a_job_that_stands_still_wastes_its_devices(found: Fleet) -> None:
     found.stop_training()
     shown = expressions(dashboards()["fleet"], {"__range": "10s"})
     (waste,) = (e for e in shown if "Mostly idle though allocated" in e.where)
-    poll(partial(asked, found, waste), 90, waste.where)
+    poll(partial(asked, found, waste), waste.where)
 
 
 def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running: Fleet) -> None:
@@ -201,13 +201,13 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     everything_has_data(running)
     assert straggler() == []
     running.go_wrong(slow=3)
-    (alert,) = poll(straggler, 180, "the alert fires: " + node.log("daemon"))
+    (alert,) = poll(straggler, "the alert fires: " + node.log("daemon"))
     assert (alert["training_job"], alert["rank"], alert["node"]) == ("llama-7b", "3", DRIVER_NODE)
 
     def ended() -> list[Any]:
         return [c for c in captures() if c["outcome"] is not None]
 
-    (capture,) = poll(ended, 120, "the capture is taken: " + node.log("daemon"))
+    (capture,) = poll(ended, "the capture is taken: " + node.log("daemon"))
     assert capture["outcome"] == "complete", capture
     assert capture["request"]["job"] == "llama-7b"
     assert 3 in [rank["rank"] for rank in capture["ranks"]]
@@ -217,7 +217,7 @@ def test_an_alert_asks_for_the_capture_and_resolves_when_the_fault_ends(running:
     what_was_empty_has_data(running)
     alerts_tell_of_their_faults(running)
     running.go_wrong()
-    poll(lambda: not straggler(), 240, "the alert is resolved: " + node.log("daemon"))
+    poll(lambda: not straggler(), "the alert is resolved: " + node.log("daemon"))
     # It was sent again and again while it fired; one capture was taken of it.
     assert len(captures()) == 1
     a_job_that_stands_still_wastes_its_devices(running)

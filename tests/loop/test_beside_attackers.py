@@ -110,13 +110,13 @@ class Honest:
         def all_have() -> bool:
             return len(self.steps()) == RANKS and min(self.steps().values()) >= steps
 
-        poll(all_have, 180, f"{steps} steps: {self.node.log('rank0')}")
+        poll(all_have, f"{steps} steps: {self.node.log('rank0')}")
 
     def end(self) -> dict[int, int]:
         """How many steps each rank has counted itself."""
         (self.folder / "stop").touch()
         counted = self.folder / "counted"
-        poll(lambda: counted.exists() and counted.read_text().count("\n") == RANKS, 60, "its end")
+        poll(lambda: counted.exists() and counted.read_text().count("\n") == RANKS, "its end")
         lines = map(json.loads, counted.read_text().splitlines())
         return {line["rank"]: line["steps"] for line in lines}
 
@@ -186,17 +186,17 @@ def test_an_honest_job_beside_all_attackers_loses_no_step_is_judged_and_captured
         def anomalies() -> Any:
             return [one for one in honest.of("anomalies") if one["kind"] not in NOT_CAPTURED]
 
-        found = poll(anomalies, 90, node.log("daemon"))
+        found = poll(anomalies, node.log("daemon"))
         assert [(one["kind"], one["rank"]) for one in found] == [("straggler", STRAGGLER)]
         hand_over(node)
 
         def captures() -> Any:
             return [one for one in honest.of("captures") if one["diagnosis_outcome"]]
 
-        (capture,) = poll(captures, 120, node.log("daemon"))
+        (capture,) = poll(captures, node.log("daemon"))
         assert asks_for_the_victims_stacks(node) == [403, 404]
         counted = honest.end()
-        poll(lambda: honest.steps() == counted, 20, f"{honest.steps()}, not {counted}")
+        poll(lambda: honest.steps() == counted, f"{honest.steps()}, not {counted}")
         cores = (node.processor_s() - before_s) / (time.monotonic() - begun)
     with capsys.disabled():
         print(json.dumps({"cores": round(cores, 3), "seconds": round(time.monotonic() - begun)}))

@@ -54,7 +54,7 @@ def test_who_uses_the_core_of_a_slow_rank_is_named(node: LoopNode) -> None:
         found = job.anomalies("straggler")
         return [one for one in found if " used " in one["summary"]]
 
-    (straggler,) = poll(named, 120, "a straggler with who used its core")
+    (straggler,) = poll(named, "a straggler with who used its core")
     pids = {hog.pid for hog in hogs}
     names_who(straggler, core, pids)
     after_s = node.metric("warpwatch_rank_core_wait_seconds_total", rank=str(SLOW))
@@ -93,7 +93,7 @@ def test_the_diagnosis_of_a_rank_that_shares_its_core_names_it(capturing_node: L
         asked = [c for c in found if c["request"]["anomaly_kind"] == "straggler" and c["diagnosis"]]
         return [c["diagnosis"] for c in asked]
 
-    diagnosis = poll(diagnosed, 180, "a diagnosis of the straggler's capture")[0]
+    diagnosis = poll(diagnosed, "a diagnosis of the straggler's capture")[0]
     assert diagnosis["findings"], diagnosis["summary"]
     first = diagnosis["findings"][0]
     assert (diagnosis["verdict"], first["rank"]) == ("straggler", SLOW), diagnosis["summary"]

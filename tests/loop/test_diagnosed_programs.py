@@ -42,7 +42,7 @@ def test_a_policy_and_an_adversary(
         def ended() -> Any:
             return [c for c in node.get("captures") if c["outcome"]]
 
-        (capture,) = poll(ended, 180, "the capture has ended: " + node.log("daemon"))
+        (capture,) = poll(ended, "the capture has ended: " + node.log("daemon"))
         assert (capture["outcome"], capture["detail"]) == ("complete", ""), capture
         found = capture["diagnosis"]
         assert found["verdict"] == verdict, found

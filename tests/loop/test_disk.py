@@ -51,7 +51,7 @@ def test_a_store_without_space_refuses_captures_and_everything_else_goes_on(
         (disk / "filler").write_bytes(bytes(1 << 20))
         node.start_daemon()
         node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
-        poll(lambda: node.get("ranks"), 20, "the rank reports")
+        poll(lambda: node.get("ranks"), "the rank reports")
         answer = node.http.post("/api/v1/captures", json={"job": "stepping", "kind": "stacks"})
         assert answer.status_code in (409, 503, 507)
         assert answer.json()["error"]["reason"] == "refused_disk"
@@ -69,7 +69,7 @@ def test_a_full_rendezvous_and_a_full_log_are_counted_and_named(tmp_path: Path) 
         (disk / "filler").write_bytes(b"")
         with contextlib.suppress(OSError), (disk / "filler").open("wb") as filler:
             filler.write(bytes(1 << 20))
-        poll(lambda: node.metric("warpwatch_jsonl_errors_total"), 20, "the error is counted")
+        poll(lambda: node.metric("warpwatch_jsonl_errors_total"), "the error is counted")
         time.sleep(1)
         assert node.http.get("/healthz").status_code == 200
         lines = [line for line in node.log("daemon").splitlines() if "telemetry log" in line]
@@ -84,24 +84,24 @@ def test_a_store_that_hangs_keeps_no_step_and_no_anomaly_from_being_seen(tmp_pat
     with loop_node(tmp_path, exporters={"jsonl": {"path": str(log)}}) as node:
         node.start_daemon(wait=True, **hung.environment)
         node.start_rank(0, FAILING, str(fails), world_size=1)
-        poll(lambda: steps_of(node) > 5, 20, "the rank steps")
+        poll(lambda: steps_of(node) > 5, "the rank steps")
         with hung.hanging():
             asked = node.http.post("/api/v1/captures", json={"job": "failing", "kind": "stacks"})
             assert asked.status_code == 202
             # The log, and one look at the store before the capture's folder is made.
-            poll(lambda: {"write", "stat64"} <= hung.waiting_calls(), 20, "both wait for the disk")
-            poll(lambda: state_of(node) == "exported", 20, "the rank has answered")
+            poll(lambda: {"write", "stat64"} <= hung.waiting_calls(), "both wait for the disk")
+            poll(lambda: state_of(node) == "exported", "the rank has answered")
             seen = steps_of(node)
-            poll(lambda: steps_of(node) > seen + 5, 20, "steps are counted")
+            poll(lambda: steps_of(node) > seen + 5, "steps are counted")
             fails.touch()
-            poll(lambda: node.get("anomalies"), 20, "the crash is found")
+            poll(lambda: node.get("anomalies"), "the crash is found")
             (found,) = node.get("anomalies")
             assert (found["kind"], found["job"]) == ("crash", "failing")
             assert node.get("captures")[0]["outcome"] is None
-        (capture,) = poll(lambda: ended(node), 30, "the capture ends")
+        (capture,) = poll(lambda: ended(node), "the capture ends")
         assert capture["outcome"] == "complete"
         assert (Path(capture["folder"]) / "capture.json").exists()
-        poll(lambda: '"exception"' in log.read_text(), 20, "the log has what came meanwhile")
+        poll(lambda: '"exception"' in log.read_text(), "the log has what came meanwhile")
 
 
 def steps_of(node: LoopNode) -> int:

@@ -42,7 +42,7 @@ def found(cluster: LoopCluster, kind: str, timeout_s: float) -> Any:
     def those() -> list[Any]:
         return [one for one in cluster.get("anomalies") if one["kind"] == kind]
 
-    (anomaly,) = poll(those, timeout_s, cluster.log())
+    (anomaly,) = poll(those, cluster.log())
     for node in cluster.nodes:
         assert [one for one in node.get("anomalies") if one["kind"] == kind] == []
     return anomaly
@@ -57,7 +57,7 @@ def captured(cluster: LoopCluster, anomaly: Any) -> Any:
         ]
         return asked if all(one["outcome"] for one in asked) else []
 
-    (capture,) = poll(those, 180, cluster.log())
+    (capture,) = poll(those, cluster.log())
     return capture
 
 
@@ -71,7 +71,7 @@ def test_a_straggler_and_a_hang_over_two_nodes_are_named_and_captured_once(
         seen = cluster.get("detectors", kind="straggler", job="both")
         return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * RANKS]
 
-    poll(is_known, 300, cluster.log())
+    poll(is_known, cluster.log())
     assert [rank["host"] for rank in cluster.get("ranks", job="both")] == NODES
     (faults / "fault").write_text("slow_forward 3")
     straggler = found(cluster, "straggler", 120)

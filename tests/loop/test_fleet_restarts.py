@@ -52,7 +52,7 @@ def kill_in_capture(cluster: LoopCluster, moment: int) -> None:
         reached = (True, capture["start_step"], states & {"armed"}, states & {"recording"})
         return bool(reached[moment] or capture["outcome"])
 
-    poll(has_come, 60, cluster.log())
+    poll(has_come, cluster.log())
     cluster.kill_fleet()
 
 
@@ -82,7 +82,7 @@ def losses_alone(folder: Path) -> dict[int, str]:
             for rank in range(RANKS)
         ]
     try:
-        poll(lambda: COMPARED_STEPS in losses(log.read_text()), 300, "the training alone")
+        poll(lambda: COMPARED_STEPS in losses(log.read_text()), "the training alone")
     finally:
         for rank in ranks:
             rank.kill()
@@ -99,23 +99,23 @@ def test_ten_kills_of_the_fleet_raise_nothing_twice_and_leave_nothing_armed(
         seen = cluster.get("detectors", kind="straggler", job="train")
         return [[one["answer"] for one in of["readings"]] for of in seen] == [["fine"] * RANKS]
 
-    poll(is_known, 300, cluster.log())
+    poll(is_known, cluster.log())
     (faults / "fault").write_text("slow_forward 3")
-    (found,) = poll(lambda: stragglers(cluster), 120, cluster.log())
-    poll(lambda: cluster.get("captures") and nothing_is_armed(cluster), 180, cluster.log())
+    (found,) = poll(lambda: stragglers(cluster), cluster.log())
+    poll(lambda: cluster.get("captures") and nothing_is_armed(cluster), cluster.log())
     for number in range(KILLS):
         kill_in_capture(cluster, number % 4)
         # Ranks that wait for a start step have it, or disarm.
-        poll(lambda: nothing_is_armed(cluster), 180, cluster.log())
+        poll(lambda: nothing_is_armed(cluster), cluster.log())
         cluster.start_fleet()
-        poll(lambda: stragglers(cluster) == [found], 180, cluster.log())
+        poll(lambda: stragglers(cluster) == [found], cluster.log())
     # An agent that is killed while the fleet judges goes on keeping back what it finds.
-    poll(lambda: not any(stragglers(node) for node in cluster.nodes), 90, "handed back")
+    poll(lambda: not any(stragglers(node) for node in cluster.nodes), "handed back")
     time.sleep(SAVED_S)
     for node in cluster.nodes:
         node.kill_daemon()
         node.start_daemon()
-    poll(lambda: len(cluster.up()) == 2, 60, cluster.log())
+    poll(lambda: len(cluster.up()) == 2, cluster.log())
     assert [stragglers(node) for node in cluster.nodes] == [[], []]
     assert len(re.findall("straggler of train", cluster.log())) == 1
     asked = [one["request"]["anomaly_id"] for one in cluster.get("captures")]
@@ -139,10 +139,10 @@ def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(
         found = of.get("anomalies")
         return [one["id"] for one in found if one["kind"] == "hang" and not one["end_time"]]
 
-    poll(lambda: len(cluster.get("ranks")) == RANKS, 300, cluster.log())
-    poll(lambda: all(r["steps_total"] > 100 for r in cluster.get("ranks")), 300, cluster.log())
+    poll(lambda: len(cluster.get("ranks")) == RANKS, cluster.log())
+    poll(lambda: all(r["steps_total"] > 100 for r in cluster.get("ranks")), cluster.log())
     (faults / "fault").write_text("stuck 3")
-    (found,) = poll(lambda: hangs(cluster), 180, cluster.log())
+    (found,) = poll(lambda: hangs(cluster), cluster.log())
     time.sleep(10)
     assert [hangs(node) for node in cluster.nodes] == [[], []]
     cluster.kill_fleet()
@@ -150,11 +150,11 @@ def test_without_a_fleet_agents_judge_alone_whoever_reads_and_hand_back(
     url = f"{cluster.nodes[0].url}/api/v1/records?follow=true"
     with httpx.stream("GET", url, headers=headers) as reader:
         assert reader.status_code == 200
-        alone = poll(lambda: [i for node in cluster.nodes for i in hangs(node)], 180, "by itself")
+        alone = poll(lambda: [i for node in cluster.nodes for i in hangs(node)], "by itself")
     assert set(alone) == {found}
     cluster.start_fleet()
-    poll(lambda: not any(hangs(node) for node in cluster.nodes), 120, cluster.log())
+    poll(lambda: not any(hangs(node) for node in cluster.nodes), cluster.log())
     assert hangs(cluster) == [found]
     assert len(re.findall("hang of train", cluster.log())) == 1
     (faults / "fault").write_text("")
-    poll(lambda: not hangs(cluster), 120, cluster.log())
+    poll(lambda: not hangs(cluster), cluster.log())

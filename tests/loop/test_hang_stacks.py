@@ -87,7 +87,7 @@ def stepped(node: LoopNode, ranks: int, steps: int) -> None:
         found = node.get("ranks")
         return len(found) == ranks and all(rank["steps_total"] >= steps for rank in found)
 
-    poll(all_have, 60, "the ranks train: " + node.log("rank0") + node.log("daemon"))
+    poll(all_have, "the ranks train: " + node.log("rank0") + node.log("daemon"))
 
 
 def answer(node: LoopNode) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
@@ -97,7 +97,7 @@ def answer(node: LoopNode) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
         found = [c for c in node.get("captures") if c["request"]["anomaly_kind"] == "hang"]
         return found and found[0]["outcome"] and found[0]
 
-    capture: dict[str, Any] = poll(ended, 60, "a capture: " + node.log("daemon"))
+    capture: dict[str, Any] = poll(ended, "a capture: " + node.log("daemon"))
     (hang,) = [a for a in node.get("anomalies") if a["kind"] == "hang"]
     print(f"stacks {capture['end_time'] - hang['time']:.1f} s after the hang was found")
     stacks = {}
@@ -140,7 +140,7 @@ def test_a_c_call_that_holds_the_gil(node: LoopNode, held: str) -> None:
     pipes = (node.folder / "inbox").glob
     assert len(list(pipes("held.*"))) == int(held)
     process.kill()
-    poll(lambda: not list(pipes("held.*")), 20, "the pipe of a dead process goes")
+    poll(lambda: not list(pipes("held.*")), "the pipe of a dead process goes")
 
 
 @pytest.mark.torch

@@ -61,7 +61,7 @@ class Ranks:
         self.processes = [
             node.start_rank(rank, PROGRAM, str(place), world_size=len(RANKS)) for rank in RANKS
         ]
-        poll(self.are_stepping, 90, f"four ranks step: {node.log('rank0')}")
+        poll(self.are_stepping, f"four ranks step: {node.log('rank0')}")
 
     def are_stepping(self) -> bool:
         running = [rank for rank in self.node.get("ranks") if rank["status"] == "running"]
@@ -77,7 +77,7 @@ class Ranks:
     def __exit__(self, *error: object) -> None:
         for rank in RANKS:
             self.kill(rank)
-        poll(lambda: not self.are_stepping(), 20, "their death is seen")
+        poll(lambda: not self.are_stepping(), "their death is seen")
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def finished(node: LoopNode, identifier: str) -> Any:
         found = capture(node, identifier)
         return found if found["outcome"] else None
 
-    return poll(look, 90, f"capture {identifier} has an outcome: {node.log('daemon')}")
+    return poll(look, f"capture {identifier} has an outcome: {node.log('daemon')}")
 
 
 def window(ranks: list[Any]) -> set[tuple[int, int]]:
@@ -140,7 +140,7 @@ def test_captures_in_a_row_are_verified_and_a_killed_rank_costs_the_others_nothi
         with Ranks(node) as ranks:
             for _ in range(-(-CAPTURES // KILLS)):
                 assert_whole(finished(node, ask(node, 3)), 3)
-            residual = poll(lambda: node.get("captures")[-1]["residual"], 60, "what stayed")
+            residual = poll(lambda: node.get("captures")[-1]["residual"], "what stayed")
             assert residual["steps"] >= 10
             _capture_with_a_death(node, ranks, victim=number % len(RANKS), early=number % 2 == 1)
     taken = node.get("captures")
@@ -163,7 +163,7 @@ def _capture_with_a_death(node: LoopNode, ranks: Ranks, victim: int, early: bool
     """Before or while it records: all others bring the same steps, and this one is named."""
     identifier = ask(node, 3 if early else 40)
     if not early:
-        poll(lambda: _state(node, identifier, victim) == "recording", 30, "it records")
+        poll(lambda: _state(node, identifier, victim) == "recording", "it records")
     ranks.kill(victim)
     found = finished(node, identifier)
     others = [rank for rank in found["ranks"] if rank["rank"] != victim]
@@ -194,7 +194,7 @@ def test_a_rank_that_is_stopped_while_armed_is_named_and_goes_on(
         assert found["detail"].endswith(": the process is stopped"), found["detail"]
         stopped_at = step(node, 2)
         stopped.send_signal(signal.SIGCONT)
-        poll(lambda: step(node, 2) > stopped_at + 20, 30, "it goes on")
+        poll(lambda: step(node, 2) > stopped_at + 20, "it goes on")
         # It is behind the others now; what they record does not wait for it, dead or alive.
         _capture_with_a_death(node, ranks, victim=2, early=True)
     # The command that it had before it went on was taken back: it records nothing for no one.

@@ -121,12 +121,12 @@ class Ends:
             found = [r["steps_total"] >= 40 for r in self.node.get("ranks") if r["job"] == job]
             return len(found) == ranks and all(found)
 
-        poll(all_have, 90, f"{job} trains: {self.node.log(f'{job}-0')}")
+        poll(all_have, f"{job} trains: {self.node.log(f'{job}-0')}")
 
     def have_ended(self, *jobs: str) -> None:
         """And who died of what has been judged."""
         for job in jobs:
-            poll(lambda: "running" not in self.statuses(job), 60, f"the end of {job}")  # noqa: B023
+            poll(lambda: "running" not in self.statuses(job), f"the end of {job}")  # noqa: B023
         time.sleep(SETTLE_S)
 
     def said(self, *jobs: str) -> dict[str, list[tuple[str, str, str]]]:

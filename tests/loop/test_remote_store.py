@@ -33,20 +33,20 @@ def node(tmp_path: Path, s3: Bucket) -> Iterator[LoopNode]:
     with loop_node(tmp_path, remote_store={"url": URL}) as node:
         node.start_daemon(wait=True, **s3.environment)
         node.start_rank(0, PROGRAM, world_size=1)
-        poll(lambda: node.get("ranks"), 30, node.log("rank0"))
+        poll(lambda: node.get("ranks"), node.log("rank0"))
         yield node
 
 
 def captured(node: LoopNode) -> Any:
     """One more capture that has ended, and is complete."""
     body = {"job": "train", "kind": "stacks"}
-    asked = poll(lambda: node.http.post("/api/v1/captures", json=body), 10, "a capture").json()
+    asked = poll(lambda: node.http.post("/api/v1/captures", json=body), "a capture").json()
 
     def ended() -> Any:
         found = node.http.get(f"/api/v1/captures/{asked['id']}").json()
         return found if found["outcome"] else None
 
-    capture = poll(ended, 60, node.log("daemon"))
+    capture = poll(ended, node.log("daemon"))
     assert capture["outcome"] == "complete"
     return capture
 
@@ -58,19 +58,17 @@ def test_what_was_captured_while_the_bucket_was_away_arrives_once_and_nothing_el
     captures = [captured(node), captured(node)]
     poll(
         lambda: node.metric("warpwatch_uploads_total", what="capture", outcome="failed"),
-        30,
         "a try",
     )
     node.kill_daemon()
     node.start_daemon(wait=True, **s3.environment)
-    poll(lambda: node.get("ranks"), 30, node.log("daemon"))
+    poll(lambda: node.get("ranks"), node.log("daemon"))
     assert node.metric(PENDING, what="capture") == 2
     captures.append(captured(node))
     assert s3.objects() == []
     s3.proxy.set("pass")
     poll(
         lambda: node.metric(PENDING, what="capture") == 0,
-        60,
         node.log("daemon"),
     )
     addresses = {capture["id"]: capture["remote"] for capture in node.get("captures")}
@@ -91,7 +89,7 @@ def test_a_bucket_that_never_answers_delays_neither_captures_nor_the_end(
 ) -> None:
     s3.proxy.set("silent")
     captured(node)
-    poll(lambda: s3.proxy.seen, 30, node.log("daemon"))
+    poll(lambda: s3.proxy.seen, node.log("daemon"))
     # While that upload waits:
     captured(node)
     node.terminate_daemon()
@@ -111,15 +109,15 @@ def test_while_the_bucket_is_away_the_local_store_keeps_its_limits(
         s3.proxy.set(503)
         node.start_daemon(wait=True, **s3.environment)
         node.start_rank(0, PROGRAM, world_size=1)
-        poll(lambda: node.get("ranks"), 30, node.log("rank0"))
+        poll(lambda: node.get("ranks"), node.log("rank0"))
         taken = [captured(node)["id"] for _ in range(4)]
         node.kill_daemon()
         # Retention is its first work.
         node.start_daemon(wait=True, **s3.environment)
         given_up = {"what": "capture", "outcome": "given_up"}
-        poll(lambda: node.metric(UPLOADS, **given_up) == 2, 120, node.log("daemon"))
+        poll(lambda: node.metric(UPLOADS, **given_up) == 2, node.log("daemon"))
         assert [capture["id"] for capture in node.get("captures")] == taken[2:]
         s3.proxy.set("pass")
-        poll(lambda: node.metric(PENDING, what="capture") == 0, 180, node.log("daemon"))
+        poll(lambda: node.metric(PENDING, what="capture") == 0, node.log("daemon"))
         arrived = [name for name in s3.objects() if name.endswith("/manifest.json")]
         assert [name.split("/")[-2] for name in arrived] == sorted(taken[2:])

@@ -64,20 +64,20 @@ def stepping(node: LoopNode, job: str, more_than: int) -> bool:
 def test_a_hang_goes_on_over_a_killed_daemon_and_ends_once(node: LoopNode) -> None:
     node.start_daemon()
     rank = node.start_rank(0, STEPPING, "-1", "0.02", world_size=1)
-    poll(lambda: stepping(node, "stepping", 100), 60, "the rank steps")
+    poll(lambda: stepping(node, "stepping", 100), "the rank steps")
     rank.send_signal(signal.SIGSTOP)
-    (found,) = poll(lambda: anomalies(node, "hang"), 60, "the hang is found")
+    (found,) = poll(lambda: anomalies(node, "hang"), "the hang is found")
     state = node.folder / "captures" / "detectors.state"
     # It was saved with the anomaly in it: at the latest two seconds after it opened.
-    poll(lambda: state.exists() and state.stat().st_mtime > found["time"] + 0.1, 30, "it is saved")
+    poll(lambda: state.exists() and state.stat().st_mtime > found["time"] + 0.1, "it is saved")
     node.kill_daemon()
     node.start_daemon()
-    (known,) = poll(lambda: anomalies(node, "hang"), 30, "the hang is known")
+    (known,) = poll(lambda: anomalies(node, "hang"), "the hang is known")
     assert begin(known) == begin(found)
     assert known["end_time"] is None
     assert node.metric("warpwatch_anomalies_total", kind="hang") is None
     rank.send_signal(signal.SIGCONT)
-    (ended,) = poll(lambda: over(node, "hang"), 60, "the hang is over")
+    (ended,) = poll(lambda: over(node, "hang"), "the hang is over")
     assert begin(ended) == begin(found)
     node.terminate_daemon()
     node.start_daemon()
@@ -88,10 +88,10 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) 
     switch = node.folder / "stall"
     node.start_daemon()
     node.start_rank(0, STALLING, str(switch), world_size=1)
-    poll(lambda: stepping(node, "stalling", 300), 60, "the rank steps")
+    poll(lambda: stepping(node, "stalling", 300), "the rank steps")
     switch.touch()
-    (found,) = poll(lambda: anomalies(node, "data_stall"), 120, "the stall is found")
-    captures = poll(lambda: captured(node, found), 60, "its capture has ended")
+    (found,) = poll(lambda: anomalies(node, "data_stall"), "the stall is found")
+    captures = poll(lambda: captured(node, found), "its capture has ended")
     node.terminate_daemon()
     node.start_daemon()
     (known,) = anomalies(node, "data_stall")
@@ -99,11 +99,11 @@ def test_a_stall_goes_on_over_a_stopped_daemon_with_its_minutes(node: LoopNode) 
     assert known["end_time"] is None
     assert known["worst"]["value"] >= found["value"]
     switch.unlink()
-    said = poll(lambda: told(node, "data_stall", "recovering: now "), 120, "it recovers")
+    said = poll(lambda: told(node, "data_stall", "recovering: now "), "it recovers")
     # It may have become worse until then.
     assert said[0]["worst"]["value"] >= known["worst"]["value"]
     assert said[0]["worst"]["summary"] in said[0]["summary"]
-    (ended,) = poll(lambda: over(node, "data_stall"), 120, "the stall is over")
+    (ended,) = poll(lambda: over(node, "data_stall"), "the stall is over")
     assert begin(ended) == begin(found)
     assert ended["worst"]["value"] >= known["worst"]["value"] > 0.3
     # Not the nothing that it was in the end.
@@ -129,13 +129,13 @@ def test_steps_from_before_a_restart_stay_in_order_when_the_clock_was_set_back(
         node.start_daemon(**clock.environment)
         for rank in (0, 1):
             node.start_rank(rank, STEPPING, "-1", "0.02", **clock.environment)
-        poll(lambda: stepping(node, "stepping", 150), 60, "the ranks step")
+        poll(lambda: stepping(node, "stepping", 150), "the ranks step")
         node.terminate_daemon()
         log.unlink()
         clock.set(-3600)
         node.start_daemon(**clock.environment)
-        poll(log.exists, 30, "a log is written")
-        poll(lambda: log.read_text().count('"type":"step"') > 200, 30, "steps are read again")
+        poll(log.exists, "a log is written")
+        poll(lambda: log.read_text().count('"type":"step"') > 200, "steps are read again")
         records = [json.loads(line) for line in log.read_text().splitlines()[:-1]]
     steps = [(one["step"], one["rank"]) for one in records if one["type"] == "step"]
     # What cannot be dated any more comes step by step, not rank by rank.

@@ -71,8 +71,8 @@ def node(tmp_path: Path) -> Iterator[LoopNode]:
 
 def test_a_slower_run_is_found_and_its_phase_and_operator_are_named(node: LoopNode) -> None:
     run(node, "monday", 2, 250)
-    baseline = poll(lambda: captured(node, "baseline"), 60, node.log("daemon"))
-    poll(lambda: known(node, "monday").get("end_time"), 60, node.log("rank0"))
+    baseline = poll(lambda: captured(node, "baseline"), node.log("daemon"))
+    poll(lambda: known(node, "monday").get("end_time"), node.log("rank0"))
     # What is known of it outlives the daemon.
     node.kill_daemon()
     node.start_daemon()
@@ -81,7 +81,7 @@ def test_a_slower_run_is_found_and_its_phase_and_operator_are_named(node: LoopNo
     def raised() -> Any:
         return [a for a in node.get("anomalies") if a["kind"] == "run_regression"]
 
-    (anomaly,) = poll(raised, 60, node.log("daemon"))
+    (anomaly,) = poll(raised, node.log("daemon"))
     assert (anomaly["job"], anomaly["run"], anomaly["rank"]) == ("train", "tuesday", None)
     assert "longer than in the run before" in anomaly["summary"]
     assert anomaly["summary"].endswith("most of it in forward")
@@ -90,7 +90,7 @@ def test_a_slower_run_is_found_and_its_phase_and_operator_are_named(node: LoopNo
     assert found["step_ratio"] > 1.1
     lines = warpwatch(node, "runs").splitlines()
     assert [line.split(":")[0] for line in lines] == ["train/monday", "train/tuesday"]
-    capture = poll(lambda: captured(node, "anomaly"), 60, node.log("daemon"))
+    capture = poll(lambda: captured(node, "anomaly"), node.log("daemon"))
     assert capture["baseline_id"] == baseline["id"]
     (comparison,) = capture["diagnosis"]["comparison"]
     assert comparison["operators"][0]["name"] == "aten::sort"

@@ -161,7 +161,7 @@ def wait_until_able(node: LoopNode, jobs: HealthyJobs) -> None:
         return not unable(node)
 
     try:
-        poll(is_able, 120, "all detectors judge all jobs")
+        poll(is_able, "all detectors judge all jobs")
     except AssertionError as error:
         raise AssertionError(f"{error}; unable: {unable(node)}") from None
 

@@ -59,7 +59,7 @@ class Training:
             found = self._node.get("ranks")
             return len(found) == ranks and all(rank["steps_total"] >= steps for rank in found)
 
-        poll(all_have, 180, "the ranks train: " + self._node.log("rank0"))
+        poll(all_have, "the ranks train: " + self._node.log("rank0"))
 
 
 def ended(node: LoopNode, trigger: str, count: int = 1) -> Any:
@@ -69,7 +69,7 @@ def ended(node: LoopNode, trigger: str, count: int = 1) -> Any:
         found = [c for c in node.get("captures") if c["request"]["trigger"] == trigger]
         return len(found) >= count and all(c["outcome"] for c in found) and found
 
-    return poll(find, 120, f"a capture, {trigger}: " + node.log("daemon"))
+    return poll(find, f"a capture, {trigger}: " + node.log("daemon"))
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ def test_a_healthy_job_brings_one_baseline_and_later_captures_name_it(node: Loop
     assert node.metric("warpwatch_captures_total", **labels) == 1
     node.kill_daemon()
     node.start_daemon()
-    poll(lambda: len(node.get("ranks")) == 2, 60, "the ranks are back: " + node.log("daemon"))
+    poll(lambda: len(node.get("ranks")) == 2, "the ranks are back: " + node.log("daemon"))
     body = {"job": "triggers", "steps": 3}
-    poll(lambda: node.http.post("/api/v1/captures", json=body).status_code == 202, 60, "a capture")
+    poll(lambda: node.http.post("/api/v1/captures", json=body).status_code == 202, "a capture")
     (later,) = ended(node, "manual")
     assert later["outcome"] == "complete"
     assert later["baseline_id"] == baseline["id"]

@@ -53,7 +53,7 @@ def test_an_unmodified_script_is_the_same_and_its_steps_and_phases_are_seen(
         # The workers are no ranks.
         (path,) = (node.run_dir / "ranks").glob("*.ring")
         ring = Ring(path)
-        ranks = poll(lambda: node.get("ranks"), 20, "the daemon sees the rank")
+        ranks = poll(lambda: node.get("ranks"), "the daemon sees the rank")
         assert [(rank["job"], rank["rank"]) for rank in ranks] == [("plain", 0)]
     assert (tmp_path / "observed" / "model.pt").exists()
     check_totals(ring)

@@ -56,11 +56,11 @@ def test_backwards_that_go_on_without_a_step_are_no_hang(node: LoopNode, tmp_pat
     def has_stepped() -> bool:
         return [rank["steps_total"] for rank in node.get("ranks")] == [40]
 
-    poll(has_stepped, 60, "40 steps: " + node.log("rank0"))
+    poll(has_stepped, "40 steps: " + node.log("rank0"))
     time.sleep(3 * TIMEOUT_S)
     assert node.get("anomalies") == []
     stop.touch()
-    (hang,) = poll(lambda: node.get("anomalies"), 60, "a hang: " + node.log("daemon"))
+    (hang,) = poll(lambda: node.get("anomalies"), "a hang: " + node.log("daemon"))
     assert (hang["kind"], hang["job"], hang["step"]) == ("hang", "by-hand", 39)
 
 
@@ -87,7 +87,6 @@ def test_a_program_without_a_step_says_what_mends_it_and_refuses_captures(
     node.start("rank0", command, own | {"WARPWATCH_HOOKS": "backward"})
     poll(
         lambda: [r for r in node.get("ranks") if r["calls_without_step"] >= 130],
-        60,
         "calls without a step: " + node.log("rank0"),
     )
     assert main(["status", "--url", node.url]) == 0

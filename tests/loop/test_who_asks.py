@@ -36,7 +36,7 @@ def node(open_path: Path) -> Iterator[LoopNode]:
 
 def start_training(node: LoopNode) -> None:
     node.start_rank(0, STEPPING_AS, str(OWNER), world_size=1)
-    poll(lambda: steps(node), 20, "the rank trains")
+    poll(lambda: steps(node), "the rank trains")
 
 
 def steps(node: LoopNode) -> Any:
@@ -53,7 +53,7 @@ def stored_stacks(node: LoopNode) -> str:
     def written() -> Any:
         return [one for one in node.get("captures") if one["outcome"] == "complete"]
 
-    (capture,) = poll(written, 20, "the stacks are stored")
+    (capture,) = poll(written, "the stacks are stored")
     return f"/api/v1/captures/{capture['id']}/rank0.stacks.json"
 
 
@@ -64,7 +64,7 @@ def test_a_stranger_gets_no_stacks_of_anothers_job_over_loopback(node: LoopNode)
 
 
 def test_a_stranger_sees_and_captures_only_their_own_on_the_socket(node: LoopNode) -> None:
-    assert poll(lambda: node.get("runs"), 20, "the run is known")
+    assert poll(lambda: node.get("runs"), "the run is known")
     for part in ("ranks", "jobs", "captures", "diagnoses", "runs"):
         assert request(STRANGER, api_socket(node), f"/api/v1/{part}") == (200, f'{{"{part}":[]}}\n')
     status, text = request(STRANGER, api_socket(node), "/api/v1/captures", STACKS)
@@ -79,7 +79,7 @@ def test_a_stranger_with_a_job_of_the_same_name_does_not_get_it_for_anothers(
     node: LoopNode,
 ) -> None:
     node.start_rank(1, STEPPING_AS, str(STRANGER), world_size=2)
-    poll(lambda: len(steps(node)) == 2, 20, "the stranger's rank trains")
+    poll(lambda: len(steps(node)) == 2, "the stranger's rank trains")
     asked = STACKS | {"owner": f"uid/{OWNER}"}
     status, text = request(STRANGER, api_socket(node), "/api/v1/captures", asked)
     assert (status, json.loads(text)["error"]["reason"]) == (404, "refused_no_rank")
@@ -108,7 +108,7 @@ def test_of_the_store_itself_other_users_read_nothing(node: LoopNode) -> None:
     assert node.http.post("/api/v1/captures", json=STACKS).status_code == 202
     stored_stacks(node)
     store = node.folder / "captures"
-    poll(lambda: list(store.glob("*/*/*/*/rank0.stacks.json")), 10, "the file")
+    poll(lambda: list(store.glob("*/*/*/*/rank0.stacks.json")), "the file")
     modes = {path: path.stat().st_mode & 0o777 for path in (store, *store.rglob("*"))}
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}

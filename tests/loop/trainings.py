@@ -57,7 +57,7 @@ def have_trained(node: LoopNode, name: str, ranks: int, steps: int) -> None:
         known = [r for r in node.get("ranks") if r["job"] == name]
         return len(known) == ranks and all(r["steps_total"] >= steps for r in known)
 
-    poll(all_have, 300, f"{steps} steps: " + node.log(f"{name}/rank0"))
+    poll(all_have, f"{steps} steps: " + node.log(f"{name}/rank0"))
 
 
 class HealthyJobs:
@@ -135,11 +135,11 @@ class Job:
 
     def found(self, kind: str, timeout_s: float) -> Any:
         """The only anomaly of this kind, once it is there."""
-        (anomaly,) = poll(lambda: self.anomalies(kind), timeout_s, f"{kind} is found")
+        (anomaly,) = poll(lambda: self.anomalies(kind), f"{kind} is found")
         return anomaly
 
     def over(self, kind: str, timeout_s: float) -> None:
-        poll(lambda: all(a["end_time"] for a in self.anomalies(kind)), timeout_s, f"{kind} is over")
+        poll(lambda: all(a["end_time"] for a in self.anomalies(kind)), f"{kind} is over")
 
     def has_ended(self) -> None:
         """All ranks have, whatever the reason, and who died of what has been judged."""
@@ -148,7 +148,7 @@ class Job:
             ranks = [r for r in self.node.get("ranks") if r["job"] == self.name]
             return not any(r["status"] == "running" for r in ranks)
 
-        poll(all_have, 60, f"the end of {self.name}: {self.node.get('ranks')}")
+        poll(all_have, f"the end of {self.name}: {self.node.get('ranks')}")
         time.sleep(SETTLE_S)
 
     def named(self) -> list[tuple[str, int | None]]:

@@ -26,18 +26,18 @@ def test_a_hand_over_does_not_fail_by_names_that_another_took(tmp_path: Path) ->
     with loop_node(tmp_path) as node:
         node.start_daemon()
         rank = node.start_rank(0, STEPPING, "-1", "0.01", world_size=1)
-        poll(lambda: node.get("ranks"), 20, "the rank reports")
+        poll(lambda: node.get("ranks"), "the rank reports")
         # The attacker is always first.
         rank.send_signal(signal.SIGSTOP)
         answer = node.http.post("/api/v1/captures", json={"job": "stepping", "kind": "stacks"})
         assert answer.status_code == 202
-        identifier, ring = poll(lambda: commanded(node), 2, "the rank is asked")
+        identifier, ring = poll(lambda: commanded(node), "the rank is asked")
         take_names(tmp_path / "inbox", identifier, ring)
         for path in (tmp_path / "inbox").iterdir():
             os.chown(path, 1234, 1234)
         rank.send_signal(signal.SIGCONT)
         (capture,) = poll(
-            lambda: [one for one in node.get("captures") if one["outcome"]], 20, "it ends"
+            lambda: [one for one in node.get("captures") if one["outcome"]], "it ends"
         )
         assert (capture["outcome"], capture["detail"]) == ("complete", "")
         assert [one["state"] for one in capture["ranks"]] == ["written"]

@@ -111,7 +111,7 @@ def test_renamed_files_and_a_job_with_a_hostile_name_write_few_lines_and_none_of
         with renaming(node.run_dir / "ranks"):
             node.http.post("/api/v1/captures", json={"job": FORGED, "kind": "stacks"}, timeout=5.0)
             time.sleep(5.0)
-            poll(lambda: refused(node) >= 400, 10.0, "two looks at the renamed files")
+            poll(lambda: refused(node) >= 400, "two looks at the renamed files")
         lines = node.log("daemon").splitlines()[before:]
         assert 20 <= len(lines) <= 40
         assert all(line[:4].isdigit() and line.isprintable() for line in lines), lines

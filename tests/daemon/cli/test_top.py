@@ -80,7 +80,7 @@ def test_it_shows_a_daemon_asks_for_captures_and_survives_a_restart(tmp_path: Pa
         node.start_daemon()
         for number in range(2):
             node.start_rank(number, STEPPING, "-1", "0.02")
-        poll(lambda: len(node.get("ranks")) == 2, 60, node.log("daemon"))
+        poll(lambda: len(node.get("ranks")) == 2, node.log("daemon"))
         asyncio.run(look_capture_and_restart(node))
         assert node.get("captures") != []
 

@@ -38,7 +38,7 @@ def kubelet_makes(node: LoopNode, uid: str) -> tuple[Path, Path]:
 
 def captured(node: LoopNode, job: str, kind: str, ranks: int) -> dict[str, Any]:
     """A capture of the job, after it has ended."""
-    poll(lambda: live_ranks(node, job) == ranks, 60, "the ranks")
+    poll(lambda: live_ranks(node, job) == ranks, "the ranks")
     answer = node.http.post("/api/v1/captures", json={"job": job, "kind": kind, "steps": 2})
     assert answer.status_code == 202, answer.text
 
@@ -46,7 +46,7 @@ def captured(node: LoopNode, job: str, kind: str, ranks: int) -> dict[str, Any]:
         (capture,) = node.get("captures")
         return dict(capture) if capture["outcome"] else None
 
-    return dict(poll(ended, 60, "the capture"))
+    return dict(poll(ended, "the capture"))
 
 
 def live_ranks(node: LoopNode, job: str) -> int:
@@ -89,7 +89,7 @@ def test_a_container_with_the_two_mounts_needs_no_variable(tmp_path: Path) -> No
         inside = [*_UNSHARE, "sh", "-c", _MOUNT, "sh", *mounts, *program]
         own = {"RANK": "0", "WORLD_SIZE": "1", "WARPWATCH_ATTACH_INTERVAL_S": "0.2"}
         container = node.start("rank0", ["-c", _RUN, *inside], own)
-        poll(lambda: container.poll() is not None or live_ranks(node, "stepping"), 30, "the rank")
+        poll(lambda: container.poll() is not None or live_ranks(node, "stepping"), "the rank")
         if container.poll() == 125:
             pytest.skip("nothing can be mounted here")
         capture = captured(node, "stepping", "stacks", 1)
@@ -99,6 +99,6 @@ def test_a_container_with_the_two_mounts_needs_no_variable(tmp_path: Path) -> No
         # The daemon may be killed and come back: the rank is where it was.
         node.kill_daemon()
         node.start_daemon()
-        poll(lambda: live_ranks(node, "stepping") == 1, 30, "the rank after the restart")
+        poll(lambda: live_ranks(node, "stepping") == 1, "the rank after the restart")
         assert node.metric("warpwatch_rank_info", rank="0", pod_uid=A) == 1
         assert len(list((node.run_dir / "pods" / A / "ranks").iterdir())) == 1

@@ -78,10 +78,10 @@ def test_flooded_rings_cost_a_bounded_share_of_a_core_and_no_honest_step(
     node: LoopNode, kind: str, count: int
 ) -> None:
     with honest_rank(node) as ring, flood(node, 12_345, kind, count):
-        poll(lambda: honest_steps(node) > 0, 20, node.log("daemon"))
+        poll(lambda: honest_steps(node) > 0, node.log("daemon"))
         used = cores(node, MEASURED_S)
         made, begun = ring.steps, time.monotonic()
-        poll(lambda: honest_steps(node) >= made, 20, node.log("daemon"))
+        poll(lambda: honest_steps(node) >= made, node.log("daemon"))
         delay_s = time.monotonic() - begun
         rejected = node.metric("warpwatch_rendezvous_rejected_total", reason="too_many_records")
         named = node.log("daemon").count("more records than are read")
@@ -99,10 +99,10 @@ def test_a_rank_that_hangs_beside_floods_is_found_in_time(tmp_path: Path) -> Non
         node.start_daemon()
         floods = flood(node, 12_345, "records", 8), flood(node, 12_346, "counts", 60)
         with honest_rank(node, hangs), floods[0], floods[1]:
-            poll(lambda: honest_steps(node) > 50, 30, node.log("daemon"))
+            poll(lambda: honest_steps(node) > 50, node.log("daemon"))
             hangs.set()
             hung_at = time.time()
-            (hang,) = poll(lambda: hangs_of(node, "honest"), 30, node.log("daemon"))
+            (hang,) = poll(lambda: hangs_of(node, "honest"), node.log("daemon"))
             assert hangs_of(node, "flood-records") == []
     assert hang["time"] < hung_at + HANG_TIMEOUT_S + 2.0
     assert time.time() < hung_at + HANG_TIMEOUT_S + 5.0

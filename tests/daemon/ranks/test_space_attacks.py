@@ -52,7 +52,7 @@ def mount_pod(node: LoopNode, uid: str) -> tuple[Path, Path]:
     """What the kubelet does before the pod starts: its folder and its inbox."""
     folders = node.run_dir / "pods" / uid, node.folder / "inbox" / "pods" / uid
     for folder in folders:
-        poll(folder.parent.exists, 20, "the daemon serves pods")
+        poll(folder.parent.exists, "the daemon serves pods")
         folder.mkdir()
     return folders
 
@@ -88,7 +88,7 @@ def test_a_pod_that_fills_its_folder_and_inbox_is_not_captured_and_others_are(
         for rank, (uid, job) in enumerate(((A, "hostile"), (B, "honest"))):
             mount_pod(node, uid)
             start_training(node, rank, uid, job)
-        poll(lambda: len(jobs(node)) == 2, 30, "both pods train")
+        poll(lambda: len(jobs(node)) == 2, "both pods train")
         folder, inbox = node.run_dir / "pods" / A, tmp_path / "inbox" / "pods" / A
         (folder / "ranks" / "junk").write_bytes(bytes(65 * MIB))
         for number in range(8):
@@ -99,7 +99,7 @@ def test_a_pod_that_fills_its_folder_and_inbox_is_not_captured_and_others_are(
             answer = ask(node, "hostile")[1]
             return "error" in answer and answer["error"]["reason"] == "refused_quota"
 
-        poll(refused, 30, "the hostile pod is refused")
+        poll(refused, "the hostile pod is refused")
         left = sorted(path.name for path in inbox.glob("?.json"))
         # The newest stay, as far as the share reaches.
         assert left in (["4.json", "5.json", "6.json", "7.json"], ["5.json", "6.json", "7.json"])
@@ -107,7 +107,7 @@ def test_a_pod_that_fills_its_folder_and_inbox_is_not_captured_and_others_are(
         labels = {"kind": "stacks", "trigger": "manual", "outcome": "refused_quota"}
         assert (node.metric("warpwatch_captures_total", **labels) or 0) >= 1
         assert ask(node, "honest")[0] == 202
-        poll(lambda: outcome(node, "honest") == "complete", 30, "the honest pod is captured")
+        poll(lambda: outcome(node, "honest") == "complete", "the honest pod is captured")
 
 
 def test_rings_in_a_full_rendezvous_lose_nothing_and_new_ones_are_refused_with_the_reason(
@@ -118,7 +118,7 @@ def test_rings_in_a_full_rendezvous_lose_nothing_and_new_ones_are_refused_with_t
         mount_pod(node, A)
         mount_pod(node, B)
         start_training(node, 0, B, "before")
-        poll(lambda: "before" in jobs(node), 30, "a pod trains")
+        poll(lambda: "before" in jobs(node), "a pod trains")
         with (node.run_dir / "pods" / A / "junk").open("wb", buffering=0) as junk:
             try:
                 while True:
@@ -127,15 +127,13 @@ def test_rings_in_a_full_rendezvous_lose_nothing_and_new_ones_are_refused_with_t
                 assert error.strerror == "No space left on device"
         start_training(node, 1, B, "after")
         refused = {"reason": "no_room"}
-        poll(
-            lambda: node.metric("warpwatch_rendezvous_rejected_total", **refused), 30, "it is full"
-        )
+        poll(lambda: node.metric("warpwatch_rendezvous_rejected_total", **refused), "it is full")
         steps = jobs(node)["before"]
-        poll(lambda: jobs(node)["before"] > steps + 50, 20, "its steps are counted")
+        poll(lambda: jobs(node)["before"] > steps + 50, "its steps are counted")
         assert jobs(node).keys() == {"before"}
         assert "is full: new ranks are not seen" in node.log("daemon")
         (node.run_dir / "pods" / A / "junk").unlink()
-        poll(lambda: "after" in jobs(node), 30, "there is room again")
+        poll(lambda: "after" in jobs(node), "there is room again")
 
 
 def test_what_a_dead_pod_left_is_removed(tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_what_a_dead_pod_left_is_removed(tmp_path: Path) -> None:
         start_impatient(node)
         left = [*mount_pod(node, A), *mount_pod(node, B)]
         start_training(node, 0, B, "honest")
-        poll(lambda: "honest" in jobs(node), 30, "a pod trains")
+        poll(lambda: "honest" in jobs(node), "a pod trains")
         assert [rank["owner"] for rank in node.get("ranks")] == ["ns/team"]
         for folder in left[:2]:
             (folder / "deep" / "er").mkdir(parents=True)
@@ -154,7 +152,7 @@ def test_what_a_dead_pod_left_is_removed(tmp_path: Path) -> None:
         time.sleep(2.0)
         assert [folder.exists() for folder in left] == [True] * 4
         (logs / f"team_hostile_{A}").rmdir()
-        poll(lambda: not (left[0].exists() or left[1].exists()), 20, "both are removed")
+        poll(lambda: not (left[0].exists() or left[1].exists()), "both are removed")
         # The other one's process holds its lock, whatever the kubelet says.
         (logs / f"team_honest_{B}").rename(logs / "other_pod_f00dfeed-0000-4000-8000-000000000001")
         time.sleep(3.0)
@@ -173,4 +171,4 @@ def test_a_file_dated_2099_does_not_stay_in_the_inbox(tmp_path: Path) -> None:
         # Two hours later.
         clock.set(7200)
         node.start_daemon(**clock.environment)
-        poll(lambda: not any(file.exists() for file in files), 20, "both are swept")
+        poll(lambda: not any(file.exists() for file in files), "both are swept")

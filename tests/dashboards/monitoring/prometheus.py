@@ -110,7 +110,7 @@ def served(command: Sequence[str], port: int, log: Path) -> Iterator[httpx.Clien
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            poll(lambda: client.get("/-/ready").status_code == 200, 60, f"ready: see {log}")
+            poll(lambda: client.get("/-/ready").status_code == 200, f"ready: see {log}")
             yield client
     finally:
         process.kill()

@@ -55,7 +55,7 @@ class RealApiServer(ApiServer):
                 return self.status("GET", "/api/v1/namespaces/default") == 200
             return False
 
-        poll(is_ready, 120, self.log.read_text(errors="replace")[-2000:])
+        poll(is_ready, self.log.read_text(errors="replace")[-2000:])
 
     def be(self, namespace: str, name: str) -> None:
         """``folder`` has a token of this service account."""

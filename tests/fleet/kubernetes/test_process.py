@@ -43,7 +43,7 @@ def test_it_speaks_of_its_nodes_and_does_what_objects_ask(
         listed = server.node(NODE)["status"].get("conditions", [])
         return next((one for one in listed if one["type"] == "GpuHealthy"), None)
 
-    assert poll(condition, 60, cluster.log())["status"] == "True"
+    assert poll(condition, cluster.log())["status"] == "True"
     kind = {"apiVersion": "warpwatch.dev/v1alpha1", "kind": "Capture"}
     about = {"metadata": {"name": "one"}, "spec": {"job": "llama", "kind": "torch", "steps": 5}}
     server.ask("POST", CAPTURES, {**kind, **about})
@@ -51,7 +51,7 @@ def test_it_speaks_of_its_nodes_and_does_what_objects_ask(
     def outcome() -> Any:
         return (server.ask("GET", f"{CAPTURES}/one").get("status") or {}).get("outcome")
 
-    assert poll(outcome, 60, cluster.log()) == "refused_no_rank"
+    assert poll(outcome, cluster.log()) == "refused_no_rank"
     listen = yaml.safe_load(cluster.config.read_text())["fleet"]["kubernetes"]["injection"][
         "listen"
     ]

@@ -47,7 +47,7 @@ def all_up(node: LoopNode, count: int) -> bool:
 
 
 def wait_all_up(node: LoopNode, count: int) -> None:
-    poll(lambda: all_up(node, count), 30, "all devices are up")
+    poll(lambda: all_up(node, count), "all devices are up")
 
 
 def reasons(node: LoopNode) -> dict[int, str]:

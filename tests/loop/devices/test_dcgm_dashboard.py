@@ -39,7 +39,7 @@ def test_every_metric_of_the_dashboard_has_data_for_every_gpu(
             instance = f"127.0.0.1:{node.port}"
             for metric in METRICS:
                 selector = f'{metric}{{instance=~"{instance}", gpu=~"0|1"}}'
-                poll(partial(gpus_of, server, selector), 30, selector)
+                poll(partial(gpus_of, server, selector), selector)
             assert server.get("label/gpu/values") == ["0", "1"]
             same = "sum(DCGM_FI_DEV_POWER_USAGE) / sum(warpwatch_device_power_watts)"
             assert float(server.query(same)[0]["value"][1]) == pytest.approx(1.0)

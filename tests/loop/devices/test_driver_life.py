@@ -26,7 +26,7 @@ def test_series_come_with_the_driver_and_go_with_it(fake_nvml: Path, tmp_path: P
         assert node.http.get("/readyz").status_code == 200
         driver.set(None, driver_gone=True)
         gone = {0: "driver", 1: "driver"}
-        poll(lambda: reasons(node) == gone, 30, "both are down with the driver")
+        poll(lambda: reasons(node) == gone, "both are down with the driver")
         known = {name for device in devices(node).values() for name in device["values"]}
         assert {name.partition("{")[0] for name in known} <= COUNTED_BY_THE_DAEMON
         driver.clear()
@@ -54,7 +54,7 @@ def test_a_mismatch_that_passes_ends_nothing(fake_nvml: Path, tmp_path: Path) ->
     with device_node(tmp_path, driver, sources=sources) as node:
         wait_all_up(node, 1)
         driver.set(None, version_mismatch=True)
-        poll(lambda: reasons(node) == {0: "driver"}, 30, "down")
+        poll(lambda: reasons(node) == {0: "driver"}, "down")
         driver.clear()
         wait_all_up(node, 1)
         assert node.daemon is not None

@@ -31,11 +31,11 @@ def test_lost_stuck_and_forbidden_gpus_cost_the_other_five_nothing(
         uuids = {index: device["uuid"] for index, device in devices(node).items()}
         # Its events are watched from a thread of their own, some time after the first reading.
         lost = {"gpu": "3", "uuid": uuids[3], "xid": "79"}
-        poll(lambda: node.metric(XID_ERRORS, **lost) == 0, 30, "XIDs are watched")
+        poll(lambda: node.metric(XID_ERRORS, **lost) == 0, "XIDs are watched")
         driver.set(3, lost=True)
         driver.hang(gpu=5)
         driver.set(6, no_permission=True)
-        poll(lambda: reasons(node) == BROKEN, 30, "the three are down, each with its reason")
+        poll(lambda: reasons(node) == BROKEN, "the three are down, each with its reason")
         since, until = watch(4.0)
         counts = readings(tmp_path, since, until)
         wanted = (until - since) / INTERVAL_S
@@ -65,11 +65,11 @@ def test_a_gpu_that_leaves_and_comes_back_elsewhere_is_the_same_device(
             return {d["uuid"]: (d["up"], d["reason"], d["index"]) for d in found}
 
         driver.set(1, absent=True)
-        poll(lambda: state()[uuids[1]][:2] == (False, "lost"), 60, "the missing GPU is lost")
+        poll(lambda: state()[uuids[1]][:2] == (False, "lost"), "the missing GPU is lost")
         assert state()[uuids[2]][0]
         driver.set(1, absent=False)
         driver.set(None, order="0,2,1")
-        poll(lambda: state()[uuids[1]] == (True, "", 2), 60, "it is back, at another index")
+        poll(lambda: state()[uuids[1]] == (True, "", 2), "it is back, at another index")
         assert state()[uuids[2]] == (True, "", 1)
 
 
@@ -85,15 +85,15 @@ def test_mig_instances_come_and_go_while_running(fake_nvml: Path, tmp_path: Path
         assert instances() == []
         driver.mig(0, "0=3g.40gb/1/0", "3=1g.10gb/9/0")
         expected = [("1", "3g.40gb"), ("9", "1g.10gb")]
-        poll(lambda: instances() == expected, 60, "two instances")
+        poll(lambda: instances() == expected, "two instances")
         parent = devices(node)[0]
         assert parent["up"]
         assert "power_watts" in parent["values"]
         driver.mig(0, "1=2g.20gb/5/0")
-        poll(lambda: instances() == [("5", "2g.20gb")], 60, "the new layout alone")
+        poll(lambda: instances() == [("5", "2g.20gb")], "the new layout alone")
         driver.mig_off(0)
-        poll(lambda: instances() == [], 60, "no instances")
-        poll(lambda: "utilization_ratio" in devices(node)[0]["values"], 60, "whole again")
+        poll(lambda: instances() == [], "no instances")
+        poll(lambda: "utilization_ratio" in devices(node)[0]["values"], "whole again")
 
 
 def test_gpus_whose_addresses_cannot_be_read_keep_their_xids_apart(
@@ -107,7 +107,7 @@ def test_gpus_whose_addresses_cannot_be_read_keep_their_xids_apart(
         def count(gpu: int) -> float | None:
             return node.metric("warpwatch_device_xid_errors_total", gpu=str(gpu), xid="48")
 
-        poll(lambda: count(0) == count(1) == 0, 30, "both are watched")
+        poll(lambda: count(0) == count(1) == 0, "both are watched")
         driver.xid(1, 48)
-        poll(lambda: count(1) == 1, 30, "the XID is counted")
+        poll(lambda: count(1) == 1, "the XID is counted")
         assert count(0) == 0

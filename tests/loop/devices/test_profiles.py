@@ -45,7 +45,7 @@ def scrape(fake_nvml: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             pages.append(frozenset(_series(text)))
             return len(pages) > 30 and len(set(pages[-30:])) == 1
 
-        poll(settled, 60, "no new series any more")
+        poll(settled, "no new series any more")
         assert devices(node)[0]["up"]
         yield node.http.get("/metrics").text
 
