@@ -48,8 +48,13 @@ class LeasesState:
 class Leases:
     """``take`` may be called from any thread, the rest is the pipeline's."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._monotonic = monotonic
+        self._wall = wall
         self._lock = threading.Lock()
         self._leases: dict[JobId, Lease] = {}
         # Ids of anomalies that are not raised, in the order in which they were found.
@@ -59,7 +64,7 @@ class Leases:
 
     @property
     def state(self) -> LeasesState:
-        ahead_s = time.time() - self._clock()
+        ahead_s = self._wall() - self._monotonic()
         with self._lock:
             leases = {
                 job: lease._replace(until=lease.until + ahead_s)
@@ -69,7 +74,8 @@ class Leases:
 
     @state.setter
     def state(self, state: LeasesState) -> None:
-        now, ahead_s = self._clock(), time.time() - self._clock()
+        now = self._monotonic()
+        ahead_s = self._wall() - now
         self._kept_back, self._names = state.kept_back, state.names
         self._leases = {
             job: lease._replace(until=min(lease.until - ahead_s, now + MAX_S))
@@ -80,7 +86,7 @@ class Leases:
         self, job: JobId, holder: str, seconds: float, raised: Mapping[str, str] | None = None
     ) -> None:
         """Take or renew it. Raises Refused while another fleet has it."""
-        now = self._clock()
+        now = self._monotonic()
         with self._lock:
             held = self._leases.get(job)
             if held is not None and held.holder != holder and held.until > now:
@@ -117,7 +123,7 @@ class Leases:
 
     def _is_judged(self, anomaly: Anomaly) -> bool:
         lease = self._lease(anomaly)
-        return lease is not None and lease.until > self._clock()
+        return lease is not None and lease.until > self._monotonic()
 
     def _named(self, anomaly: Anomaly) -> Anomaly:
         name = self._names.get(anomaly.id)
@@ -137,7 +143,7 @@ class Leases:
             elif one.id in self._names and self._is_judged(one):
                 changes.append(self._handed_back(one))
         with self._lock:
-            past = self._clock() - REMEMBERED_S
+            past = self._monotonic() - REMEMBERED_S
             for job in [job for job, lease in self._leases.items() if lease.until <= past]:
                 del self._leases[job]
         return changes
@@ -154,10 +160,10 @@ class Leases:
 
     def _handed_back(self, anomaly: Anomaly) -> Change:
         said = f"{anomaly.summary}; a fleet judges the job again"
-        closed = Change("closed", replace(self._named(anomaly), summary=said, end_time=time.time()))
+        ended = replace(self._named(anomaly), summary=said, end_time=self._wall())
         del self._names[anomaly.id]
         self._keep_back(anomaly)
-        return closed
+        return Change("closed", ended)
 
     def is_of_fleet(self, anomaly: Anomaly) -> bool:
         """Whether the fleet had raised it, and it only goes on here."""

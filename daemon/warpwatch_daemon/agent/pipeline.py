@@ -53,6 +53,8 @@ class Pipeline:
         stream: RecordStream,
         log: TelemetryLog | None,
         runs: RunTable,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._hub = hub
         self._ranks = ranks
@@ -61,25 +63,27 @@ class Pipeline:
         self._triggers = triggers
         self._archive = archive
         self._stream = stream
-        self.leases = Leases()
+        self.leases = Leases(monotonic, wall)
+        self._monotonic = monotonic
+        self._wall = wall
         self._log = log
         self._runs = runs
         # Who holds it owns the detectors: this loop, and for a moment whoever asks for statuses.
         self._owner = threading.Lock()
         archive.parts["leases"] = SnapshotPart(self.leases, versioned=False)
-        archive.restore(time.time())
+        archive.restore(wall())
         # What triggers have not heard of yet: at first, the anomalies that outlived a restart.
         active = self.leases.shown(detection.active)
         self._changes = [Change("opened", anomaly) for anomaly in active]
         for anomaly in active:
             stream.put_anomaly(anomaly)
         # By how much the wall clock is ahead of the monotonic one.
-        self._ahead_s = time.time() - time.monotonic()
+        self._ahead_s = wall() - monotonic()
         # What went wrong first in this round.
         self._failure: Exception | None = None
         self._rank_errors = 0
         self._sights_due = 0.0
-        hub.watch_ranks(lambda: ranks.states(time.monotonic()))
+        hub.watch_ranks(lambda: ranks.states(monotonic()))
         hub.metrics.read("anomalies_suppressed_total", lambda: detection.suppressed_counts)
         hub.metrics.read("detector_errors_total", lambda: detection.failures)
         hub.metrics.read("detection_refused_total", lambda: detection.refused)
@@ -88,7 +92,7 @@ class Pipeline:
 
     def step(self) -> None:
         """One round. Whatever fails in it costs nothing else; the first failure is raised last."""
-        now, at = time.time(), time.monotonic()
+        now, at = self._wall(), self._monotonic()
         records = [
             *self._hub.take_records(),
             *self._poll_ranks(now, at),
@@ -195,7 +199,7 @@ class Pipeline:
             # Not the records of the other sources, which have been taken already.
             self._failure = self._failure or error
             return []
-        taken_s = time.monotonic() - at
+        taken_s = self._monotonic() - at
         self._hub.publish_health(SourceHealth("ranks", True, "", taken_s, self._rank_errors))
         return records
 

@@ -2,6 +2,10 @@
 
 A loop that raises is logged and counted and goes on; a loop that does not return is seen by
 its ``busy_s`` and costs no other loop anything.
+
+Loops take the clock (``monotonic``, seconds) and the way to wait between rounds from their caller.
+``wait`` gets the event that ends the wait early and the seconds to wait; it returns whether the
+event was set.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
+Wait = Callable[[threading.Event, float], bool]
+
 # The same error of the same loop is logged once in this time.
 ERROR_LOG_INTERVAL_S = 60.0
 
@@ -21,13 +27,22 @@ ERROR_LOG_INTERVAL_S = 60.0
 class Loop:
     """``step`` in its own thread, once each ``interval_s``, without drift."""
 
-    def __init__(self, name: str, interval_s: float, step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        interval_s: float,
+        step: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        wait: Wait = threading.Event.wait,
+    ) -> None:
         self.name = name
         self.interval_s = interval_s
         self.runs = 0
         self.failures = 0
         self.last_duration_s = 0.0
         self._step = step
+        self._monotonic = monotonic
+        self._wait = wait
         self._begun: float | None = None
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -55,20 +70,20 @@ class Loop:
     def busy_s(self) -> float:
         """Seconds that the running round has taken so far; 0 between rounds."""
         begun = self._begun
-        return 0.0 if begun is None else time.monotonic() - begun
+        return 0.0 if begun is None else self._monotonic() - begun
 
     def _run(self) -> None:
-        deadline = time.monotonic()
+        deadline = self._monotonic()
         while not self._stop.is_set():
-            self._begun = time.monotonic()
+            self._begun = self._monotonic()
             self._round()
-            ended = time.monotonic()
+            ended = self._monotonic()
             self.last_duration_s = ended - self._begun
             self._begun = None
             deadline = max(deadline + self.interval_s, ended)
-            if self._wake.wait(max(0.0, deadline - time.monotonic())):
+            if self._wait(self._wake, max(0.0, deadline - self._monotonic())):
                 self._wake.clear()
-                deadline = time.monotonic()
+                deadline = self._monotonic()
 
     def _round(self) -> None:
         try:
@@ -80,7 +95,7 @@ class Loop:
 
     def _log(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
-        now = time.monotonic()
+        now = self._monotonic()
         if now - self._logged.get(text, -ERROR_LOG_INTERVAL_S) >= ERROR_LOG_INTERVAL_S:
             if len(self._logged) > 100:
                 self._logged.clear()
@@ -91,14 +106,20 @@ class Loop:
 class Supervisor:
     """Starts loops, knows them, and stops them together."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        monotonic: Callable[[], float] = time.monotonic,
+        wait: Wait = threading.Event.wait,
+    ) -> None:
+        self._monotonic = monotonic
+        self._wait = wait
         self._lock = threading.Lock()
         self._loops: list[Loop] = []
         # Of loops that have ended, by name.
         self._past_failures: Counter[str] = Counter()
 
     def every(self, name: str, interval_s: float, step: Callable[[], None]) -> Loop:
-        loop = Loop(name, interval_s, step)
+        loop = Loop(name, interval_s, step, self._monotonic, self._wait)
         with self._lock:
             for other in self._loops:
                 if not other.alive:
@@ -129,6 +150,6 @@ class Supervisor:
         loops = self.loops
         for loop in loops:
             loop.stop()
-        deadline = time.monotonic() + timeout_s
+        deadline = self._monotonic() + timeout_s
         for loop in loops:
-            loop.stop(max(0.01, deadline - time.monotonic()))
+            loop.stop(max(0.01, deadline - self._monotonic()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from warpwatch_daemon.config.sections import Config
 from warpwatch_daemon.state.agent_metrics import AgentMetrics
@@ -25,13 +25,18 @@ MAX_WAITING = 200_000
 class TelemetryLog:
     """``put`` is the pipeline's, ``write`` the loop's."""
 
-    def __init__(self, writer: JsonlWriter, metrics: AgentMetrics) -> None:
+    def __init__(
+        self,
+        writer: JsonlWriter,
+        metrics: AgentMetrics,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._writer = writer
         self._records = metrics.counter("jsonl_records_total")
         # There from the start, so that an increase can be seen.
         self._errors = metrics.counter("jsonl_errors_total")
         self._waiting: deque[Record] = deque()
-        self._put_time = time.time()
+        self._put_time = wall()
         self._failed: int | None = None
 
     def put(self, records: Sequence[Record], now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from warpwatch_daemon.api_client import ApiClient
@@ -85,11 +85,17 @@ def _only_job(api: ApiClient) -> str:
     raise UsageError(f"name the job with --job; there are {', '.join(names)}")
 
 
-def wait(api: ApiClient, capture_id: str, timeout_s: float) -> Any:
+def wait(
+    api: ApiClient,
+    capture_id: str,
+    timeout_s: float,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Any:
     """The capture once it has an outcome. Raises WarpwatchError when that takes too long."""
-    deadline = time.monotonic() + timeout_s
+    deadline = monotonic() + timeout_s
     with progress() as shown:
-        while time.monotonic() < deadline:
+        while monotonic() < deadline:
             capture = api.get(f"/api/v1/captures/{capture_id}")
             if capture["outcome"] is not None:
                 return capture
@@ -97,7 +103,7 @@ def wait(api: ApiClient, capture_id: str, timeout_s: float) -> Any:
                 node = f" on {rank['node']}" if rank["node"] else ""
                 done = min(RANK_STATES.index(rank["state"]), _WRITTEN)
                 shown.show(f"rank {rank['rank']}{node}", done, _WRITTEN, rank["state"])
-            time.sleep(POLL_S)
+            sleep(POLL_S)
     raise WarpwatchError(f"capture {capture_id} has no outcome after {timeout_s:.0f} s")
 
 

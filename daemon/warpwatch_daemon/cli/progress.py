@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,14 +20,19 @@ MAX_BARS = 16
 class Progress:
     """``show`` as often as something moves. It prints lines; on a terminal there are bars."""
 
-    def __init__(self, interval_s: float = LINE_INTERVAL_S) -> None:
+    def __init__(
+        self,
+        interval_s: float = LINE_INTERVAL_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._interval_s = interval_s
-        self._said_at = time.monotonic()
+        self._monotonic = monotonic
+        self._said_at = monotonic()
         self._said = ""
 
     def show(self, name: str, done: float, total: float, note: str = "") -> None:
         """Of ``name`` so much is done; ``note``: what happens now."""
-        now = time.monotonic()
+        now = self._monotonic()
         share = f"{min(1.0, done / total):.0%}" if total > 0 else ""
         line = " ".join(filter(None, (f"{name}:", share, note)))
         if now - self._said_at >= self._interval_s and line != self._said:

@@ -47,11 +47,11 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps(status, indent=1))
     else:
-        print("\n".join(_lines(status, active)))
+        print("\n".join(_lines(status, active, time.time())))
     return 1 if serious else 0
 
 
-def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
+def _lines(status: dict[str, Any], active: list[Any], now: float) -> Iterator[str]:
     up = sum(1 for device in status["devices"] if device["up"])
     yield f"{up} of {len(status['devices'])} devices up, {len(status['ranks'])} ranks"
     several = len({rank["owner"] for rank in status["ranks"]}) > 1
@@ -69,7 +69,7 @@ def _lines(status: dict[str, Any], active: list[Any]) -> Iterator[str]:
         yield f"  {one['kind']} of {one['job']} is blind to what it is to find: {one['text']}"
     ended = [anomaly for anomaly in status["anomalies"] if anomaly["end_time"] is not None]
     for anomaly in (*active, *sorted(ended, key=lambda one: -one["end_time"])[:MAX_ENDED]):
-        yield _anomaly(anomaly, time.time())
+        yield _anomaly(anomaly, now)
     for capture in status["captures"][-5:]:
         diagnosis = capture["diagnosis"] or {}
         verdict = diagnosis.get("verdict", "no diagnosis")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Occurrences:
     age_s: float | None
 
 
-def checks(inputs: CheckInputs) -> Iterator[Check]:
+def checks(inputs: CheckInputs, monotonic: Callable[[], float] = time.monotonic) -> Iterator[Check]:
     if not inputs.config.sources.kernel_log.enabled:
         yield Check("kernel log", None, "switched off (sources.kernel_log.enabled)")
         return
@@ -37,7 +37,7 @@ def checks(inputs: CheckInputs) -> Iterator[Check]:
     except OSError as error:
         yield _unreadable(inputs.machine, error)
         return
-    found = occurrences(records, time.clock_gettime(time.CLOCK_MONOTONIC))
+    found = occurrences(records, monotonic())
     yield Check("kernel log", True, f"{PATH} can be read{'' if found else ', no XID'}")
     gpus = addresses(inputs.machine, inputs.survey)
     for occurrence in found:

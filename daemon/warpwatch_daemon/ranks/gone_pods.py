@@ -8,6 +8,7 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 
 from warpwatch import rendezvous
 from warpwatch_daemon.ranks import inbox
@@ -32,10 +33,16 @@ class GonePods:
     what is left of it is found again after a restart.
     """
 
-    def __init__(self, folder: RendezvousFolder, known: KnownPods) -> None:
+    def __init__(
+        self,
+        folder: RendezvousFolder,
+        known: KnownPods,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folders = Directory(folder.path) / PODS
         self._inboxes = Directory(folder.inbox) / PODS
         self._known = known
+        self._monotonic = monotonic
         # Since when the kubelet has not had them.
         self._absent: dict[str, float] = {}
 
@@ -56,7 +63,7 @@ class GonePods:
                     _put_away(base, uid)
         for base in (self._folders, self._inboxes):
             with contextlib.suppress(OSError):
-                inbox.remove_swept(base, time.monotonic() + REMOVE_S)
+                inbox.remove_swept(base, REMOVE_S, self._monotonic)
 
     def _has_processes(self, uid: str) -> bool:
         """Whether one holds its ring's lock: the pod lives, whatever the kubelet says."""

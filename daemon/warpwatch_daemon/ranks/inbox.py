@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -104,6 +104,7 @@ def sweep(
     now: float,
     limit_s: float | None = None,
     keep: str = "",
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
     """Remove what was never collected; the number of files and folders of the inbox removed.
 
@@ -111,29 +112,35 @@ def sweep(
     is for all of it, otherwise files take the time that they take and folders
     SWEEP_FOLDERS_S; ``keep``: the name of what is not touched.
     """
-    until = None if limit_s is None else time.monotonic() + limit_s
+    until = None if limit_s is None else monotonic() + limit_s
     with inbox.opened() as inbox_fd:
         removed = 0
         folders: list[str] = []
-        for name in _old(inbox_fd, older_than_s, now, until):
+        for name in _old(inbox_fd, older_than_s, now, until, monotonic):
             if name != keep:
                 with contextlib.suppress(OSError):
                     if _is_unlinked(inbox_fd, name):
                         removed += 1
                     else:
                         folders.append(name)
-        until = time.monotonic() + SWEEP_FOLDERS_S if until is None else until
-        return removed + _remove_folders(inbox_fd, folders, until)
+        until = monotonic() + SWEEP_FOLDERS_S if until is None else until
+        return removed + _remove_folders(inbox_fd, folders, until, monotonic)
 
 
-def _old(inbox_fd: int, older_than_s: float, now: float, until: float | None) -> Iterator[str]:
+def _old(
+    inbox_fd: int,
+    older_than_s: float,
+    now: float,
+    until: float | None,
+    monotonic: Callable[[], float],
+) -> Iterator[str]:
     """What was not touched for so long, or lies as far ahead by a clock that was set since.
 
     ``now`` is wall clock, ``until`` monotonic: also a folder of new files has an end.
     """
     with os.scandir(inbox_fd) as entries:
         for entry in entries:
-            if until is not None and time.monotonic() >= until:
+            if until is not None and monotonic() >= until:
                 return
             with contextlib.suppress(OSError):
                 # Not by the time of its content, which everyone sets as they like.
@@ -158,17 +165,18 @@ def evict(
     surplus_files: int,
     keep: str,
     limit_s: float,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
     """Remove folders, which no one needs there, and the oldest files until so much is gone.
 
     ``owner_uid``: whose; None for everyone's. ``keep``: the name of what stays. Raises OSError.
     """
-    until = time.monotonic() + limit_s
+    until = monotonic() + limit_s
     with inbox.opened() as inbox_fd:
         files, folders = _of_owner(inbox_fd, owner_uid, keep)
-        _remove_folders(inbox_fd, folders, until)
+        _remove_folders(inbox_fd, folders, until, monotonic)
         for found, name in files:
-            if (surplus_bytes <= 0 and surplus_files <= 0) or time.monotonic() >= until:
+            if (surplus_bytes <= 0 and surplus_files <= 0) or monotonic() >= until:
                 return
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=inbox_fd)
@@ -194,26 +202,31 @@ def _of_owner(
     return sorted(files, key=lambda file: file[0].st_ctime), folders
 
 
-def remove_swept(base: Directory, until: float) -> None:
-    """Remove the folders that are on their way out, as far as the time reaches (monotonic)."""
+def remove_swept(
+    base: Directory, limit_s: float, monotonic: Callable[[], float] = time.monotonic
+) -> None:
+    """Remove the folders that are on their way out, as far as the time reaches."""
+    until = monotonic() + limit_s
     with base.opened() as base_fd:
         with os.scandir(base_fd) as entries:
             folders = [entry.name for entry in entries if entry.name.startswith(SWEPT)]
-        _remove_folders(base_fd, folders, until)
+        _remove_folders(base_fd, folders, until, monotonic)
 
 
-def _remove_folders(inbox_fd: int, folders: list[str], until: float) -> int:
+def _remove_folders(
+    inbox_fd: int, folders: list[str], until: float, monotonic: Callable[[], float]
+) -> int:
     removed = 0
-    while folders and time.monotonic() < until:
+    while folders and monotonic() < until:
         name = folders.pop()
         with contextlib.suppress(OSError):
-            folders += _emptied(inbox_fd, name, until)
+            folders += _emptied(inbox_fd, name, until, monotonic)
             os.rmdir(name, dir_fd=inbox_fd)
             removed += 1
     return removed
 
 
-def _emptied(inbox_fd: int, name: str, until: float) -> list[str]:
+def _emptied(inbox_fd: int, name: str, until: float, monotonic: Callable[[], float]) -> list[str]:
     """Remove the folder's files and lift its folders into the inbox, so that no depth matters.
 
     The names of those that were lifted. ``until`` is monotonic. Raises OSError.
@@ -222,7 +235,7 @@ def _emptied(inbox_fd: int, name: str, until: float) -> list[str]:
     folder_fd = os.open(name, FOLDER_FLAGS, dir_fd=inbox_fd)
     try:
         with os.scandir(folder_fd) as entries:
-            for entry in itertools.takewhile(lambda _: time.monotonic() < until, entries):
+            for entry in itertools.takewhile(lambda _: monotonic() < until, entries):
                 with contextlib.suppress(OSError):
                     if not _is_unlinked(folder_fd, entry.name):
                         new = f"{SWEPT}{secrets.token_hex(8)}"

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import stat
+import time
 from collections.abc import Callable, Collection
 
 from warpwatch_daemon.ranks import inbox
@@ -29,11 +30,13 @@ class Inboxes:
         folder: RendezvousFolder,
         served: Callable[[], Collection[str]],
         reject: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shared = Directory(folder.inbox)
         self._inboxes = self._shared / PODS
         self._pods = Directory(folder.path) / PODS
         self._served = served
+        self._monotonic = monotonic
         self._complaints = Complaints(reject)
         self._tended: set[str] = set()
         self._round_due = 0.0
@@ -74,13 +77,15 @@ class Inboxes:
 
         ``now`` is wall clock. Raises OSError.
         """
-        inbox.sweep(self._shared, older_than_s, now, keep=pods_name(self._shared))
+        monotonic = self._monotonic
+        keep = pods_name(self._shared)
+        inbox.sweep(self._shared, older_than_s, now, keep=keep, monotonic=monotonic)
         with contextlib.suppress(OSError), self._inboxes.opened() as inboxes_fd:
             found = listed(inboxes_fd)
             # In another order each time: no inbox is always the last, whatever others hold.
             for uid in random.sample(list(found), len(found)):
                 with contextlib.suppress(OSError):
-                    inbox.sweep(self._inboxes / uid, older_than_s, now, limit_s=SWEEP_S)
+                    inbox.sweep(self._inboxes / uid, older_than_s, now, SWEEP_S, "", monotonic)
                     if now - found[uid].st_ctime >= IDLE_S and not self._has_folder(uid):
                         os.rmdir(uid, dir_fd=inboxes_fd)
 

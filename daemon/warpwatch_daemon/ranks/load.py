@@ -15,10 +15,14 @@ class RankLoad:
     """``ranks``: all that are known now; ``uuid_of``: the device's UUID by its index."""
 
     def __init__(
-        self, ranks: Callable[[], Iterable[RankState]], uuid_of: Callable[[int], str]
+        self,
+        ranks: Callable[[], Iterable[RankState]],
+        uuid_of: Callable[[int], str],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._ranks = ranks
         self._uuid_of = uuid_of
+        self._wall = wall
         self._seen: dict[RankKey, tuple[float, float]] = {}
 
     def __call__(self, index: int) -> float | None:
@@ -29,7 +33,7 @@ class RankLoad:
 
     def _share(self, rank: RankState) -> float:
         """One minus the share of the newest steps that the rank waited."""
-        if rank.last_step_time is None or time.time() - rank.last_step_time > IDLE_AFTER_S:
+        if rank.last_step_time is None or self._wall() - rank.last_step_time > IDLE_AFTER_S:
             return 0.0
         waited_s = sum(rank.phases_s.get(name, 0.0) for name in ("data_wait", "comm"))
         key = rank.key

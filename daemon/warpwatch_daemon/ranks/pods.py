@@ -79,9 +79,11 @@ class Pods:
         scan_interval_s: float,
         limits: Limits,
         known: KnownPods | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._known = known
+        self._monotonic = monotonic
         self._limits = limits
         self._pods = Directory(folder.path) / PODS
         self._count = count
@@ -121,22 +123,22 @@ class Pods:
             self._look(now, at)
             self._due = list(self._folders)
             self._awaits = False
-        until = time.monotonic() + self._limits.scan_s
+        until = self._monotonic() + self._limits.scan_s
         rings: list[OpenRing] = []
-        while self._due and time.monotonic() < until:
+        while self._due and self._monotonic() < until:
             uid = self._due.pop()
             if uid in self._folders:
-                rings += self._scan_one(uid, at)
+                rings += self._scan_one(uid, now, at)
         self.settled = self.settled or not (self._due or self._awaits)
         return rings
 
-    def _scan_one(self, uid: str, at: float) -> list[OpenRing]:
+    def _scan_one(self, uid: str, now: float, at: float) -> list[OpenRing]:
         with self._apart(uid):
             table = self._folders[uid].table
             if self._waits_for_namespace(uid, table, at):
                 self._awaits = True
                 return []
-            rings = table.scan()
+            rings = table.scan(now, at)
             if rings and self._known is not None and table.namespace is None:
                 why = "the kubelet does not know it; its jobs belong to the users of its files"
                 self._complaints.make("unknown_pod", uid, why)

@@ -43,10 +43,15 @@ class Quotas:
     """
 
     def __init__(
-        self, folder: RendezvousFolder, config: RendezvousConfig, reject: Callable[[str], None]
+        self,
+        folder: RendezvousFolder,
+        config: RendezvousConfig,
+        reject: Callable[[str], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._reject = reject
+        self._monotonic = monotonic
         self._run = Directory(folder.path)
         self._inbox = Directory(folder.inbox)
         self._excess: Mapping[Owner, str] = {}
@@ -62,10 +67,10 @@ class Quotas:
         for owner, usage in self._of_users().items():
             self._judge(excess, owner, usage, self._inbox)
         pods = self._pods()
-        until = time.monotonic() + LOOK_S
+        until = self._monotonic() + LOOK_S
         # In another order each time: who is not reached keeps what was measured of it.
         for pod in random.sample(pods, len(pods)):
-            if time.monotonic() < until:
+            if self._monotonic() < until:
                 self._judge(excess, pod, self._of_pod(pod), self._inbox / PODS / pod)
             elif pod in self._excess:
                 excess[pod] = self._excess[pod]
@@ -117,7 +122,7 @@ class Quotas:
         uid = owner if isinstance(owner, int) else None
         keep = pods_name(inbox_folder) if uid is not None else ""
         with contextlib.suppress(OSError):
-            inbox.evict(inbox_folder, uid, too_large, too_many, keep, EVICT_S)
+            inbox.evict(inbox_folder, uid, too_large, too_many, keep, EVICT_S, self._monotonic)
 
     def _excess_of(self, usage: Usage) -> str | None:
         size = self._config.owner_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,7 +34,9 @@ STEPLESS_CALLS = 96
 class Rank:
     """``job_phases``: the names of phases of all ranks of the job."""
 
-    def __init__(self, job: JobId, ring: OpenRing, at: float, job_phases: set[str]) -> None:
+    def __init__(
+        self, job: JobId, ring: OpenRing, now: float, at: float, job_phases: set[str]
+    ) -> None:
         self.job = job
         self.rank = ring.claims.rank
         self.claimed_job = ring.claims.job
@@ -44,7 +45,7 @@ class Rank:
         # Monotonic.
         self.ended_at: float | None = None
         self.first_time = ring.created_time
-        self.seen_time = time.time()
+        self.seen_time = now
         self.last_step_time: float | None = None
         self.counts = RankCounts()
         self.claims = ring.claims

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -52,7 +53,8 @@ class RanksSource:
 
     Everything but ``poll`` may be called from any thread.
 
-    ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long.
+    ``now`` is wall clock and dates what happened, ``at`` is monotonic and measures how long. The
+    time that a poll itself takes is measured with ``monotonic``.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class RanksSource:
         scan_interval_s: float = SCAN_INTERVAL_S,
         limits: Limits = LIMITS,
         known_pods: KnownPods | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._stopped_after_s = stopped_after_s
@@ -72,7 +75,9 @@ class RanksSource:
         table = RingTable(Directory(folder.ranks), reject, scan_interval_s, self._count)
         self._shared = ring_folder.shared(folder.path, folder.inbox, table)
         self._known_pods = known_pods
-        self._pods = Pods(folder, self._count, reject, scan_interval_s, limits, known_pods)
+        self._pods = Pods(
+            folder, self._count, reject, scan_interval_s, limits, known_pods, monotonic
+        )
         self._positions = positions
         self._saved = positions.load()
         # Whether all rings that were there at the start have their saved counts.
@@ -196,7 +201,7 @@ class RanksSource:
                 yield rank
 
     def _adopt(self, now: float, at: float) -> Iterator[Record]:
-        rings = [*self._shared.table.scan(), *self._pods.scan(now, at)]
+        rings = [*self._shared.table.scan(now, at), *self._pods.scan(now, at)]
         for ring in sorted(rings, key=lambda ring: ring.created_time):
             folder = self._folder_of(ring)
             if self._was_left(ring, at):
@@ -204,13 +209,13 @@ class RanksSource:
             try:
                 folder.commands.prepare(ring.name)
             except OSError as error:
-                folder.table.postpone(ring, "no_command_file", error)
+                folder.table.postpone(ring, "no_command_file", error, at)
                 continue
             try:
-                rank = self._rank_of(ring, at)
+                rank = self._rank_of(ring, now, at)
             except ProtocolError as error:
                 folder.commands.remove(ring.name)
-                folder.table.postpone(ring, error.reason, error)
+                folder.table.postpone(ring, error.reason, error, at)
                 continue
             # Before its first step, whenever this daemon came to see it.
             yield self._seen(rank, ring, min(now, ring.created_time))
@@ -242,7 +247,7 @@ class RanksSource:
     def _folder_of(self, ring: OpenRing) -> RingFolder:
         return self._shared if ring.pod_uid is None else self._pods.folder(ring.pod_uid)
 
-    def _rank_of(self, ring: OpenRing, at: float) -> Rank:
+    def _rank_of(self, ring: OpenRing, now: float, at: float) -> Rank:
         """The rank that this ring continues, or a new one."""
         entry = self._saved.get((ring.pod_uid, ring.name))
         job, rank = runs.find(ring, self._ranks, entry)
@@ -251,7 +256,7 @@ class RanksSource:
         before = None if rank is None else rank.ring
         if rank is None:
             phases = (peer.phase_names.of_job for peer in self._ranks if peer.job == job)
-            rank = Rank(job, ring, at, next(phases, set()))
+            rank = Rank(job, ring, now, at, next(phases, set()))
             self._ranks.append(rank)
         else:
             rank.adopt(ring, at)

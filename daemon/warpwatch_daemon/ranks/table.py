@@ -8,7 +8,6 @@ import math
 import os
 import re
 import stat
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -139,32 +138,31 @@ class RingTable:
         self._scanned_mtime_ns = -1
         self._freed_seen = 0
 
-    def scan(self) -> list[OpenRing]:
+    def scan(self, now: float, at: float) -> list[OpenRing]:
         """Rings that are new since the last call. Cheap while the folder has not changed.
 
-        Raises OSError when it is no folder any more.
+        ``now`` is wall clock, ``at`` monotonic. Raises OSError when it is no folder any more.
         """
-        now = time.monotonic()
-        self._retry_waiting(now)
+        self._retry_waiting(at)
         with self._folder.opened() as fd:
             mtime_ns = os.fstat(fd).st_mtime_ns
-            if now - self._scanned_at < self._interval_s or mtime_ns == self._scanned_mtime_ns:
+            if at - self._scanned_at < self._interval_s or mtime_ns == self._scanned_mtime_ns:
                 return []
-            self._scanned_at = now
+            self._scanned_at = at
             # A file that comes within the clock's grain of this look is found at the next one.
-            fresh = time.time_ns() - mtime_ns < 2_000_000_000
+            fresh = now - mtime_ns / 1e9 < 2
             self._scanned_mtime_ns = -1 if fresh else mtime_ns
-            return self._take_new(fd)
+            return self._take_new(fd, now)
 
-    def _retry_waiting(self, now: float) -> None:
+    def _retry_waiting(self, at: float) -> None:
         has_room = self._freed_seen != self._count.freed
         self._freed_seen = self._count.freed
         for wait in self._waiting.values():
-            if wait.until > -math.inf and (has_room or wait.until <= now):
+            if wait.until > -math.inf and (has_room or wait.until <= at):
                 wait.until = -math.inf
                 self.rescan()
 
-    def _take_new(self, folder_fd: int) -> list[OpenRing]:
+    def _take_new(self, folder_fd: int, now: float) -> list[OpenRing]:
         with os.scandir(folder_fd) as entries:
             seen = list(itertools.islice(entries, self.max_files + 1))
         if len(seen) > self.max_files:
@@ -172,7 +170,7 @@ class RingTable:
         names = {entry.name for entry in seen}
         self._refused = {name: known for name, known in self._refused.items() if name in names}
         self._waiting = {name: wait for name, wait in self._waiting.items() if name in names}
-        new = (self._consider(folder_fd, entry) for entry in seen if entry.name not in self.open)
+        new = (self._consider(folder_fd, one, now) for one in seen if one.name not in self.open)
         return [ring for ring in new if ring is not None]
 
     def rescan(self) -> None:
@@ -201,16 +199,15 @@ class RingTable:
         self._note(ring.name, identity, error)
         self.forget(ring, remove=False)
 
-    def postpone(self, ring: OpenRing, reason: str, error: Exception) -> None:
+    def postpone(self, ring: OpenRing, reason: str, error: Exception, at: float) -> None:
         """An accepted ring is of no use yet: it is looked at again in a while."""
         self.forget(ring, remove=False)
         self._freed_seen = self._count.freed
-        until = time.monotonic() + POSTPONED_S
-        if self._is_new(ring.name, reason, until):
+        if self._is_new(ring.name, reason, at + POSTPONED_S):
             self._reject(reason)
             logger.warning("%s waits: %s: %s", ring.name, reason, error)
 
-    def _consider(self, folder_fd: int, entry: os.DirEntry[str]) -> OpenRing | None:
+    def _consider(self, folder_fd: int, entry: os.DirEntry[str], now: float) -> OpenRing | None:
         try:
             found = entry.stat(follow_symlinks=False)
         except OSError:
@@ -226,7 +223,7 @@ class RingTable:
             self._count.open += 1
             return ring
         except protocol.ProtocolError as error:
-            if error.reason == "unfinished" and time.time() - found.st_mtime < UNFINISHED_S:
+            if error.reason == "unfinished" and now - found.st_mtime < UNFINISHED_S:
                 self.rescan()
                 return None
             self._note(entry.name, identity, error)

@@ -35,14 +35,14 @@ class Hub:
     def __init__(
         self,
         stale_after_s: float,
-        clock: Callable[[], float] = time.time,
+        wall: Callable[[], float] = time.time,
         by_source: Mapping[str, float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         hostname: str = "",
     ) -> None:
         # What the daemon counts about itself; no part of the state.
         self.metrics = AgentMetrics()
-        self._clock = clock
+        self._wall = wall
         self._monotonic = monotonic
         self._stale_after_s = {"": stale_after_s, **(by_source or {})}
         self._lock = threading.Lock()
@@ -168,7 +168,7 @@ class Hub:
             devices = self._devices.merged(now)
             return replace(
                 self._known,
-                time=self._clock(),
+                time=self._wall(),
                 devices=devices,
                 host=self._fresh_host(now),
                 sources=tuple(self._health.values()),

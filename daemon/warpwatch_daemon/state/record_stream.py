@@ -77,8 +77,8 @@ class _Line(NamedTuple):
 class RecordStream:
     """``put`` is the pipeline's, ``read`` may be called from any thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._lock = threading.Lock()
         # A cursor of another epoch says nothing about the lines of this one.
         self._epoch = _new_epoch()
@@ -154,7 +154,7 @@ class RecordStream:
         epoch, number = _parse(after)
         with self._lock:
             self._forget_old()
-            self._read_at = self._clock()
+            self._read_at = self._monotonic()
             parts = []
             first = self._count - len(self._lines)
             if after is None or epoch != self._epoch:
@@ -211,11 +211,11 @@ class RecordStream:
         if text is None:
             return
         self._count += 1
-        self._lines.append(_Line(self._count, self._clock(), key, text))
+        self._lines.append(_Line(self._count, self._monotonic(), key, text))
         self._bytes += len(text)
 
     def _forget_old(self) -> None:
-        now = self._clock()
+        now = self._monotonic()
         if self._read_at is not None and now - self._read_at > KEPT_S:
             self._read_at = None
             self._lines.clear()
@@ -240,7 +240,7 @@ class RecordStream:
 
     def _thinned(self, records: Iterable[Record]) -> Iterator[Record]:
         """A reading of each device in DEVICE_INTERVAL_S; clocks are each batch's own."""
-        now = self._clock()
+        now = self._monotonic()
         for record in records:
             if isinstance(record, Clock):
                 continue

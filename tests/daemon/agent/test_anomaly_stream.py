@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from tests.daemon.captures.capture_node import CaptureNode
 from tests.daemon.state.counted import counted
+from tests.manual_clock import ManualClock
+from warpwatch_daemon.agent import telemetry_log
 from warpwatch_daemon.agent.pipeline import Pipeline
 from warpwatch_daemon.agent.telemetry_log import TelemetryLog
 from warpwatch_daemon.captures.coordinator import Coordinator
@@ -27,16 +25,28 @@ from warpwatch_detection.detectors.deaths import Oom
 from warpwatch_detection.engine import Detection
 from warpwatch_exporters.jsonl import JsonlWriter
 from warpwatch_telemetry.anomalies import Anomaly
-from warpwatch_telemetry.records import Record
+from warpwatch_telemetry.records import Clock, Record
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[CaptureNode]:
-    with ExitStack() as stack:
-        yield CaptureNode(tmp_path, stack)
+def node(tmp_path, stack):
+    return CaptureNode(tmp_path, stack)
 
 
-def pipeline(node: CaptureNode, hub: Hub, log: TelemetryLog | None = None) -> Pipeline:
+@pytest.fixture
+def clock(node):
+    """A clock in whose wall time the node's rings have just been made."""
+    return ManualClock(wall=node.rings[0].path.stat().st_mtime + 1.0)
+
+
+@pytest.fixture
+def hub():
+    return Hub(10.0)
+
+
+def pipeline(
+    node: CaptureNode, hub: Hub, clock: ManualClock, log: TelemetryLog | None = None
+) -> Pipeline:
     """A daemon's stream over the node's files, as a daemon's start makes it."""
     config = Config()
     detection = Detection(config.detection, config.anomalies)
@@ -44,8 +54,14 @@ def pipeline(node: CaptureNode, hub: Hub, log: TelemetryLog | None = None) -> Pi
     triggers = Triggers(node.coordinator, node.source, hub)
     stream, runs = RecordStream(), RunTable(RunFiles(node.store.path), hub, "node")
     return Pipeline(
-        hub, node.source, detection, node.coordinator, triggers, archive, stream, log, runs
-    )
+        hub, node.source, detection, node.coordinator, triggers, archive, stream, log, runs,
+        clock.monotonic, clock.wall,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def stream(node, hub, clock):
+    return pipeline(node, hub, clock)
 
 
 def raise_exception(node: CaptureNode) -> None:
@@ -56,9 +72,10 @@ def reported(hub: Hub, kind: str) -> list[Anomaly]:
     return [anomaly for anomaly in hub.state().anomalies if anomaly.kind == kind]
 
 
-def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_first_round(node):
-    hub = Hub(10.0)
-    first = pipeline(node, hub)
+def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_first_round(
+    node, hub, clock
+):
+    first = pipeline(node, hub, clock)
     first.step()
     raise_exception(node)
     first.step()
@@ -66,16 +83,14 @@ def test_an_anomaly_is_counted_once_and_known_to_the_next_daemon_before_its_firs
     assert counted(hub, "anomalies_total", "crash", "warning") == 1
     first.close()
     next_hub = Hub(10.0)
-    second = pipeline(node, next_hub)
+    second = pipeline(node, next_hub, clock)
     assert reported(next_hub, "crash") == [crash]
     second.step()
     assert reported(next_hub, "crash") == [crash]
     assert counted(next_hub, "anomalies_total", "crash", "warning") is None
 
 
-def test_what_a_detector_cannot_take_costs_no_other_record(node, monkeypatch):
-    hub = Hub(10.0)
-    stream = pipeline(node, hub)
+def test_what_a_detector_cannot_take_costs_no_other_record(node, hub, stream, monkeypatch):
     stream.step()
     feed = Detection.feed
     refused: list[Record] = []
@@ -95,13 +110,12 @@ def test_what_a_detector_cannot_take_costs_no_other_record(node, monkeypatch):
     assert len(reported(hub, "crash")) == 1
 
 
-def test_a_detector_that_fails_costs_no_other_detector_the_record(node, monkeypatch):
+def test_a_detector_that_fails_costs_no_other_detector_the_record(node, hub, clock, monkeypatch):
     def fail(self, seen):
         raise ZeroDivisionError("a detector's mistake")
 
     monkeypatch.setattr(Oom, "observe", fail)
-    hub = Hub(10.0)
-    stream = pipeline(node, hub)
+    stream = pipeline(node, hub, clock)
     raise_exception(node)
     with pytest.raises(ZeroDivisionError):
         stream.step()
@@ -122,12 +136,12 @@ def test_a_detector_that_fails_costs_no_other_detector_the_record(node, monkeypa
         (RanksSource, "devices"),
     ],
 )
-def test_a_stage_that_fails_costs_no_other_stage_of_the_round(node, monkeypatch, stage, name):
+def test_a_stage_that_fails_costs_no_other_stage_of_the_round(
+    node, hub, stream, monkeypatch, stage, name
+):
     def fail(self, *args):
         raise ZeroDivisionError("a stage's mistake")
 
-    hub = Hub(10.0)
-    stream = pipeline(node, hub)
     stream.step()
     monkeypatch.setattr(stage, name, fail)
     raise_exception(node)
@@ -139,54 +153,54 @@ def test_a_stage_that_fails_costs_no_other_stage_of_the_round(node, monkeypatch,
     stream.step()
 
 
-def test_readings_are_of_every_detector(node):
-    hub = Hub(10.0)
-    stream = pipeline(node, hub)
+def test_readings_are_of_every_detector(stream):
     stream.step()
     statuses, suppressed = stream.detector_statuses()
     assert {"hang", "straggler", "thermal_throttle"} <= statuses.keys()
     assert suppressed == ()
 
 
-def test_the_log_says_that_time_has_passed_where_nothing_arrives(node, tmp_path, monkeypatch):
-    monkeypatch.setattr("warpwatch_daemon.agent.telemetry_log.SILENCE_S", 0.0)
-    path, hub = tmp_path / "telemetry.jsonl", Hub(10.0)
-    log = TelemetryLog(JsonlWriter(path), hub.metrics)
-    stream = pipeline(node, hub, log)
+def test_the_log_says_after_five_seconds_of_silence_that_time_has_passed(
+    node, hub, clock, tmp_path
+):
+    path = tmp_path / "telemetry.jsonl"
+    log = TelemetryLog(JsonlWriter(path), hub.metrics, clock.wall)
+    stream = pipeline(node, hub, clock, log)
     node.rings[0].step()
     stream.step()
-    stream.step()
+    for later_s in (4.9, 0.2, 4.8):
+        clock.advance(later_s)
+        stream.step()
     log.write()
     types = [json.loads(line)["type"] for line in path.read_text().splitlines()]
-    assert "step" in types[:-1]
+    assert "step" in types and types.count("clock") == 1
     assert types[-1] == "clock"
+    assert counted(hub, "jsonl_records_total") == len(types)
 
 
-def trained(node: CaptureNode, hub: Hub) -> Pipeline:
-    """A pipeline that has read thirty steps of both ranks."""
-    stream = pipeline(node, hub)
+@pytest.mark.parametrize("silent", [False, True], ids=["the clock was set", "silence"])
+def test_two_hours_of_silence_are_a_hang_unless_only_the_clock_was_set(
+    node, hub, clock, stream, caplog, silent
+):
     for ring in node.rings * 30:
         ring.step()
     stream.step()
-    return stream
-
-
-def test_a_clock_that_is_set_is_reported_and_looks_like_no_hang(node, monkeypatch, caplog):
-    hub = Hub(10.0)
-    stream = trained(node, hub)
-    true_time = time.time
-    monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
+    if silent:
+        clock.advance(7200.0)
+    else:
+        clock.set_wall(clock.wall() + 7200.0)
     stream.step()
     stream.step()
-    assert reported(hub, "hang") == []
-    assert "the clock was set, or the machine slept: 7200 s were skipped" in caplog.text
+    assert [anomaly.kind for anomaly in reported(hub, "hang")] == ["hang"] * silent
+    leap = "the clock was set, or the machine slept: 7200 s were skipped"
+    assert (leap in caplog.text) is not silent
 
 
-def test_silence_of_two_hours_is_a_hang(node, monkeypatch):
-    hub = Hub(10.0)
-    stream = trained(node, hub)
-    true_time, true_monotonic = time.time, time.monotonic
-    monkeypatch.setattr(time, "time", lambda: true_time() + 7200)
-    monkeypatch.setattr(time, "monotonic", lambda: true_monotonic() + 7200)
-    stream.step()
-    assert [anomaly.kind for anomaly in reported(hub, "hang")] == ["hang"]
+def test_records_wait_in_memory_only_as_long_as_there_is_a_bound(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(telemetry_log, "MAX_WAITING", 2)
+    log = TelemetryLog(JsonlWriter(tmp_path / "log"), hub.metrics, ManualClock().wall)
+    for number in range(5):
+        log.put([Clock(float(number))], float(number))
+    log.write()
+    assert counted(hub, "jsonl_errors_total") == 2
+    assert (tmp_path / "log").read_text().count("\n") == 3

@@ -1,93 +1,108 @@
-"""A loop that fails goes on and is counted; one that hangs is seen and holds nobody up."""
+"""Rounds of a loop: their times, their failures, and a round that does not return."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterator
 
 import pytest
 
+from tests.manual_clock import ManualClock
+from tests.waiting import DEADLINE_S
 from warpwatch_daemon.agent.supervisor import Supervisor
 
 
+class ByHand:
+    """A supervisor whose loops wait for no time; after ``rounds`` waits, for their end."""
+
+    def __init__(self, rounds: int) -> None:
+        self.clock = ManualClock()
+        self.supervisor = Supervisor(self.clock.monotonic, self._wait)
+        self._rounds = rounds
+        self._done = threading.Event()
+
+    def _wait(self, event: threading.Event, seconds: float) -> bool:
+        self.clock.sleep(seconds)
+        if len(self.clock.slept) < self._rounds:
+            return False
+        self._done.set()
+        return event.wait()
+
+    def run(self, interval_s: float, step):
+        loop = self.supervisor.every("work", interval_s, step)
+        assert self._done.wait(DEADLINE_S)
+        return loop
+
+
 @pytest.fixture
-def supervisor() -> Iterator[Supervisor]:
+def supervisor():
     supervisor = Supervisor()
     yield supervisor
-    supervisor.stop()
+    supervisor.stop(DEADLINE_S)
 
 
-def until(condition: threading.Event) -> None:
-    assert condition.wait(5)
+def test_rounds_begin_an_interval_apart_and_a_late_one_is_not_made_up_for():
+    by_hand, taken_s = ByHand(4), iter([0.25, 0.25, 2.5, 0.5])
+    loop = by_hand.run(1.0, lambda: by_hand.clock.advance(next(taken_s)))
+    assert by_hand.clock.slept == [0.75, 0.75, 0.0, 0.5]
+    assert by_hand.supervisor.durations_s() == {"work": 0.5}
+    assert loop.busy_s == 0.0
+    by_hand.supervisor.stop(DEADLINE_S)
+    assert not loop.alive
+    assert by_hand.supervisor.durations_s() == {}
 
 
-def test_a_failing_loop_is_counted_logged_once_and_goes_on(
-    supervisor: Supervisor, caplog: pytest.LogCaptureFixture
-) -> None:
-    third = threading.Event()
-    rounds = []
-
-    def fail() -> None:
-        rounds.append(1)
-        if len(rounds) == 3:
-            third.set()
+def test_a_failing_loop_goes_on_is_counted_and_logged_once_in_a_minute(caplog):
+    def fail():
         raise ValueError("broken")
 
+    by_hand = ByHand(8)
     with caplog.at_level(logging.ERROR):
-        loop = supervisor.every("bad", 0.001, fail)
-        until(third)
-        loop.stop(1)
-    assert loop.failures >= 3
-    assert [record.message for record in caplog.records] == ["loop bad failed: ValueError: broken"]
+        loop = by_hand.run(10.0, fail)
+    assert (loop.failures, loop.runs) == (8, 8)
+    assert caplog.messages == ["loop work failed: ValueError: broken"] * 2
+    by_hand.supervisor.stop(DEADLINE_S)
 
 
-def test_a_round_that_does_not_return_is_seen_and_does_not_hold_up_the_end(
-    supervisor: Supervisor,
-) -> None:
-    entered, release = threading.Event(), threading.Event()
+def test_a_round_that_does_not_return_is_seen_and_holds_up_neither_others_nor_the_end():
+    entered, release, ran = threading.Event(), threading.Event(), threading.Event()
 
-    def hang() -> None:
+    def hang():
         entered.set()
         release.wait()
 
+    clock = ManualClock()
+    supervisor = Supervisor(clock.monotonic)
     loop = supervisor.every("stuck", 0.01, hang)
-    until(entered)
-    time.sleep(0.05)
-    assert loop.busy_s > 0
-    began = time.monotonic()
-    supervisor.stop(timeout_s=0.2)
-    assert time.monotonic() - began < 2
+    assert entered.wait(DEADLINE_S)
+    supervisor.every("other", 3600.0, ran.set)
+    assert ran.wait(DEADLINE_S)
+    clock.advance(7.0)
+    assert loop.busy_s == 7.0
+    supervisor.stop(timeout_s=0.01)
+    assert loop.alive
     release.set()
+    loop.stop(DEADLINE_S)
 
 
-def test_wake_runs_the_next_round_now(supervisor: Supervisor) -> None:
-    rounds: list[float] = []
-    ran = threading.Event()
-
-    def note() -> None:
-        rounds.append(time.monotonic())
-        ran.set()
-
-    loop = supervisor.every("slow", 3600, note)
-    until(ran)
-    ran.clear()
-    loop.wake()
-    until(ran)
-    assert len(rounds) == 2
+def test_wake_runs_the_next_round_now(supervisor):
+    rounds = threading.Semaphore(0)
+    loop = supervisor.every("slow", 3600.0, rounds.release)
+    for _ in range(3):
+        assert rounds.acquire(timeout=DEADLINE_S)
+        loop.wake()
 
 
-def test_failures_of_a_loop_that_ended_still_count() -> None:
-    def fail() -> None:
+def test_failures_of_a_loop_that_ended_still_count(supervisor):
+    failed = threading.Semaphore(0)
+
+    def fail():
+        failed.release()
         raise ValueError("always")
 
-    supervisor = Supervisor()
     for _ in range(2):
-        loop = supervisor.every("same", 60.0, fail)
-        while not loop.runs:
-            time.sleep(0.01)
-        loop.stop(5.0)
-    supervisor.every("other", 60.0, lambda: None)
+        loop = supervisor.every("same", 3600.0, fail)
+        assert failed.acquire(timeout=DEADLINE_S)
+        loop.stop(DEADLINE_S)
+    supervisor.every("other", 3600.0, lambda: None)
     assert supervisor.failures() == {"same": 2, "other": 0}
-    supervisor.stop()

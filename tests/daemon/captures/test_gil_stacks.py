@@ -257,7 +257,7 @@ def test_the_pipe_of_a_rank_that_steps_on_is_not_read(tmp_path: Path) -> None:
     file = RingFile(tmp_path, job="steps")
     (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
     expected = gil_stacks.file_name(ring.name)
-    rank = Rank(JobId("uid/0", "steps", "1"), ring, 0.0, set())
+    rank = Rank(JobId("uid/0", "steps", "1"), ring, 0.0, 0.0, set())
     rank.claims = msgspec.structs.replace(rank.claims, held_stacks=expected)
     files = []
     for begun_after_s in (0.4, 5.0):
@@ -272,7 +272,7 @@ def test_a_process_that_only_the_ring_names_is_not_looked_at(tmp_path: Path) -> 
     file = RingFile(tmp_path, job="claims")
     with file.held() as holder:
         (ring,) = RingTable(Directory(tmp_path), pytest.fail).scan(0.0, 0.0)
-        rank = Rank(JobId("uid/0", "claims", "1"), ring, 0.0, set())
+        rank = Rank(JobId("uid/0", "claims", "1"), ring, 0.0, 0.0, set())
         reasons = []
         # Its own, and then that of a process which holds no lock of this ring.
         for pid in (holder.pid, os.getpid()):

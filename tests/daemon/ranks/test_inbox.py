@@ -6,9 +6,6 @@ import errno
 import itertools
 import os
 import subprocess
-import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ DEPTH = 1100
 
 
 @pytest.fixture
-def abyss(tmp_path: Path) -> Iterator[Path]:
+def abyss(tmp_path):
     """An inbox with folders in folders, deeper than any stack and any path."""
     folder = tmp_path / "inbox"
     folder.mkdir()
@@ -37,34 +34,75 @@ def abyss(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", folder], check=True)
 
 
-def test_a_file_is_moved_out_of_the_inbox(tmp_path: Path) -> None:
+def take(folder, uid=None):
+    return inbox.take(
+        Directory(folder), "a.json", os.getuid() if uid is None else uid, folder / "taken"
+    )
+
+
+def test_a_file_is_moved_out_of_the_inbox(tmp_path):
     (tmp_path / "a.json").write_bytes(b"{}")
-    assert inbox.take(Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken") == 2
+    assert take(tmp_path) == 2
     assert (tmp_path / "taken").read_bytes() == b"{}"
     assert not (tmp_path / "a.json").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{" + bytes(99_999)])
-def test_a_file_of_holes_does_not_fill_the_store(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.json").write_bytes(content)
-    os.truncate(tmp_path / "a.json", 1 << 30)
-    with pytest.raises(InboxError, match=r"a\.json has holes"):
-        inbox.take(Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken")
+def of_holes(path):
+    os.truncate(path, 1 << 30)
+
+
+def ending_in_a_hole(path):
+    path.write_bytes(b"{" + bytes(99_999))
+    os.truncate(path, 1 << 30)
+
+
+def linked_twice(path):
+    os.link(path, path.with_name("b.json"))
+
+
+def too_large(path):
+    os.truncate(path, inbox.MAX_FILE_BYTES + 1)
+
+
+def a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (of_holes, "has holes"),
+        (ending_in_a_hole, "has holes"),
+        (linked_twice, "has 2 links"),
+        (too_large, f"has {inbox.MAX_FILE_BYTES + 1} bytes, at most {inbox.MAX_FILE_BYTES}"),
+        (a_folder, "is no regular file"),
+    ],
+)
+def test_a_file_that_may_not_be_believed_is_not_taken(tmp_path, prepare, said):
+    (tmp_path / "a.json").touch()
+    prepare(tmp_path / "a.json")
+    with pytest.raises(InboxError, match=rf"a\.json {said}"):
+        take(tmp_path)
     assert not (tmp_path / "taken").exists()
 
 
-def test_a_store_without_room_takes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_user_is_not_taken(tmp_path):
+    (tmp_path / "a.json").touch()
+    with pytest.raises(InboxError, match=rf"belongs to uid {os.getuid()}, not 4711"):
+        take(tmp_path, 4711)
+
+
+def test_a_store_without_room_takes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(inbox, "MIN_FREE_BYTES", 1 << 60)
     (tmp_path / "a.json").write_bytes(b"{}")
     with pytest.raises(OSError) as raised:
-        inbox.take(Directory(tmp_path), "a.json", os.getuid(), tmp_path / "taken")
+        take(tmp_path)
     assert raised.value.errno == errno.ENOSPC
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_what_is_old_is_swept_however_deep_it_lies(tmp_path: Path, abyss: Path) -> None:
+def test_what_is_old_is_swept_however_deep_it_lies(tmp_path, abyss):
     secret = tmp_path / "secret"
     secret.mkdir()
     (secret / "kept").touch()
@@ -73,32 +111,38 @@ def test_what_is_old_is_swept_however_deep_it_lies(tmp_path: Path, abyss: Path) 
     (abyss / "wide" / "link").symlink_to(secret)
     (abyss / "link").symlink_to(secret)
     (abyss / "zzz.json").touch()
-    now = time.time()
-    assert inbox.sweep(Directory(abyss), 3600.0, now) == 0
+    made = abyss.stat().st_ctime
+    assert inbox.sweep(Directory(abyss), 3600.0, made + 3500) == 0
     # As often as it takes on a busy machine: a sweep ends early.
-    while inbox.sweep(Directory(abyss), 3600.0, now + 4000):
+    while inbox.sweep(Directory(abyss), 3600.0, made + 3700):
         pass
     assert os.listdir(abyss) == []
     assert os.listdir(secret) == ["kept"]
 
 
-def test_a_sweep_ends_in_time_where_nothing_is_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_a_clock_ahead_has_dated_is_swept_too(tmp_path):
+    (tmp_path / "a.json").touch()
+    made = (tmp_path / "a.json").stat().st_ctime
+    assert inbox.sweep(Directory(tmp_path), 3600.0, made - 3500) == 0
+    assert inbox.sweep(Directory(tmp_path), 3600.0, made - 3700) == 1
+
+
+def test_a_sweep_ends_in_time_where_nothing_is_old(tmp_path):
     for number in range(100):
         (tmp_path / f"{number}.json").touch()
+    now = tmp_path.stat().st_ctime
     # A second passes at each look at the clock.
     seconds = itertools.count()
-    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    assert inbox.sweep(Directory(tmp_path), 3600.0, time.time(), limit_s=10.0) == 0
+    swept = inbox.sweep(
+        Directory(tmp_path), 3600.0, now, limit_s=10.0, monotonic=lambda: next(seconds)
+    )
+    assert swept == 0
     assert next(seconds) == 11
 
 
-def test_folders_get_little_time_and_files_go_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_get_little_time_and_files_go_first(tmp_path, monkeypatch):
     monkeypatch.setattr(inbox, "SWEEP_FOLDERS_S", 0.0)
     (tmp_path / "folder").mkdir()
     (tmp_path / "zzz.json").touch()
-    assert inbox.sweep(Directory(tmp_path), -1.0, time.time()) == 1
+    assert inbox.sweep(Directory(tmp_path), -1.0, tmp_path.stat().st_ctime) == 1
     assert os.listdir(tmp_path) == ["folder"]
