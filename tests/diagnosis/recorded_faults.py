@@ -1,7 +1,7 @@
 """Records small trainings with one injected fault each.
 
-Every trace is ``<fault>-<model>-<repetition>.pt.trace.json.gz`` in FOLDER, as torch.profiler writes
-it. One thread computes, so that other work on the machine only stretches the times.
+Every trace is ``<fault>-<model>.pt.trace.json.gz`` in FOLDER, as torch.profiler writes it. One
+thread computes, so that other work on the machine only stretches the times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from warpwatch_diagnosis.trace.kinds import KINDS
 
@@ -214,8 +214,7 @@ class Samples(Dataset):  # type: ignore[misc]
 
 def slow_collate(samples: list[tuple[Tensor, int]]) -> Any:
     """Pads and scales in Python, value by value."""
-    in_worker = get_worker_info() is not None
-    for sample, _ in samples * (6 if in_worker else 1):
+    for sample, _ in samples:
         values = [min(1.0, max(-1.0, value)) for value in sample.flatten().tolist()]
         values.extend(0.0 for _ in range(20_000))
     return default_collate(samples)
@@ -223,7 +222,7 @@ def slow_collate(samples: list[tuple[Tensor, int]]) -> Any:
 
 @dataclass
 class Training:
-    """One model that is trained with one fault, in its other form where ``odd`` and it has two.
+    """One model that is trained with one fault.
 
     ``scale``: of loops, less than 1 makes traces of many small operators smaller; batches shrink
     less.
@@ -231,7 +230,6 @@ class Training:
 
     fault: str
     model_name: str
-    odd: bool = False
     scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -254,18 +252,16 @@ class Training:
         self.sum = 0.0
 
     def _compiled(self) -> Any:
-        """The compilers that need no C++ compiler: what they cost dynamo is the same."""
+        """The backend needs no C++ compiler; what compiling costs dynamo is the same."""
         if self.fault not in ("recompilation", "graph_breaks"):
             return self.model
         torch._dynamo.reset()
-        backend = "aot_eager" if self.odd else "eager"
-        return torch.compile(self.model, backend=backend, dynamic=False)
+        return torch.compile(self.model, backend="eager", dynamic=False)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         yield from DataLoader(
             Samples(self.shape, slow=self.fault == "no_workers"),
             batch_size=self.batch,
-            num_workers=1 if self.fault == "slow_collate" and self.odd else 0,
             collate_fn=slow_collate if self.fault == "slow_collate" else None,
         )
 
@@ -286,8 +282,6 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.odd and number % 2:
-            return
         if self.fault == "garbage_collection":
             gc.collect()
         if self.fault == "checkpoint":
@@ -376,7 +370,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=FAULTS)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--pairs", action="store_true", help="each also without its fault")
     parser.add_argument("--stacks", action="store_true")
     parser.add_argument("--ranks", action="store_true", help="faults of jobs of two ranks instead")
@@ -392,16 +385,14 @@ def main() -> None:
         for fault, model in itertools.product(ranks.FAULTS, ranks.MODELS):
             ranks.record_ranks(options.folder, fault, model, options.reduced or ACTIVE_STEPS)
         return
-    for fault, model, k in itertools.product(
-        options.faults, options.models, range(options.repetitions)
-    ):
-        named = {f"{fault}-{model}-{k}": fault}
+    for fault, model in itertools.product(options.faults, options.models):
+        named = {f"{fault}-{model}": fault}
         if options.pairs:
-            named[f"{fault}-{model}-{k}-without"] = "healthy"
+            named[f"{fault}-{model}-without"] = "healthy"
         for _, (name, injected) in itertools.product(range(ROUNDS**options.pairs), named.items()):
             path = options.folder / f"{name}.pt.trace.json.gz"
             new = path.with_name(f"new-{path.name}")
-            record(Training(injected, model, k % 2 == 1, options.scale), new, options.stacks)
+            record(Training(injected, model, options.scale), new, options.stacks)
             if options.reduced:
                 reduce(new, options.reduced)
             if not path.exists() or steps_us(new) < steps_us(path):

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,17 @@ FAULTS = ("healthy", "more_work", "shared_core", "slow_network")
 MODELS = ("perceptron", "convolutional")
 # Of the gradients of a large model: 256 MB over the loopback of one machine.
 GRADIENTS = 64_000_000
+# Longer than any step of the other rank, also on a machine that is busy with other work.
+SLEEP_S = 0.3
 # Programs that share the culprit's core; recordings of which the least disturbed one is kept.
 NEIGHBOURS, ROUNDS = 2, 3
 
 
 class RankTraining(Training):
-    """One rank of a training whose last rank has more work or shares its core with others."""
+    """One rank of a training whose last rank has more work, sleeps, or shares its core."""
 
-    def __init__(self, fault: str, model_name: str, rank: int) -> None:
-        super().__init__("healthy", model_name)
-        self.fault = fault
+    def __init__(self, fault: str, model_name: str, rank: int, scale: float = 1.0) -> None:
+        super().__init__(fault, model_name, scale)
         self.rank = rank
         self.forward = DistributedDataParallel(self.model)
         self.gradients = torch.zeros(GRADIENTS if fault == "slow_network" else 1)
@@ -41,6 +43,8 @@ class RankTraining(Training):
             for _ in range(3):
                 self.model(given).sum().backward()
             self.optimizer.zero_grad()
+        if self.fault == "sleeping" and self.rank == CULPRIT:
+            time.sleep(SLEEP_S)
         super().step(number, given, labels)
         dist.all_reduce(self.gradients)
 

@@ -1,23 +1,28 @@
 """Real traces with one injected fault each, or none, get the right verdict.
 
 The fixtures are recorded by ``recorded_faults.py`` with torch 2.13 on the CPU, ``--reduced 2`` and,
-where loops are the fault, ``--scale 0.1``; those in ``pairs`` with ``--pairs --reduced 3``. dynamo
-does not compile LSTMs, which so have no recompilation.
+where loops are the fault, ``--scale 0.1``; those in ``pairs`` with ``--pairs --reduced 3``, those
+in ``ranks`` with ``--ranks --reduced 4``. dynamo does not compile LSTMs, which so have no
+recompilation.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean
 
+import pytest
+
 from warpwatch_diagnosis.diagnosis import diagnose
 from warpwatch_diagnosis.measures.intervals import total
+from warpwatch_diagnosis.measures.measures import measure
 from warpwatch_diagnosis.rules.base import Finding
-from warpwatch_diagnosis.verdict.conclusion import Diagnosis
+from warpwatch_diagnosis.trace.reader import Trace, read_trace
+from warpwatch_diagnosis.verdict.conclusion import Diagnosis, conclude
+from warpwatch_diagnosis.verdict.corroboration import Asked
 
 FIXTURES = Path(__file__).with_name("fixtures")
 DOCS = Path(__file__).parents[2] / "docs" / "diagnosis.md"
@@ -50,8 +55,13 @@ def expected(path: Path) -> str:
 
 
 @cache
+def read(path: Path) -> Trace:
+    return read_trace(path)
+
+
+@cache
 def diagnosed(path: Path) -> Diagnosis:
-    return diagnose([path])
+    return conclude([measure(read(path))])
 
 
 def worst(name: str, model: str) -> Finding:
@@ -81,19 +91,17 @@ def test_verdicts_are_right_and_the_document_has_them() -> None:
     assert "\n".join(rows) in DOCS.read_text(), "\n".join(rows)
 
 
-def test_a_single_step_has_nearly_the_same_verdicts(tmp_path: Path) -> None:
-    judge({path: diagnose([first_step(path, tmp_path)]) for path in TRACES}, least=0.92)
+def test_a_single_step_has_nearly_the_same_verdicts() -> None:
+    judge({path: conclude([measure(first_step(read(path)))]) for path in TRACES}, least=0.92)
 
 
-def first_step(path: Path, folder: Path) -> Path:
-    trace = json.loads(gzip.decompress(path.read_bytes()))
-    steps = [e for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep#")]
-    first = min(steps, key=lambda e: float(e["ts"]))
-    low, high = first["ts"], first["ts"] + first["dur"]
-    trace["traceEvents"] = [e for e in trace["traceEvents"] if low <= e["ts"] < high]
-    cut = folder / path.name.removesuffix(".gz")
-    cut.write_text(json.dumps(trace))
-    return cut
+def first_step(trace: Trace) -> Trace:
+    annotations = trace.events["annotation"]
+    steps = sorted(e[1:3] for e in annotations if e.name.startswith("ProfilerStep#"))
+    low, high = steps[0]
+    events = trace.events.items()
+    cut = {kind: [e for e in kept if low <= e.begin_us < high] for kind, kept in events}
+    return replace(trace, events=cut)
 
 
 def step_us(path: Path) -> float:
@@ -153,3 +161,28 @@ def test_a_recompilation_says_which_compilation_did_not_fit() -> None:
     assert "in 2 of 2 steps" in finding.evidence[1]
     assert finding.evidence[2].startswith("2 compiled regions in use")
     assert "mark_dynamic" in finding.advice
+
+
+CULPRIT = 1
+RANKS = {
+    "healthy": ("healthy", None),
+    "more_work": ("straggler", CULPRIT),
+    "shared_core": ("straggler", CULPRIT),
+    "slow_network": ("communication_bound", None),
+}
+
+
+@pytest.mark.parametrize("model", ["perceptron", "convolutional"])
+@pytest.mark.parametrize("fault", RANKS)
+def test_the_fault_of_two_ranks_is_named_and_the_rank_that_has_it(fault: str, model: str) -> None:
+    paths = sorted((FIXTURES / "ranks").glob(f"{fault}-{model}.rank*"))
+    found = diagnose(paths)
+    verdict, culprit = RANKS[fault]
+    assert (len(paths), found.verdict) == (2, verdict), found.summary
+    if culprit is None:
+        return
+    alone = found.findings[0]
+    finding = diagnose(paths, asked=Asked("straggler", rank=CULPRIT)).findings[0]
+    assert (alone.rank, finding.kind, finding.rank) == (culprit, "straggler", culprit)
+    if fault == "shared_core":
+        assert (alone.confidence, finding.confidence) == ("low", "medium")

@@ -1,0 +1,136 @@
+"""Records small trainings with torch.profiler now: ``-m tests.diagnosis.live_recordings FOLDER``.
+
+One process imports torch; the two ranks of a gloo training are forked from it before it computes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# Imported on first use otherwise, in each rank again.
+import torch._dynamo
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.diagnosis.recorded_faults import Training, record
+from tests.diagnosis.recorded_ranks import SIZE, RankTraining
+
+LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 2, 64, 4, 512, 64
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Attention as products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, given: Tensor) -> Tensor:
+        q, k, v = self.made(given).chunk(3, -1)
+        return self.out((q @ k.transpose(1, 2)).softmax(-1) @ v)
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """A layer of GPT-2, with fused attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (
+            part.unflatten(2, (HEADS, -1)).transpose(1, 2)
+            for part in self.qkv(functional.layer_norm(x, x.shape[-1:])).chunk(3, -1)
+        )
+        seen = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(functional.layer_norm(x, x.shape[-1:]))))
+
+
+class LanguageModel(nn.Module):  # type: ignore[misc]
+    """GPT-2 without positions, its head tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return functional.linear(self.blocks(self.embedding(ids)), self.embedding.weight)
+
+
+def step_of(model: nn.Module, given: Tensor) -> Callable[[], None]:
+    return lambda: model(given).square().mean().backward()
+
+
+def programs() -> dict[str, Callable[[], None]]:
+    perceptron = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 10))
+    # Without groups: torch's counter forgets them in the gradient of the weight.
+    convolutional = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.ConvTranspose2d(16, 6, 2, stride=2),
+    )
+    return {
+        "perceptron": step_of(perceptron, torch.randn(32, 64)),
+        "convolutional": step_of(convolutional, torch.randn(3, 4, 17, 17)),
+        "attention": step_of(Attention(), torch.randn(4, 20, 32)),
+        "language": step_of(LanguageModel(), torch.randint(VOCABULARY, (1, LENGTH))),
+    }
+
+
+def record_flops(folder: Path) -> None:
+    """Write a trace with shapes for each program, and what PyTorch counts in it by operator."""
+    counted: dict[str, Any] = {}
+    for name, step in programs().items():
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+            step()
+        profiler.export_chrome_trace(str(folder / f"{name}.json"))
+        with FlopCounterMode(display=False) as counter:
+            step()
+        flops = counter.get_flop_counts()["Global"].items()
+        counted[name] = {str(operator).rpartition(".")[2]: count for operator, count in flops}
+    (folder / "flops.json").write_text(json.dumps(counted))
+
+
+def train(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=SIZE)
+    for fault in ("no_workers", "sleeping"):
+        # A batch of few samples, each with a fixed wait.
+        training = RankTraining(fault, "perceptron", rank, scale=0.05)
+        record(training, folder / f"{fault}.rank{rank}.pt.trace.json.gz", stacks=False)
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=train, args=(rank, folder)) for rank in range(SIZE)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks):
+        sys.exit("a rank failed")
+    torch.set_num_threads(1)
+    record_flops(folder)
+    for fault in ("checkpoint", "item"):
+        training = Training(fault, "perceptron", scale=0.2)
+        record(training, folder / f"{fault}.pt.trace.json.gz", stacks=False)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
