@@ -1,4 +1,4 @@
-"""The chart as Helm renders it; every output is asked for once."""
+"""The chart as Helm renders it, each output once, and another chart that depends on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.helm import schemas
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm/warpwatch"
@@ -21,9 +23,48 @@ RELEASE = ("warpwatch", "--namespace", "monitoring")
 
 Object = dict[str, Any]
 
+_TRAINING = """\
+apiVersion: v2
+name: training
+version: 1.0.0
+dependencies:
+  - {name: warpwatch, version: 0.2.0, repository: "file://../warpwatch"}
+"""
+_JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: train
+spec:
+  template:
+    metadata:
+      labels:
+        warpwatch/sidecar: "true"
+    spec:
+      restartPolicy: Never
+      initContainers:
+        {{- include "warpwatch.shim.initContainer" .Subcharts.warpwatch | nindent 8 }}
+        {{- if eq .Values.warpwatch.mode "sidecar" }}
+        {{- include "warpwatch.sidecar.container" .Subcharts.warpwatch | nindent 8 }}
+        {{- end }}
+      containers:
+        - name: train
+          image: example.com/train:1
+          env:
+            {{- include "warpwatch.shim.env" .Subcharts.warpwatch | nindent 12 }}
+          volumeMounts:
+            {{- include "warpwatch.shim.volumeMounts" .Subcharts.warpwatch | nindent 12 }}
+      volumes:
+        {{- include "warpwatch.shim.volumes" .Subcharts.warpwatch | nindent 8 }}
+"""
+
 
 def run(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(helm), *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([str(helm), *arguments], capture_output=True, text=True, timeout=300)
+
+
+def sets(*values: str) -> tuple[str, ...]:
+    return tuple(part for value in values for part in ("--set", value))
 
 
 @functools.cache
@@ -48,10 +89,10 @@ def scenario(helm: Path, name: str) -> tuple[Object, ...]:
     return render(helm, "--values", str(file), version=versions(name)[0])
 
 
-def refusal(helm: Path, *values: str) -> str:
+def refusal(helm: Path, *values: str, chart: Path = CHART, version: str = VERSIONS[1]) -> str:
     """What Helm says of values that it must not accept."""
-    sets = [argument for value in values for argument in ("--set", value)]
-    done = run(helm, "template", *RELEASE, str(CHART), *sets)
+    command = ("template", *RELEASE, str(chart), "--kube-version", version, *sets(*values))
+    done = run(helm, *command)
     assert done.returncode != 0, f"{values} was accepted"
     return done.stderr
 
@@ -65,17 +106,36 @@ def only(objects: tuple[Object, ...], kind: str) -> Object:
     return found
 
 
-def pod_specs(objects: tuple[Object, ...]) -> list[Object]:
-    """Of everything that becomes a pod."""
-    templates = [each["spec"]["template"]["spec"] for each in of_kind(objects, "DaemonSet")]
-    return templates + [each["spec"] for each in of_kind(objects, "Pod")]
-
-
-def containers(spec: Object) -> list[Object]:
-    return [*spec.get("initContainers", []), *spec["containers"]]
+def daemon_set(objects: tuple[Object, ...]) -> Object:
+    """The spec of the daemon's pods."""
+    spec: Object = only(objects, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
 
 
 def environment(container: Object) -> dict[str, str]:
     """Variables with a value in the manifest; ``$(POD_IP)`` is what a pod would have."""
     values = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     return {name: value.replace("$(POD_IP)", "10.0.0.1") for name, value in values.items()}
+
+
+def write_training(folder: Path) -> None:
+    """A chart of somebody else that depends on ours and makes a Job."""
+    (folder / "templates").mkdir(parents=True)
+    (folder / "charts").mkdir()
+    (folder / "charts/warpwatch").symlink_to(CHART)
+    (folder / "Chart.yaml").write_text(_TRAINING)
+    (folder / "templates/job.yaml").write_text(_JOB)
+    (folder / "values.yaml").write_text("warpwatch:\n  mode: daemonset\n")
+
+
+def pod_of(helm: Path, training: Path, *values: str) -> Object:
+    """The spec of the pod that the other chart makes; ``values`` are of ours."""
+    objects = render(helm, *sets(*(f"warpwatch.{value}" for value in values)), chart=training)
+    job = only(objects, "Job")
+    schemas.check(job, VERSIONS[0])
+    spec: Object = job["spec"]["template"]["spec"]
+    return spec
+
+
+def mounts_of(container: Object) -> dict[str, Object]:
+    return {each["name"]: each for each in container["volumeMounts"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.devices.attribution.kubernetes_node import KubernetesNode
-from tests.devices.recording import wait_until
+from tests.waiting import eventually
 
 NAMESPACE = "monitoring"
 
@@ -55,16 +55,15 @@ class Client:
     def get(self, what: str, *arguments: str) -> Any:
         return json.loads(self("get", what, *arguments, "--output", "json"))
 
-    def wait_for_pod(self, timeout_s: float) -> Any:
+    def wait_for_pod(self) -> Any:
         """The release's only pod of the DaemonSet, once it is ready."""
         label = "--selector=app.kubernetes.io/component=daemon"
-        found: list[Any] = []
 
-        def ready() -> bool:
-            found[:] = self.get("pods", label)["items"]
-            conditions = [c for pod in found for c in pod["status"].get("conditions", [])]
-            return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        def ready() -> list[Any]:
+            pods: list[Any] = self.get("pods", label)["items"]
+            conditions = [c for pod in pods for c in pod["status"].get("conditions", [])]
+            is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+            return pods if is_ready else []
 
-        wait_until(ready, timeout_s)
-        (pod,) = found
+        (pod,) = eventually(ready, "a pod of the DaemonSet is ready")
         return pod

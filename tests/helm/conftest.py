@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helm.binaries import CannotGetError, binaries
-from tests.helm.trainings import write_chart
+from tests.helm.chart import write_training
 
 
 def _tools(config: pytest.Config, which: str) -> Path:
@@ -39,8 +39,9 @@ def kubectl(pytestconfig: pytest.Config) -> Path:
     return _tools(pytestconfig, "helm3") / "kubectl"
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chart that depends on ours."""
-    write_chart(tmp_path / "training")
-    return tmp_path / "training"
+    folder = tmp_path_factory.mktemp("chart") / "training"
+    write_training(folder)
+    return folder

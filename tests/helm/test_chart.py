@@ -1,52 +1,146 @@
-"""What the chart makes in every scenario of helm/warpwatch/ci, with Helm 3 and Helm 4."""
+"""What the chart makes of values, against tests/golden/helm: the default in full, and of all
+others what differs from it.
+"""
 
 from __future__ import annotations
 
+import difflib
 import tarfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
 from tests.helm import chart, schemas
 from warpwatch._version import __version__
 
+Golden = Callable[[str, bytes], None]
 
-def test_the_charts_application_is_this_version() -> None:
-    about = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
-    assert about["appVersion"] == __version__
+READABLE = ("token.create=true", "tls.existingSecret=warpwatch-tls")
+# Besides the scenarios of helm/warpwatch/ci and the presets.
+VALUES = (
+    ("image.registry=mirror.local/x",),
+    ("global.imageRegistry=all.local",),
+    ("image.registry=", "image.tag=v1"),
+    ("initContainers[0].name=wait", "dnsConfig.nameservers[0]=10.0.0.10"),
+    ("port=9500",),
+    ("networkPolicy.enabled=false",),
+    ("hostPaths.data=/data",),
+    ("fleet.enabled=true", "fleet.shards=9", "fleet.port=9500", *READABLE),
+    *((f"privileges.{name}=true",) for name in ("hostPID", "hostNetwork", "kernelLog")),
+    *((f"privileges.{name}=true",) for name in ("profiling", "migMonitor")),
+    *(
+        tuple(f"{kind}.{value}" for value in ("enabled=true", *more))
+        for kind in ("podMonitor", "serviceMonitor")
+        for more in [
+            ("namespace=stack", "attachMetadata.node=true", "annotations.a=b", "sampleLimit=9")
+        ]
+    ),
+)
+TRAININGS = (
+    ("nonRoot=true", "nonRootUser.sharedFolders=true"),
+    ("mode=sidecar", "config.store.max_bytes=1GiB", "token.existingSecret=captures"),
+    ("mode=sidecar", "existingConfigMap=mine"),
+)
 
 
-@pytest.mark.parametrize("name", ["default-values.yaml", "sidecar-values.yaml"])
-def test_lint_has_nothing_to_say(helm3: Path, helm4: Path, name: str) -> None:
+def rendered(helm: Path) -> dict[str, tuple[chart.Object, ...]]:
+    """Every object of every value set."""
+    found = {name: chart.scenario(helm, name) for name in chart.SCENARIOS}
+    return found | {" ".join(values): chart.render(helm, *chart.sets(*values)) for values in VALUES}
+
+
+def texts(objects: tuple[chart.Object, ...]) -> dict[str, str]:
+    """Each object's YAML, without what is random or committed as a file."""
+    found = {}
+    for each in objects:
+        if each["kind"] == "Secret":
+            each = {**each, "data": dict.fromkeys(each["data"], "random")}
+        elif "grafana_dashboard" in each["metadata"].get("labels", {}):
+            each = {**each, "data": dict.fromkeys(each["data"], "committed")}
+        elif each["kind"] == "PrometheusRule":
+            each = {**each, "spec": {"groups": "committed"}}
+        text = yaml.dump(each, Dumper=yaml.CSafeDumper, width=120)
+        found[f"{each['kind']} {each['metadata']['name']}"] = text.replace(__version__, "VERSION")
+    return found
+
+
+def difference(default: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    lines = []
+    for name in sorted({**default, **other}):
+        before, after = (one.get(name, "").splitlines() for one in (default, other))
+        changes = list(difflib.unified_diff(before, after, lineterm="", n=1))[2:]
+        if name not in other:
+            lines.append(f"- without {name}")
+        elif changes:
+            lines += [f"# {name}", *("@@" if line.startswith("@@") else line for line in changes)]
+    return lines
+
+
+def test_all_values_make_what_is_committed(helm4: Path, golden: Golden) -> None:
+    default = texts(chart.scenario(helm4, "default-values.yaml"))
+    golden("helm/default.yaml", "---\n".join(default[name] for name in sorted(default)).encode())
+    lines, first = [], dict(default)
+    for name, objects in rendered(helm4).items():
+        made = texts(objects)
+        # What the default lacks is in full where it comes first.
+        base = default | {key: first[key] for key in made.keys() & first.keys()}
+        lines += [f"==== {name}", *difference(base, made)]
+        first = made | first
+    golden("helm/variants.diff", "\n".join(lines).encode())
+
+
+def test_the_pods_of_another_chart_get_what_is_committed(
+    helm4: Path, training: Path, golden: Golden
+) -> None:
+    pods = [
+        {
+            "Pod": yaml.safe_dump(chart.pod_of(helm4, training, *values)).replace(
+                __version__, "VERSION"
+            )
+        }
+        for values in ((), ("mode=sidecar",), *TRAININGS)
+    ]
+    plain, sidecar, *others = pods
+    lines = [plain["Pod"], "---", sidecar["Pod"]]
+    for values, pod in zip(TRAININGS, others, strict=True):
+        base = sidecar if "mode=sidecar" in values else plain
+        lines += [f"==== {' '.join(values)}", *difference(base, pod)]
+    golden("helm/trainings.txt", "\n".join(lines).encode())
+
+
+def test_the_cluster_knows_every_field(helm4: Path) -> None:
+    for name, objects in rendered(helm4).items():
+        for each in objects:
+            for version in chart.versions(name):
+                schemas.check(each, version)
+
+
+def test_helm_3_makes_what_helm_4_makes(helm3: Path, helm4: Path, training: Path) -> None:
+    for name in ("default", "fleet-kubernetes", "prometheus-operator", "nonroot-shared", "sidecar"):
+        older, newer = (
+            texts(chart.scenario(helm, f"{name}-values.yaml")) for helm in (helm3, helm4)
+        )
+        assert older == newer
+    for mode in ("daemonset", "sidecar"):
+        older, newer = (chart.pod_of(helm, training, f"mode={mode}") for helm in (helm3, helm4))
+        assert older == newer
+
+
+def test_lint_has_nothing_to_say(helm3: Path, helm4: Path) -> None:
     for helm in (helm3, helm4):
-        values = str(chart.CHART / "ci" / name)
-        done = chart.run(helm, "lint", "--strict", str(chart.CHART), "--values", values)
-        assert done.returncode == 0, done.stdout
-        assert "1 chart(s) linted, 0 chart(s) failed" in done.stdout
+        done = chart.run(helm, "lint", "--strict", str(chart.CHART))
+        assert (done.returncode, "0 chart(s) failed" in done.stdout) == (0, True), done.stdout
 
 
-@pytest.mark.parametrize("name", chart.SCENARIOS)
-def test_the_cluster_knows_every_field(helm3: Path, helm4: Path, name: str) -> None:
-    for each in chart.scenario(helm4, name):
-        for version in chart.versions(name):
-            schemas.check(each, version)
-    older = [each for each in chart.scenario(helm3, name) if each["kind"] != "Secret"]
-    # A Secret's token is random.
-    assert older == [each for each in chart.scenario(helm4, name) if each["kind"] != "Secret"]
-
-
-def test_the_check_itself_finds_a_misspelt_field(helm4: Path) -> None:
-    daemon_set = chart.only(chart.scenario(helm4, "default-values.yaml"), "DaemonSet")
-    spec = {**daemon_set["spec"], "updateStrategie": {}}
-    with pytest.raises(kubernetes_validate.ValidationError, match="updateStrategie"):
-        schemas.check({**daemon_set, "spec": spec}, "1.37")
+def test_a_misspelt_field_is_found(helm4: Path) -> None:
     monitors = chart.scenario(helm4, "prometheus-operator-values.yaml")
-    monitor = chart.only(monitors, "PodMonitor")
-    with pytest.raises(jsonschema.ValidationError, match="jobLable"):
-        schemas.check({**monitor, "spec": {**monitor["spec"], "jobLable": "x"}}, "1.37")
+    for kind, field in (("DaemonSet", "updateStrategie"), ("PodMonitor", "jobLable")):
+        each = chart.only(monitors, kind)
+        with pytest.raises(jsonschema.ValidationError, match=field):
+            schemas.check({**each, "spec": {**each["spec"], field: {}}}, "1.37")
 
 
 OF_THE_CLUSTER = {
@@ -69,82 +163,39 @@ def test_names_and_namespaces_are_the_releases(helm4: Path) -> None:
             assert each["metadata"]["name"].startswith(("warpwatch", "captures.warpwatch"))
 
 
-def test_a_package_holds_dashboards_and_rules_and_no_code(
-    helm3: Path, helm4: Path, tmp_path: Path
-) -> None:
+def test_a_package_holds_dashboards_and_rules_and_no_code(helm4: Path, tmp_path: Path) -> None:
     links = chart.CHART / "dashboards"
-    wanted = {path.relative_to(links) for path in links.rglob("*.json")} | {
-        path.relative_to(links) for path in (links / "rules").glob("*.yaml")
-    }
-    wanted = {path for path in wanted if path.parts[0] != "provisioning"}
-    for helm in (helm3, helm4):
-        folder = tmp_path / helm.parent.name
-        done = chart.run(helm, "package", str(chart.CHART), "--destination", str(folder))
-        assert done.returncode == 0, done.stderr
-        (package,) = folder.glob("warpwatch-*.tgz")
-        with tarfile.open(package) as archive:
-            names = [Path(name) for name in archive.getnames()]
-        inside = Path("warpwatch/dashboards")
-        held = {path.relative_to(inside) for path in names if inside in path.parents}
-        assert held == wanted
-        assert Path("warpwatch/values.schema.json") in names
-        assert not [path for path in names if path.suffix == ".py" or "ci" in path.parts]
+    wanted = {path.relative_to(links) for path in links.glob("*.json")}
+    wanted |= {path.relative_to(links) for path in links.glob("rules/*.yaml")}
+    done = chart.run(helm4, "package", str(chart.CHART), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("warpwatch-*.tgz")
+    with tarfile.open(package) as archive:
+        names = [Path(name) for name in archive.getnames()]
+    inside = Path("warpwatch/dashboards")
+    assert {path.relative_to(inside) for path in names if inside in path.parents} == wanted
+    assert Path("warpwatch/values.schema.json") in names
+    assert not [path for path in names if path.suffix == ".py" or "ci" in path.parts]
+    about = yaml.safe_load((chart.CHART / "Chart.yaml").read_text())
+    assert about["appVersion"] == __version__
 
 
-def test_an_own_service_account_without_a_token(helm4: Path) -> None:
-    objects = chart.scenario(helm4, "default-values.yaml")
-    account = chart.only(objects, "ServiceAccount")
-    spec = chart.only(objects, "DaemonSet")["spec"]["template"]["spec"]
-    assert account["automountServiceAccountToken"] is False
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["serviceAccountName"] == account["metadata"]["name"]
-    spec = chart.only(chart.scenario(helm4, "existing-config-values.yaml"), "DaemonSet")["spec"]
-    assert spec["template"]["spec"]["serviceAccountName"] == "default"
-
-
-def test_selectors_find_the_daemons_and_not_the_test(helm4: Path) -> None:
-    objects = chart.scenario(helm4, "prometheus-operator-values.yaml")
-    daemon_set = chart.only(objects, "DaemonSet")
-    labels = daemon_set["spec"]["template"]["metadata"]["labels"].items()
-    test_labels = chart.only(objects, "Pod")["metadata"]["labels"].items()
-    selectors = [
-        daemon_set["spec"]["selector"]["matchLabels"],
-        chart.only(objects, "PodMonitor")["spec"]["selector"]["matchLabels"],
-        chart.only(objects, "Service")["spec"]["selector"],
-    ]
-    for selector in selectors:
-        assert selector.items() <= labels
-        assert not selector.items() <= test_labels
-        assert "helm.sh/chart" not in selector
-
-
-PAUSED = {
-    "key": "nvidia.com/gpu.deploy.dcgm-exporter",
-    "operator": "NotIn",
-    "values": ["paused-for-driver-upgrade", "paused-for-mig-change"],
-}
-
-
-@pytest.mark.parametrize(("everywhere", "terms"), [(False, 5), (True, 1)])
-def test_a_node_is_left_while_gpu_operator_needs_the_driver(
-    helm4: Path, everywhere: bool, terms: int
+def test_beside_the_daemon_set_a_training_makes_nothing_but_itself(
+    helm4: Path, training: Path
 ) -> None:
-    """Terms are alternatives: one without it would keep the pod."""
-    sets = ("--set", "gpuNodesOnly=false") if everywhere else ()
-    spec = chart.only(chart.render(helm4, *sets), "DaemonSet")["spec"]["template"]["spec"]
-    wanted = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert len(wanted["nodeSelectorTerms"]) == terms
-    assert all(PAUSED in each["matchExpressions"] for each in wanted["nodeSelectorTerms"])
+    """Each release of it would have a DaemonSet else, which would fight over the node's folder."""
+    objects = chart.render(helm4, "--set", "warpwatch.mode=templates", chart=training)
+    assert [each["kind"] for each in objects] == ["Job"]
+    made = chart.only(chart.render(helm4, chart=training), "Job")
+    assert objects[0]["spec"] == made["spec"]
 
 
-def test_the_releases_test_runs_where_its_daemons_may(helm4: Path) -> None:
-    objects = chart.scenario(helm4, "default-values.yaml")
-    daemon_set = chart.only(objects, "DaemonSet")["spec"]["template"]["spec"]
-    assert chart.only(objects, "Pod")["spec"]["tolerations"] == daemon_set["tolerations"]
-
-
-def test_more_volumes_are_mounted_into_the_daemon(helm4: Path) -> None:
-    spec = chart.only(chart.scenario(helm4, "gke.yaml"), "DaemonSet")["spec"]["template"]
-    assert spec["spec"]["volumes"][-1]["hostPath"] == {"path": "/home/kubernetes/bin/nvidia"}
-    (container,) = spec["spec"]["containers"]
-    assert container["volumeMounts"][-1]["mountPath"] == "/usr/local/nvidia"
+def test_daemon_and_trainer_of_a_pod_meet(helm4: Path, training: Path) -> None:
+    spec = chart.pod_of(helm4, training, "mode=sidecar")
+    _, daemon = spec["initContainers"]
+    (trainer,) = spec["containers"]
+    ours, theirs = chart.environment(daemon), chart.environment(trainer)
+    for name in ("WARPWATCH_DIR", "WARPWATCH_INBOX"):
+        assert ours[name] == theirs[name]
+    for name in ("warpwatch-run", "warpwatch-data"):
+        assert chart.mounts_of(daemon)[name] == chart.mounts_of(trainer)[name]

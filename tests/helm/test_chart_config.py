@@ -1,4 +1,4 @@
-"""The configuration that the chart gives the daemon is one that the daemon takes."""
+"""The configuration that the chart gives daemon and fleet is one that they take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tests.helm import chart
 from warpwatch_daemon.cli import main
 from warpwatch_daemon.config import loading
 from warpwatch_daemon.config.sections import Config
-
-DAEMON_SETS = [name for name in chart.SCENARIOS if not name.startswith("sidecar")]
+from warpwatch_fleet.config import FleetFile
 
 
 def config_maps(objects: tuple[chart.Object, ...]) -> dict[str, chart.Object]:
@@ -21,53 +20,43 @@ def config_maps(objects: tuple[chart.Object, ...]) -> dict[str, chart.Object]:
 
 def loaded(objects: tuple[chart.Object, ...], folder: Path) -> Config:
     """As the daemon's container would load it, variables on top of the file."""
-    daemon_set = chart.only(objects, "DaemonSet")
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    pods = [chart.daemon_set(objects)] if chart.of_kind(objects, "DaemonSet") else []
+    variables = {k: v for pod in pods for k, v in chart.environment(pod["containers"][0]).items()}
     # With existingConfigMap the file is the user's.
     data = config_maps(objects).get("warpwatch", {"warpwatch.yaml": "{}"})
     file = folder / "warpwatch.yaml"
     file.write_text(data["warpwatch.yaml"])
-    return loading.load(file, chart.environment(container))
+    return loading.load(file, variables)
 
 
 @pytest.mark.parametrize("name", chart.SCENARIOS)
-def test_config_check_accepts_every_config_map(
-    helm4: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_daemon_takes_every_file_and_variable(helm4: Path, name: str, tmp_path: Path) -> None:
+    config = loaded(chart.scenario(helm4, name), tmp_path)
+    # A sidecar's variables are in the pod of another chart.
+    reads = {"gke.yaml", "privileges-values.yaml", "sidecar-values.yaml"}
+    assert config.sources.kernel_log.enabled is (name in reads)
+
+
+def test_what_is_written_arrives(
+    helm4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = config_maps(chart.scenario(helm4, name)).get("warpwatch")
-    if data is None:
-        assert name == "existing-config-values.yaml"
-        return
+    config = loaded(chart.scenario(helm4, "config-values.yaml"), tmp_path)
+    assert (config.http.listen, config.sources.host.interval_s) == (":9401", 5)
+    assert (config.triggers.captures_per_hour, config.triggers.recipes["hang"]) == (2, None)
+    assert config.store.max_bytes == 20 * 2**30
     file = tmp_path / "warpwatch.yaml"
-    file.write_text(data["warpwatch.yaml"])
     assert main(["config", "check", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}: valid\n"
 
 
-@pytest.mark.parametrize("name", DAEMON_SETS)
-def test_the_daemon_takes_every_variable(helm4: Path, name: str, tmp_path: Path) -> None:
-    config = loaded(chart.scenario(helm4, name), tmp_path)
-    assert config.sources.kernel_log.enabled is (name in {"gke.yaml", "privileges-values.yaml"})
-
-
-def test_what_is_written_arrives(helm4: Path, tmp_path: Path) -> None:
-    config = loaded(chart.scenario(helm4, "config-values.yaml"), tmp_path)
-    assert config.http.listen == ":9401"
-    assert config.sources.host.interval_s == 5
-    assert config.triggers.captures_per_hour == 2
-    assert config.triggers.recipes["hang"] is None
-    assert config.store.max_bytes == 20 * 2**30
-
-
-def test_secrets_arrive_as_files_of_their_mounts(helm4: Path, tmp_path: Path) -> None:
+def test_secrets_and_certificates_arrive_as_files_of_their_mounts(
+    helm4: Path, tmp_path: Path
+) -> None:
     config = loaded(chart.scenario(helm4, "token-values.yaml"), tmp_path)
     assert config.http.listen == "10.0.0.1:9400"
     assert config.http.token_file == Path("/etc/warpwatch-token/token")
     assert config.exporters.grafana.url == "http://grafana.monitoring.svc"
     assert config.exporters.grafana.token_file == Path("/etc/warpwatch-grafana/token")
-
-
-def test_a_certificate_becomes_a_web_config(helm4: Path, tmp_path: Path) -> None:
     objects = chart.scenario(helm4, "tls-values.yaml")
     assert loaded(objects, tmp_path).http.web_config == Path("/etc/warpwatch-web/web-config.yml")
     assert yaml.safe_load(config_maps(objects)["warpwatch-web"]["web-config.yml"]) == {
@@ -81,8 +70,7 @@ def test_a_certificate_becomes_a_web_config(helm4: Path, tmp_path: Path) -> None
 
 
 def test_a_pod_of_ipv6_listens_on_its_address(helm4: Path) -> None:
-    daemon_set = chart.only(chart.scenario(helm4, "default-values.yaml"), "DaemonSet")
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    (container,) = chart.daemon_set(chart.scenario(helm4, "default-values.yaml"))["containers"]
     variables = {
         name: value.replace("10.0.0.1", "fd00:10:1::7")
         for name, value in chart.environment(container).items()
@@ -91,9 +79,8 @@ def test_a_pod_of_ipv6_listens_on_its_address(helm4: Path) -> None:
 
 
 def checksum(helm: Path, *values: str) -> str:
-    sets = [argument for value in values for argument in ("--set", value)]
-    metadata = chart.only(chart.render(helm, *sets), "DaemonSet")["spec"]["template"]["metadata"]
-    return str(metadata["annotations"]["checksum/config"])
+    daemon_set = chart.only(chart.render(helm, *chart.sets(*values)), "DaemonSet")
+    return str(daemon_set["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
 
 
 def test_a_change_that_is_reloaded_restarts_no_pod(helm4: Path) -> None:
@@ -101,9 +88,29 @@ def test_a_change_that_is_reloaded_restarts_no_pod(helm4: Path) -> None:
     triggers = "config.triggers.captures_per_hour=2"
     assert checksum(helm4, "config.store.max_bytes=1GiB", triggers) == before
     assert checksum(helm4, "config.store.max_bytes=2GiB", triggers) != before
-    daemon_set = chart.only(chart.scenario(helm4, "default-values.yaml"), "DaemonSet")
-    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
-    assert "--watch-config" in container["args"]
-    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "config"]
-    # The kubelet never renews a subPath.
-    assert "subPath" not in mount
+
+
+def test_the_variables_are_a_configuration_of_the_fleet(helm4: Path) -> None:
+    values = ("fleet.enabled=true", "fleet.shards=9", "fleet.port=9500")
+    needed = ("token.create=true", "tls.existingSecret=warpwatch-tls")
+    stateful = chart.only(chart.render(helm4, *chart.sets(*values, *needed)), "StatefulSet")
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value", "7") for each in container["env"]}
+    config = loading.load_as(FleetFile, None, variables).fleet
+    assert config.targets_dns == "warpwatch-peers.monitoring.svc:9400"
+    assert (config.shard.index, config.shard.of, stateful["spec"]["replicas"]) == (7, 9, 9)
+    assert config.listen.endswith(":9500")
+    assert str(config.token_file) == "/etc/warpwatch-token/token"
+    assert config.agents.token_file == config.token_file
+    assert str(config.agents.ca_file) == "/etc/warpwatch-web/ca.crt"
+    assert not config.agents.allow_plain
+
+
+def test_a_configuration_of_comments_alone_is_an_empty_one(
+    helm3: Path, helm4: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("config:\n#  store: {}\n")
+    for helm in (helm3, helm4):
+        data = config_maps(chart.render(helm, "--values", str(file)))["warpwatch"]
+        assert yaml.safe_load(data["warpwatch.yaml"]) == {}

@@ -14,40 +14,43 @@ from tests.helm import chart
 SCHEMA = json.loads((chart.CHART / "values.schema.json").read_text())
 # What Helm itself hands to a chart that another one depends on.
 HELMS_OWN = {"enabled"}
+FLEET = ("fleet.enabled=true", "token.create=true", "token.allowPlainPeers=true")
+INJECTION = "fleet.kubernetes.injection"
+UNREADABLE = "fleet.enabled needs the daemons' token"
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("imag.tag=x", "'imag' not allowed"),
-        ("image.tagg=x", "at '/image': additional properties 'tagg' not allowed"),
-        ("privileges.hostPid=true", "at '/privileges': additional properties 'hostPid' not"),
-        ("podMonitor.intervall=15s", "at '/podMonitor': additional properties 'intervall' not"),
-        ("resources.limit.memory=1Gi", "at '/resources': additional properties 'limit' not"),
-        ("port=high", "at '/port': got string, want integer"),
-        ("port=70000", "at '/port': maximum: got 70,000, want 65,535"),
-        ("mode=deployment", "at '/mode': value must be one of 'daemonset', 'sidecar', 'templates'"),
-        ("podMonitor=null", "at '': missing property 'podMonitor'"),
-        ("nvidia=null", "at '': missing property 'nvidia'"),
-        ("sidecar.uid=0", "at '/sidecar/uid': minimum: got 0, want 1"),
-        ("nonRootUser.uid=0", "at '/nonRootUser/uid': minimum: got 0, want 1"),
-        ("hostPaths.run=run", "at '/hostPaths/run': 'run' does not match pattern"),
-        ("podMonitor.interval=often", "at '/podMonitor/interval': 'often' does not match"),
-        ("grafana.url=grafana", "at '/grafana/url': 'grafana' does not match pattern"),
-        ("image.digest=abc", "at '/image/digest': 'abc' does not match pattern"),
-        ("volumeSizes.tmp=much", "at '/volumeSizes/tmp': 'much' does not match pattern"),
-        ("networkPolicy.restrictEgress=DNS", "at '/networkPolicy/restrictEgress': got string"),
-        (
-            "tenantsPolicy.otherHostPaths={mnt}",
-            "at '/tenantsPolicy/otherHostPaths/0': 'mnt' does not match pattern",
-        ),
-    ],
-)
-def test_wrong_values_are_refused_by_name(
-    helm3: Path, helm4: Path, value: str, message: str
-) -> None:
+# Helm lists all that is wrong, so that values which do not overlap can be given together.
+WRONG = {
+    "imag.tag=x": "'imag' not allowed",
+    "image.tagg=x": "at '/image': additional properties 'tagg' not allowed",
+    "privileges.hostPid=true": "at '/privileges': additional properties 'hostPid' not",
+    "podMonitor.intervall=15s": "at '/podMonitor': additional properties 'intervall' not",
+    "resources.limit.memory=1Gi": "at '/resources': additional properties 'limit' not",
+    "port=high": "at '/port': got string, want integer",
+    "mode=deployment": "at '/mode': value must be one of 'daemonset', 'sidecar', 'templates'",
+    "sidecar.uid=0": "at '/sidecar/uid': minimum: got 0, want 1",
+    "nonRootUser.uid=0": "at '/nonRootUser/uid': minimum: got 0, want 1",
+    "hostPaths.run=run": "at '/hostPaths/run': 'run' does not match pattern",
+    "podMonitor.interval=often": "at '/podMonitor/interval': 'often' does not match",
+    "grafana.url=grafana": "at '/grafana/url': 'grafana' does not match pattern",
+    "image.digest=abc": "at '/image/digest': 'abc' does not match pattern",
+    "volumeSizes.tmp=much": "at '/volumeSizes/tmp': 'much' does not match pattern",
+    "networkPolicy.restrictEgress=DNS": "at '/networkPolicy/restrictEgress': got string",
+    "tenantsPolicy.otherHostPaths={mnt}": (
+        "at '/tenantsPolicy/otherHostPaths/0': 'mnt' does not match pattern"
+    ),
+}
+WRONG_TOO = {
+    "port=70000": "at '/port': maximum: got 70,000, want 65,535",
+    "nvidia=null": "at '': missing property 'nvidia'",
+}
+
+
+@pytest.mark.parametrize("wrong", [WRONG, WRONG_TOO])
+def test_wrong_values_are_refused_by_name(helm3: Path, helm4: Path, wrong: dict[str, str]) -> None:
     for helm in (helm3, helm4):
-        assert message in chart.refusal(helm, value)
+        said = chart.refusal(helm, *wrong)
+        assert [message for message in wrong.values() if message not in said] == []
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,18 @@ def test_wrong_values_are_refused_by_name(
         (("mode=templates", "token.create=true"), "token.create belongs to the release with"),
         (("mode=sidecar", "serviceMonitor.enabled=true"), "serviceMonitor needs mode daemonset"),
         (("grafana.tokenSecret=a",), "grafana.tokenSecret needs grafana.url"),
+        (("fleet.enabled=true",), UNREADABLE),
+        (("fleet.enabled=true", "token.create=true"), UNREADABLE),
+        (
+            ("fleet.enabled=true", "token.create=true", "webConfig.existingSecret=web"),
+            UNREADABLE,
+        ),
+        ((*FLEET, "fleet.kubernetes.taints=true"), "set fleet.kubernetes.conditions"),
+        ((*FLEET, f"{INJECTION}.enabled=true", "nonRoot=true"), "injection needs host folders"),
+        (
+            (*FLEET, f"{INJECTION}.enabled=true", f"{INJECTION}.existingSecret=a"),
+            "existingSecret needs caBundle",
+        ),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(
@@ -105,21 +120,15 @@ def test_values_that_contradict_each_other_are_refused(
     assert message in chart.refusal(helm4, *values)
 
 
-def test_a_configuration_of_comments_alone_is_an_empty_one(
-    helm3: Path, helm4: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "values.yaml"
-    file.write_text("config:\n#  store: {}\n")
-    for helm in (helm3, helm4):
-        config, *_ = chart.of_kind(chart.render(helm, "--values", str(file)), "ConfigMap")
-        assert yaml.safe_load(config["data"]["warpwatch.yaml"]) == {}
+def test_a_sidecar_needs_a_cluster_that_has_them(helm4: Path, training: Path) -> None:
+    said = chart.refusal(helm4, "warpwatch.mode=sidecar", chart=training, version="1.28")
+    assert "the sidecar needs Kubernetes 1.29" in said
 
 
 def test_half_a_cpu_may_be_a_number(helm4: Path) -> None:
-    spec = chart.only(chart.render(helm4, "--set-json", "resources.limits.cpu=0.5"), "DaemonSet")
-    (container,) = spec["spec"]["template"]["spec"]["containers"]
-    limits = container["resources"]["limits"]
-    assert limits == {"cpu": 0.5, "memory": "1Gi", "ephemeral-storage": "1Gi"}
+    objects = chart.render(helm4, "--set-json", "resources.limits.cpu=0.5")
+    (container,) = chart.daemon_set(objects)["containers"]
+    assert container["resources"]["limits"]["cpu"] == 0.5
 
 
 def test_the_schema_and_the_defaults_have_the_same_keys() -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.helm import chart, schemas
-from tests.helm.trainings import mounts_of, pod_of
+from tests.helm.chart import mounts_of, pod_of
 from warpwatch._version import __version__
 
 FOLDER = chart.ROOT / "examples"
@@ -72,6 +72,6 @@ def test_the_images_are_of_this_version() -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_shell_can_read_the_script(name: str) -> None:
     script = FOLDER / "slurm" / name
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert "#SBATCH --job-name=" in script.read_text()

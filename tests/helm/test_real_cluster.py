@@ -21,16 +21,15 @@ import yaml
 
 from tests.devices.attribution.device_plugin import DevicePlugin
 from tests.devices.attribution.node_traces import KUBELET_FOLDER
-from tests.devices.recording import wait_until
 from tests.helm import chart
 from tests.helm.cluster import NAMESPACE, Client, Cluster
 from tests.image import containers
+from tests.waiting import eventually
 from warpwatch_devices.simulated.source import simulated_uuid
 
 # Read here: every test runs without the variables of the project.
 BINARIES = os.environ.get("WARPWATCH_TEST_KUBELET", "")
 RESOURCE = "nvidia.com/gpu"
-NODE_S = 180.0
 PORT = 19400
 
 pytestmark = [
@@ -125,7 +124,7 @@ def gpus(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
     plugin = DevicePlugin(tmp_path, RESOURCE, [simulated_uuid(0), simulated_uuid(1)])
     plugin.start()
     try:
-        wait_until(lambda: cluster.api.allocatable(RESOURCE) == 2, NODE_S)
+        eventually(lambda: cluster.api.allocatable(RESOURCE) == 2, "the GPUs are allocatable")
         yield
     finally:
         plugin.stop()
@@ -139,7 +138,7 @@ def values(cluster: Cluster, work: Path) -> Path:
     archive = work / "image.tar"
     archive.unlink(missing_ok=True)
     save = ("podman", "save", "--quiet", "--output", str(archive), containers.IMAGE)
-    containers.call(*save, timeout_s=120)
+    containers.call(*save, timeout_s=300)
     cluster.load(archive)
     tree: dict[str, Any] = {
         "image": {
@@ -163,7 +162,7 @@ def values(cluster: Cluster, work: Path) -> Path:
 
 def metrics(pod: Any) -> str:
     address = pod["status"]["podIP"]
-    with urllib.request.urlopen(f"http://{address}:{PORT}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://{address}:{PORT}/metrics", timeout=120) as page:
         return str(page.read().decode())
 
 
@@ -173,7 +172,7 @@ def test_a_real_kubelet_runs_it_and_tells_it_whose_the_gpus_are(
     helm = Client(helm4, cluster.kubeconfig, values.parent)
     release = ("warpwatch", any_version, "--values", str(values))
     helm("install", *release)
-    pod = kube.wait_for_pod(NODE_S)
+    pod = kube.wait_for_pod()
     cluster.api.create_pod("default", "train-0", {RESOURCE: "1"})
     owner = 'container="main",namespace="default",pod="train-0"'
 
@@ -181,19 +180,19 @@ def test_a_real_kubelet_runs_it_and_tells_it_whose_the_gpus_are(
         lines = [line for line in metrics(pod).splitlines() if "device_workload_info{" in line]
         return any(all(part in line for part in owner.split(",")) for line in lines)
 
-    wait_until(told, NODE_S)
+    eventually(told, "the daemon tells whose the GPU is")
     # A change of `triggers` alone: the kubelet exchanges the file, and the daemon takes it up.
     helm("upgrade", *release, "--set", "config.triggers.captures_per_hour=2")
-    wait_until(lambda: 'config_reloads_total{result="ok"} 1' in metrics(pod), NODE_S)
-    same = kube.wait_for_pod(NODE_S)
+    reloaded = 'config_reloads_total{result="ok"} 1'
+    eventually(lambda: reloaded in metrics(pod), "the file is reloaded")
+    same = kube.wait_for_pod()
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
     assert same["status"]["containerStatuses"][0]["restartCount"] == 0
     # Any other: another pod.
     helm("upgrade", *release, "--set", "config.store.max_captures=10")
-    wait_until(
-        lambda: kube.wait_for_pod(NODE_S)["metadata"]["uid"] != pod["metadata"]["uid"], NODE_S
-    )
+    old = pod["metadata"]["uid"]
+    eventually(lambda: kube.wait_for_pod()["metadata"]["uid"] != old, "there is another pod")
     helm("uninstall", "warpwatch")
     cluster.api.delete_pod("default", "train-0")
     label = "--selector=app.kubernetes.io/component=daemon"
-    wait_until(lambda: kube.get("pods", label)["items"] == [], NODE_S)
+    eventually(lambda: kube.get("pods", label)["items"] == [], "its pods are gone")

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.helm import chart
+from tests.helm.chart import pod_of
 from tests.helm.tenants_policy import refusals
-from tests.helm.trainings import pod_of
 
 EXAMPLES = chart.ROOT / "examples/kubernetes"
 HOST_PATH, SUB_PATH, POD_UID = "hostPath is", "subPathExpr $(", "is the pod's own UID"
